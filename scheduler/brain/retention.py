@@ -1,8 +1,8 @@
-"""Which jobs may be removed: those that have ended, and from which no other job may begin any more.
+"""Retention: a job may be removed once it has ended and no other job may begin from it any more.
 
     a  succeeded ──resume_from──▶ b  failed      b can be resumed from where it began, so a stays until b goes
 
-A job is younger than what it began at. So whoever removes the youngest first removes all that may go.
+A job is younger than the one it began at. So removal from the youngest on removes all that may go.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def kept_for_s(text: str) -> float:
 
 
 def check_removable(job: HeldJob, among: Sequence[HeldJob]) -> None:
-    """NotAllowed for a job that has not ended, and for one at which, or in whose folder, another of these is."""
+    """NotAllowed if the job has not ended, if one of these jobs may begin at it, or if one lies in its folder."""
     if not job.state.is_final:
         raise NotAllowed(
             f"job {job.id} is {job.state.value}; only a job that has ended can be removed",
@@ -80,7 +80,7 @@ def check_removable(job: HeldJob, among: Sequence[HeldJob]) -> None:
 
 
 def expired(jobs: Sequence[HeldJob], keep_s: float, now_unix_s: float) -> list[JobId]:
-    """The jobs that ended so long ago and may be removed, in the order in which they may."""
+    """The jobs that ended `keep_s` ago or earlier and may be removed, in order of removal."""
     beginners = [job for job in jobs if job.may_begin_elsewhere]
     found: list[JobId] = []
     for job in sorted(jobs, key=lambda one: one.created_unix_s, reverse=True):

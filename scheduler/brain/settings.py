@@ -1,4 +1,4 @@
-"""What a job's decisions depend on, fixed for one timeline."""
+"""The settings of a job's brain, fixed for one timeline."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NO_REBALANCING = RebalanceSettings(rebalance=False)
 
 @dataclass(frozen=True, slots=True)
 class BrainSettings:
-    """What a job's decisions depend on; `split` is decoder layers per stage, `units` the stages that share a unit."""
+    """The settings of a job's brain; `split` is decoder layers per stage, `units` the stages that share a unit."""
 
     job: JobId
     epoch: int

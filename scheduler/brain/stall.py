@@ -1,4 +1,4 @@
-"""What becomes of a job that cannot go on: no replica of a stage is left, or no step was committed for too long.
+"""Stalls: decides how a job goes on that lost all replicas of a stage, or committed no step for too long.
 
 Everything since the newest checkpoint is then lost, for all stages.
 
@@ -49,7 +49,7 @@ class Recovery(StrEnum):
 
 
 def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopped | None:
-    """How a job that lost a stage stops; None if it fails. `stop` is what it was told to do before, if anything."""
+    """How a job that lost a stage stops; None if it fails. `stop` is an order that it was given before, if any."""
     if stop is not None:
         reason = f"{stop.reason}; {lost}: what was trained after the newest checkpoint is lost"
         return Stopped(stop.state, reason, LOST_HINT)
@@ -63,7 +63,7 @@ def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopp
 
 
 def stuck(job: JobId, for_s: float, waiting: str, on_stall: OnStall, stop: Stopped | None) -> Stopped | Fail:
-    """How a job that has committed no step for `for_s` ends; `waiting` says what it waits for."""
+    """How a job that has committed no step for `for_s` ends; `waiting` is the reason why it waits."""
     told, hint = f"no step was committed for {for_s:g} s: {waiting}", STUCK_HINT + job
     stopped = stopped_by_loss(told, on_stall, stop)
     return replace(stopped, hint=hint, error_code=NoProgress.code) if stopped else Fail(NoProgress.code, told, hint)
@@ -91,7 +91,7 @@ class Stalls:
 
 
 def nobody_back(stages: Iterable[int], known: Mapping[PeerId, int]) -> str:
-    """What was lost, for a person, if no replica of some stages returned after a restart of the scheduler."""
+    """The loss, for a person, if no replica of some stages returned after a restart of the scheduler."""
     parts = []
     for stage in stages:
         names = ", ".join(sorted(peer for peer, at in known.items() if at == stage))
@@ -102,8 +102,8 @@ def nobody_back(stages: Iterable[int], known: Mapping[PeerId, int]) -> str:
 def recovery_for(job: JobId, found_of: str | None, *, skipped: bool) -> Recovery:
     """How a stalled job goes on.
 
-    `found_of`: whose the newest checkpoint is that verifies, of those that it wrote and the one that it started from;
-    None: there is none. `skipped`: newer ones do not verify.
+    `found_of`: the job that wrote the newest valid checkpoint, either this one or the one that it started from; None:
+    there is no such checkpoint. `skipped`: newer ones do not verify.
     """
     if skipped and found_of != job:
         return Recovery.BY_HAND
@@ -116,7 +116,7 @@ def seeking(lost: str, trouble: str = "") -> str:
 
 
 def going_on(lost: str, step: int, start: str, skipped: str) -> str:
-    """The reason of a stalled job that knows where it resumes; `start` says from what."""
+    """The reason of a stalled job that knows where it resumes; `start` names its starting point."""
     return f"{lost}{_GOES_ON}{step} {start}" + (f" ({skipped})" if skipped else "")
 
 
@@ -138,13 +138,13 @@ def waiting(gone_back: str, peers: str) -> str:
 
 
 def lost_in(reason: str) -> str:
-    """What was lost, taken from the reason of a stalled job; an earlier scheduler start may have written it."""
+    """The loss, taken from the reason of a stalled job; an earlier scheduler start may have written it."""
     ends = (reason.find(mark) for mark in (_SEEKS, _GOES_ON))
     return reason[: min((end for end in ends if end >= 0), default=len(reason))]
 
 
 def stalled_hint(job: JobId, stalls: Stalls = Stalls()) -> str:
-    """What a person can do about a stalled job."""
+    """Advice for a person about a stalled job."""
     if stalls.standstills:
         return f"it goes on by itself; {STUCK_HINT}{job}; or stop it: swarm cancel {job}"
     if stalls.count > 1:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: what a job's brain hears and decides of the newest steps, and the spans in it.
+"""The trace of a step: notes the inputs and decisions of a job's brain in the newest steps, and makes spans of them.
 
     route ─▶ forward ─▶ boundary ─▶ forward ... backward ─▶ boundary ─▶ backward ─▶ average ─▶ row ─▶ commit
 
@@ -77,7 +77,7 @@ class _Way:
 
 @dataclass(slots=True)
 class StepRecord:
-    """What is known of one step."""
+    """The noted times of one step."""
 
     ways: dict[tuple[int, int], _Way] = field(default_factory=dict)  # by timeline and index
     averaged: dict[tuple[PeerId, UnitName, Round], tuple[float, float]] = field(default_factory=dict)  # begin, end
@@ -99,7 +99,7 @@ class Trace:
         self._steps: dict[int, StepRecord] = {}
 
     def watching(self, decide: Callable[[Input, float], list[Output]]) -> Callable[[Input, float], list[Output]]:
-        """The same door of a brain, with what passes it noted."""
+        """The same door of a brain, with all inputs and decisions noted."""
 
         def watched(happened: Input, now_s: float) -> list[Output]:
             if type(happened) is Happened:
@@ -118,7 +118,7 @@ class Trace:
         return max((step for step, record in self._steps.items() if record.is_complete), default=None)
 
     def steps(self) -> list[int]:
-        """The steps of which something is known, oldest first."""
+        """The steps with records, oldest first."""
         return sorted(self._steps)
 
     def spans(self, step: int) -> list[Span]:
@@ -224,7 +224,7 @@ def _one_after_the_other(spans: Iterable[Span]) -> Iterable[Span]:
 
 
 def _of_microbatch(index: int, way: _Way) -> Iterable[Span]:
-    """The way down and back. A report may be late, never early: nobody ends after whom waits for it has begun."""
+    """The way down and back. A report may be late, never early: no span ends after the one that waits for it begins."""
     yield Span("route", SCHEDULER, way.routed_s, way.routed_s, index=index, attempt=way.attempt)
     turns = [("forward", stage, hop, hop.forward) for stage, hop in enumerate(way.hops)]
     turns += [("backward", stage, hop, hop.backward) for stage, hop in reversed(list(enumerate(way.hops)))]

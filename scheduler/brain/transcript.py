@@ -1,4 +1,4 @@
-"""What happened to a job's brain, written down so that it can be replayed: JSON lines.
+"""Transcripts: the inputs of a job's brain, recorded as JSON lines so that they can be replayed.
 
     {"transcript": 1, "seed": ..., "settings": {...}}      what the brain was made of
     [at_s, input, answers, digest]                         one line for each input, as soon as it was decided
@@ -75,7 +75,7 @@ def ended(reason: str) -> str:
 
 
 def digest(outputs: Iterable[Output]) -> str:
-    """A digest of what the brain decided."""
+    """A digest of the brain's decisions."""
     return hashlib.blake2b(_line([encoded(one) for one in outputs]).encode(), digest_size=8).hexdigest()
 
 
@@ -109,7 +109,7 @@ def _line(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One input, when it came, and the digest of what was decided; None: the brain raised an error."""
+    """One input, its time, and the digest of the decisions; None: the brain raised an error."""
 
     at_s: float
     happened: Input

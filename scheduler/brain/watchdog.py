@@ -1,4 +1,4 @@
-"""How long a job may run, and how long it may stand still.
+"""The watchdog: limits how long a job may run, and how long it may stand still.
 
     begin ──▶ running ──moved──▶ ...          nothing moved for too long ──▶ STILL, and again after the same time
                  └──its runtime is over──▶ RAN_OUT, once ──it could not be paused──▶ once more, later

@@ -46,7 +46,7 @@ def fit(
 ) -> Decision[tuple[int, ...]]:
     """The cut for peers with these memories (0 = unknown), into the first number of stages that works.
 
-    If none works there is no plan, and the reason names the missing memory.
+    If none works there is no plan, but a reason.
     """
     known = [memory or 1 << 62 for memory in memories]
     for count in stages:

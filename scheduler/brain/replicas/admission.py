@@ -1,4 +1,4 @@
-"""Peers that join a job at work: what each is told, what it says, and whether it is admitted (state/joiners.py).
+"""Admission of peers to a job at work: commands to joiners, their reports, and the verdict (state/joiners.py).
 
 begin ──▶ LoadStage, Follow ──▶ Loaded ──▶ judged with every event ─┬─ new enough, the right bytes ──▶ admitted
               ▲                                                     ├─ too old ──▶ answered: it goes on following
@@ -29,7 +29,7 @@ COMPILE_S_MAX = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The joiners of one job, and what is said between them and it."""
+    """The joiners of one job, and the messages between them and the job."""
 
     _state: BrainState
     _loading: Loading
@@ -52,7 +52,7 @@ class Admission:
                 self._tell(joiner)
 
     def hear(self, peer: PeerId, event: Event, now_s: float) -> None:
-        """An event of a joiner; what it says of an earlier life as a replica is ignored."""
+        """Handle an event of a joiner; events about an earlier life as a replica are ignored."""
         joiner = self._state.joiners.get(peer)
         assert joiner is not None
         match event:

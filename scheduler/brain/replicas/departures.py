@@ -1,4 +1,5 @@
-"""Replicas that go: they leave once nothing depends on them (state/leaves.py), or are lost with what they hold."""
+"""Departures of replicas: they leave once nothing depends on them (state/leaves.py), or are lost with their
+contributions."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ class Departures:
         self._state.conclude(self._collector.start_over(now_s))
 
     def lose(self, peer: PeerId, cause: str, reason: str, now_s: float) -> None:
-        """The peer is out of the job: what it did of steps that are not decided is done again."""
+        """The peer is out of the job: its contributions to undecided steps are done again."""
         state, leaves = self._state, self._state.pool.leaves
         name, stage = state.pool.name(peer), state.pool.stage_of(peer)
         self._remove(peer)
@@ -131,7 +132,7 @@ class Departures:
         state.conclude(self._collector.saver_gone(peer, stage, now_s))
 
     def stage_lost(self, lost: str) -> None:
-        """No replica of a stage is left: what the other stages hold and no checkpoint has is lost too."""
+        """No replica of a stage is left: everything since the newest checkpoint is lost in the other stages too."""
         settings = self._state.settings
         stopped = stopped_by_loss(lost, settings.on_stall, self._saving.stop) if settings.recover else None
         self._state.conclude(stopped or Fail(PeerUnavailable.code, lost, FAILED_HINT))

@@ -1,8 +1,9 @@
-"""Which devices may serve together, and where each stage's optimizer runs.
+"""Decides which devices may serve together, and where each stage's optimizer runs.
 
 Replicas of a stage must stay equal bit for bit. Devices of one kind compute alike, so the optimizer runs on them. In a
 stage with several kinds of devices all replicas run it on their CPU, which costs a copy of weights and gradient per
-step. A probe (`Loaded.probe`) shows what each replica really computes; if the probes differ, the job must not start.
+step. A probe (`Loaded.probe`) shows the bits that each replica really computes; if the probes differ, the job must not
+start.
 
 Stages that share a unit (first and last, with tied embeddings) hold the same weights, so they count as one here.
 """

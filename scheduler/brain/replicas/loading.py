@@ -1,4 +1,4 @@
-"""What a replica is told to load, and whether what it loaded fits with what the others have.
+"""Loading: the state that each replica must load, and the check that all loaded states fit together.
 
 Replicas of a stage must stay equal bit for bit: they begin with the same version, the same bytes and the same number of
 elements in each unit, and their optimizers give the same bits (devices.py).
@@ -32,7 +32,7 @@ class Loading:
         self._step_together = step_together(len(state.settings.split), state.settings.units)
 
     def find_places(self) -> None:
-        """Settle where the optimizer of each stage runs; from then on nobody changes that."""
+        """Settle, once and for all, where the optimizer of each stage runs."""
         devices = [[self._state.pool[peer].replica.device for peer in peers] for peers in self._state.pool.by_stage]
         self._places = step_places(devices, self._step_together)
 
@@ -71,7 +71,7 @@ class Loading:
         return {one.loaded.stage: one.loaded.digest for one in self._state.pool.standings() if one.loaded is not None}
 
     def loaded(self, peer: PeerId, event: Loaded) -> list[Remedy]:
-        """A replica has its stage; what is to be done if it is not what it was told to load."""
+        """A replica has loaded; gives a remedy if it loaded another state than it was told to."""
         pool, settings = self._state.pool, self._state.settings
         replica, name = pool[peer].replica, pool.name(peer)
         expected = {unit for unit, stages in settings.units.items() if replica.stage in stages}
@@ -90,7 +90,7 @@ class Loading:
         return []
 
     def compare(self) -> list[Remedy]:
-        """All have loaded: what is to be done about those that do not fit with the others."""
+        """All have loaded; gives remedies for replicas that do not fit with the others."""
         found = next(filter(None, self._differences()), [])
         self._state.ledger.violations += bool(found)
         if not found:
@@ -122,7 +122,8 @@ class Loading:
         return self._unlike_probes(stage, {replica.peer: event.probe}, {replica.peer: replica.device})
 
     def _differences(self) -> Iterator[list[Remedy]]:
-        """Sizes of units, what optimizers give, and what was loaded: each is the same where stages share it."""
+        """Remedies for differences in unit sizes, optimizer results and loaded bytes, each among the stages that share
+        them."""
         reports, settings, by_stage = self._reports(), self._state.settings, self._state.pool.by_stage
         for unit in settings.units:
             sizes = {peer: {size.unit: size.elements for size in one.units} for peer, one in reports.items()}
@@ -137,7 +138,8 @@ class Loading:
             yield vote(alike, f"the bytes of stage {stage} after loading", by_stage, recover=settings.recover)
 
     def _unlike_probes(self, stage: int, probes: dict[PeerId, str], devices: dict[PeerId, str]) -> str:
-        """Why those that share weights with the stage, and more of which probe and device are given, do not fit."""
+        """Why replicas that share weights with the stage do not fit; `probes` and `devices` add further ones. Empty if
+        they fit."""
         stages = self._step_together[stage]
         known = {peer: one.probe for peer, one in self._reports().items() if one.stage in stages}
         at = {peer: self._state.pool[peer].replica.device for peer in known}

@@ -1,6 +1,6 @@
-"""Which replica moves to another stage, and where a peer goes that comes: the planners (rebalancing.py) are asked here.
+"""Asks the planners (rebalancing.py) which replica moves to another stage, and which stage a new peer joins.
 
-They are shown each stage with who serves it and how fast. Peers that join or move count as arriving;
+They are shown each stage with its replicas and their speeds. Peers that join or move count as arriving;
 replicas that leave do not count.
 """
 

@@ -1,7 +1,7 @@
 """Replicas that come back: with a new session after theirs broke, or all of them after a restart of the scheduler.
 
-After a broken session nobody asks what became of each cell: whatever is not committed is done again. After a restart
-each replica is asked, and the ledger is what they report (state/restart.py).
+After a broken session the cells are not asked for: everything uncommitted is done again. After a restart each replica
+is asked, and the ledger is rebuilt from their reports (state/restart.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from swarm.types import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Reattach:
-    """How replicas of one job go on with what they hold."""
+    """Reattaches replicas of one job with the state that they hold."""
 
     _state: BrainState
     _evaluations: Evaluations
@@ -73,7 +73,7 @@ class Reattach:
             self._dispatch.go_on(peer)
 
     def heard(self, hello: Hello) -> None:
-        """Forget what the peer's earlier session was asked; what it is given next has newer attempts."""
+        """Forget the requests of the peer's earlier session; its next ones have newer attempts."""
         self._evaluations.withdraw(hello.peer)
         self._evaluations.raise_attempt(hello.attempt)
         self._state.ledger.raise_attempts(hello.attempt)
@@ -102,7 +102,7 @@ class Reattach:
         return True
 
     def begin_again(self, census: RestartCensus, now_s: float) -> None:
-        """All that can be expected are back: the ledger is what they report."""
+        """All expected replicas are back: rebuild the ledger from their reports."""
         progress = self._state.progress
         self._dispatch.open_window()
         for peer, hello in sorted(census.hellos.items()):

@@ -1,4 +1,4 @@
-"""Which replica moves to another stage, if any; and which stage a new peer joins.
+"""Plans moves of replicas between stages, and chooses the stage that a new peer joins.
 
       stage 0   stage 1   stage 2        capacity of a stage: sum over its replicas of 1 / seconds per microbatch
         |█|       |█|       | |          rate of the pipeline: the least capacity
@@ -85,8 +85,8 @@ class StagePool:
 class Move:
     """Take `peer` out of stage `source` and make it a replica of `target`.
 
-    Rates are those of the pipeline in microbatches per second: now, and once all `moves` of the plan are made, of which
-    this is the first."""
+    Rates are those of the pipeline in microbatches per second: now, and once all `moves` of the plan are made. This is
+    the first of them."""
 
     peer: PeerId
     source: int
@@ -292,7 +292,7 @@ class _Fill:
         self.movable[step.source].remove(step.replica)
 
     def obstacles(self) -> str:
-        """Which replicas may not be moved, for the reason."""
+        """The replicas that may not be moved and why, in words."""
         least = self.settings.min_replicas
         at_least = sorted(stage for stage, count in self.serving.items() if 0 < count <= least and stage != self.lowest)
         facts = [

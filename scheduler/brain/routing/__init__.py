@@ -1,1 +1,1 @@
-"""Which replica computes which microbatch, and what becomes of one that takes too long."""
+"""Routes microbatches over replicas, and reroutes those that take too long."""

@@ -1,4 +1,4 @@
-"""When a hop has taken too long: deadlines that follow the measured times, and the hops that are past theirs.
+"""Deadlines of hops: they follow the measured times, and find the hops that took too long.
 
     deadline = median + k * max(1.4826 * MAD, 0.05 * median), within [min_s, max_s]
 
@@ -58,7 +58,7 @@ class Overdue:
 
 
 def deadline_s(samples: Sequence[float], settings: DeadlineSettings) -> float:
-    """Seconds after which a hop is too late, given seconds of completed ones."""
+    """Seconds after which a hop is too late, given `samples`, the seconds of completed hops."""
     if len(samples) < SAMPLES_MIN:
         return settings.max_s
     middle = _median(samples)
@@ -167,7 +167,7 @@ class Deadlines:
         return sorted(hop for lane in self._lanes.values() for hop in lane.began_s)
 
     def validate(self) -> None:
-        """Assert that what is noted of each lane is when its first hop expires, or earlier."""
+        """Assert that the noted time of each lane is when its first hop expires, or earlier."""
         assert self._soonest_s.keys() == self._lanes.keys()
         for at, noted_s in self._soonest_s.items():
             lane = self._lanes[at]

@@ -1,4 +1,4 @@
-"""Which replica computes which microbatch: routes for new ones, new replicas for hops lost, late or not delivered.
+"""Dispatches microbatches to replicas: routes for new ones, new replicas for hops lost, late or not delivered.
 
     feed ──▶ route ──all accumulated──▶ done         window: the most microbatches in flight
       ▲         │
@@ -66,7 +66,7 @@ class Dispatch:
         self._loads.changed(peer)
 
     def suspect(self, peer: PeerId, reason: str, now_s: float) -> None:
-        """No new work for a suspect, and what it has not finished goes to others."""
+        """Give a suspect no new work, and its unfinished hops to others."""
         self._lateness.forget_peer(peer)
         self.pause(peer)
         self._evaluations.withdraw(peer)
@@ -176,7 +176,7 @@ class Dispatch:
     def refill(self, run: StepRun, now_s: float, *, keep: bool = False) -> None:
         """Give every orphan a new hop; a microbatch that a replica already holds stays with that replica.
 
-        `keep`: a hop that nobody holds goes to the replica that was at work on it before.
+        `keep`: a hop without a holder goes to the replica that was at work on it before.
         """
         raised = False
         for index, stages in self._state.ledger.orphans(run.step):
@@ -258,7 +258,7 @@ class Dispatch:
         return f"{self._state.ledger.in_flight()} microbatches in flight{stuck}"
 
     def validate(self) -> None:
-        """Assert that what is kept of turns and deadlines is what it would be if it were computed anew."""
+        """Assert that the kept turns and deadlines equal those computed anew."""
         self._lateness.validate()
 
     def _choose(self, fixed: Sequence[PeerId | None], now_s: float) -> tuple[PeerId, ...] | None:

@@ -1,4 +1,4 @@
-"""Validation of the weights while training goes on: what is evaluated where, and how long a version must stay.
+"""Validation of the weights while training goes on: routes evaluation batches, and says how long a version must stay.
 
     made(v) ──▶ open: microbatches fed in order, a bounded number in flight ──all losses──▶ EvaluationRow(v, loss)
                       └── a replica of the route is lost: the whole microbatch again, attempt + 1
@@ -149,7 +149,7 @@ class Evaluations:
         return EvaluationRow(self._settings.timeline, run.version, total / tokens, tokens)
 
     def withdraw(self, peer: PeerId) -> None:
-        """The peer is suspect or gone: what it had part in is given again, as a whole."""
+        """The peer is suspect or gone: its evaluation batches are given again, as a whole."""
         for run in self._runs.values():
             for given in run.given.values():
                 if peer in given.peers:
@@ -158,7 +158,7 @@ class Evaluations:
                     given.peers = ()
 
     def start_over(self) -> None:
-        """What was computed so far may be wrong: all open evaluations begin again."""
+        """Begin all open evaluations again, as their results so far may be wrong."""
         for version, run in self._runs.items():
             for given in run.given.values():
                 self._outstanding.subtract(given.peers)
@@ -166,7 +166,7 @@ class Evaluations:
         self._least_attempt = self._newest_attempt
 
     def waiting_for(self) -> str:
-        """What is being evaluated, for a person; empty if nothing."""
+        """The evaluation under way, for a person; empty if none."""
         for run in self._runs.values():
             steps = self._course.inner_steps(run.version)
             return f"evaluation of the weights after {steps} steps: {len(run.losses)} of {self._microbatches}"

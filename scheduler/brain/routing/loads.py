@@ -1,4 +1,4 @@
-"""What each replica has to do and how fast it is: kept, and updated only where something changed.
+"""The load of each replica, its outstanding work and its pace: kept, and updated only where something changed.
 
 A microbatch that is given, done, taken away or void changes the load of a few replicas. Replicas that were never
 measured are assumed to be as fast as the fastest measured one in their stage, so one measurement can change several

@@ -1,4 +1,4 @@
-"""How fast each replica computes, from what its events say.
+"""How fast each replica computes, measured from its events.
 
 The pace of a replica is an exponential mean (weight 0.3 for the newest sample) of the device seconds that a microbatch
 took, forward and backward together. A replica that was never measured is assumed to be as fast as the fastest of its

@@ -1,4 +1,4 @@
-"""Which replica takes each hop of a microbatch.
+"""Routing policies: choose the replica for each hop of a microbatch.
 
  stage 0        stage 1        stage 2
 cost(a) ──────▶ cost(c) ──────▶ cost(e)      cost of a replica: (outstanding + 1) * pace_s
@@ -31,7 +31,7 @@ Links: TypeAlias = Callable[[PeerId, PeerId], float]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What a replica has to do, in microbatches; without credit it takes no new work."""
+    """The outstanding work of a replica, in microbatches; without credit it takes no new work."""
 
     peer: PeerId
     outstanding: float
@@ -48,8 +48,8 @@ class ReplicaLoad:
 class StageLoad:
     """The replicas that may take the hop at one stage; ties between them are listed in their order.
 
-    Whoever keeps them also ranked, those with credit by (completion_s, peer), and in lanes spares a policy to sort them
-    anew; where replicas are unequal, a policy still looks at those of a lane.
+    `kept_ranked` has those with credit by (completion_s, peer). With it and `kept_lanes` a policy need not sort them
+    anew; where replicas are unequal, it still looks at those of a lane.
     """
 
     stage: int
@@ -83,7 +83,7 @@ class RoutingPolicy(Protocol):
         """The peer may be chosen from now on: it is new, or a suspect that was heard again."""
 
     def remove(self, peer: PeerId) -> None:
-        """The peer is suspect or gone; what is known of it is forgotten."""
+        """Forget a peer that is suspect or gone."""
 
     def given(self, peer: PeerId, units: float = 1.0) -> None:
         """The peer was given `units` of work; one microbatch, forward and backward, is one unit."""
@@ -138,7 +138,7 @@ class LeastCompletion(RoutingPolicy):
         """A route through replicas that stand alike in their stages: slow ones behind slow ones, fast behind fast.
 
         While there is much to do, slow replicas get a little more than would end with the others, as a pipeline needs
-        about the same number in flight at any speed. None gets work with which it would end after all the rest.
+        about the same number in flight at any speed. No replica gets work that it would end after all the others.
         """
         end_s = max(to_do / load.lanes.per_s for load in loads if load.lanes.is_unequal)
         lane, path = ALL, list[PeerId]()

@@ -1,4 +1,4 @@
-"""Which replica of a route the others wait for, and whether it takes too long.
+"""Stragglers: finds the replica of a route that the others wait for, and whether it takes too long.
 
     routed ─▶ stage 0 forward ─Forwarded─▶ stage 1 forward ─ ... ─▶ last stage ─Accumulated─▶ ... ─▶ stage 0 backward
 
@@ -123,7 +123,7 @@ class Stragglers:
         return places is not None and (places[hop.stage].peer, places[hop.stage].turn) == (hop.peer, hop.direction)
 
     def _look_beside(self, step: int, stage: int, index: int, now_s: float) -> None:
-        """What a stage said can begin its own turn and those of its neighbours, no other."""
+        """Look at a stage and its neighbours: a report of the stage can begin no other turns."""
         stages = len(self._routes[step, index])
         beside = range(max(0, stage - 1), min(stages, stage + 2))
         self._look(step, index, range(stages) if (step, index) in self._forgotten else beside, now_s)
@@ -141,7 +141,7 @@ class Stragglers:
                 self._deadlines.began(WatchedHop(step, stage, index, turn, place.peer), now_s)
 
     def _turn(self, places: Sequence[_Place], stage: int) -> Direction | None:
-        """What the stage can compute now, if anything."""
+        """The computation that the stage can do now, if any."""
         if not places[stage].forwarded:
             return Direction.FORWARD if stage == 0 or places[stage - 1].forwarded else None
         return Direction.BACKWARD if places[stage + 1].held else None

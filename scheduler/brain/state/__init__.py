@@ -1,1 +1,1 @@
-"""What all parts of one job's brain share: the replicas, the open steps, and what each replica accumulated."""
+"""The state that all parts of one job's brain share: the replicas, the open steps and the ledger."""

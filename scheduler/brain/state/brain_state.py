@@ -1,4 +1,4 @@
-"""What all parts of one job's brain read and write."""
+"""The state that all parts of one job's brain read and write."""
 
 from __future__ import annotations
 

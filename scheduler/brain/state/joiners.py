@@ -1,13 +1,13 @@
-"""Peers on their way into a job at work: what each is told, what it reports, and whether that makes it a replica.
+"""Joiners: peers on their way into a job at work, with their reports and the answers, until they are replicas.
 
     begin ──▶ fetches ──Loaded(version, digest)──▶ reported ──right and new enough──▶ admitted: a replica
                  ▲                                    │
                  └────────── Follow: answered ────────┘ too old: the job went on
 
-A joiner keeps what it reported until it is answered, so a report stays true while it is judged. It is new enough if the
-replicas do not all agree on a later version yet: then every commit that it lacks is still open, and the job cannot go
-further ahead than that before the joiner has made it too. So a joiner that is as fast as the others gets in, whatever
-the length of a step.
+A joiner keeps what it reported until it is answered, so a report stays true while it is judged. A joiner at version v
+is admitted while v + 1 is not yet agreed by all replicas. The commits that it is missing are then still open, and the
+job cannot advance past them without it, so it cannot fall behind again. A joiner as fast as the others gets in, however
+short the steps are.
 
 It lacks the averaged gradients of rounds in which it was no member, and fetches them from the logs of other replicas.
 """
@@ -76,7 +76,7 @@ class Joiners:
     def reported(self, peer: PeerId, event: Loaded) -> bool:
         """The peer's state is complete; False if that is news of an earlier attempt, or was answered already.
 
-        With a new session a peer repeats what it knows of no answer to; the versions that it reports only rise.
+        With a new session a peer repeats every report that was not answered; the versions that it reports only rise.
         """
         joiner = self._joiners.get(peer)
         if joiner is None or event.join != joiner.number or event.version <= joiner.answered_version:

@@ -1,4 +1,4 @@
-"""Which replica accumulated what: the ledger makes every gradient count exactly once.
+"""The ledger: notes which replica accumulated which microbatch, so that every gradient counts exactly once.
 
 For each (step t, stage s, microbatch m) the ledger knows the hop that has to do it and the *set* of replicas that hold
 its contribution in their sums. A step is full when every (s, m) has exactly one holder.
@@ -29,7 +29,7 @@ STEPS_KEPT_MIN = 2
 
 
 class Verdict(StrEnum):
-    """What became of an `Accumulated`."""
+    """The verdict on an `Accumulated`."""
 
     COUNTED = "counted"
     SECOND = "second holder"
@@ -155,7 +155,7 @@ class Ledger:
         return [entries[index].hop for entries in self._steps[step].entries]
 
     def adopt(self, step: int, cells: Iterable[tuple[PeerId, int, ReportedCell]], now_s: float) -> None:
-        """Open a step of an earlier scheduler start from what its replicas report: (peer, stage, cell).
+        """Open a step of an earlier scheduler start from the reports of its replicas: (peer, stage, cell).
 
         Everything that is reported counts as fed and still lacks hops. Call `raise_attempts` first.
         """
@@ -192,7 +192,7 @@ class Ledger:
         return max(alive, key=lambda peer: (offered[peer], peer), default=None)
 
     def raise_attempts(self, attempt: int) -> None:
-        """Let new hops, also of later steps, carry more than this attempt, which a replica knows of."""
+        """Give new hops, also of later steps, attempts above this one, which a replica has reported."""
         self._least_attempt = max(self._least_attempt, attempt)
         for opened in self._steps.values():
             opened.attempt = max(opened.attempt, attempt)

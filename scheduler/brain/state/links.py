@@ -96,7 +96,7 @@ class Troubles:
         return shares if troubled and any(shares) else None
 
     def leaver(self, pair: Collection[PeerId], spare: Collection[PeerId], share: Mapping[PeerId, int]) -> PeerId | None:
-        """Which of a pair leaves, if it can be spared: the one that failed with more others, then contributed less."""
+        """The one of a pair that leaves, if it can be spared: it failed with more others, or else contributed less."""
         candidates = sorted(set(pair) & set(spare), reverse=True)
         partners = {one: len({other for both in self.pairs if one in both for other in both}) for one in candidates}
         return max(candidates, key=lambda one: (partners[one], -share.get(one, 0)), default=None)

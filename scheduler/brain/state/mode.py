@@ -27,7 +27,7 @@ class Mode(StrEnum):
 
 
 class ModeEvent(StrEnum):
-    """What changes the mode."""
+    """The events that change the mode."""
 
     STARTED = "started"
     RESUMED = "resumed"

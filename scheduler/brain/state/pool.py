@@ -1,4 +1,4 @@
-"""The replicas of a job: which stage each one serves, whether it gets work, and in which steps it takes part.
+"""The pool of a job's replicas: the stage of each, whether it gets work, and the steps in which it takes part.
 
     add ──▶ TRUSTED ──silent──▶ SUSPECT ──heard──▶ TRUSTED        a suspect gets no new work, and is a member still
                └──session broke──▶ DETACHED ──Hello──▶ TRUSTED    nothing is believed until it says what it holds
@@ -31,7 +31,7 @@ class Trust(StrEnum):
 
 @dataclass(slots=True)
 class Standing:
-    """What is known of one replica."""
+    """The record of one replica."""
 
     replica: ReplicaRecord
     trust: Trust = Trust.TRUSTED
@@ -76,7 +76,7 @@ class Pool:
         return self._standings[peer]
 
     def standings(self) -> list[Standing]:
-        """What is known of each replica, in the order in which they came."""
+        """The records of all replicas, in the order in which they came."""
         return list(self._standings.values())
 
     def stage_of(self, peer: PeerId) -> int:
@@ -163,7 +163,7 @@ class Pool:
         return [Hop(one.peer, one.incarnation, 0, one.address) for one in able]
 
     def validate(self) -> None:
-        """Assert that each replica is in its stage, and nobody else is."""
+        """Assert that each stage lists exactly its replicas."""
         assert all(peer in self.by_stage[standing.replica.stage] for peer, standing in self._standings.items())
         assert sum(map(len, self.by_stage)) == len(self._standings)
         assert list(self._dependent) == [peer for peer, standing in self._standings.items() if standing.needs_donors]

@@ -1,4 +1,4 @@
-"""How far a job is: the steps at work, and which version all replicas hold.
+"""The progress of a job: the steps at work, and the version that all replicas hold.
 
 steps   0 ....... agreed ....... committed ....... next ....... last
         all hold it │ row durable,  │ fed, averaged,  │ not begun

@@ -1,4 +1,5 @@
-"""After a restart of the scheduler: its peers come back with Hello, each says what it holds, then the job goes on."""
+"""The census after a restart of the scheduler: peers come back with Hello and report their cells, then the job goes
+on."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from swarm.types import Microbatch, PeerId
 
 
 class RestartCensus:
-    """The peers that have come back after a restart of the scheduler, and what each one reports to hold."""
+    """The peers that have come back after a restart of the scheduler, and the cells that each reports."""
 
     def __init__(self, known: Mapping[PeerId, int], deadline_s: float) -> None:
         self.known = known  # the stage that each peer served before
@@ -19,12 +20,12 @@ class RestartCensus:
         self._cells: dict[PeerId, dict[Microbatch, ReportedCell]] = {}
 
     def report(self, hello: Hello) -> None:
-        """A peer attached; what it said before is void."""
+        """A peer attached; its earlier reports are void."""
         self.hellos[hello.peer] = hello
         self._cells[hello.peer] = {cell.microbatch: cell for cell in hello.cells}
 
     def accumulated(self, peer: PeerId, event: Accumulated) -> None:
-        """A peer that has reported went on meanwhile."""
+        """A replica that already reported has accumulated another microbatch."""
         cell = ReportedCell(event.microbatch, event.attempt, True, event.finite, event.loss)
         self._cells[peer][event.microbatch] = cell
 
@@ -38,11 +39,11 @@ class RestartCensus:
         return sorted(self._awaited - self.hellos.keys())
 
     def last_step(self) -> int:
-        """The newest step of which anybody holds a cell; -1 if none."""
+        """The newest step of which a peer holds a cell; -1 if none."""
         return max((cell.step for cells in self._cells.values() for cell in cells), default=-1)
 
     def cells(self, step: int) -> list[tuple[PeerId, int, ReportedCell]]:
-        """What is reported of a step: (peer, stage, cell), in an order that does not depend on that of arrival."""
+        """The reports about a step: (peer, stage, cell), in an order that does not depend on their arrival."""
         return [
             (peer, self.hellos[peer].stage, cell)
             for peer in sorted(self._cells)

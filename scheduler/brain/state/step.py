@@ -2,7 +2,7 @@
 
       FEEDING ──full──▶ AVERAGING ──averaged──▶ DECIDED ──written──▶ WRITING ──durable──▶ COMMITTING ──agreed──▶ DONE
          │  ▲               │                     │  ▲
-         │  └───reopened────┴─────────────────────┘  │   from DECIDED: nobody of a stage is left who holds the average
+         │  └───reopened────┴─────────────────────┘  │   from DECIDED: no replica of a stage holds the average any more
          └──────────────── not finite ───────────────┘   skip: no rounds, no change
 
 Up to DECIDED everything can be done again; the durable row makes the step a fact. Steps overlap only at their ends: a
@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
 
 class StepEvent(StrEnum):
-    """What moves a step on."""
+    """The events that move a step on."""
 
     FULL = "full"
     NOT_FINITE = "not finite"

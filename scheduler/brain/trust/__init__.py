@@ -1,1 +1,1 @@
-"""Whether replicas compute what they should: what they say is compared with what others compute."""
+"""Checks that replicas compute correctly: compares their reports with the results of others."""

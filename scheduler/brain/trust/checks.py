@@ -1,15 +1,15 @@
-"""Spot checks of what replicas compute, and what becomes of those that compute something else.
+"""Spot checks of computations, and the verdicts on replicas that compute something else.
 
     Accumulated with hashes ──▶ claims ──a microbatch is complete──┬─ each hop must have taken what its neighbour made
                                    │                               └─ some hops are drawn and computed again elsewhere
                                    └─ a hop that was done twice must have the same results
 
-A hop is drawn after all of its route have reported, so nobody knows beforehand what will be checked. A step is not
-committed while a check of it is open. A verdict makes all void that has no row yet, at every stage: what passed through
-a liar is wrong elsewhere too. What was committed before stays.
+A hop is drawn after all of its route have reported, so no replica knows beforehand which hops will be checked. A step
+is not committed while a check of it is open. A verdict makes everything without a row void, at every stage, because
+tensors from a liar are wrong elsewhere too. Committed steps stay.
 
 Two neighbours that say different things of one tensor cannot be told apart by computing: either may lie. The step is
-computed again and the pair is avoided. Who stands so against two others is wrong.
+computed again and the pair is avoided. A replica that two others contradict in this way is wrong.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Checks:
             self._state.outbox.note("warning", told)
 
     def word(self, place: Place, peer: PeerId) -> Work | None:
-        """What a replica has said of a hop."""
+        """The report of a replica on a hop."""
         return self._claims.get(place.step, {}).get(place, {}).get(peer)
 
     def dispute(self, place: Place, holder: PeerId, mine: Work, other: PeerId, theirs: Work, guard: str) -> None:
@@ -87,7 +87,7 @@ class Checks:
     # What follows ------------------------------------------------------------------------------------------------
 
     def look(self, now_s: float) -> list[Remedy]:
-        """Compare what was said, draw checks, ask for them; what to do about those that are wrong."""
+        """Compare reports, draw checks and ask for them; gives remedies for replicas that are wrong."""
         if not self.is_on:
             return []
         found: list[Remedy] = []
@@ -105,7 +105,7 @@ class Checks:
         return not any(place.step == step for place in self._open)
 
     def close(self, step: int) -> None:
-        """The step's row is durable: what was said of it matters no more."""
+        """The step's row is durable: forget the reports on it."""
         self._claims.pop(step, None)
         self._drawn = {drawn for drawn in self._drawn if drawn[0].step > step}
         self._odd = {place for place in self._odd if place.step > step}
@@ -240,7 +240,7 @@ class Checks:
         ]
 
     def _is_answering(self, inquiry: Inquiry, now_s: float) -> bool:
-        """Whether the answer may still come: the asked one is there and has the inputs from who holds them."""
+        """Whether the answer may still come: the asked replica is trusted, and has had less than ANSWER_S_MAX."""
         pool, asked = self._state.pool, inquiry.asked
         if asked is None or asked not in pool or pool[asked].is_suspect:
             return False
@@ -283,7 +283,7 @@ class Checks:
     # Verdicts ----------------------------------------------------------------------------------------------------
 
     def _convict_odd(self, inquiry: Inquiry, now_s: float) -> list[Remedy]:
-        """A majority says otherwise than some: those are wrong, as a third has shown."""
+        """Convict the replicas that a majority contradicts: a third one has proved them wrong."""
         found: list[Remedy] = []
         for peer in odd_ones(inquiry.said):
             text = evidence(inquiry.place, peer, inquiry.said, inquiry.guard)
@@ -291,7 +291,7 @@ class Checks:
         return found
 
     def _split(self, inquiry: Inquiry, now_s: float) -> list[Remedy]:
-        """No majority: whoever contradicts itself is wrong."""
+        """Without a majority, a replica that contradicts itself is wrong."""
         said, place = inquiry.said, inquiry.place
         if len(said) == len(inquiry.again) == 2 and (peer := inconstant(said, inquiry.again)) is not None:
             return self._strikes.convict(
@@ -300,7 +300,7 @@ class Checks:
         return self._leave_unclear(evidence(place, inquiry.holder, said, inquiry.guard), tuple(said))
 
     def _leave_unclear(self, text: str, peers: tuple[PeerId, ...]) -> list[Remedy]:
-        """Nobody can say who is right: the step is computed again, but not for ever."""
+        """It is unclear who is right: the step is computed again, but not for ever."""
         return [self._strikes.unclear(text, peers) or StartOver(f"unclear who is right: {text}")]
 
     def _forget_undecided(self) -> None:

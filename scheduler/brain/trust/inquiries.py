@@ -1,8 +1,8 @@
-"""One hop that is computed again to compare: who said what, who is asked next, and when enough was said.
+"""Inquiries: one hop computed again for comparison, with the answers, the next replica to ask, and the end.
 
 holder's word ──ask another──▶ alike: fine
                                unlike ──ask a third──▶ a majority: the odd one is wrong
-                                          └─ nobody else ──ask both again──▶ who contradicts itself is wrong
+                                          └─ no other ─────ask both again──▶ the one that contradicts itself is wrong
                                                                              else unclear
 """
 
@@ -66,14 +66,14 @@ class Inquiry:
         return Stand.ASKS if may_ask and needs_second else Stand.SPLIT
 
     def candidates(self, others: Iterable[PeerId]) -> list[PeerId]:
-        """Whom to ask: somebody who has not spoken, else those who have, a second time."""
+        """The replicas to ask: those that have not answered; if there are none, those that have, a second time."""
         fresh = [other for other in others if other not in self.said and other not in self.passed]
         if fresh or not self.is_dispute:
             return fresh
         return [peer for peer in self.said if peer not in self.again and peer in others]
 
     def answered(self, peer: PeerId, work: Work) -> bool:
-        """Note what the asked one says; False if it is about other inputs, so that nothing can be compared."""
+        """Note the answer; False if it is about other inputs, so that nothing can be compared."""
         self.asked = None
         if work.inputs != next(iter(self.said.values())).inputs:
             self.gave_up(peer)

@@ -1,7 +1,7 @@
-"""Whether the owners of slices give out the means of what they were sent: some slices are reduced once more.
+"""Checks of means: some slices are reduced once more, to prove that their owners averaged the parts they were sent.
 
-A slice of a complete round is drawn, so nobody knows beforehand which one. All members send their parts of it once
-more, to one of them, which reduces them and compares. The step waits for that. `reductions.py` says what follows.
+A slice of a complete round is drawn, so no member knows beforehand which one. All members send their parts of it once
+more, to one of them, which reduces them and compares. The step waits for that. `reductions.py` gives the verdict.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Means:
                 self._ask(one, averaging, self._rng.choice(others), now_s)
 
     def ask_about(self, target: Target, now_s: float) -> bool:
-        """Let a slice be reduced once more to learn what was given for it; False if nobody can do that."""
+        """Let a slice be reduced once more to learn a member's part of it; False if no peer can do that."""
         one = _Inquiry(target.step, target.unit, target.round, target.owner, target)
         averaging = self._round_of(one)
         others = [peer for peer in sorted(averaging.peers) if self._may_read(peer, one)] if averaging else []
@@ -102,7 +102,7 @@ class Means:
         return True
 
     def part_of(self, target: Target) -> Part | None:
-        """What was given; None if that is not known."""
+        """The part that was given; None if it is not known."""
         return self._parts.get(target)
 
     def is_current(self, target: Target) -> bool:
@@ -110,7 +110,7 @@ class Means:
         return self._round_of(_Inquiry(target.step, target.unit, target.round, target.owner)) is not None
 
     def rechecked(self, peer: PeerId, event: Rechecked) -> None:
-        """The owner or a verifier speaks; what nobody waits for changes nothing."""
+        """The owner or a verifier reports; a report that is not awaited changes nothing."""
         for one in self._open:
             is_it = (one.step, one.unit, one.round) == (event.step, event.unit, event.round)
             averaging = self._round_of(one)
@@ -131,7 +131,7 @@ class Means:
         self._state.ledger.duplicates += 1
 
     def look(self, now_s: float) -> list[Remedy]:
-        """Ask for what is to be compared, and compare; what to do about those that are wrong."""
+        """Ask for reductions and compare them; gives remedies for replicas that are wrong."""
         for one in list(self._open):
             averaging = self._round_of(one)
             if averaging is None:
@@ -182,14 +182,15 @@ class Means:
         return peer in pool and not pool[peer].is_suspect
 
     def _refused(self, one: _Inquiry, averaging: UnitAveraging, peer: PeerId, event: Rechecked) -> None:
-        """A member cannot send its part again, as its session has broken since: nobody can reduce the slice."""
+        """A member cannot send its part again, as its session has broken since: the slice cannot be reduced."""
         if event.number == one.number and averaging.is_member(peer):
             self._open.remove(one)
             told = f"{one}, owned by {one.owner.peer}, are not compared: {peer} says that {event.fault}"
             self._state.outbox.note("info", told)
 
     def _learn(self, one: _Inquiry, about: Target, members: list[PeerId]) -> Finding:
-        """Note which part was given; whoever gave two different ones contradicts the owner, or that one lies."""
+        """Note the part that was given. If two readers got different ones, its giver and the owner contradict each
+        other."""
         at = members.index(about.giver)
         took = {peer: word.took[at] for peer, word in one.said.items() if peer != about.giver}
         if len(set(took.values())) > 1:
@@ -200,12 +201,12 @@ class Means:
         return Finding(Stand.ALIKE)
 
     def _readers(self, one: _Inquiry, others: list[PeerId]) -> list[PeerId]:
-        """Of those who could read, others than the giver if there are any: it says nothing of its own part."""
+        """The possible readers, without the giver if there are others, as a giver reports nothing of its own part."""
         giver = one.about.giver if one.about is not None else None
         return [peer for peer in others if peer != giver] or others
 
     def _waits_for_owner(self, one: _Inquiry, now_s: float) -> bool:
-        """Nobody is judged unheard: a member may have sent the owner another part than it sends now."""
+        """Whether to wait for the owner's report: a member may have sent it another part than it sends now."""
         owner = one.owner.peer
         return owner not in one.said and self._may_work(owner) and now_s - one.since_s < ANSWER_S_MAX
 
@@ -240,7 +241,7 @@ class Means:
         return []
 
     def _evidence(self, one: _Inquiry, peer: PeerId) -> str:
-        """The mean that the owner gave out, and what others got; or what a reader says, and others do not."""
+        """The owner's mean against that of the readers; or a reader's report against the others'."""
         readers = [reader for reader in sorted(one.said) if reader not in (peer, one.owner.peer)]
         word = one.said[readers[0]]
         if peer == one.owner.peer:

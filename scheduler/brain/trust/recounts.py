@@ -1,11 +1,11 @@
-"""Whether a replica's sum is that of its microbatches: some sums are computed once more by another replica.
+"""Recounts: some sums are computed once more by another replica, to prove that they are those of their microbatches.
 
     the step is averaged ──draw a replica──▶ another one computes all of its microbatches again, into a sum of its own
-                                        └──▶ a slice of another owner is reduced once more (means.py): what did that
-                                             owner, and a reader, get as the replica's part?
+                                        └──▶ a slice of another owner is reduced once more (means.py): which part
+                                             of the replica did that owner and one reader receive?
     its sum is the part, bit for bit ──▶ fine;   else a second one recounts ──▶ the odd one is wrong
 
-A replica is drawn once its sum was given away. What the recounter takes and makes of each microbatch is compared as
+A replica is drawn once its sum was given away. The recounter's inputs and outputs of each microbatch are compared as
 well, so a recount is a spot check of them all.
 """
 
@@ -123,7 +123,7 @@ class Recounts:
             one.said[peer], one.asked = event.digest, None
 
     def look(self, now_s: float) -> list[Remedy]:
-        """Compare sums, ask others; what to do about those that are wrong."""
+        """Compare sums and ask others; gives remedies for replicas that are wrong."""
         for step, one in list(self._open.items()):
             if not self._means.is_current(one.target):
                 del self._open[step]

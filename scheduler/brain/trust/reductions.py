@@ -1,9 +1,9 @@
-"""Who is wrong where members of a round name a slice differently, as pure functions of what they say.
+"""Verdicts on members of a round that report a slice differently, as pure functions of their reports.
 
-A reader took all parts of the slice once more and reduced them; the owner says what it took in the round.
+A reader took all parts of the slice once more and reduced them; the owner reports the parts that it took in the round.
 
     a reader gets the mean that all hold ──────────────▶ alike
-    it does not ──ask another reader──┬─ parts differ ─▶ who gave them and who took them contradict each other
+    it does not ──ask another reader──┬─ parts differ ─▶ their giver and their taker contradict each other
                                       ├─ readers agree ▶ the owner is wrong
                                       └─ they do not ──▶ the odd one is wrong
 """
@@ -31,7 +31,8 @@ class Stand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a member took of each other one, what comes out, and what it was given as the mean, by hash."""
+    """Hashes of a member's report: the parts that it took, the mean that it computed, and the mean that it was
+    given."""
 
     took: tuple[str, ...]
     computed: str
@@ -48,7 +49,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What follows from what was said."""
+    """The verdict that follows from the reports."""
 
     stand: Stand
     wrong: tuple[PeerId, ...] = ()
@@ -56,7 +57,7 @@ class Finding:
 
 
 def finding(owner: PeerId, members: Sequence[PeerId], said: Mapping[PeerId, Sums], *, may_ask: bool) -> Finding:
-    """What is to be thought of the owner's slice; `may_ask`: another reader could be asked."""
+    """The verdict on the owner's slice; `may_ask`: another reader could be asked."""
     readers = [peer for peer in said if peer != owner]
     if not readers:
         return Finding(Stand.ASKS if may_ask else Stand.UNANSWERED)

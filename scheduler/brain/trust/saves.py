@@ -1,13 +1,13 @@
-"""Second opinions of what a replica hands over for a checkpoint.
+"""Second opinions on the files that a replica hands over for a checkpoint.
 
     SaveStage ──▶ the saver sends files ──▶ the scheduler hashes what it stores ──┐
     HashStage ──▶ two others hash the files that they would send ─────────────────┴─ alike ──▶ accepted, vouched for
                                                   unlike ──┬─ a majority: the odd one is wrong ──┬─▶ saved again,
                                                            └─ none: unclear ─────────────────────┘   by another
 
-What the saver says of its files counts for nothing: what is stored must be what the others hash. Two are asked at once
-where a stage has three replicas, since a third could not decide later: it would have moved on. Who does not answer
-while the saver sends, and some time more, has no say. Where nobody has one, the stage is accepted, and the log says so.
+The saver's own hashes do not count: the stored files must match the hashes of the others. Two are asked at once where a
+stage has three replicas, since a third could not decide later: it would have moved on. A witness that has not answered
+some time after the saver's last file is left out. Without any witness the stage is accepted, and the log says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GUARD = "second hash"
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a stage's state is, as one of its replicas says: sha256 of each file, and of each of the weights."""
+    """The hashes of a stage's state by one of its replicas: sha256 of each file, and of each of the weights."""
 
     files: Mapping[str, str]
     parameters: tuple[ParameterHash, ...]
@@ -46,7 +46,7 @@ class Word:
         return tuple(sorted(self.files.items())), self.parameters
 
     def unlike(self, other: Word) -> tuple[str, str]:
-        """The first thing in which they differ, and what this one has there."""
+        """The first difference between the two, and this one's value there."""
         for path in sorted(self.files.keys() | other.files.keys()):
             if self.files.get(path) != other.files.get(path):
                 return path, self.files.get(path, "nothing")[:SHOWN]
@@ -59,7 +59,7 @@ class Word:
 
 @dataclass(slots=True)
 class _Stage:
-    """What is known of one stage of the checkpoint under way."""
+    """The record of one stage of the checkpoint under way."""
 
     awaited: set[PeerId]
     words: dict[PeerId, Word] = field(default_factory=dict)  # of the witnesses
@@ -133,7 +133,7 @@ class Saves:
         return [stage.due_s for index, stage in self._stages.items() if index in claims]
 
     def _begin(self, held: Collection | None) -> None:
-        """Another checkpoint is under way, or none: ask others than the savers for what they would send."""
+        """Another checkpoint is under way, or none: ask other replicas than the savers to hash their files."""
         self._of, self._stages = held, {}
         for saver, index in held.savers.items() if held is not None else ():
             self._ask_others(saver, index)
@@ -163,7 +163,7 @@ class Saves:
     def _contradicted(
         self, index: int, saver: PeerId, said: Mapping[PeerId, Word], odd: tuple[PeerId, ...], now_s: float
     ) -> list[Remedy]:
-        """Not all say the same: what is stored is not accepted, and the stage is saved again, by another."""
+        """The hashes differ: refuse the stored files, and save the stage again by another replica."""
         self._saving.at_once = True  # if nobody has this version any more
         if len(odd) < len(said):
             if saver not in odd:
@@ -184,7 +184,7 @@ class Saves:
         return f"stage {index} of the checkpoint at step {self._of.version}"
 
     def _evidence(self, index: int, peer: PeerId, said: Mapping[PeerId, Word]) -> str:
-        """What a replica has sent or hashed, and what others say."""
+        """The hashes of a replica, and those of the others."""
         others = [other for other in sorted(said) if said[other].content != said[peer].content]
         what, mine = said[peer].unlike(said[others[0]])
         _, theirs = said[others[0]].unlike(said[peer])

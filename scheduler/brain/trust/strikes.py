@@ -1,8 +1,8 @@
-"""What becomes of those that computed wrong numbers: strikes, and what follows for the job.
+"""Strikes against replicas that computed wrong numbers, and the remedies for the job.
 
 proven by a third ──────────────────────▶ expelled, and quarantined (scheduler/brain/fleet/quarantine.py)
 not proven ──a second within a day──────▶
-nobody can say who is right ──again and again──▶ the job stops and names them
+unclear who is right ─────────again and again──▶ the job stops and names them
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Strikes:
         return [Expel(peer, cause)] if is_out and peer in self._state.pool else [StartOver(f"{peer}: {cause}")]
 
     def contradict(self, one: PeerId, other: PeerId, told: str, guard: str, now_s: float) -> list[Remedy]:
-        """Two say different things of what went from one to the other: whoever two others contradict is wrong."""
+        """Two contradict each other about a tensor between them. A replica that two others contradict is wrong."""
         for peer, against in ((one, other), (other, one)):
             doubts = self._doubts.setdefault(peer, {})
             doubts[against] = now_s
@@ -54,7 +54,7 @@ class Strikes:
         return [self.unclear(told, (one, other)) or StartOver(f"unclear who is right: {told}")]
 
     def unclear(self, text: str, peers: Iterable[PeerId]) -> Fail | None:
-        """Nobody can say which of them is right: that may happen some times before the job stops."""
+        """It is unclear which of them is right. The job stops if that happens too often."""
         self._state.ledger.violations += 1
         named = frozenset(peers)
         self._unclear[named] += 1

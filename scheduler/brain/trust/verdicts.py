@@ -1,4 +1,4 @@
-"""Who is wrong where replicas say different things of one hop, and in which words that is told."""
+"""Verdicts on replicas that report one hop differently, and the evidence in words."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a replica took (x, g) and made (y, dx, the loss) at one hop, by hash; "" where there is nothing.
+    """Hashes of a replica's inputs (x, g) and results (y, dx, the loss) at one hop; "" where there is nothing.
 
-    From the same inputs all replicas make the same, bit for bit.
+    From the same inputs all replicas compute the same results, bit for bit.
     """
 
     x: str
@@ -53,7 +53,7 @@ class Work:
         return self.y, self.dx, self.finite, self.loss
 
     def result_unlike(self, other: Work) -> tuple[str, str]:
-        """The first result in which they differ, and what this one has there."""
+        """The first result in which they differ, and this one's value there."""
         if self.y != other.y:
             return "output y", self.y[:SHOWN]
         if self.dx != other.dx:
@@ -67,14 +67,15 @@ def odd_ones(said: Mapping[PeerId, Work]) -> tuple[PeerId, ...]:
 
 
 def inconstant(said: Mapping[PeerId, Work], again: Mapping[PeerId, Work]) -> PeerId | None:
-    """The only one whose second result from the same inputs is not its first; None if that is nobody, or several."""
+    """The only replica whose second result from the same inputs differs from its first; None if there is none, or
+    several."""
     found = [peer for peer, work in said.items() if again[peer].results != work.results]
     same_inputs = all(again[peer].inputs == work.inputs for peer, work in said.items())
     return found[0] if same_inputs and len(found) == 1 else None
 
 
 def evidence(place: Place, peer: PeerId, said: Mapping[PeerId, Work], guard: str) -> str:
-    """What a replica said, and what others got."""
+    """A replica's result, and that of the others."""
     others = [other for other in sorted(said) if said[other].results != said[peer].results]
     what, mine = said[peer].result_unlike(said[others[0]])
     _, theirs = said[others[0]].result_unlike(said[peer])
@@ -83,7 +84,7 @@ def evidence(place: Place, peer: PeerId, said: Mapping[PeerId, Work], guard: str
 
 
 def second_evidence(place: Place, peer: PeerId, said: Mapping[PeerId, Work], again: Mapping[PeerId, Work]) -> str:
-    """What a replica said first and then."""
+    """A replica's first and second result."""
     what, first = said[peer].result_unlike(again[peer])
     _, then = again[peer].result_unlike(said[peer])
     return f"{what} of {place} was {first}, and {then} when it computed it again"
