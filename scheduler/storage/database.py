@@ -315,10 +315,6 @@ class Database:
         rows = await self.select(sa.select(_DRAINS))
         return {PeerId(row["peer"]): Drain(row["incarnation"], row["reason"]) for row in rows}
 
-    async def writable(self) -> None:
-        """Raise unless a write would be taken now."""
-        await self.write(lambda _connection: None)
-
     async def check_epoch(self) -> None:
         """Fenced if another scheduler has taken the database over, DatabaseUnavailable if it does not answer."""
         if await self.select(sa.select(_CONTROL.c.epoch)) != [{"epoch": self.epoch}]:

@@ -391,6 +391,8 @@ class StageServer:
         else:
             self._replica = Replica(assignment, stage, loaded, ports)
             self.emit(loaded)
+            return
+        self._ports.device.release()  # not before: the error held what was built
 
     def _refuse(self, command: messages.LoadStage, error: SwarmError) -> None:
         """The job cannot be served here."""

@@ -115,7 +115,7 @@ async def test_no_commit_waits_while_the_log_of_an_ended_job_is_read(tmp_path: P
         reading = asyncio.create_task(stores.logs.read(JOB))
         try:
             await asyncio.sleep(0)
-            await asyncio.wait_for(stores.database.writable(), 20)
+            await asyncio.wait_for(stores.database.write(lambda _connection: None), 20)
             await asyncio.wait_for(stores.files.put_tokenizer(JOB, {"a": b""}), 20)
             assert not reading.done()
         finally:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
 from stage_server.session.server import REFUSAL, Passes, ServerPorts, ServerSettings, StageServer
-from swarm.errors import SwarmError
+from swarm.errors import OutOfMemory, SwarmError
 from swarm.events import Averaged, Committed, Event, Failed, Hello, Leaving, Loaded
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
@@ -138,6 +139,7 @@ def play(
     beside: Callable[[StageServer], Awaitable[None]] | None = None,
     passes: Passes | None = None,
     told: list[PeerId] | None = None,
+    device: Device | None = None,
 ) -> list[Hello]:
     """What one stage server says of itself at the beginning of each session, and of the one after the last script."""
 
@@ -153,7 +155,7 @@ def play(
         links.revoked = [] if told is None else told
         async with asyncio.TaskGroup() as tasks:
             ports = ServerPorts(
-                InlineDevice(lambda: 0.01),
+                device or InlineDevice(lambda: 0.01),
                 links,
                 find,
                 lambda address: network.scheduler_link("at p", address),
@@ -232,6 +234,57 @@ def test_a_stage_server_has_a_place_from_the_order_to_load_until_it_is_released(
 
     play(releases, beside=watch)
     assert seen == [None, 1, None]
+
+
+class CountingDevice(InlineDevice):
+    """Counts how often memory was given back."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.01)
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def test_the_memory_of_a_job_that_ended_is_given_back() -> None:
+    device = CountingDevice()
+
+    async def releases(session: Session) -> None:
+        await loads(session)
+        assert device.released == 0
+        session.send(5, Release(JOB, "it is over"))
+        await asyncio.sleep(1.0)
+        assert device.released == 1
+
+    play(releases, device=device)
+
+
+def test_the_memory_of_a_stage_that_could_not_be_loaded_is_given_back() -> None:
+    """The scheduler's Release for such a job finds none, so it gives nothing back."""
+    held: list[weakref.ref[Stage]] = []
+
+    def too_large(*args: Any, **named: Any) -> Stage:
+        stage = Stage(*args, **named)
+        held.append(weakref.ref(stage))
+        raise OutOfMemory("the device has no memory left")
+
+    class Looks(CountingDevice):
+        def release(self) -> None:
+            super().release()
+            gc.collect()
+            assert held[0]() is None, "the stage was still held when memory was given back"
+
+    device = Looks()
+
+    async def fails(session: Session) -> None:
+        session.send(5, Welcome(PeerId("p"), 1.0))
+        session.send(5, load())
+        assert await session.heard(Failed)
+        await asyncio.sleep(1.0)
+        assert device.released == 1
+
+    play(fails, build=too_large, device=device)
 
 
 def test_an_idle_stage_server_that_ends_says_that_it_leaves() -> None:

@@ -30,6 +30,31 @@ print(agreed, untuned, faults())
     assert agreed == "False" or int(tuned) < 1000  # 50 buffers of 2048 pages each
 
 
+def test_freed_memory_goes_back_to_the_system_when_it_is_asked_for() -> None:
+    """As in a stage server: the setting that keeps buffers, then a job of many small tensors, then its end."""
+    program = """
+import psutil, torch
+from swarm.model.runtime import release_memory
+from swarm.process.malloc import tune_malloc
+def held():
+    return psutil.Process().memory_info().rss
+agreed = tune_malloc()
+before = held()
+job = [torch.ones(16 << 10) for _ in range(4800)]  # 300 MiB
+full = held()
+del job
+freed = held()
+release_memory(torch.device("cpu"))
+print(agreed, full - before, freed - before, held() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    agreed, full, freed, after = done.stdout.split()
+    assert int(full) > 280 << 20
+    if agreed == "True":
+        assert int(freed) > 0.8 * int(full), "the setting no longer keeps memory, so the rest shows nothing"
+        assert int(after) < 0.2 * int(full)
+
+
 def test_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert malloc.tune_malloc() is False
