@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
 TOPS = ("benchmarks", "client", "deploy", "docs", "examples", "protos", "scheduler", "stage_server", "swarm", "tests")
+PRODUCT = ("scheduler", "stage_server", "client", "swarm")
 PATH = re.compile(r"`((?:" + "|".join(TOPS) + r")/[\w./-]*)`|pytest (tests/[\w./]+)")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 PROGRAM = re.compile(r"python -m\s+((?:" + "|".join(TOPS) + r")[\w.]*)")
@@ -53,6 +55,54 @@ def test_the_programs_that_a_document_names_exist(document: Path) -> None:
     for name in PROGRAM.findall(document.read_text()):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
+
+
+def rooms() -> dict[str, list[str]]:
+    """What the table of rooms in ARCHITECTURE names, by top folder."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    table, base = text[text.index("## The rooms") : text.index("### Imports")], ""
+    found: dict[str, list[str]] = {}
+    for row in re.findall(r"^\| (.*?) \|", table, re.MULTILINE):
+        if row.startswith("**"):
+            base = row.strip("*`/")
+        elif base:
+            found.setdefault(base, []).extend(re.findall(r"`([\w./]+)`", row))
+    return found
+
+
+def test_the_rooms_of_the_architecture_are_there_and_none_is_forgotten() -> None:
+    known = {f"{base}/{name}" for base, names in rooms().items() for name in names}
+    assert {name for name in known if not (ROOT / name).exists()} == set()
+    modules = {path for top in PRODUCT for path in (ROOT / top).rglob("*.py") if not path.stem.startswith("__")}
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in modules}
+    inner = {name for name in folders if name in (*PRODUCT, "scheduler/brain") or "/migrations" in name}
+    assert {f"{name}/" for name in folders - inner} - known == set()
+
+
+def test_the_picture_of_imports_shows_each_part_that_the_contracts_order() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    picture = text[text.index("### Imports") : text.index("## The life of a microbatch")]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    ordered = [contract for contract in contracts if contract.get("exhaustive")]
+    assert len(ordered) == 5
+    for contract in ordered:
+        for layer in contract["layers"]:
+            assert re.search(rf"(?<![\w.]){re.escape(layer)}(?![\w.])", picture), f"{contract['name']}: {layer}"
+
+
+def test_what_the_changelog_renamed_has_its_new_name() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    renamed = text[text.index("### Renamed") :]
+    files = {path.relative_to(ROOT).with_suffix("").as_posix() for top in TOPS for path in ROOT.glob(f"{top}/**/*.py")}
+    files |= {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/*.py")}
+    ends = {"/".join(parts[i:]) for parts in (name.split("/") for name in files) for i in range(len(parts))}
+    gone = [
+        name
+        for row in re.findall(r"^\|[^|]*\|[^|]*→([^|]*)\|[^|]*\|$", renamed, re.MULTILINE)
+        for name in re.findall(r"`([\w/]+)`", row)
+        if name not in ends
+    ]
+    assert gone == []
 
 
 def next_states(transitions: Mapping[tuple[StrEnum, StrEnum], StrEnum | None]) -> dict[str, set[str]]:
