@@ -98,22 +98,20 @@ def assemble(
     listener = PeerListener(ports, registry, membership, peers, runner, drains, tasks)
     chaos = ChaosDesk(listener, jobs, membership, connections) if allow_chaos else None
     transfer = JobTransfer(ports.stores, registry)
-    epoch = ports.stores.database.epoch
-    heard = chaos or listener
-    sessions = Sessions(epoch, membership, connections, heard, transfer, tasks, ports.log, ports.wall_s, passes, cloned)
+    sessions = Sessions(ports, membership, connections, chaos or listener, transfer, tasks, passes, cloned)
     return Scheduler(
-        jobs,
-        membership,
-        connections,
-        sessions,
-        listener,
-        transfer,
-        chaos,
-        peers,
-        allocator,
-        restart,
-        drains,
-        tasks,
-        passes,
-        relays,
+        jobs=jobs,
+        membership=membership,
+        connections=connections,
+        sessions=sessions,
+        listener=listener,
+        transfer=transfer,
+        chaos=chaos,
+        peers=peers,
+        allocator=allocator,
+        restart=restart,
+        drains=drains,
+        tasks=tasks,
+        passes=passes,
+        relays=relays,
     )

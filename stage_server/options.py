@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.errors import InvalidConfig, UsageError
-from swarm.job.spec import parse_size
 from swarm.pki.tokens import JoinLine
 from swarm.process.lifecycle import check_announce, check_listen
 from swarm.process.logs import LogFormat
-from swarm.text import counted, is_address, is_loopback, is_wildcard
+from swarm.text import counted, is_address, is_loopback, is_wildcard, parse_size
 
 DEFAULT_SHARE = "90%"
 THREADS_PER_CORE_MAX = 8

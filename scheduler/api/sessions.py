@@ -7,7 +7,6 @@ nothing of jobs, so jobs can send before anybody has dialled; `Sessions` reads e
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Protocol
 from scheduler.brain.fleet.clones import CLONE_S, Rivals
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.members.enrolment import Member
+from scheduler.jobs.ports import SchedulerPorts
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage, SwarmError
 from swarm.events import Event, Hello
 from swarm.limits import INCARNATION_AHEAD_S, PEERS_MAX, SESSIONS_AT_ONCE, SESSIONS_PER_S, Bucket
@@ -138,17 +138,15 @@ class Connections:
 class Sessions:
     """All sessions of one scheduler start; the handler behind the Session service."""
 
-    _epoch: int
+    _ports: SchedulerPorts
     _membership: Membership
     _sessions: Connections
     _listener: SessionListener
     _transfer: StateTransfer
     _tasks: asyncio.TaskGroup
-    _log: Logger
-    _wall_s: Callable[[], float] = time.time
     _passes: PassDesk | None = None  # none: with --insecure
     _cloned: Callable[[PeerId, str], None] | None = None  # takes an identity out of the book, and why; none: as above
-    _beginning: Bucket = field(default_factory=lambda: Bucket(SESSIONS_PER_S, SESSIONS_AT_ONCE))
+    _beginning: Bucket = field(default_factory=lambda: Bucket(SESSIONS_PER_S, SESSIONS_AT_ONCE), init=False)
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
         """Serve one session: the first event is a Hello, then events go to the listener and commands come out."""
@@ -162,14 +160,14 @@ class Sessions:
         session = self._sessions.open(hello.peer, hello.incarnation, connection)
         passes, welcome = self._passes, Welcome(hello.peer, HEARTBEAT_S)
         session.commands.put_nowait(welcome if passes is None else passes.welcome(hello.peer, HEARTBEAT_S))
-        self._log.info("peer attached", peer=hello.peer, address=hello.address, device=hello.device)
+        self._ports.log.info("peer attached", peer=hello.peer, address=hello.address, device=hello.device)
         self._listener.on_event(hello.peer, hello)
         if passes is not None:
             passes.renew(hello.peer)  # it may go on with a stage that it holds
         reader = self._tasks.create_task(self._read(hello.peer, session, events))
         try:
             while (command := await session.commands.get()) is not None:
-                yield self._epoch, command
+                yield self._ports.stores.database.epoch, command
         finally:
             reader.cancel()
             if self._sessions.close(hello.peer, session):
@@ -207,7 +205,7 @@ class Sessions:
             await asyncio.sleep(TICK_S)
             late_s = loop.time() - due_s
             if late_s > STOOD_STILL_S:
-                self._log.warning("the scheduler stood still", seconds=round(late_s, 3))
+                self._ports.log.warning("the scheduler stood still", seconds=round(late_s, 3))
                 self._membership.stood_still(late_s, loop.time())
             for transition in self._membership.tick(loop.time()):
                 self._listener.on_transition(transition)
@@ -244,10 +242,10 @@ class Sessions:
         A process that was started again, or that dials again after its connection broke, is not held up: its older
         session has ended by then, is on the same machine, or falls silent within seconds.
         """
-        if hello.incarnation > (self._wall_s() + INCARNATION_AHEAD_S) * 1e9:
-            started = utc(min(hello.incarnation / 1e9, UNIX_S_MAX))
+        if hello.incarnation > (self._ports.wall_s() + INCARNATION_AHEAD_S) * 1e9:
+            started, here = utc(min(hello.incarnation / 1e9, UNIX_S_MAX)), utc(self._ports.wall_s())
             raise ClocksDiffer(
-                f"{hello.peer} was started in the future: at {started} by its clock, here it is {utc(self._wall_s())}",
+                f"{hello.peer} was started in the future: at {started} by its clock, here it is {here}",
                 hint="set the clock that is wrong, then start it again",
             )
         known, session = self._membership.get(hello.peer), self._sessions.get(hello.peer)
@@ -298,7 +296,7 @@ class Sessions:
                     self._listener.on_transition(transition)
                 self._listener.on_event(peer, event)
         except SwarmError as error:
-            self._log.warning("session broken", peer=peer, reason=error.message)
+            self._ports.log.warning("session broken", peer=peer, reason=error.message)
         finally:
             session.end()
 

@@ -36,6 +36,7 @@ from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmErr
 from swarm.job.islands import course_of
 from swarm.job.schedule import perplexity
 from swarm.messages import Command, Route, StoreHeader
+from swarm.text import size, spoken_duration
 from swarm.types import JobState, PeerId, PeerState
 
 RESTARTED = "the scheduler was restarted: waits for the job's peers"
@@ -350,7 +351,10 @@ class _CheckpointNews:
         self.metrics.checkpoint_kept(
             self.job.record.id, duration_s=duration_s, time_unix_s=self.wall_s(), size_bytes=size_bytes
         )
-        self.note("info", f"checkpoint {checkpoint.name} is kept: {size_bytes} bytes, read back, {duration_s:.1f} s")
+        self.note(
+            "info",
+            f"checkpoint {checkpoint.name} is kept: {size(size_bytes)}, read back, {spoken_duration(duration_s)}",
+        )
         self.driver.checkpoint_written(checkpoint.step)
         self.registry.changed(self.job)
 

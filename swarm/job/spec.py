@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from swarm.job.schedule import version_of
 from swarm.job.section import Section
 from swarm.job.trust import TrustSection
 from swarm.limits import ISLANDS_MAX, LAYERS_MAX, STAGES_MAX
+from swarm.text import parse_size
 from swarm.types import OnStall, Routing
 
 Auto: TypeAlias = Literal["auto"]
@@ -403,16 +403,6 @@ class JobSpec(Section):
 CLIPPED_MIN = 4  # replicas of a stage: of fewer, one false part is no small minority
 # [outer] fragments, overlap_steps and mixing of a job that is not cut into fragments, before and after it is resolved.
 _WHOLE_MODEL_AT_ONCE = (("auto", "auto", "auto"), (1, 0, 0.0))
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$")
-_FACTOR = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as "64MiB"; ValueError if it is none."""
-    match = _SIZE.match(text)
-    if match is None:
-        raise ValueError(f'"{text}" is not a size: write bytes or a number with KiB, MiB or GiB, such as "64MiB"')
-    return int(float(match.group(1)) * _FACTOR[match.group(2)])
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:

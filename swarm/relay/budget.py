@@ -6,8 +6,7 @@ import re
 from collections import Counter
 
 from swarm.errors import NoWay, UsageError
-from swarm.job.spec import parse_size
-from swarm.text import size
+from swarm.text import parse_size, size
 from swarm.types import JobId
 
 BURST_S = 0.1  # what may go at once after a pause, in seconds of the rate

@@ -20,7 +20,7 @@ from swarm.pki.joining import join as join_swarm
 from swarm.pki.names import MEMBERS, check_name, check_role
 from swarm.pki.profiles import profile_folder
 from swarm.pki.tokens import read_line
-from swarm.text import duration
+from swarm.text import duration, seconds
 from swarm.wire import members_pb2 as pb
 
 
@@ -162,15 +162,12 @@ def _show_self(shell: Shell) -> int:
     return 0
 
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
 def _seconds(text: str) -> float:
-    """A time span such as 15m; UsageError for anything else."""
-    found = re.fullmatch(r"([0-9]{1,7})([smhd])", text)
+    """The seconds of --ttl; UsageError if it is no time span."""
+    found = seconds(text)
     if found is None:
         raise UsageError(f'--ttl is a time such as 15m, 2h or 7d, not "{text[:40]}"')
-    return int(found[1]) * _UNITS_S[found[2]]
+    return found
 
 
 def _given(value: str, what: str) -> str:

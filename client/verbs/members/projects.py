@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 import typer
@@ -13,7 +12,7 @@ from client.shell import Shell
 from client.views import FittedTable
 from swarm.errors import UsageError
 from swarm.pki.names import check_name
-from swarm.text import size
+from swarm.text import parse_size, size
 from swarm.wire import members_pb2 as pb
 
 
@@ -55,7 +54,7 @@ def project(
         name=check_name(name),
         quota_jobs=quota_jobs,
         quota_peers=quota_peers,
-        quota_bytes=None if quota_bytes is None else size_bytes(quota_bytes),
+        quota_bytes=None if quota_bytes is None else _bytes(quota_bytes),
     )
     with dial(shell) as scheduler:
         made = scheduler.create_project(request) if action == "create" else scheduler.set_project(request)
@@ -87,15 +86,12 @@ def _show(shell: Shell) -> int:
     return 0
 
 
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-
-
-def size_bytes(text: str) -> int:
-    """A size such as 200GiB, or 0; UsageError for anything else."""
-    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([KMGT]iB|B)", text)
-    if found is None and text != "0":
-        raise UsageError(f'--quota-bytes is a size such as 500MiB, 200GiB or 1.5TiB, not "{text[:40]}"')
-    return int(float(found[1]) * _UNITS[found[2]]) if found is not None else 0
+def _bytes(text: str) -> int:
+    """The bytes of --quota-bytes; UsageError if it is no size."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"--quota-bytes {error}") from None
 
 
 def _values(one: pb.ProjectView) -> dict[str, object]:

@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,6 +16,7 @@ from scheduler.api.sessions import COMMANDS_WAITING_MAX, Connections, Sessions
 from scheduler.brain.fleet import clones
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.members.enrolment import Member
+from scheduler.jobs.ports import SchedulerPorts
 from swarm import limits
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage
 from swarm.events import Event, Heartbeat, Hello
@@ -62,7 +65,9 @@ async def sessions(
     log = get_logger("test")
     async with asyncio.TaskGroup() as tasks:
         connections, membership = connections or Connections(log), membership or Membership()
-        yield Sessions(7, membership, connections, heard, Transfer(), tasks, log, _cloned=cloned)
+        stores = SimpleNamespace(database=SimpleNamespace(epoch=7))
+        ports = cast(SchedulerPorts, SimpleNamespace(stores=stores, log=log, wall_s=time.time))
+        yield Sessions(ports, membership, connections, heard, Transfer(), tasks, _cloned=cloned)
 
 
 @contextmanager
