@@ -126,6 +126,6 @@ async def scheduler_side(folder: Path) -> AsyncIterator[SchedulerSide]:
         await server.start()
         yield side
     finally:
-        await server.stop(None)
+        await server.stop(5.0)  # as the program does: calls that were answered write their lines
         admission.close()
         await database.close()
