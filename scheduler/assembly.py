@@ -47,7 +47,7 @@ class Scheduler:
     relays: RelayDesk | None = None
 
     async def load(self) -> None:
-        """Read what an earlier start left. Nobody may dial before that."""
+        """Read the state that an earlier start left. No peer may dial before that."""
         await self.drains.load()
         await self.peers.load()
         await self.restart.load()
@@ -75,7 +75,7 @@ def assemble(
     cloned: Callable[[PeerId, str], None] | None = None,
     keep_jobs_s: float = 0.0,
 ) -> Scheduler:
-    """Make every part, each from those above it. What runs in the background runs in `tasks`.
+    """Make every part, each from those above it. Background work runs in `tasks`.
 
     Without an `issuer` stage servers get no passes. `cloned` hears of an identity that two processes have. Jobs are
     removed `keep_jobs_s` after their end; 0: never.

@@ -1,8 +1,8 @@
-"""The Prometheus series of a scheduler: what it knows of its jobs and peers.
+"""The Prometheus series of a scheduler, about its jobs and peers.
 
 Labels are bounded: `job_id` to jobs that are open or ended less than an hour ago (`forget_job`), `peer` to ids that the
-scheduler issued, at most 2,000 at a time and `other` beyond that (`forget_peer`), the rest to closed sets. What a peer
-reports about itself never becomes a label as it is. Floats of the form `*_unix_s` are seconds since the epoch.
+scheduler issued, at most 2,000 at a time and `other` beyond that (`forget_peer`), the rest to closed sets. A peer's own
+words about itself never become a label as they are. Floats of the form `*_unix_s` are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERSION = re.compile(r"^\d{1,4}(\.\d{1,4}){1,3}([a-z0-9.+-]{0,16})$")
 
 
 class SchedulerMetrics:
-    """What a scheduler knows of its jobs and peers."""
+    """Counts and shows the facts about a scheduler's jobs and peers."""
 
     def __init__(self, version: str, protocol: int) -> None:
         self.process = ProcessMetrics(version, protocol)
@@ -115,14 +115,14 @@ class SchedulerMetrics:
         self._stored.labels(operation).observe(seconds)
 
     def process_health(self, loop_late_s: float, free_bytes: int) -> None:
-        """How late the event loop is, and what is free where the data folder is."""
+        """How late the event loop is, and the free bytes on the disk of the data folder."""
         self._loop_late.set(loop_late_s)
         self._free.set(free_bytes)
 
     def speeds(
         self, job_id: str, stages: Sequence[Mapping[str, float]], deadlines_s: Mapping[tuple[int, str], float]
     ) -> None:
-        """Tokens/s of each measured replica of each stage, and what a hop may take by (stage, direction)."""
+        """Tokens/s of each measured replica of each stage, and the deadline of a hop by (stage, direction)."""
         weighed: set[tuple[str, str]] = set()
         for stage, speeds in enumerate(stages):
             total = sum(speeds.values())
@@ -196,7 +196,7 @@ class SchedulerMetrics:
             self._job_state.labels(job_id, known).set(known == str(state))
 
     def job_runs(self, job_id: str, since_unix_s: float) -> None:
-        """The job begins to run, which is progress; to begin again and again without a commit is none."""
+        """The job begins to run. That is progress, but not if it begins again and again without a commit."""
         if job_id not in self._begun:
             self._begun.add(job_id)
             self._last_progress.labels(job_id).set(since_unix_s)
@@ -304,7 +304,7 @@ class SchedulerMetrics:
                     self._peer_counts[series] = count
 
     def peer_attached(self, peer: str, version: str, device: str, time_unix_s: float) -> None:
-        """A peer said hello; what it calls its version and device is folded into known values."""
+        """A peer said hello; its version and device are folded into known values."""
         name = self._bounded(peer)
         if name == OTHER:
             return

@@ -3,8 +3,8 @@
     microbatch ─┬─ route ─ forward ─ boundary forward ─ forward ... backward ─ boundary backward ─ backward
                 └─ average (of each replica on its route) ─ row ─ commit
 
-Steps are looked at every two seconds (jobs/series.py). What the collector does not take within seconds is lost: the
-scheduler waits for nobody who only watches.
+Steps are looked at every two seconds (jobs/series.py). Spans that the collector does not take within seconds are lost:
+the scheduler never waits for a mere observer.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class MicrobatchExporter:
 
 
 def of_microbatch(spans: Iterable[Span], index: int) -> Iterable[Span]:
-    """What a microbatch went through: its own spans, and those in which its gradients were averaged and applied."""
+    """The spans of a microbatch: its own, and those in which its gradients were averaged and applied."""
     spans = list(spans)
     route = {one.track for one in spans if one.index == index}
     return (one for one in spans if one.index == index or (one.index < 0 and one.track in route | {SCHEDULER}))

@@ -19,7 +19,7 @@ LOOK_S = 0.1
 
 
 async def drain(jobs: Jobs, membership: Membership, reference: str, reason: str) -> AsyncIterator[tuple[Peer, str]]:
-    """The peer and what it still waits for: now, after every change, and when it serves no job or is gone.
+    """The peer and the reason why it is still here: now, after every change, and when it serves no job or is gone.
 
     NotFound; NotAllowed if it is gone already.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with what the scheduler stands on: the database, and the broker."""
+"""Health of the scheduler: the state of its database and its broker."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Health:
         self._row_waits = row_waits
 
     def not_ready(self) -> list[str]:
-        """Why nobody should be sent here; for whoever reaches /readyz."""
+        """Why the scheduler is not ready, for any caller of /readyz."""
         return self._watch.not_ready() or [NO_WRITES] * self._row_waits()
 
     def remarks(self) -> list[str]:
-        """What is wrong although the scheduler is ready."""
+        """Faults that leave the scheduler ready."""
         return [NO_BROKER] if self._bus is not None and not self._bus.connected else []
 
     def troubles(self) -> list[str]:
-        """Both, for whoever lists jobs: not in the words of a database, which name hosts."""
+        """Both, for people that list jobs: without the text of a database, as it names hosts."""
         database = [NO_DATABASE] if self._watch.not_ready() else self.not_ready()
         return database + self.remarks()

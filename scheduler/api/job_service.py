@@ -57,7 +57,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         relays: RelayDesk | None = None,
         troubles: Callable[[], list[str]] = list,
     ) -> None:
-        """`seen` finds jobs for the caller; without it, for anybody. `troubles`: what is wrong with the scheduler."""
+        """`seen` finds jobs for the caller; without it, for anybody. `troubles` gives the scheduler's faults."""
         self._troubles = troubles
         self._relays = relays
         self._jobs = jobs
@@ -145,7 +145,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             return explanation("job", about.record.id, self._overview.job_facts(about))
 
     def _find(self, reference: str) -> Job | Peer:
-        """What a person named: a stage server if it is its whole id, else a job, else the beginning of a peer's id."""
+        """The thing that a person named: a stage server by its whole id, else a job, else a peer by the beginning of
+        its id."""
         if (exact := self._membership.get(PeerId(reference))) is not None:
             return exact
         try:
@@ -298,7 +299,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     @contextmanager
     def _following(self) -> Iterator[None]:
-        """For as long as somebody watches; NotAllowed if too many do."""
+        """Counts a watcher as long as it watches; NotAllowed if too many do."""
         if self._followers >= FOLLOWERS_MAX:
             raise NotAllowed(f"{FOLLOWERS_MAX} others follow jobs, logs or drains already", hint="try again later")
         self._followers += 1

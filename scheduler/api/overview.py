@@ -1,4 +1,4 @@
-"""Jobs and stage servers as one caller sees them: what the Jobs service and the page both say of them."""
+"""Jobs and stage servers as one caller sees them, for the Jobs service and the page alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swarm.wire import jobs_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything that is shown of jobs, stage servers and relays; `seen` says who asks."""
+    """Everything that is shown of jobs, stage servers and relays; `seen` knows the caller."""
 
     jobs: Jobs
     membership: Membership
@@ -39,7 +39,7 @@ class Overview:
         return view
 
     def job_facts(self, job: Job) -> list[Fact]:
-        """Why the job waits, or what limits it."""
+        """Why the job waits, or what limits its speed."""
         facts = explain_job(self.jobs.standing(job), job.situation(), self.jobs.idle(), job.clock_s())
         if job.waiting is not None:
             facts += self.queue().facts(job.record.id)

@@ -1,6 +1,6 @@
-"""Answers `swarm doctor`: what time it is here, how fast bytes travel, and whether the caller can be dialled.
+"""Answers `swarm doctor`: the time here, the speed of bytes, and whether the caller can be dialled.
 
-Nobody is dialled but the caller's own address, and nothing is sent there.
+Only the caller's own address is dialled, and nothing is sent there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DIAL_S_MAX = 3.0
 
 
 async def answer(request: pb.ProbeRequest, peer: str, now_unix_s: float) -> pb.ProbeReply:
-    """The answer to a caller whom gRPC calls `peer`; InvalidConfig if the request asks for too much."""
+    """The answer to a caller with gRPC's name `peer`; InvalidConfig if the request asks for too much."""
     if len(request.payload) > BYTES_MAX or request.answer_bytes > BYTES_MAX:
         raise InvalidConfig(f"a probe carries at most {BYTES_MAX} bytes each way")
     if request.dial_port > 65535 or len(request.word) > WORD_BYTES_MAX:
@@ -38,7 +38,7 @@ def host_of(peer: str) -> str:
 
 
 async def fault_of(host: str, port: int, word: bytes) -> str:
-    """Why nobody answers there with the word; empty if somebody does. An empty word: to be let in is enough."""
+    """Why there is no answer with the word there; empty if there is. With an empty word any connection will do."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(DIAL_S_MAX):

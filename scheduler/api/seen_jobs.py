@@ -21,7 +21,7 @@ _WORD = re.compile(r"[a-z0-9-]+")  # of the characters of ids
 
 
 class SeenJobs:
-    """Finds jobs for whoever `asks`; `refused` hears of a method that is not for him."""
+    """Finds jobs for the caller that `asks` names; `refused` hears of a method that the caller may not use."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class SeenJobs:
     def find(self, method: str, reference: str) -> Job:
         """The job that the caller means, for one of the methods that name a job.
 
-        `reference` is an id, the beginning of one, or a name; or PROJECT/ and one of these. Of what an admin sees, his
-        own project comes first. NotFound, with the same words for a job of others and for none; NotOwner.
+        `reference` is an id, the beginning of one, or a name; or PROJECT/ and one of these. For an admin, jobs of the
+        own project come first. NotFound, with the same words for a job of others and for none; NotOwner.
         """
         person = self.person()
 
@@ -77,7 +77,7 @@ class SeenJobs:
     # What is said of others' jobs --------------------------------------------------------------------------------
 
     def knows_all_of(self, peer: Peer) -> bool:
-        """Whether the caller may see what the stage server serves."""
+        """Whether the caller may see the job that the stage server serves."""
         if self.person().role is Role.ADMIN or peer.job == NO_JOB:
             return True
         job = self._registry.get(peer.job)

@@ -1,7 +1,7 @@
-"""Sessions with stage servers: who is connected, commands down, events up.
+"""Sessions with stage servers: connections, commands down, events up.
 
 Membership (pure) says what a connection, a silence or a new incarnation means. `Connections` holds the queues and knows
-nothing of jobs, so jobs can send before anybody has dialled; `Sessions` reads events and tells jobs.
+nothing of jobs, so jobs can send before any peer has dialled; `Sessions` reads events and tells jobs.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class StateTransfer(Protocol):
 
 
 class PassDesk(Protocol):
-    """Gives stage servers passes for what they serve."""
+    """Gives stage servers passes for the stages that they serve."""
 
     def welcome(self, peer: PeerId, heartbeat_s: float) -> Welcome:
         """The first command of a session."""
 
     def renew(self, peer: PeerId) -> None:
-        """Give the peer a pass for what it serves now, if it serves anything."""
+        """Give the peer a pass for the stage that it serves now, if any."""
 
     def cut_off(self, peer: PeerId) -> None:
         """The peer was revoked: everybody is to end its streams, and to take none with the passes that it has."""
@@ -77,7 +77,7 @@ class Session:
     rivals: Rivals = field(default_factory=Rivals)
 
     def end(self) -> None:
-        """Make the command side return; what waits is dropped."""
+        """Make the command side return; waiting commands are dropped."""
         while self.commands.full():
             self.commands.get_nowait()
         self.commands.put_nowait(None)
@@ -98,7 +98,7 @@ class Connections:
         return list(self._sessions.items())
 
     def open(self, peer: PeerId, incarnation: int, connection: str = "") -> Session:
-        """Begin a session, which ends the peer's previous one."""
+        """Begin a session; this ends the peer's previous one."""
         if (previous := self._sessions.get(peer)) is not None:
             previous.end()
         session = self._sessions[peer] = Session(incarnation, connection)
@@ -213,7 +213,7 @@ class Sessions:
                     self.drop(transition.peer)
 
     def revoke(self, peer: PeerId, reason: str) -> None:
-        """The peer belongs to the swarm no more: end its session, and let others do its work."""
+        """The peer is no member any more: end its session, and let others do its work."""
         for transition in self._membership.revoked(peer, asyncio.get_running_loop().time(), reason):
             self._listener.on_transition(transition)
         self.drop(peer)
@@ -221,7 +221,7 @@ class Sessions:
             self._passes.cut_off(peer)
 
     def replaced(self, member: Member) -> None:
-        """The keys of a member are good no more: a session that began with one of them could save and fetch nothing."""
+        """The keys of a member are revoked: a session that began with one of them could save and fetch nothing."""
         if member.role is Role.STAGE_SERVER:
             self.drop(PeerId(member.name))
 
@@ -237,7 +237,7 @@ class Sessions:
             session.end()
 
     def _check(self, hello: Hello, connection: str, now_s: float) -> None:
-        """Refuse a session that would harm others: over plaintext nobody proves who he is.
+        """Refuse a session that would harm others: over plaintext no caller proves its identity.
 
         A process that was started again, or that dials again after its connection broke, is not held up: its older
         session has ended by then, is on the same machine, or falls silent within seconds.

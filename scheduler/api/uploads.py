@@ -1,4 +1,4 @@
-"""Files that a client uploads before it submits a job, each named by its hash; and what the submit request says."""
+"""Uploads before a submit, each file named by its hash; and the checks of the submit request."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Uploads:
         return self._files.shard(project, _checked(sha256))
 
     async def missing(self, project: str, shards: Sequence[pb.Shard]) -> list[pb.Shard]:
-        """Those that the project has not sent, whoever else has; Refused for too many at once."""
+        """The files that this project has not sent, even if others have; Refused for too many at once."""
         if len(shards) > HASHES_ASKED_MAX:
             raise Refused(f"{len(shards)} files are asked for at once, at most {HASHES_ASKED_MAX}")
         return await run_blocking(
@@ -99,7 +99,7 @@ class Uploads:
         return first.shard.sha256
 
     def _check_room(self, project: str, wanted_bytes: int, free: int) -> None:
-        """QuotaReached or InvalidData if the file does not fit beside what is being uploaded."""
+        """QuotaReached or InvalidData if the file does not fit beside the running uploads."""
         promised_to_it = sum(one.promised_bytes for one in self._open if one.project == project)
         held = self._files.held_bytes(project)
         check_bytes(project, self._projects.quota(project), held, promised_to_it, wanted_bytes)
@@ -250,7 +250,7 @@ def read_request(request: pb.SubmitRequest) -> tuple[JobTokens, tuple[StateFile,
 
 
 def _check_counts(request: pb.SubmitRequest) -> None:
-    """InvalidConfig for what would not fit a message to a stage server or a client later."""
+    """InvalidConfig for a request that would not fit a later message to a stage server or a client."""
     if (size_bytes := len(request.spec_json.encode())) > SPEC_BYTES_MAX:
         raise InvalidConfig(f"the job's spec has {size_bytes} bytes, at most {SPEC_BYTES_MAX}")
     if len(request.shards) > SHARDS_MAX:

@@ -122,7 +122,7 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
 
 
 def guarded_view(view: pb.PeerView, shown: Callable[[str], str], *, knows_job: bool) -> pb.PeerView:
-    """The view for somebody who is no admin: no addresses, and nothing of the job that others let it serve."""
+    """The view for callers that are no admins: without addresses, and without a job that they may not see."""
     view.ClearField("address")
     view.ClearField("http_address")
     view.reason = shown(view.reason)

@@ -1,6 +1,6 @@
-"""What people ask of jobs: submit, cancel, pause, resume, drain, look; and remove, in removal.py.
+"""Commands of people: submit, cancel, pause, resume, drain, look; remove is in removal.py.
 
-What stage servers do arrives in listener.py.
+Events of stage servers arrive in listener.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RESUMABLE = (JobState.PAUSED, JobState.FAILED, JobState.CANCELLED)
 
 
 class Jobs:
-    """What people do with the jobs in `registry`."""
+    """Carries out people's commands on the jobs in `registry`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Jobs:
         self._opening: Counter[str] = Counter()  # jobs that are about to be open, by project
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """Look at what a caller sent on a thread; few at a time, so that others have threads for files."""
+        """Check a caller's files on a thread; few at a time, so that threads are left for other work."""
         async with self._looking:
             return await run_blocking(self.stores.threads, work)
 
@@ -123,7 +123,7 @@ class Jobs:
         chosen: Found,
         sent: Checkpoint | None,
     ) -> Job:
-        """Store the job, which starts at the checkpoint that was `chosen` or `sent`, if any."""
+        """Store the job, to start at the checkpoint that was `chosen` or `sent`, if any."""
         start, begins = chosen.checkpoint, ""
         if (first := start or sent) is not None:
             of = f"{first.name} of {resolved.checkpoint.resume_from.partition(':')[0]}" if start else "what was sent"
@@ -172,9 +172,9 @@ class Jobs:
 
     @contextmanager
     def _opens(self, project: str) -> Iterator[None]:
-        """For as long as a job is about to be open; QuotaReached if it would be one too many of its project.
+        """Count a job as open while the block runs; QuotaReached if its project has no room.
 
-        The job counts from here on, so of many that come at the same time none slips in.
+        Concurrent submits are counted at once, so none exceeds the quota.
         """
         living = sum(not job.record.state.is_final for job in self.registry.all() if job.record.project == project)
         check_jobs(project, self.stores.projects.quota(project), living + self._opening[project])
@@ -294,11 +294,11 @@ class Jobs:
         return await self._peers.free(reference)
 
     def trust(self, peer: PeerId) -> TrustRecord:
-        """What is held against a stage server."""
+        """The strikes and the quarantine of a stage server."""
         return self._peers.quarantine.record(peer)
 
     def standing(self, job: Job) -> JobStanding:
-        """What is known of a job beside its brain, for an explanation."""
+        """The facts about a job beside its brain, for an explanation."""
         record, spec, split = job.record, job.spec, split_of(job.spec)
         peers = sum(map(len, job.stages.values())) or len(split) * spec.limits.min_replicas
         return JobStanding(
@@ -327,7 +327,7 @@ class Jobs:
 
 
 def _first(spec: JobSpec) -> str:
-    """What a job that is told to stop does first, for a person."""
+    """The work that a stopping job does first, for a person."""
     if spec.has_outer_steps:
         return "trains up to the next exchange between islands, which is saved first"
     return "what runs is committed and saved first"

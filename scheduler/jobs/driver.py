@@ -1,11 +1,11 @@
-"""One job at work: tells the brain what happened and carries out what it decides.
+"""Drives one job at work: gives inputs to its brain, and carries out the outputs.
 
 Everything goes through one inbox, so the brain sees one thing at a time and a commit's row is on disk before any other
 decision is taken.
 
     inbox ──▶ brain.step ──▶ outputs, in order ──▶ effects
                   ▲               │
-                  └──RowDurable───┘   what it decides comes before the outputs that are left
+                  └──RowDurable───┘   its outputs come before those that are left
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class JobEffects(Protocol):
-    """What a driver does to the world. Only the two writes can wait; the driver decides nothing while they do."""
+    """The effects of a driver on the world. Only the two writes can wait; the driver decides nothing while they do."""
 
     def send(self, peer: PeerId, command: Command) -> None:
         """Send a command to a peer."""
@@ -124,7 +124,7 @@ class JobDriver:
         self._inbox.put_nowait(happened)
 
     def cancel(self, reason: str) -> None:
-        """End the job soon, whatever it waits for; asking twice is the same as once."""
+        """End the job soon, without waiting for anything; asking twice is the same as once."""
         self._cancelled.set()
         self.tell(inputs.Cancel(reason))
 
@@ -144,7 +144,7 @@ class JobDriver:
         return outcome
 
     async def _next(self) -> Input:
-        """What happened next, or that time has passed without anything."""
+        """The next input, or a Tick if none came in time."""
         if not self._inbox.empty():
             return self._inbox.get_nowait()
         due_s = min(self._brain.due_s, self._watchdog.due_s(self._brain.saves_again_s))
@@ -218,9 +218,9 @@ class JobDriver:
         return self._brain.portion_of(microbatch.timeline, microbatch.step), microbatch.index
 
     async def _written(self, write: Coroutine[object, object, None]) -> bool:
-        """Whether it was written; False if the job was cancelled meanwhile, which the inbox says next.
+        """Whether it was written; False if the job was cancelled meanwhile; the inbox tells of that next.
 
-        What becomes of the write then does not matter: resuming the job begins a new timeline.
+        The outcome of the write then does not matter: resuming the job begins a new timeline.
         """
         writing, cancelled = asyncio.ensure_future(write), asyncio.ensure_future(self._cancelled.wait())
         began_s = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""The committed steps of a job that count: what people draw curves from."""
+"""The committed steps of a job that count, for curves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def history(
 
 
 async def thinned(database: Database, record: JobRecord, spec: JobSpec, every: int) -> list[StepMade]:
-    """Each `every`-th of the steps alone, which the database picks: it does not take longer for a job of many steps."""
+    """Only each `every`-th step; the database picks them, so a job of many steps takes no longer."""
     rows = [row async for page in _rows(database, record, spec, every) for row in page]
     return [_made(row, {}) for row in rows if (row["step"] + 1) % every == 0]
 
@@ -61,7 +61,7 @@ async def evaluations(database: Database, record: JobRecord) -> dict[int, float]
 async def _rows(
     database: Database, record: JobRecord, spec: JobSpec, every: int = 1, first: int = 0
 ) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """The rows that count, as the database has them; with `every`, at least each so-many-th; of islands also those of
+    """The rows that count, as the database has them; with `every` = N, at least each N-th; of islands also those of
     steps before `first`."""
     if spec.has_outer_steps:
         for timeline in range(record.timeline + 1):

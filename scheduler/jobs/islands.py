@@ -1,4 +1,4 @@
-"""Where the islands of a job are: its places, their timelines, and the brain that has a brain for each.
+"""The islands of a job: its places, their timelines, and the brain that combines one brain per island.
 
     place    0 1 | 2 3      two islands of two stages: the allocator sees four places, each with replicas of its own
     stage    0 1 | 0 1
@@ -36,7 +36,7 @@ def stage_at(spec: JobSpec, place: int) -> int:
 
 
 def place_of(spec: JobSpec, timeline: int, stage: int) -> int:
-    """The place of a replica that says on which timeline, and which stage, it serves."""
+    """The place of a replica, from its timeline and its stage."""
     return island_of(spec, timeline) * len(split_of(spec)) + stage
 
 
@@ -79,7 +79,7 @@ def replicas_by_island(
 
 
 def of_job(spec: JobSpec, header: StoreHeader) -> StoreHeader:
-    """What a replica of an island says of a file, in the job's words: its stage is a place, or -1 if there is none."""
+    """A replica's report on a file of its island, in the job's words: its stage is a place, or -1 if there is none."""
     version = course_of(spec, header.timeline).inner_steps(header.version)
     exists = 0 <= header.stage < len(split_of(spec))
     place = place_of(spec, header.timeline, header.stage) if exists else -1

@@ -1,4 +1,4 @@
-"""A job, its progress, and what others ask about it."""
+"""A job, its progress, and questions about it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Announcer(Protocol):
     def job_changed(self, record: JobRecord, progress: JobProgress) -> None: ...
 
     def job_removed(self, job: JobId) -> None:
-        """Nobody needs to hear of the job any more: it ended long ago, or is gone."""
+        """Drop the job's announcements: it ended long ago, or is gone."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Job:
-    """A job and what is known of it now. The registry alone writes `record`, and `waiting` with it."""
+    """A job and its present state. The registry alone writes `record`, and `waiting` with it."""
 
     record: JobRecord
     spec: JobSpec
@@ -122,7 +122,7 @@ class Job:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """For as long as somebody writes the job's row or files, or is about to begin at them."""
+        """Marks the job as used while its row or files are written, or a job is about to begin at them."""
         self.uses += 1
         try:
             yield
@@ -157,16 +157,16 @@ class Job:
         return of if peers else {}
 
     def situation(self) -> Situation | None:
-        """What the brain of a job at work knows, for an explanation."""
+        """The situation of a job at work from its brain, for an explanation."""
         return self.brain.situation(self.clock_s()) if self.brain is not None else None
 
     def clock_s(self) -> float:
-        """The clock by which the brain of a job at work counts; the event loop's for another job."""
+        """The time by the clock of a job's brain at work; by the event loop's clock for another job."""
         return self.run.driver.now_s() if self.run is not None else now_s()
 
 
 def job_rows(spec: JobSpec, timeline: int) -> Rows:
-    """What puts the rows of islands together, on one timeline of a job with outer steps."""
+    """Merges the rows of islands, on one timeline of a job with outer steps."""
     return Rows(timeline, [OuterCourse(one) for one in courses(spec)])
 
 

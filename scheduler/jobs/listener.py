@@ -1,4 +1,4 @@
-"""What stage servers do: events, changes of their state, and files of a stage's weights reach their job here."""
+"""Passes news of stage servers to their jobs: events, changes of state, and files of a stage's weights."""
 
 from __future__ import annotations
 

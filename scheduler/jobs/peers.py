@@ -1,6 +1,6 @@
 """Peers in the service of jobs: every change of a peer goes to its job, to metrics and to the allocator.
 
-Membership (pure) says what a change is; here is what follows from it.
+Membership (pure) says what a change is; this module carries out its consequences.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Peers:
         self._commands.send(peer, command)
 
     def _count(self, changed: PeerId) -> None:
-        """Show how many peers are in which state; only the one that changed is looked at."""
+        """Count the peers by state; only the one that changed is looked at."""
         self._recount(changed)
         if len(self._counted) > self._membership.count:  # some were forgotten meanwhile
             for peer in [peer for peer in self._counted if self._membership.get(peer) is None]:

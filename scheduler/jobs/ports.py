@@ -1,4 +1,4 @@
-"""What the scheduler stands on: the program, the simulation and the tests each give it their own."""
+"""Ports of the scheduler: the program, the simulation and the tests each give it their own."""
 
 from __future__ import annotations
 

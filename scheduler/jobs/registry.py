@@ -4,7 +4,7 @@ A change of state counts at once. Then it is written to the database, and shown 
 
     queued ─▶ placing ─▶ loading ─▶ running ─▶ succeeded | failed | cancelled | paused
       ▲          ▲          ▲          │ ╲
-      │          │          └ stalled ◀┘  ╲▶ pausing, cancelling ─▶ what was asked, or what came first
+      │          │          └ stalled ◀┘  ╲▶ pausing, cancelling ─▶ the asked state, or the one that came first
       └ resume ─ paused | failed | cancelled
 
 A stalled job lost a stage, or stood still: it goes back to a checkpoint and loads again.
@@ -71,7 +71,7 @@ class JobRegistry:
         job.waiting = (job.waiting or Waiting(now_s())) if job.record.state in WAITING_STATES else None
 
     def remove(self, job: Job) -> None:
-        """The job is no more; whoever looks for it finds none."""
+        """The job is removed, and not found any more."""
         del self._jobs[job.record.id]
 
     def get(self, job: JobId) -> Job | None:
@@ -82,8 +82,8 @@ class JobRegistry:
         return sorted(self._jobs.values(), key=lambda job: job.record.created_unix_s, reverse=True)
 
     def find(self, reference: str, among: Callable[[JobRecord], bool] = lambda record: True) -> Job:
-        """The job that a person means; NotFound if there is none, or more than one. Others than those `among` which he
-        looks do not exist for him.
+        """The job that a reference means; NotFound if there is none, or more than one. Only jobs `among` these are
+        searched.
 
         The job with this id, else the open one with this name, else the newest ended one with this name, else the only
         one whose id begins with it.
@@ -120,7 +120,8 @@ class JobRegistry:
         return _in_turn(job for job in reversed(self.all()) if job.record.state is JobState.RUNNING)
 
     def queue(self, is_seen: Callable[[Job], bool]) -> Queue:
-        """Who waits for stage servers, and who has them; how far that one is, only of jobs that are seen."""
+        """The jobs that wait for stage servers, and those that have some; their progress only for jobs that the caller
+        sees."""
 
         def holder(job: Job) -> Holder:
             progress = (job.progress.steps_done, job.spec.training.steps, job.left_s) if is_seen(job) else ()
@@ -188,7 +189,7 @@ class JobRegistry:
         self._announcer.job_changed(replace(job.record, reason=job.reason), job.progress)
 
     def say(self, job: Job, level: str, text: str, **facts: object) -> None:
-        """Write a line to the job's log and to the scheduler's, which has `facts` as fields."""
+        """Write a line to the job's log and to the scheduler's; the latter has `facts` as fields."""
         getattr(self._log, level)(text, job_id=job.record.id, **facts)
         self.logs.append(job.record.id, LogLine(self._wall_s(), level, "", -1, text))
 

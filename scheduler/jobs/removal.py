@@ -1,6 +1,6 @@
 """Removes jobs with all that they made, and files that no job names. brain/retention.py says which jobs may go.
 
-remove ─▶ nobody finds the job ─▶ it is not listed (storage/removals.py) ─▶ rows, folders, uploads go
+remove ─▶ the job is not found ─▶ it is not listed (storage/removals.py) ─▶ rows, folders, uploads go
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Something that nobody needs: a "job" that is kept no longer, "uploads" of a project, or a "folder" of no job."""
+    """Unneeded data: a "job" that is kept no longer, "uploads" of a project, or a "folder" of no job."""
 
     kind: str
     name: str
@@ -66,7 +66,7 @@ class JobRemoval:
     async def remove(self, job: Job, *, expires: bool = False) -> Removed:
         """Remove an ended job, with its checkpoints, logs, and the uploads that no other job names.
 
-        What it keeps in a `checkpoint.dir` stays if it only `expires`; what it keeps at a URL stays always.
+        Checkpoints in a `checkpoint.dir` stay if the job only `expires`; those at a URL always stay.
         NotAllowed if it has not ended, is in use, or another job may begin at it; DatabaseUnavailable.
         """
         record, where = job.record, job.spec.checkpoint.dir
@@ -96,14 +96,14 @@ class JobRemoval:
         return removed
 
     async def _free_named(self) -> Counter[str]:
-        """Remove uploads that only removed jobs have named and nobody has asked for since; the bytes by project."""
+        """Remove uploads that only removed jobs have named and that were not asked for since; the bytes by project."""
         used = self._used()
         over = {path: at_s for path, at_s in self._named_s.items() if path not in used}
         self._named_s = {path: at_s for path, at_s in self._named_s.items() if path in used}
         return await self._files.remove_unused(used, 0.0, over)
 
     async def _finish(self, one: RemovedJob) -> Removed:
-        """Remove what is left of a job that is listed no more; what fails is tried again in the next round."""
+        """Remove the rest of a job that is no longer listed; a failed removal is tried again in the next round."""
         freed, left = 0, ""
         async with self._one_by_one:
             if one.id not in self._unfinished:

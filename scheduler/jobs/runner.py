@@ -86,7 +86,7 @@ class JobRunner:
         await self._registry.enter(job, record.state, RESTARTED)
 
     async def _resumed(self, job: Job, timeline: int, peers: Mapping[PeerId, int]) -> Resumed:
-        """What an earlier scheduler start left of an island."""
+        """The state of an island that an earlier scheduler start left."""
         record, course = job.record, course_of(job.spec, timeline)
         rows = await self._store.last_rows(record.id, timeline, count=2)
         found = await self._store.evaluations(record.id)
@@ -312,7 +312,7 @@ class _Effects:
             self._job.awaits_database = False
 
     async def _goes_on(self) -> None:
-        """A step was committed; what a person said in the meantime stands."""
+        """A step was committed; a person's order in the meantime stands."""
         job = self._job
         if job.record.reason == RESTARTED:
             await self._registry.enter(job, job.record.state, RESUMED)
@@ -333,7 +333,7 @@ class _Effects:
 
 @dataclass(frozen=True, slots=True)
 class _CheckpointNews:
-    """Passes on what became of a job's checkpoints: to the brain, to metrics, to people."""
+    """Passes on news of a job's checkpoints: to the brain, to metrics, to people."""
 
     job: Job
     driver: JobDriver

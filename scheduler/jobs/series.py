@@ -2,7 +2,7 @@
 
 Speeds and deadlines change with every hop, so they are looked up now and then instead. Series of a job are removed an
 hour after its end, those of a peer ten minutes after it left: until then scrapers and people see the last values, and
-kept forever they would grow with every job and peer. What the broker retains about a job goes with its series.
+kept forever they would grow with every job and peer. The broker's retained messages about a job go with its series.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHOW_S = 2.0
 
 
 def is_over(record: JobRecord, now_unix_s: float) -> bool:
-    """Whether the job ended so long ago that nobody looks at its series."""
+    """Whether the job ended so long ago that its series can go."""
     return record.state.is_final and now_unix_s - record.since_unix_s >= JOB_KEPT_S
 
 
@@ -48,7 +48,7 @@ class MetricExpiry:
 async def show(
     registry: JobRegistry, ports: SchedulerPorts, folder: Path, look: Callable[[Job], None] | None = None
 ) -> None:
-    """Bring up to date what replicas can do, how late the event loop is and what is free in `folder`; forever.
+    """Keep the series up to date, forever: speeds of replicas, lateness of the event loop, free bytes in `folder`.
 
     `look` is shown each job as often.
     """
@@ -66,7 +66,7 @@ async def show(
 
 
 def _free_bytes(folder: Path) -> int:
-    """0 if nobody can say."""
+    """0 if unknown."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:

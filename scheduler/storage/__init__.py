@@ -1,1 +1,1 @@
-"""Keeps what must outlive the process: the database, files of jobs, logs, checkpoints."""
+"""Storage that outlives the process: the database, files of jobs, logs, checkpoints."""

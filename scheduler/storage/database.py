@@ -1,4 +1,4 @@
-"""What must survive the scheduler: jobs, and one row per committed step.
+"""The database: jobs, one row per committed step, and all else that must survive the scheduler.
 
 The row of a commit is the commit point: before it a step can be done again, after it only a declared rollback undoes
 it. Every start first takes epoch + 1. Every later write is a transaction that begins by claiming the epoch, so a
@@ -176,7 +176,8 @@ class Database:
     ) -> Database:
         """Migrate the database at `url` and take the next epoch; InvalidConfig if it cannot be used.
 
-        With `folder`, it must hold the data of the database's jobs; else no epoch is taken and nobody is fenced off.
+        With `folder`, it must hold the data of the database's jobs; else no epoch is taken and no scheduler is fenced
+        off.
         """
         engine = make_engine(url)
 
@@ -266,7 +267,7 @@ class Database:
         """The commit rows of a job in order, as plain values: at most `count`, behind the (timeline, step) `after`, of
         steps from `first` on.
 
-        With `every`, only those with which a multiple of so many steps is committed.
+        With `every`, only those after which the number of committed steps is a multiple of it.
         """
         table = _COMMITS.c
         behind = sa.or_(table.timeline > after[0], sa.and_(table.timeline == after[0], table.step > after[1]))
@@ -327,7 +328,7 @@ class Database:
         )
 
     async def write(self, change: Callable[[sa.Connection], object], operation: str = "write") -> None:
-        """Make a change, in a transaction that first claims the epoch; `operation` is what it is timed as.
+        """Make a change, in a transaction that first claims the epoch; `operation` names it in the measured times.
 
         Raises Fenced, DatabaseRejected or DatabaseUnavailable.
         """
@@ -390,7 +391,7 @@ class DatabaseWatch:
         return [self._fault] if self._fault else []
 
     async def run(self) -> None:
-        """Look, for ever. Fenced, which ends the scheduler, once another one has taken the database over."""
+        """Look, for ever. Raises Fenced once another scheduler has taken the database over; this ends the process."""
         while True:
             self._asked_s = asyncio.get_running_loop().time()
             try:

@@ -1,7 +1,7 @@
 """Stage servers that a person told to hand their work over (`swarm peers drain`).
 
-A drain outlives the scheduler and every session. It ends when the stage server itself is started again, which is how a
-person takes it back. A stage server that is ended by a signal says so in every session, and is not kept here.
+A drain outlives the scheduler and every session. It ends when the stage server itself is started again, so a person
+takes it back by a restart. A stage server that is ended by a signal says so in every session, and is not kept here.
 """
 
 from __future__ import annotations

@@ -39,9 +39,10 @@ class JobFiles:
     async def remove_unused(
         self, used: Set[Path], before_unix_s: float, since: Mapping[Path, float] | None = None, *, dry_run: bool = False
     ) -> Counter[str]:
-        """Delete uploaded files that no job names and nobody asked for since then; or those in `since`, by their times.
+        """Delete uploaded files that no job names and that were not asked for since then; or those in `since`, by their
+        times.
 
-        Gives the bytes that are freed, by project; `dry_run`: that would be.
+        Gives the freed bytes by project; with `dry_run` those that would be freed.
         """
         freed = await run_blocking(
             self._executor, lambda: _remove_unused(self._shards, used, before_unix_s, since, dry_run=dry_run)
@@ -64,13 +65,13 @@ class JobFiles:
         return await run_blocking(self._executor, lambda: tree_bytes(self._jobs, job))
 
     async def strays(self, known: Set[str], before_unix_s: float) -> list[tuple[str, int]]:
-        """Folders of no known job that nobody touched since then, and their bytes. StorageError."""
+        """Folders of no known job that were not touched since then, and their bytes. StorageError."""
         return await run_blocking(self._executor, lambda: _strays(self._jobs, known, before_unix_s))
 
     def shard(self, project: str, sha256: str) -> Path:
         """Where the project's file with this hash is, or would be.
 
-        What a project has not sent itself is not there for it, so nobody learns what others have.
+        A project does not find files that it has not sent itself, so it learns nothing of other projects' files.
         """
         folder = self._shards if project == DEFAULT_PROJECT else self._shards / project
         return folder / f"{sha256}.bin"

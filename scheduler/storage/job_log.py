@@ -1,4 +1,4 @@
-"""What `swarm logs` shows: the lines of all processes of a job, kept on disk; the newest are also in memory."""
+"""Job logs for `swarm logs`: the lines of all processes of a job, kept on disk; the newest are also in memory."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class JobLogs:
             self._writer.add(self._path(job), line)
 
     def of(self, job: JobId) -> JobLog:
-        """The job's log; that of an ended job is read from its file, which takes a moment."""
+        """The job's log. That of an ended job is read from its file, and this takes a moment."""
         if (known := self._open.get(job)) is not None:
             return known
         self._writer.drain()

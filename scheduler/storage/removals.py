@@ -1,8 +1,8 @@
-"""Jobs on their way out: what is listed has its files, and what is not listed loses them.
+"""Removals of jobs: a listed job has its files, and a job that is not listed loses them.
 
     a note comes: the job is listed no more ─▶ its commit rows go, some at a time ─▶ its files go ─▶ row and note go
 
-A scheduler that ends in between goes on at its next start. Whoever writes the job's row again takes the note away.
+A scheduler that ends in between goes on at its next start. Writing the job's row again takes the note away.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class RemovedJob:
-    """A job that is listed no more; `checkpoint_dir` as in its file, empty for the data folder or what is kept."""
+    """A job that is no longer listed; `checkpoint_dir` as in its file, empty for the data folder or if the folder is
+    kept."""
 
     id: JobId
     checkpoint_dir: str = ""

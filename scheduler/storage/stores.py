@@ -1,4 +1,4 @@
-"""Everything that outlives the scheduler: the database, and what the data folder holds."""
+"""Everything that outlives the scheduler: the database, and the files in the data folder."""
 
 from __future__ import annotations
 

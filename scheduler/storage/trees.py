@@ -1,4 +1,5 @@
-"""Removes a folder with all that is in it, and nothing that is elsewhere: no link is followed, however late it came."""
+"""Removes a folder with all that is in it, and nothing elsewhere: no link is followed, even one that was planted
+late."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from swarm.errors import StorageError
 
 
 def tree_bytes(parent: Path, name: str) -> int:
-    """What a folder holds; 0 if there is none. StorageError."""
+    """The bytes in a folder; 0 if there is none. StorageError."""
     with _opened(parent) as descriptor:
         return 0 if descriptor is None else _bytes(name, descriptor)
 
@@ -56,7 +57,7 @@ def _opened(parent: Path) -> Iterator[int | None]:
 
 
 def _bytes(name: str, parent: int) -> int:
-    """What is in a folder; 0 if it is none."""
+    """The bytes in an open folder; 0 if it is no folder."""
     found = 0
     with suppress(FileNotFoundError):
         for _, _, files, folder in os.fwalk(name, dir_fd=parent):

@@ -1,1 +1,1 @@
-"""What the scheduler serves over HTTP: metrics, health, what there is to scrape, and the page for people."""
+"""The scheduler's HTTP port: metrics, health, targets to scrape, and the page for people."""

@@ -1,4 +1,4 @@
-"""What Prometheus finds at /sd: the scheduler and every stage server whose metrics can be reached from elsewhere.
+"""Targets for Prometheus at /sd: the scheduler and every stage server whose metrics other machines can reach.
 
 The format is that of http_sd_configs: groups of targets with labels. A label that begins with two underscores steers
 the scrape; the others stand on every series.
@@ -19,7 +19,7 @@ def targets(own: str, address: str, peers: Iterable[Peer], *, insecure: bool) ->
     """All targets of the moment: this scheduler, which serves HTTP at `own` and is dialled at `address`, and its peers.
 
     A process that listens at every address is scraped where it is dialled. One that listens on loopback only, on
-    another machine than this scheduler's, is left out: nobody but its own machine reaches it.
+    another machine than this scheduler's, is left out: only its own machine reaches it.
     """
     found = [_target(Role.SCHEDULER, "scheduler", "", _reached(own, address), insecure=insecure)]
     for peer in sorted(peers, key=lambda one: one.hello.peer):

@@ -1,9 +1,9 @@
-"""What each visitor of the page sees, made on the scheduler's loop when his stream asks for it.
+"""Feeds the page: makes each visitor's look on the scheduler's loop when the visitor's stream asks for it.
 
      stream ──look──▶ Feed ──▶ who is he ──▶ Overview, as `swarm ls`, `explain` and `peers` ──▶ snapshot.py
      stream ◀──────── the newest Look, which those who see the same share
 
-Nothing is queued for anybody: a stream that is slow asks less often, and whoever does not ask costs nothing.
+Nothing is queued: a slow stream asks less often, and a stream that does not ask costs nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ Entrance: TypeAlias = Callable[[bytes | None], Person]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What somebody sees at a moment; `clock_s` is the time then by the clock of the job's timeline."""
+    """The content of the page for a visitor at a moment; `clock_s` is the time then by the clock of the job's
+    timeline."""
 
     at_s: float
     now_unix_s: float
@@ -59,7 +60,7 @@ class Look:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of a job: its curves, and the news of one that has ended."""
+    """The data read of a job: its curves, and the news of one that has ended."""
 
     curves: Curves
     news: list[tuple[int, LogLine]]
@@ -87,9 +88,9 @@ class Feed:
         self._entrance(certificate)
 
     async def look(self, certificate: bytes | None, reference: str) -> Look:
-        """All that the visitor sees, with the job that he means in full, or the newest one that runs.
+        """All that the visitor may see, with the named job in full, or else the newest one that runs.
 
-        Whoever may not see anything gets the error of `entrance`, also if that has changed since his last look.
+        A visitor without access gets the error of `entrance`, also if access was lost since the last look.
         """
         person = self._entrance(certificate)
         now_s = asyncio.get_running_loop().time()

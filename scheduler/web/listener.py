@@ -144,7 +144,7 @@ class Service:
 
 
 class Connection:
-    """One connection, and what an application may ask of it."""
+    """One connection, as an application may use it."""
 
     def __init__(self, service: Service, taken: socket.socket) -> None:
         self._service = service
@@ -154,7 +154,7 @@ class Connection:
         self._deadline = asyncio.get_running_loop().call_later(REQUEST_S_MAX, self.cut)
 
     def certificate(self) -> bytes | None:
-        """What the caller proved to hold, in DER; None if nothing."""
+        """The caller's proven certificate, in DER; None if there is none."""
         tls = None if self.transport is None else self.transport.get_extra_info("ssl_object")
         return tls.getpeercert(binary_form=True) if isinstance(tls, ssl.SSLObject) else None
 
@@ -168,13 +168,13 @@ class Connection:
             self._service.answered[self] = None
 
     def lasts(self) -> None:
-        """The answer goes on: whoever gives it bounds their number and what a slow reader may hold."""
+        """The answer goes on: the application bounds the number of such answers, and the memory of a slow reader."""
         self._deadline.cancel()
         if self._service.answered.pop(self, self) is None:  # it may have ended meanwhile
             self._service.lasting.add(self)
 
     def cut(self) -> None:
-        """End the connection, whatever is under way on it."""
+        """End the connection, even with an answer under way."""
         if self.transport is not None:
             self.transport.abort()
         else:  # a handshake meets the end of the stream
@@ -190,7 +190,7 @@ class Connection:
 
 
 class _Http(H11Protocol):
-    """uvicorn's protocol, which tells the application of its connection."""
+    """uvicorn's protocol, extended to give the application its connection."""
 
     def __init__(self, service: Service, connection: Connection) -> None:
         super().__init__(service.config, service.state, {}, asyncio.get_running_loop())

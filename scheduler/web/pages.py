@@ -4,7 +4,7 @@
     /events      server-sent events: "all" once, then "change" with what is new, at most two a second; ?job=ID
 
 On loopback they are for the user of this machine, as the whole scheduler is. Off loopback they are for people of the
-swarm, by certificate, and each sees what `swarm ls` shows him.
+swarm, by certificate, and each sees the same as in `swarm ls`.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ HEADERS = {
 
 
 class Looks(Protocol):
-    """Says what a visitor sees; asked on the scheduler's loop."""
+    """Gives the content of the page for a visitor; asked on the scheduler's loop."""
 
     async def enter(self, certificate: bytes | None) -> None:
-        """Raise a SwarmError unless whoever shows this certificate (DER), or none, may look."""
+        """Raise a SwarmError unless a visitor with this certificate (DER), or without one, may look."""
 
     async def look(self, certificate: bytes | None, reference: str) -> Look:
-        """What he sees now, with the job that `reference` names; the same error as `enter`."""
+        """The visitor's content now, with the job that `reference` names; the same error as `enter`."""
 
 
 class Pages:
-    """Routes for the site; `is_local`: only this machine reaches it, so whoever does may look."""
+    """Routes for the site; `is_local`: only this machine reaches the port, so every caller may look."""
 
     def __init__(self, loop: MainLoop, feed: Looks, *, is_local: bool) -> None:
         self._loop = loop
@@ -96,7 +96,7 @@ class Pages:
         self._streams -= 1
 
     async def _refusal(self, request: Request) -> Response | None:
-        """Why the caller may not look; None if he may."""
+        """Why the caller may not look; None if it may."""
         if self._is_local and not _names_this_machine(request.headers.get("host", "")):
             # Another site's page could make a browser believe that its name leads here, and read everything.
             return text(403, "open this page by the name localhost, or by an address")
@@ -159,6 +159,6 @@ def _event(name: str, values: dict[str, Any]) -> bytes:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Whether the Host of a request is no name that somebody else could have made lead here."""
+    """Whether the request's Host is a loopback name, which no other site can point here."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     return is_loopback(name)

@@ -1,9 +1,9 @@
 """The paths of the scheduler's HTTP port.
 
-    /metrics /sd            for whoever scrapes: the roles metrics and admin, off loopback
-    /healthz /readyz        for everybody; asked of the scheduler's own loop, as one that is stuck is to be found out
+    /metrics /sd            for scrapers: the roles metrics and admin, off loopback
+    /healthz /readyz        for everybody; asked of the scheduler's own loop, so that a stuck one is noticed
 
-The application runs on the thread of the Listener. What it says of the scheduler, it asks the scheduler's loop.
+The application runs on the thread of the Listener. It asks the scheduler's loop for all facts about the scheduler.
 """
 
 from __future__ import annotations

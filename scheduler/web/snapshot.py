@@ -1,6 +1,6 @@
-"""What the page shows, as JSON: everything once, then what has changed.
+"""The content of the page as JSON: everything once, then the changes.
 
-A value that is not known is left out, so a change can say with null that it is no more (RFC 7396).
+An unknown value is left out, so a change can remove it with null (RFC 7396).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEVER: Any = object()
 
 
 def patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
-    """What to change in `before` so that it is `after`, as a JSON merge patch; empty if they are alike."""
+    """The JSON merge patch from `before` to `after`; empty if they are alike."""
     changes: Json = {name: None for name in before if name not in after}
     for name, value in after.items():
         old = before.get(name, _NEVER)
@@ -179,7 +179,7 @@ def peers_values(views: Iterable[pb.PeerView]) -> Json:
 
 
 def news_values(lines: Iterable[tuple[int, LogLine]]) -> Json:
-    """What happened lately, by number."""
+    """The newest events, by number."""
     return {
         str(number): {"at_unix_s": round(line.time_unix_s, 1), "level": line.level, "text": line.message[:TEXT_MAX]}
         for number, line in lines

@@ -1,1 +1,1 @@
-"""Answers those who join, who they are and what they may do: tokens, certificates, passes, projects, relays."""
+"""Admits members and checks their rights: tokens, certificates, passes, projects, relays."""

@@ -1,7 +1,7 @@
-"""Who comes in: the scheduler's own certificate, the guard before every call, joins, and the audit log.
+"""Admission: the scheduler's own certificate, the guard before every call, joins, and the audit log.
 
 At its first start a scheduler makes an authority in DATA/pki. For the user who started it, it puts an admin's identity
-into the profiles, where `swarm` and stage servers on this machine find it: nobody on one machine types anything.
+into the profiles. `swarm` and stage servers on this machine find it there, so no flags are needed on one machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LOOK_S = 60.0  # how often the ages of certificates are looked at
 
 
 class Admission:
-    """Everything about who may come in; make it with `open`, then `serve`."""
+    """All parts of admission; make it with `open`, then `serve`."""
 
     def __init__(
         self,
@@ -193,7 +193,8 @@ class Admission:
         return self.members.person(caller.principal)
 
     def visitor(self, certificate_der: bytes | None) -> Person:
-        """Who looks at the page with this certificate; an error, which is written down, if he may not list jobs."""
+        """The visitor of the page with this certificate. Raises an error, and logs it for audit, if the role may not
+        list jobs."""
         who = "nobody"
         try:
             caller = caller_with(certificate_der)

@@ -1,4 +1,4 @@
-"""What goes into the audit log: starts, joins, revocations, calls that change something, and what was refused.
+"""Writes the audit log: starts, joins, revocations, calls that change something, and refusals.
 
 A call that a role allows has a line before it is carried out, and another one if it then fails.
 """
@@ -59,12 +59,12 @@ class AuditTrail:
             self._write(caller.principal.uri, method, ALLOWED, target=_target(request))
 
     def failed(self, method: str, caller: Caller, code: str, message: str) -> None:
-        """A call that was allowed ended with an error; what its job's owner was asked for is written already."""
+        """An allowed call ended with an error; a refusal by the job's owner is written already."""
         if method in AUDITED and code != NotOwner.code:
             self._write(caller.principal.uri, method, f"{code} {message}")
 
     def denied(self, method: str, who: str, error: SwarmError) -> None:
-        """A call was refused for what the caller is."""
+        """A call was refused because the caller is not admitted to it."""
         self._on_denied(error.code)
         if self._denials.take(self._clock_s()):
             self._write(who, method, f"{error.code} {error.message}")
@@ -79,7 +79,7 @@ class AuditTrail:
             self._write(f"token {token[:20]}", "Join", result, target=name, address=address)
 
     def revoked(self, member: Member) -> None:
-        """Whom an admin's call, or the scheduler by itself, took out of the book."""
+        """A member was taken out of the book, by an admin's call or by the scheduler itself."""
         caller = CALLER.get()
         by = "the scheduler" if caller is None else caller.principal.uri
         self._write(by, "Revoked", member.reason or "no reason given", target=f"{member.role}/{member.name}")
@@ -109,5 +109,5 @@ class AuditTrail:
 
 
 def _target(request: Any) -> str:
-    """Whom or what a request is about, as its sender said."""
+    """The member or thing that a request is about, as its sender named it."""
     return "/".join(str(found) for key in _TARGETS if (found := getattr(request, key, "")))

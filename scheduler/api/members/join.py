@@ -1,4 +1,4 @@
-"""Where somebody without a certificate becomes a member: HTTPS, as gRPC cannot ask for a certificate of some only.
+"""Joining without a certificate: over HTTPS, as gRPC cannot ask only some callers for a certificate.
 
 GET /v1/ca gives the authorities to anybody. POST /v1/join takes a token's secret and a request,
 and gives a certificate.

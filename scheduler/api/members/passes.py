@@ -1,7 +1,7 @@
-"""Passes of stage servers: what each serves, signed, so that those whom it dials need not ask.
+"""Passes of stage servers: the job and stage of each, signed, so that the peers that it dials need not ask.
 
 A pass goes down the session right before the stage that it is for, and anew every RENEW_S. It is good for PASS_LIFE_S,
-so whoever was revoked has none soon; that everybody hears of him at once (`CutOff`) only saves these minutes.
+so a revoked stage server soon has none; `CutOff` tells all others at once and only saves these minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEPT_S = 2 * PASS_LIFE_S  # that a revocation is told to those who attach
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """What a scheduler issues passes with."""
+    """The key and the clock with which a scheduler issues passes."""
 
     key: PassKey
     cluster: str
@@ -66,13 +66,13 @@ class Passes:
         return Welcome(peer, heartbeat_s, self._issuer.key.public, now_unix_s, cut_off, self.relays)
 
     def send(self, peer: PeerId, command: Command) -> None:
-        """As CommandSender."""
+        """Send a command, as CommandSender does."""
         if isinstance(command, LoadStage):
             self.renew(peer)
         self._connections.send(peer, command)
 
     def renew(self, peer: PeerId) -> None:
-        """Give the peer a pass for what it serves now, if it serves anything."""
+        """Give the peer a pass for the stage that it serves now, if any."""
         known, session = self._membership.get(peer), self._connections.get(peer)
         job = None if known is None else self._registry.get(known.job)
         if known is None or session is None or job is None:

@@ -1,6 +1,6 @@
 """Whether stage servers can be dialled: the scheduler tries the address of each when it attaches.
 
-A hint for people, which decides nothing: the scheduler may stand where stage servers do not. Somebody who forgot
+A hint for people that decides nothing: the scheduler may stand where stage servers do not. A person who forgot
 `--announce` or `--via-relay` reads it in `swarm peers` and `swarm explain PEER` before a job waits for the links.
 """
 
@@ -71,7 +71,8 @@ class Reach:
             self._log.warning("stage server cannot be dialled", peer=hello.peer, address=hello.address, reason=fault)
 
     async def _fault_of(self, hello: Hello) -> str:
-        """Why the address, which not everybody may learn, does not serve others; "" if it does, as seen from here."""
+        """Why the peer's address does not serve others; "" if it does, as seen from here. Not everybody may learn the
+        address."""
         if is_loopback(hello.address.rpartition(":")[0]):
             session = self._connections.get(hello.peer)
             origin = unquote(session.connection).partition(":")[2].rpartition(":")[0] if session is not None else ""

@@ -1,4 +1,4 @@
-"""Relays of the swarm: which are here, what they carried, and that all stage servers hear of them.
+"""Relays of the swarm: keeps the list and their traffic, and tells all stage servers of them.
 
 A relay attaches like a stage server and is none: it is in no membership, so no job can be given to it.
 """
@@ -87,7 +87,7 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
                     self._tell()
 
     def revoke(self, name: str) -> None:
-        """The relay belongs to the swarm no more."""
+        """The relay is no member any more."""
         if (one := self._attached.get(name)) is not None:
             one.commands.put_nowait(None)
 
@@ -114,7 +114,7 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
         ]
 
     def facts(self, peer: PeerId) -> list[Fact]:
-        """What relays carried to and from the peer."""
+        """The bytes that relays carried to and from the peer."""
         to, of = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         for (relay, job, sender, receiver), size_bytes in self._carried.items():
             if receiver == peer:

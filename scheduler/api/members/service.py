@@ -104,7 +104,7 @@ class MemberService(members_pb2_grpc.MembersServicer):
             return await self._saved()
 
     async def _saved(self) -> pb.AuthorityView:
-        """What is so from now on; if it cannot be saved, all is as before."""
+        """Save the new state; if it cannot be saved, all is as before."""
         try:
             await asyncio.to_thread(self._authority.save)
         except SwarmError:

@@ -1,1 +1,1 @@
-"""Where a job begins, and where it begins again after a stall or a restart of the scheduler."""
+"""Finds where a job begins, and where it begins again after a stall or a restart of the scheduler."""

@@ -1,4 +1,4 @@
-"""What an earlier start of the scheduler left: every job is read back, and one that was at work continues."""
+"""Restart of the scheduler: reads every job back, and continues those that were at work."""
 
 from __future__ import annotations
 

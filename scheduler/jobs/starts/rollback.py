@@ -1,4 +1,4 @@
-"""Takes a stalled job back to its newest valid checkpoint; brain/stall.py decides what becomes of it."""
+"""Takes a stalled job back to its newest valid checkpoint; brain/stall.py decides how it goes on."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def model_costs(spec: JobSpec) -> ModelCosts:
 def brain_settings(
     record: JobRecord, spec: JobSpec, epoch: int, batches: Batches, files: Sequence[StateFile], skipped_in_a_row: int
 ) -> BrainSettings:
-    """The settings of a job on its present timeline, which starts from `files`.
+    """The settings of a job on its present timeline, starting from `files`.
 
     `skipped_in_a_row` counts its newest commits that changed no weight.
     """
@@ -89,7 +89,7 @@ def brain_settings(
 
 
 def _work(spec: JobSpec) -> tuple[float, ...]:
-    """What a microbatch costs at each stage, relative to the others."""
+    """The cost of a microbatch at each stage, relative to the others."""
     layer, head = flops_per_token(spec)
     split = split_of(spec)
     return tuple(float(layers * layer + (head if stage == len(split) - 1 else 0)) for stage, layers in enumerate(split))

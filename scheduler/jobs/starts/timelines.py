@@ -1,4 +1,4 @@
-"""Where a job begins or resumes: from which checkpoint, on which timeline, and which rows count."""
+"""Timelines: the checkpoint from which a job begins or resumes, its new timeline, and the rows that count."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Timelines:
 
         InvalidConfig, NotFound, CheckpointDamaged.
 
-        `at`: the step at which it did start from it.
+        `at`: the step of the checkpoint, if it was chosen before.
         """
         step = job_and_step(spec.checkpoint.resume_from)[1] if at is None else f"{at}"
         other = self.source(spec, project)

@@ -1,6 +1,6 @@
-"""The checkpoints of all jobs: where they are, which one a job resumes from, what a person is shown.
+"""The catalog of all jobs' checkpoints: finds the one that a job resumes from, and lists them for people.
 
-It reads, and removes those of a job that is no more; `sink.py` writes. Nothing here changes a job.
+It reads checkpoints, and removes those of a removed job; `sink.py` writes. Nothing here changes a job.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CheckpointCatalog:
         self.executor = executor
 
     async def open(self, spec: JobSpec, job: JobId) -> Storage:
-        """`storage`, on a thread: what a job names may be a disk that hangs, or a store that dials."""
+        """Open `storage` on a thread: a job may name a disk that hangs, or a store that dials."""
         return await run_blocking(self.executor, lambda: self.storage(spec, job))
 
     def storage(self, spec: JobSpec, job: JobId) -> Storage:
@@ -227,7 +227,7 @@ class CheckpointCatalog:
             done.exception()  # the caller may have gone
 
     async def to_pull(self, record: JobRecord, spec: JobSpec, which: str) -> Checkpoint:
-        """The checkpoint whose model folder is to be pulled; NotFound. Its files are checked as they are read."""
+        """The checkpoint whose model folder will be pulled; NotFound. Its files are checked as they are read."""
 
         def look() -> Checkpoint:
             found, _ = list_checkpoints(self.storage(spec, record.id), record.id)

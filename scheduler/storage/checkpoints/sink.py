@@ -1,8 +1,8 @@
 """One job's checkpoints: collects files from stage servers, publishes checkpoints, removes old ones.
 
-The brain decides what is saved when and by which replica, and what a failure means (brain/checkpoint/schedule.py). The
-format is in swarm/checkpoint/writer.py. All blocking work runs on an executor of its own, so no commit waits behind a
-checkpoint.
+The brain decides when each stage is saved and by which replica, and what follows from a failure
+(brain/checkpoint/schedule.py). The format is in swarm/checkpoint/writer.py. All blocking work runs on an executor of
+its own, so no commit waits behind a checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Listener(Protocol):
     """Hears what became of a checkpoint."""
 
     def stored(self, header: StoreHeader, sha256: str) -> None:
-        """A file was written; this is the hash of what is there."""
+        """A file was written, with this hash."""
 
     def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
         """It is complete and was read back."""
@@ -86,7 +86,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the checkpoints are of."""
+    """The job and the timeline that the checkpoints are of."""
 
     job: JobId
     spec: JobSpec
@@ -302,7 +302,8 @@ def _try_out(storage: Storage) -> None:
 
 
 def _stage_bytes_max(spec: JobSpec, place: int) -> int:
-    """What the files of a stage may weigh together: weights, those before, the optimizer's state, and headers."""
+    """The most bytes that the files of a stage may have together: weights, those before, the optimizer's state,
+    headers."""
     split = spec.pipeline.split
     assert split != "auto"
     stage = place % len(split)

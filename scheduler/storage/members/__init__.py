@@ -1,1 +1,1 @@
-"""Keeps who belongs to the swarm, their projects, and who computed wrong numbers."""
+"""Storage of members, their projects, and quarantined stage servers."""

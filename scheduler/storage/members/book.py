@@ -1,4 +1,4 @@
-"""The book of members: who has a certificate, who may get one, and who must not be let in any more.
+"""The book of members: holders of certificates, tokens for new ones, and revoked members.
 
 It lives in memory, where every call is checked against it, and in the database, where each change is written first.
 """
@@ -57,7 +57,7 @@ _TOKENS = sa.Table(
 
 
 class Members:
-    """All certificates come from here. Every method raises a SwarmError that says what to do."""
+    """All certificates come from here. Every method raises a SwarmError that names the way out."""
 
     def __init__(
         self, authority: Signer, database: Database, wall_s: Callable[[], float], life_s: float = LIFE_S
@@ -84,12 +84,12 @@ class Members:
     # Who calls --------------------------------------------------------------------------------------------------
 
     def check(self, caller: Caller, method: str) -> None:
-        """Raise unless the caller may call the method now: his role, his name and his key."""
+        """Raise unless the caller's role, name and key allow the method now."""
         check_role(caller.principal, method, self.authority.cluster)
         self._check_known(caller)
 
     def person(self, principal: Principal) -> Person:
-        """Whom projects know by this name; nobody who is not in the book belongs to one."""
+        """The person of this name, as projects know people; a caller that is not in the book has no project."""
         member = self._members.get((principal.role, principal.name))
         return Person(principal.role, principal.name, "" if member is None else member.project)
 
@@ -121,9 +121,9 @@ class Members:
         return identity
 
     async def issue(self, csr_pem: bytes, role: Role, name: str, by: str) -> bytes:
-        """A certificate for whom an admin vouches; an earlier one of that name is good no more.
+        """A certificate for a member that an admin vouches for; an earlier one of that name is no longer good.
 
-        A stage server asks by itself with the profile of the local admin, so this takes nobody in again: Revoked.
+        A stage server asks by itself with the profile of the local admin, so a revoked member stays out: Revoked.
         """
         key = keys.requested_key(csr_pem)
         async with self._changing:
@@ -145,7 +145,7 @@ class Members:
             return await self._certify(key, known)
 
     async def join(self, id: str, secret: str, name: str, csr_pem: bytes) -> bytes:
-        """A certificate for whoever holds a token; BadToken for anybody else."""
+        """A certificate for the holder of a token; BadToken for others."""
         key = keys.requested_key(csr_pem)
         async with self._changing:
             token = self._tokens.get(id)
@@ -207,13 +207,13 @@ class Members:
         return line, token
 
     def tokens(self) -> list[Token]:
-        """Those that still let somebody join, the newest first."""
+        """The tokens that can still be used, the newest first."""
         live = [one for one in self._tokens.values() if one.uses_left and one.expires_unix_s > self._wall_s()]
         return sorted(live, key=lambda token: -token.created_unix_s)
 
     @property
     def tokens_end_unix_s(self) -> float:
-        """When the last token ends that still lets somebody join."""
+        """When the last usable token ends."""
         return max((one.expires_unix_s for one in self.tokens()), default=0.0)
 
     async def revoke_token(self, id: str) -> Token:
@@ -260,7 +260,7 @@ class Members:
     # Rows --------------------------------------------------------------------------------------------------------
 
     async def _put(self, member: Member) -> None:
-        """Write a member down, then know him."""
+        """Write a member to the database, then to memory."""
         key = (member.role, member.name)
         before = self._members.get(key)
         if key not in self._members and len(self._members) >= MEMBERS_MAX:

@@ -43,7 +43,7 @@ class Projects:
         return dict(sorted(self._quotas.items()))
 
     def quota(self, project: str) -> Quota:
-        """NotFound for a project that nobody created."""
+        """The project's quota; NotFound for a project that was never created."""
         if (quota := self._quotas.get(project)) is None:
             raise NotFound(f'there is no project "{project[:80]}"', hint="an admin makes one: swarm project create P")
         return quota
@@ -61,7 +61,7 @@ class Projects:
             await self._put(project, quota)
 
     async def set(self, project: str, quota: Quota) -> None:
-        """Give the project another quota. What it has beyond that stays; NotFound, UsageError."""
+        """Give the project another quota. Jobs and files beyond it stay; NotFound, UsageError."""
         async with self._changing:
             self.quota(project)
             await self._put(project, quota)

@@ -59,7 +59,8 @@ class Quarantine:
         return record
 
     async def keep(self, peer: PeerId) -> None:
-        """Store what is held against a stage server; what the database refuses is known until the scheduler ends."""
+        """Store the record of a stage server; if the database refuses it, it is kept in memory until the scheduler
+        ends."""
 
         async def put() -> None:
             record = self._records.get(peer)
