@@ -41,7 +41,7 @@ class TensorBoard:
         self._writer.add_event(self._event(wall_time=moment_s, step=step.step, summary=self._summary(value=values)))
 
     def flush(self) -> None:
-        """Let readers see what was written."""
+        """Let readers see the written steps."""
         self._writer.flush()
 
     def close(self) -> None:

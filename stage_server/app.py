@@ -119,7 +119,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         denials = Denials(metrics, get_logger("stage-server"))
         guard = Guard(may_exchange, lambda _, who, error: denials.note(who, error)) if speaks_tls else None
         meter = Meter(metrics.process.handled)
-        # On a slow link its pings wait behind the tensors of whoever dialled; he notices sooner if the link is dead.
+        # On a slow link its pings wait behind the dialler's tensors; the dialler notices sooner if the link is dead.
         more = ping_within(PING_S_MAX)
         server = new_server(guard, None if options.insecure else CONNECTION_S_MAX, more, meter)
         shown = wallet if speaks_tls else None

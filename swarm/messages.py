@@ -196,7 +196,7 @@ class Void:
 class Member:
     """A member of a round: it owns elements [start, stop) of the unit and must hold the set named `digest`.
 
-    That set has so many `microbatches` of its stage.
+    That set has `microbatches` microbatches of its stage.
     """
 
     peer: PeerId

@@ -191,7 +191,7 @@ def _answering(port: int, word: bytes) -> Iterator[tuple[bool, str]]:
 
 
 def _dial_fault(address: str) -> str:
-    """Why nobody answers at HOST:PORT; empty if somebody does."""
+    """Why there is no answer at HOST:PORT; empty if there is one."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=DIAL_S_MAX):

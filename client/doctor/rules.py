@@ -176,7 +176,7 @@ def peers(views: Sequence[Peer]) -> list[Finding]:
 
 
 def dialled_from_here(tried: int, faults: Mapping[str, str]) -> Finding:
-    """Which stage servers this machine reaches; `faults` by id."""
+    """The stage servers that this machine reaches; `faults` by id."""
     if not faults:
         return ok("way to stage servers", f"this machine reaches {tried} of {tried}")
     name, fault = next(iter(faults.items()))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 FIRST_PAUSE_S = 1.0
 PAUSE_S_MAX = 60.0
-STEADY_S = 60.0  # who has lived so long begins anew with the first pause
+STEADY_S = 60.0  # a server that lived so long begins anew with the first pause
 # Of all servers together: many starts at once are too much for a scheduler and for a file system.
 STARTS_AT_ONCE = 16
 STARTS_PER_S = 1.0
-# Before any server has served: who ends so often will not do better.
+# Before any server was ready: one that ends so often will not do better.
 ENDS_MAX = 3
 
 

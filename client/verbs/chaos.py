@@ -51,7 +51,7 @@ def chaos(
     --factor frames that it sends is flipped.
 
     It works only where it was allowed: swarm up --allow-chaos, or swarm scheduler --allow-chaos and swarm stage-server
-    --allow-chaos. Pass --yes where nobody can be asked.
+    --allow-chaos. Pass --yes in scripts.
 
     The report comes when the fault is over and the job has committed two more steps. It gives the seconds from the
     order until the stage server was suspect, its work was re-routed, it was gone and the job had recovered. The ledger

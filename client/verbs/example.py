@@ -68,7 +68,7 @@ split       = "auto"            # or layers per stage, such as [2, 2]
 routing     = "least_completion" # or iwrr (shares by measured speed), uniform (at random)
 max_in_flight = "auto"          # or 1 to 4096 microbatches
 compression = "bfloat16"        # none, bfloat16, float16 or int8: what travels between stages; auto: by link speed
-overlap     = "auto"            # so many microbatches of a step use weights one step old, which keeps the pipeline
+overlap     = "auto"            # microbatches of a step that use weights one step old, which keeps the pipeline
                                 # busy between steps: 0 = none, "all", or what stages and replicas ask for
 sync_steps  = "auto"            # the first steps do without overlap; auto: warmup_steps
 deadline_k     = 6.0            # 1 to 50: a hop is late after the median + k * MAD of what hops took lately,
@@ -94,8 +94,8 @@ timeout_s = 60.0                # 1 to 3600: one averaging round
 every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges; auto: diloco 50, streaming 100
 learning_rate = "auto"          # up to 10, of the outer step; auto: diloco 0.7, streaming 0.4
 momentum      = 0.9             # of the outer step (Nesterov), below 1
-fragments     = "auto"          # streaming: so many parts of the model in turn; auto: one for every three layers, if
-                                # so many can be exchanged one after the other
+fragments     = "auto"          # streaming: parts of the model, exchanged in turn; auto: one for every three layers,
+                                # if they can all be exchanged one after the other
 overlap_steps = "auto"          # streaming: inner steps while a part is exchanged; auto: 1
 mixing        = "auto"          # streaming: the share of its own weights that an island keeps, below 1; auto: 0.5
 compression   = "auto"          # none, bfloat16, int8, fp4: what islands send; auto: diloco bfloat16, streaming fp4
@@ -117,13 +117,13 @@ no_progress_s = 300.0           # 10 to 86400: no step committed for so long: as
 max_runtime_s = 0.0             # 0 = no limit; then it is paused, with all saved
 on_stall      = "wait"          # wait, pause or fail, where it cannot go on, such as without a stage; wait: for peers
 on_nonfinite  = "skip"          # skip, pause or fail: a step with NaN or infinite gradients
-nonfinite_steps_max = 10        # with "skip": the job fails after so many such steps in a row, or if all were such
+nonfinite_steps_max = 10        # with "skip": the job fails after this number of such steps in a row, or if all were
 
 [trust]
 spot_check = 0.0                # the share of hops that another stage server computes again to compare: 0 = all are
                                 # believed, 0.02 on machines of others; needs training.reproducible
-newcomer_hops = 0               # so many first hops of each stage server are all computed again; others' machines: 50
-norm_band = false               # true: so is what makes tensors of an unusual size
+newcomer_hops = 0               # first hops of each stage server that are all computed again; others' machines: 50
+norm_band = false               # true: so are hops that make tensors of an unusual size
 recount = 0.0                   # the share of steps of which another computes the sum of one once more; others': 0.02
 second_owner = 0.0              # the share of rounds of which another reduces a slice once more; others' machines: 0.1
 second_hash = false             # true: others hash what one of them saves; a save whose hashes differ is not accepted

@@ -1,4 +1,4 @@
-"""`swarm chaos` at the scheduler: order a fault, and report from what the scheduler sees how the job recovers.
+"""`swarm chaos` at the scheduler: orders a fault, and reports how the job recovers, as the scheduler sees it.
 
 Times are counted from the order. A job has recovered when two more steps are committed: those that were open when the
 fault began. The balance comes from the brain, which alone counts. If the job lost a stage, it is the balance since the

@@ -88,7 +88,7 @@ class BrainSettings:
     rebalance: RebalanceSettings = NO_REBALANCING
     deadlines: DeadlineSettings = DEADLINES
     spot_check: float = 0.0  # the share of hops that another replica computes again; 0 = replicas are believed
-    newcomer_hops: int = 0  # so many first hops of each replica are all computed again
+    newcomer_hops: int = 0  # first hops of each replica that are all computed again
     norm_band: bool = False  # what made a tensor of an unusual size is computed again
     recount: float = 0.0  # the share of steps of which another replica computes the sum of one once more
     second_owner: float = 0.0  # the share of rounds of which another member reduces a slice once more

@@ -2,10 +2,10 @@
 
     route ─▶ forward ─▶ boundary ─▶ forward ... backward ─▶ boundary ─▶ backward ─▶ average ─▶ row ─▶ commit
 
-All times are those at which the scheduler heard or decided something, by its clock; how long a replica computed is what
-the replica measured. So a forward ends when its report came, or earlier if the next stage had begun by then, and began
-as much earlier as it took. What lies between the end of one stage's turn and the begin of the next is the boundary: the
-tensor's way, and its wait for the device.
+All times are by the scheduler's clock, when it heard or decided something; the duration of a computation is the
+replica's own measurement. So a forward ends when its report came, or earlier if the next stage had begun by then, and
+its beginning follows from its duration. The boundary lies between the end of one stage's turn and the beginning of the
+next: the tensor's way, and its wait for the device.
 """
 
 from __future__ import annotations

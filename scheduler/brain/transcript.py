@@ -4,7 +4,7 @@
     [at_s, input, answers, digest]                         one line for each input, as soon as it was decided
     {"ended": "..."}                                       where recording stopped although the job went on
 
-`answers` has what the brain asked of the data and of the schedule, each answer in the first line that needs it:
+`answers` has the brain's questions about the data and the schedule, each answer in the first line that needs it:
 [name, step, number]. `digest` covers everything that the brain decided, words included; null means that it raised an
 error. A value is an object with the fields of its class, and the name of the class under "is". Floats that JSON lacks
 are strings: "nan", "inf", "-inf".

@@ -134,7 +134,7 @@ class JobRecord:
     start_name: str = ""
     peers: Mapping[PeerId, int] = field(default_factory=dict)  # which peer serves which stage, while the job is at work
     project: str = DEFAULT_PROJECT
-    owner: str = ""  # ROLE/NAME of whoever submitted it; nobody is known for jobs over plaintext or before projects
+    owner: str = ""  # ROLE/NAME of the submitter; empty for jobs over plaintext or from before projects
 
     def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
         """The record in another state."""

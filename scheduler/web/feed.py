@@ -1,6 +1,6 @@
 """Feeds the page: makes each visitor's look on the scheduler's loop when the visitor's stream asks for it.
 
-     stream ──look──▶ Feed ──▶ who is he ──▶ Overview, as `swarm ls`, `explain` and `peers` ──▶ snapshot.py
+     stream ──look──▶ Feed ──▶ visitor ────▶ Overview, as `swarm ls`, `explain` and `peers` ──▶ snapshot.py
      stream ◀──────── the newest Look, which those who see the same share
 
 Nothing is queued: a slow stream asks less often, and a stream that does not ask costs nothing.
@@ -37,7 +37,7 @@ from swarm.errors import DatabaseUnavailable, NotFound
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
-LOOK_S_MIN = 0.45  # a look is given again for so long to whoever would see the same
+LOOK_S_MIN = 0.45  # a look is shared for so long by visitors that see the same
 LOOKS_MAX = 32  # that are kept: of one person at one job
 JOBS_READ_MAX = 32  # whose curves are kept
 READ_S_MAX = 2.0

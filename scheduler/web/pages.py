@@ -1,7 +1,7 @@
 """The page at `/`, and the stream of events that it lives on.
 
     /            index.html, page.css and page.js: one file each, nothing from elsewhere
-    /events      server-sent events: "all" once, then "change" with what is new, at most two a second; ?job=ID
+    /events      server-sent events: "all" once, then "change" with the news, at most two a second; ?job=ID
 
 On loopback they are for the user of this machine, as the whole scheduler is. Off loopback they are for people of the
 swarm, by certificate, and each sees the same as in `swarm ls`.
@@ -29,7 +29,7 @@ from swarm.text import is_loopback
 
 STREAMS_MAX = 16
 TELL_S_MIN = 0.5  # between two events of a stream
-ALIVE_S = 10.0  # a stream says something so often, so that whoever reads it knows that it lives
+ALIVE_S = 10.0  # a stream says something so often, so that its reader knows that it lives
 LOOK_S_MAX = 30.0
 SLOW_S_MAX = 10.0  # a reader that takes nothing for so long is dropped
 

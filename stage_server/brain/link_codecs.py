@@ -6,7 +6,7 @@ Where tensors hold bfloat16 values (model.dtype "bfloat16_parameters"), "none" i
 
     seconds of a codec = its bytes / the link's bytes per second + what encoding and decoding cost
 
-The speed of a link is the best of its last delivery rates, as in BBR (Cardwell et al., ACM Queue 14-5, 2016): what was
+The speed of a link is the best of its last delivery rates, as in BBR (Cardwell et al., ACM Queue 14-5, 2016): the bytes
 delivered between the start and the receipt of one tensor, over that time. Latency is part of it, so a link that carries
 one tensor at a time looks slower than its bandwidth.
 """
@@ -101,7 +101,7 @@ class LinkCodecs:
         self._compute_s[direction].append(seconds)
 
     def codec_to(self, to: PeerId | None, direction: Direction, elements: int) -> tuple[str, Change | None]:
-        """The codec for the next tensor to `to` (None: nobody), and whether that is a change for the link."""
+        """The codec for the next tensor to `to` (None: no receiver), and whether that is a change for the link."""
         if self._setting != AUTO:
             return self._setting, None
         if to is None:

@@ -1,4 +1,4 @@
-"""Which ready computation runs next on the device: backward before forward, then the older step, then the lower index.
+"""Orders ready computations for the device: backward before forward, then the older step, then the lower index.
 
 A backward frees a graph and feeds the stages before this one; a commit waits for the oldest step.
 """

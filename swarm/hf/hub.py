@@ -1,6 +1,6 @@
 """The Hugging Face hub: files of a model repository, as paths in the local cache.
 
-Thin on purpose: what it gives is a local file. The library honours HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. No code of a
+Thin on purpose: it gives local files. The library honours HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. No code of a
 repository is ever run.
 """
 

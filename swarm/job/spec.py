@@ -229,7 +229,7 @@ class LimitsSection(Section):
     max_runtime_s: Annotated[float, Field(ge=0)] = 0.0
     on_stall: OnStall = "wait"  # a stage lost its last replica, or no_progress_s passed without a step
     on_nonfinite: Literal["skip", "pause", "fail"] = "skip"
-    nonfinite_steps_max: Annotated[int, Field(ge=1, le=10**9)] = 10  # with "skip": so many in a row fail the job
+    nonfinite_steps_max: Annotated[int, Field(ge=1, le=10**9)] = 10  # with "skip": this number in a row fails the job
 
 
 class JobSpec(Section):

@@ -1,7 +1,7 @@
 """Tensors to bytes and back, for the way between stage servers, in the precision of a codec.
 
 A codec names what a tensor looks like on the wire: as it is, cast to a shorter float, or as int8 or fp4 in blocks. One
-table holds them; fp4 is for what islands propose only. Slices of gradients travel as they are, or as bfloat16 or int8,
+table holds them; fp4 is for proposals of islands only. Slices of gradients travel as they are, or as bfloat16 or int8,
 whose blocks begin with the slice.
 
     int8 payload of n values:  n int8 | ceil(n / 256) float32      value = int8 / 127 * scale of its block

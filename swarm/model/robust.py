@@ -7,8 +7,8 @@
 
 A mean of few microbatches strays further from the others than one of many, so it has a larger radius. The centre c
 counts heads, because a liar that seems fast gets many microbatches. The last line counts microbatches: if nothing is
-cut there, it is the plain mean, and then the plain mean is what is given, to the bit. One false part moves the result
-by no more than a few radii, whatever is in it.
+cut there, it is the plain mean, and then the result is the plain mean, to the bit. One false part moves the result by
+no more than a few radii, however large it is.
 
 All v_r - c lie in the span of the v_r - m, so the lengths follow from the inner products of those: the parts are read
 once, and once more if something is cut. Inner products are added in fixed blocks along a fixed tree, as norms are, so
@@ -37,7 +37,8 @@ BLOCK_ELEMENTS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a part is a sum of: so many microbatches of a stage. A tied weight has parts of two stages."""
+    """The content of a part: the sum of `microbatches` microbatches of a stage. A tied weight has parts of two
+    stages."""
 
     stage: int
     microbatches: int

@@ -81,7 +81,7 @@ def step_device(device: torch.device, step_on: str) -> torch.device:
 
 # Between the host and the device -------------------------------------------------------------------------------------
 #
-# A device works through a queue while the host goes on. Whoever reads a value of it waits for all that was queued
+# A device works through a queue while the host goes on. A read of a value waits for all that was queued
 # before, and then the device waits for the host: so values are read together, as few times as possible.
 
 

@@ -1,6 +1,6 @@
 """The certificate authority of a swarm. The scheduler makes it at its first start and keeps its key.
 
-Certificates of members last a day and are renewed while their holders live, so a stolen one is soon worthless and no
+Certificates of members last a day and are renewed while their holders live. So a stolen one is soon worthless, and no
 list of revoked ones has to travel.
 """
 

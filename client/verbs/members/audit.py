@@ -31,7 +31,7 @@ def audit(
     actor: Annotated[str, typer.Option(help="Only lines whose actor contains this.")] = "",
     last: Annotated[int, typer.Option(min=1, help="How many lines, the newest.")] = 50,
 ) -> int:
-    """Show what people and machines asked of a scheduler on this machine, and what they were refused."""
+    """Show the calls of people and machines to a scheduler on this machine, and the refusals."""
     shell: Shell = context.obj
     try:
         return _verify(shell, file) if verify else _show(shell, file, actor, last)

@@ -23,8 +23,8 @@ from swarm.types import PeerId
 
 PASS_LIFE_S = 600.0
 RENEW_S = 300.0
-LOOK_S = 5.0  # how often it is looked who needs a new one
-_KEPT_S = 2 * PASS_LIFE_S  # that a revocation is told to those who attach
+LOOK_S = 5.0  # between two looks for peers that need a new one
+_KEPT_S = 2 * PASS_LIFE_S  # that attaching peers are told of a revocation
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,5 +57,5 @@ def together(rows: Sequence[CommitRow], timeline: int, step: int) -> CommitRow:
 
 
 def numbers(steps: Sequence[StepTimes], course: Course) -> tuple[int, ...]:
-    """What each step of an island is for people: its number, from 1; 0: an outer step."""
+    """The number of each step of an island for people, from 1; 0: an outer step."""
     return tuple(0 if course.is_outer(one.step) else course.inner_steps(one.step) + 1 for one in steps)

@@ -51,7 +51,7 @@ class Contribution:
 class Entry:
     """The ledger's line for one (step, stage, microbatch)."""
 
-    hop: Hop | None = None  # whom the newest route names; None: nobody yet, or lost
+    hop: Hop | None = None  # the newest route's; None: not routed yet, or lost
     offered: dict[PeerId, int] = field(default_factory=dict)  # newest attempt given to each replica ever asked
     holders: dict[PeerId, Contribution] = field(default_factory=dict)
 

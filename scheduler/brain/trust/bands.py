@@ -1,12 +1,12 @@
-"""How large the tensors between two stages usually are, and which one is not.
+"""Bands: the usual sizes of the tensors between two stages, to find an odd one.
 
-    rms of x or g, as who took it says ──▶ not a number, infinite or 0 ──────────────────▶ odd
+    rms of x or g, as its taker reports ─▶ not a number, infinite or 0 ──────────────────▶ odd
                                       └──▶ LEARNED values of its link are known, and
                                            its logarithm is SIGMAS deviations away ─────▶ odd
 
-A tensor that is odd proves nothing: whoever made it has it computed again by another (checks.py). What is usual follows
-the training: it is the median of the newest values, and the deviation follows from their median distance to it. Means
-would be taught by a liar that is there from the start: a few values a thousand times as large make all of them usual.
+An odd tensor proves nothing: another replica computes it again (checks.py). The usual size follows the training: it is
+the median of the newest values, and the deviation follows from their median distance to it. A liar that is there from
+the start would teach a mean: a few values a thousand times as large would make all sizes usual.
 """
 
 from __future__ import annotations

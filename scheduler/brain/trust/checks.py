@@ -166,7 +166,7 @@ class Checks:
             self._open[place] = self._inquiry(place, holder, guard, {holder: work})
 
     def _weigh(self, place: Place, sizes: Sequence[float]) -> None:
-        """Look at the sizes of what a replica took; the hops that made what is odd will be checked."""
+        """Look at the sizes of a replica's inputs; the hops that made odd ones will be checked."""
         if not self._state.settings.norm_band or len(sizes) < 2:
             return
         last = self._state.ledger.stages - 1

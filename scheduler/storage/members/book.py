@@ -275,7 +275,7 @@ class Members:
             connection.execute(sa.insert(_MEMBERS).values(values))
 
         await self._database.write(write)
-        if self._members.get(key) is before:  # else he was revoked meanwhile
+        if self._members.get(key) is before:  # else the member was revoked meanwhile
             self._members[key] = member
 
     async def _put_token(self, token: Token, before: Token | None) -> None:

@@ -1,4 +1,4 @@
-"""Who serves which stage of a job, so that a restarted scheduler knows for whom to wait."""
+"""The stage of each peer in a job, so that a restarted scheduler knows which peers to wait for."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Which data folder belongs to this database, so that a scheduler does not start on another one."""
+"""The data folder that belongs to this database, so that a scheduler does not start on another one."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Who belongs to the swarm, and the tokens that let somebody join."""
+"""The members of the swarm, and the tokens for joining."""
 
 import sqlalchemy as sa
 from alembic import op
