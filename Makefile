@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test attack integration sim chaos chaos-short mutants check lint fmt types imports protos protos-check references docs bench bench-gpu clean
+.PHONY: help setup demo test attack integration sim chaos chaos-short mutants check lint fmt types imports protos protos-check references docs bench bench-full bench-gpu clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# torch first and pinned: a looser request fetches gigabytes of CUDA packages
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 numpy
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,data,postgres,otel,ray,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,data,postgres,otel,ray,bench,dev]'
 	@touch $(STAMP)
 
 demo: setup ## train a small model through 2 stages x 2 replicas on this machine, then sample from it
@@ -59,6 +59,10 @@ mutants: setup ## switch safety mechanisms off one at a time: the tests must not
 
 bench: setup ## tokens/s beside one process and torch.distributed.pipelining
 	$(BIN)/python -m benchmarks.measured.throughput
+
+# ROWS="P1,P3" for some; QUICK=1 for the short form, minutes for each row. Rows with emulated links need root.
+bench-full: setup ## every figure that has an aim; writes the table and plots of docs/benchmarks.md; hours, with QUICK=1 half an hour
+	$(BIN)/python -m benchmarks.full $(if $(ROWS),--rows $(ROWS)) $(if $(QUICK),--quick)
 
 bench-gpu: setup ## on a CUDA GPU: the bits of one process, tokens/s and utilisation beside plain torch
 	$(BIN)/python -m benchmarks.measured.gpu

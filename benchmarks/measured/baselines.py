@@ -1,11 +1,18 @@
-"""What a swarm is compared with, each in processes of its own: `swarm train-local` and Schedule1F1B over gloo.
+"""What a swarm is compared with, in processes of its own: `swarm train-local`, and schedules of torch over gloo.
 
     python -m benchmarks.measured.baselines local SPEC.json TOKENS TOKEN_DTYPE THREADS
-    python -m benchmarks.measured.baselines 1f1b  SPEC.json TOKENS TOKEN_DTYPE THREADS RANK RENDEZVOUS REPLICAS
+    python -m benchmarks.measured.baselines ranks SPEC.json TOKENS TOKEN_DTYPE THREADS RANK RENDEZVOUS REPLICAS HALVES
 
-A process says "ready", then trains the whole job anew for each line on its stdin and answers with one line of JSON:
-when each step ended, in seconds since the epoch and in processor seconds of this process, and the loss of the last one
-(null where it is not known). So importing torch is paid once, and the ways can take turns.
+A process says "ready". Then each line on its stdin is a way, of which it trains the whole job anew. It answers with one
+line of JSON: when each step ended, in seconds since the epoch and in processor seconds of this process, and the losses
+(none where they are not known). So importing torch is paid once, and the ways can take turns.
+
+The schedules are those of torch.distributed.pipelining. `interleaved` and `zbv` have two stages on each rank: HALVES is
+the same job cut into twice as many.
+
+    gpipe, 1f1b     rank r has stage r
+    interleaved     rank r of n has stages r and n + r
+    zbv             rank r of n has stages r and 2 n - 1 - r
 """
 
 from __future__ import annotations
@@ -13,30 +20,40 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
 
 from swarm.data.batches import Batches, TokenData
+from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.model.families import build
 from swarm.model.runtime import configure
 from swarm.reference.trainer import StepReport, train_local
 
 CPU = torch.device("cpu")
+HALVED = ("interleaved", "zbv")
 
 
 @dataclass(slots=True)
 class Trained:
-    """When each step ended, by two clocks, and the last loss in nats per token."""
+    """When each step ended, by two clocks, and the losses in nats per token."""
 
     times_unix_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
-    loss: float | None = None
+    losses: list[float] = field(default_factory=list)
 
     def step_ended(self) -> None:
         self.times_unix_s.append(time.time())
@@ -49,11 +66,16 @@ def main() -> None:
     configure(CPU, threads=int(threads), reproducible=False)
     data = TokenData.open([Path(tokens)], token_dtype)
     batches = Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, spec.training.seed)
-    grid = _Grid.join(spec, *rest) if way == "1f1b" else None
+    if way == "local":
+        train: Callable[[str], Trained] = lambda _: _train_local(spec, batches)  # noqa: E731
+    else:
+        *world, halves_path = rest
+        halves = spec_from_json(Path(halves_path).read_text())
+        grid = _Grid.join(spec, *world)
+        train = lambda way: _train_ranked(way, halves if way in HALVED else spec, batches, grid)  # noqa: E731
     print("ready", flush=True)
-    for _ in sys.stdin:
-        trained = _train_local(spec, batches) if grid is None else _train_1f1b(spec, batches, grid)
-        print(json.dumps(asdict(trained)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(asdict(train(line.strip()))), flush=True)
 
 
 def _train_local(spec: JobSpec, batches: Batches) -> Trained:
@@ -61,20 +83,21 @@ def _train_local(spec: JobSpec, batches: Batches) -> Trained:
 
     def on_step(report: StepReport) -> None:
         trained.step_ended()
-        trained.loss = report.loss
+        trained.losses.append(report.loss)
 
     train_local(spec, batches, on_step=on_step)
     return trained
 
 
-# Schedule1F1B --------------------------------------------------------------------------------------------------------
+# torch.distributed.pipelining -----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Grid:
-    """Rank = replica * stages + stage: a pipeline is a row, the replicas of a stage are a column."""
+    """Rank = replica * width + column: a pipeline is a row, the replicas of its ranks are columns."""
 
-    stage: int
+    at: int
+    width: int
     replica: int
     replicas: int
     row: dist.ProcessGroup
@@ -82,13 +105,18 @@ class _Grid:
 
     @classmethod
     def join(cls, spec: JobSpec, rank: str, rendezvous: str, replicas: str) -> _Grid:
-        stages, count = len(_split(spec)), int(replicas)
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=stages * count)
+        width, count = len(_split(spec)), int(replicas)
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=width * count)
         # Every process makes every group, in one order.
-        rows = [dist.new_group([r * stages + s for s in range(stages)]) for r in range(count)]
-        columns = [dist.new_group([r * stages + s for r in range(count)]) for s in range(stages)]
-        replica, stage = divmod(int(rank), stages)
-        return cls(stage, replica, count, rows[replica], columns[stage])
+        rows = [dist.new_group([r * width + s for s in range(width)]) for r in range(count)]
+        columns = [dist.new_group([r * width + s for r in range(count)]) for s in range(width)]
+        replica, at = divmod(int(rank), width)
+        return cls(at, width, replica, count, rows[replica], columns[at])
+
+    def stages(self, way: str) -> tuple[int, ...]:
+        """The stages that this rank has."""
+        second = {"interleaved": self.width + self.at, "zbv": 2 * self.width - 1 - self.at}
+        return (self.at, second[way]) if way in second else (self.at,)
 
 
 class _Autocast(nn.Module):
@@ -105,10 +133,25 @@ class _Autocast(nn.Module):
             return output
 
 
-def _train_1f1b(spec: JobSpec, batches: Batches, grid: _Grid) -> Trained:
+def _schedule_of(way: str, stages: list[PipelineStage], microbatches: int, loss_of: Any) -> Any:
+    """Gradients are left as they add up: the loss is divided by the tokens already."""
+    match way:
+        case "gpipe":
+            return ScheduleGPipe(stages[0], microbatches, loss_fn=loss_of, scale_grads=False)
+        case "1f1b":
+            return Schedule1F1B(stages[0], microbatches, loss_fn=loss_of, scale_grads=False)
+        case "interleaved":
+            return ScheduleInterleaved1F1B(stages, microbatches, loss_fn=loss_of, scale_grads=False)
+        case "zbv":
+            return ScheduleZBVZeroBubble(stages, microbatches, loss_fn=loss_of, scale_grads=False)
+    raise AssertionError(way)
+
+
+def _train_ranked(way: str, spec: JobSpec, batches: Batches, grid: _Grid) -> Trained:
     """The same layers, data, loss, clipping and AdamW as the job; microbatches are dealt to the rows in turn."""
-    training, stages = spec.training, len(_split(spec))
-    module = build(spec, grid.stage, CPU)
+    training, count = spec.training, len(_split(spec))
+    mine = grid.stages(way)
+    module = nn.ModuleList(build(spec, stage, CPU) for stage in mine)
     optimizer = torch.optim.AdamW(
         module.parameters(),
         lr=training.learning_rate,
@@ -122,9 +165,12 @@ def _train_1f1b(spec: JobSpec, batches: Batches, grid: _Grid) -> Trained:
         total = nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
         return total / tokens_per_step
 
-    stage = PipelineStage(_Autocast(module, spec.model.dtype), grid.stage, stages, CPU, group=grid.row)
-    schedule = Schedule1F1B(stage, training.microbatches // grid.replicas, loss_fn=loss_of, scale_grads=False)
-    first, last = grid.stage == 0, grid.stage == stages - 1
+    stages = [
+        PipelineStage(_Autocast(one, spec.model.dtype), stage, count, CPU, group=grid.row)
+        for one, stage in zip(module, mine, strict=True)
+    ]
+    schedule = _schedule_of(way, stages, training.microbatches // grid.replicas, loss_of)
+    first, last = 0 in mine, count - 1 in mine
     trained = Trained()
     for step in range(training.steps):
         tokens, targets = _share(batches, step, range(grid.replica, training.microbatches, grid.replicas))
@@ -137,14 +183,16 @@ def _train_1f1b(spec: JobSpec, batches: Batches, grid: _Grid) -> Trained:
         )
         _average(module, grid)
         _clip(module, training.grad_clip_norm, grid)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(training, step)
         optimizer.step()
         optimizer.zero_grad()
         trained.step_ended()
         if last:
-            loss = torch.stack(losses).sum()
+            loss = torch.stack(losses).sum().detach()
             if grid.replicas > 1:
                 dist.all_reduce(loss, group=grid.column)
-            trained.loss = float(loss)
+            trained.losses.append(float(loss))
     return trained
 
 
@@ -156,7 +204,7 @@ def _share(batches: Batches, step: int, indices: range) -> tuple[Tensor, Tensor]
 
 
 def _average(module: nn.Module, grid: _Grid) -> None:
-    """Add the gradients of a stage's replicas in one flat all-reduce, as DDP would with one bucket."""
+    """Add the gradients of a rank's replicas in one flat all-reduce, as DDP would with one bucket."""
     if grid.replicas == 1:
         return
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]

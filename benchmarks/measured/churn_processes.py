@@ -1,11 +1,12 @@
 """How much of the possible throughput real processes keep while stage servers are killed and others come.
 
-    python -m benchmarks.measured.churn_processes [--minutes 10] [--stages 3] [--replicas 4] [--rates 0,52]
+    python -m benchmarks.measured.churn_processes [--minutes 10] [--stages 3] [--replicas 4] [--rates 0,52] [--every 15]
 
 A scheduler and stages x replicas stage servers, all real processes on loopback. Their computations take given times
 (--compute, modelled_stage_server.py), so these are efficiencies of the protocol and not of accelerators. Each stage
 server dies by kill -9 with the given chance per hour, at any moment; its process is started again after a pause (45 s
-on average, exponential), under the same name, fetches a stage from the others and goes where it helps most.
+on average, exponential), under the same name, fetches a stage from the others and goes where it helps most. With
+`--every` one more run follows, in which one of them, drawn, dies every so many seconds.
 
     E = N / integral of min over stages of the sum of the speeds of the replicas alive
 
@@ -21,6 +22,7 @@ microbatches per second, with deaths / without, in the first rate of the list if
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import signal
@@ -29,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -119,11 +122,16 @@ class Place:
 class Churn:
     """Kills and starts the stage servers of a trial, and notes who was alive in which stage."""
 
-    def __init__(self, trial: Trial, job: Job, per_hour: float, away_s: float, seed: int) -> None:
+    def __init__(
+        self, trial: Trial, job: Job, per_hour: float, away_s: float, seed: int, every_s: float = math.inf
+    ) -> None:
         self._trial = trial
         self._job = job
         self._per_s = per_hour / 3600.0
         self._away_s = away_s
+        self._every_s = every_s
+        self._next_s = time.time() + every_s
+        self._rng = Random(seed)
         self._places = [Place(name, Random(f"{seed}/{number}")) for number, name in enumerate(trial.servers)]
         self.stays = Stays()
         self.starts_s: list[float] = []
@@ -131,6 +139,10 @@ class Churn:
 
     def look(self) -> None:
         """Kill who is to die, start who is to come, and see who is where."""
+        if self._next_s <= time.time():
+            self._next_s += self._every_s
+            alive = [place for place in self._places if place.starts_s == math.inf and place.incarnation > place.killed]
+            self._rng.choice(alive).dies_s = 0.0
         for place in self._places:
             if place.dies_s <= time.time():
                 self._die(place)
@@ -170,7 +182,15 @@ class Churn:
 
 
 def play(
-    model: Model, stages: int, replicas: int, per_hour: float, minutes: float, *, away_s: float = 45.0, seed: int = 0
+    model: Model,
+    stages: int,
+    replicas: int,
+    per_hour: float,
+    minutes: float,
+    *,
+    away_s: float = 45.0,
+    every_s: float = math.inf,
+    seed: int = 0,
 ) -> Outcome:
     """One run of so many minutes after the warm-up; `per_hour` is each stage server's rate of death."""
     with tempfile.TemporaryDirectory(prefix="swarm-churn-") as name, Modelled(Path(name), str(seed), model) as trial:
@@ -184,7 +204,7 @@ def play(
             checkpoint__every_steps=20,
         )
         trial.until_step(job, WARM_UP_STEPS)
-        churn = Churn(trial, job, per_hour, away_s, seed)
+        churn = Churn(trial, job, per_hour, away_s, seed, every_s)
         until_s = trial.rows(job)[WARM_UP_STEPS - 1].committed_unix_s + 60.0 * minutes
         psutil.cpu_percent()
         rows_s = told_s = time.time()
@@ -230,37 +250,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicas", type=int, default=4, help="per stage, at the start")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rates", default="0,52", help="deaths per hour and 100 stage servers")
+    parser.add_argument("--every", type=float, help="one more run: seconds between two deaths in the whole fleet")
     parser.add_argument("--away", type=float, default=45.0, help="mean seconds until a dead process is started again")
     parser.add_argument("--compute", type=float, default=0.25, help="seconds of a forward, and of a backward")
     parser.add_argument("--step", type=float, default=0.25, help="seconds of an optimizer step")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C: nothing is left behind
     model = Model(options.compute, options.step)
     fleet = f"{options.stages} stages x {options.replicas} replicas, {1 / model.speed:g} s per microbatch and stage"
-    print(f"{fleet}, {options.step:g} s per optimizer step; protocol efficiencies, with modelled compute")
-    print("deaths %/h  deaths       E  E step     raw  steps  moves  start s mean max   busy   load")
+    tell = _tell if options.output == "json" else partial(print, flush=True)
+    tell(f"{fleet}, {options.step:g} s per optimizer step; protocol efficiencies, with modelled compute")
+    tell("deaths %/h  deaths       E  E step     raw  steps  moves  start s mean max   busy   load")
     calm = 0.0
-    for rate in (float(rate) for rate in options.rates.split(",")):
+    runs = []
+    planned = [(float(rate), math.inf) for rate in options.rates.split(",")]
+    if options.every:
+        planned.append((360_000.0 / options.every / (options.stages * options.replicas), options.every))
+    for rate, every_s in planned:
         try:
             run = play(
                 model,
                 options.stages,
                 options.replicas,
-                rate / 100.0,
+                rate / 100.0 if every_s == math.inf else 0.0,
                 options.minutes,
                 away_s=options.away,
+                every_s=every_s,
                 seed=options.seed,
             )
         except KeyboardInterrupt:
             return 130
+        runs.append({"rate": rate, "deaths": run.deaths, "speed": run.speed, "kept": run.efficiency / model.step_share})
         calm = run.speed if rate == 0 else calm
         raw = f"{run.speed / calm:7.1%}" if calm else "      -"
         starts = f"{mean(run.starts_s):8.1f} {max(run.starts_s):7.1f}" if run.starts_s else "       -       -"
-        print(
-            f"{rate:10g} {run.deaths:7d} {run.efficiency:7.1%} {run.efficiency / model.step_share:7.1%} {raw} "
-            f"{run.window.steps:6d} {run.moves:6d} {starts} {run.busy:6.0%} {os.getloadavg()[0]:6.1f}",
-            flush=True,
+        tell(
+            f"{rate:10.5g} {run.deaths:7d} {run.efficiency:7.1%} {run.efficiency / model.step_share:7.1%} {raw} "
+            f"{run.window.steps:6d} {run.moves:6d} {starts} {run.busy:6.0%} {os.getloadavg()[0]:6.1f}"
         )
+    if options.output == "json":
+        print(json.dumps(runs))
     return 0
 
 

@@ -56,6 +56,7 @@ WAYS = (
     Way(AUTO),
     Way("all late, lookahead", (("overlap", "all"),)),
 )
+SHORT = tuple(way for way in WAYS if ("overlap", "all") not in way.pipeline)
 CODECS = (Way("float32"), Way("bfloat16", (("compression", "bfloat16"),)), Way("int8", (("compression", "int8"),)))
 
 
@@ -206,10 +207,13 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
+    parser.add_argument("--short", action="store_true", help="leave out what is all late, and the codecs")
     parser.add_argument("--save", type=Path, help="a JSON file for all losses, for benchmarks.models.time_to_loss")
     arguments = parser.parse_args()
     if arguments.table is not None and not arguments.table.is_file():
         parser.error(f"--table {arguments.table}: there is no such file")
+    if arguments.table is not None and arguments.short:
+        parser.error("--short leaves out what --table shows")
     torch.set_num_threads(arguments.threads)
     console = Console()
     source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
@@ -222,9 +226,12 @@ def main() -> None:
         console.print(f"{way.name:24} {rate:g}  {losses}  {time.perf_counter() - started_s:.0f} s", highlight=False)
         return made
 
-    by_rate = {(way, rate): runs_of(way, rate) for way in WAYS for rate in arguments.rates}
+    compared = SHORT if arguments.short else WAYS
+    by_rate = {(way, rate): runs_of(way, rate) for way in compared for rate in arguments.rates}
     if arguments.save is not None:
         save(arguments.save, by_rate)
+    if arguments.short:
+        return
     auto = next(way for way in WAYS if way.name == AUTO)
     by_codec = {CODECS[0]: by_rate[auto, arguments.rates[-1]]}
     by_codec |= {way: runs_of(way, arguments.rates[-1]) for way in CODECS[1:]}

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
@@ -44,6 +44,7 @@ ROOT = Path(__file__).parents[2]
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "4 MiB": 4 << 20}
 IN_FLIGHT = (1, 4, 8)
 TCP = 0  # in place of a number in flight
+PLAIN = "TCP sendall"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="turns of each size and way")
     parser.add_argument("--beside", action="append", default=[], metavar="NAME=CHECKOUT", help="another version")
     parser.add_argument("--passes", action="store_true", help="also through the gate of a stage server")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
     parser.add_argument("--part", choices=("send", "receive"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
@@ -73,10 +75,18 @@ def main() -> None:
         senders += [
             _Sender(f"gRPC {name}", Path(path)) for name, _, path in (one.partition("=") for one in options.beside)
         ]
-        _measure_all(senders, options.seconds, options.repeats)
+        turns = _measure_all(senders, options.seconds, options.repeats)
     finally:
         for sender in senders:
             sender.end()
+    if options.output == "json":
+        print(
+            json.dumps(
+                {size: {name: [asdict(one) for one in ones] for name, ones in turns[size].items()} for size in turns}
+            )
+        )
+    else:
+        _print(turns)
 
 
 class _Sender:
@@ -104,8 +114,11 @@ def _python(checkout: Path, part: str, *flags: str, stdin: int | None = None) ->
     return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def _measure_all(senders: Sequence[_Sender], seconds: float, repeats: int) -> None:
-    print("| size | way | GB/s | of TCP | cpu-s/GB | of TCP |\n|---|---|---|---|---|---|")
+Turns = dict[str, dict[str, list[Measured]]]  # by size and way
+
+
+def _measure_all(senders: Sequence[_Sender], seconds: float, repeats: int) -> Turns:
+    found: Turns = {}
     for size_name, size_bytes in SIZES.items():
         plain: list[Measured] = []
         turns: dict[str, list[Measured]] = {}
@@ -115,7 +128,15 @@ def _measure_all(senders: Sequence[_Sender], seconds: float, repeats: int) -> No
                 for sender in senders if repeat % 2 else senders[::-1]:
                     name = f"{sender.name}, {in_flight} in flight"
                     turns.setdefault(name, []).append(sender.turn(size_bytes, in_flight, seconds))
-        for name, ones in {"TCP sendall": plain, **dict(sorted(turns.items()))}.items():
+        found[size_name] = {PLAIN: plain, **dict(sorted(turns.items()))}
+    return found
+
+
+def _print(found: Turns) -> None:
+    print("| size | way | GB/s | of TCP | cpu-s/GB | of TCP |\n|---|---|---|---|---|---|")
+    for size_name, turns in found.items():
+        plain = turns[PLAIN]
+        for name, ones in turns.items():
             pairs = list(zip(ones, plain, strict=True))
             speed = median(one.gigabytes_per_s / tcp.gigabytes_per_s for one, tcp in pairs)
             cost = median(one.cpu_s_per_gigabyte / tcp.cpu_s_per_gigabyte for one, tcp in pairs)

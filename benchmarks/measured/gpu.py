@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.measured.throughput import Fleet, Swarm, Timed, job_of, timed
+from benchmarks.measured.ways import Fleet, Swarm, Timed, job_of, timed
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import TokenManifest
 from swarm.errors import InvalidConfig

@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.measured.throughput import LOSS_TOLERANCE, Fleet, Swarm, Timed, job_of
+from benchmarks.measured.ways import LOSS_TOLERANCE, Fleet, Swarm, Timed, job_of
 from scheduler.brain.outputs import CommitRow
 from scheduler.storage.database import Database, JobRecord, JobTokens
 from swarm.model.stage import Stage

@@ -23,6 +23,7 @@ import cProfile
 import gc
 import heapq
 import itertools
+import json
 import math
 import tempfile
 import time
@@ -411,18 +412,27 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2000.0, help="hops per second that the fleet can compute")
     parser.add_argument("--level", choices=("brain", "sessions", "both"), default="both")
     parser.add_argument("--repeats", type=int, default=1, help="of each measurement; the fastest is shown")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
     parser.add_argument("--profile", type=Path, help="where to write what cProfile saw")
     options = parser.parse_args()
     configure(level="error")
     profile = cProfile.Profile() if options.profile else None
     levels = ("brain", "sessions") if options.level == "both" else (options.level,)
-    rows = []
+    rows, all_tries = [], []
     for level in levels:
         for peers in map(int, options.peers.split(",")):
             shape = Shape(peers, options.stages, options.microbatches, options.steps, options.rate)
             tries = [measure(level, shape, profile) for _ in range(options.repeats)]
             rows.append(min(tries, key=lambda one: one.cpu_s))
-    Console(width=120).print(table(rows))
+            all_tries += tries
+    if options.output == "json":
+        print(
+            json.dumps(
+                [{"level": one.level, "peers": one.shape.peers, "hops_per_s": one.hops_per_s} for one in all_tries]
+            )
+        )
+    else:
+        Console(width=120).print(table(rows))
     if profile is not None:
         profile.dump_stats(options.profile)
 

@@ -11,10 +11,12 @@ synchronous one. What 1F1B does is "synchronous AdamW": it has the same idle tim
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import structlog
 from rich.console import Console
@@ -50,14 +52,25 @@ def rows(
     runs: dict[tuple[Way, float], list[Run]], goal: float, step_units_of: Callable[[int], float]
 ) -> Iterator[list[str]]:
     """For each way: how many times as fast as synchronous AdamW, and as the synchronous form of the default."""
+    times = by_seed(runs, goal, step_units_of)
+    for name, ours in times.items():
+        yield [name, *(speedup(ours, times[way.name]) for way in (SYNCHRONOUS, SYNCHRONOUS_LOOKAHEAD))]
+
+
+def measured(runs: dict[tuple[Way, float], list[Run]]) -> list[Way]:
+    """The ways that have runs."""
+    return [way for way in WAYS if any(one == way for one, _ in runs)]
+
+
+def by_seed(
+    runs: dict[tuple[Way, float], list[Run]], goal: float, step_units_of: Callable[[int], float]
+) -> dict[str, list[float | None]]:
+    """For each way and seed how long it takes, in units of `step_units_of`; None: it never arrives."""
     goals = [run.at(goal) for run in best(runs, SYNCHRONOUS)[1]]
-
-    def times(way: Way) -> list[float | None]:
-        return [units_to(run, loss, step_units_of) for run, loss in zip(best(runs, way)[1], goals, strict=True)]
-
-    against = [times(way) for way in (SYNCHRONOUS, SYNCHRONOUS_LOOKAHEAD)]
-    for way in WAYS:
-        yield [way.name, *(speedup(times(way), theirs) for theirs in against)]
+    return {
+        way.name: [units_to(run, loss, step_units_of) for run, loss in zip(best(runs, way)[1], goals, strict=True)]
+        for way in measured(runs)
+    }
 
 
 def main() -> None:
@@ -65,13 +78,17 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="what benchmarks.measured.convergence --save wrote")
     parser.add_argument("--stages", type=int, nargs="+", default=STAGES)
     parser.add_argument("--table", type=Path, help="a Markdown file whose modelled part is replaced")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     runs = saved(arguments.runs)
     shapes = [Shape(stages) for stages in arguments.stages]
     overlaps = {run.overlap for made in runs.values() for run in made} | {0}
     units = {(shape, overlap): step_units(shape, overlap) for shape in shapes for overlap in sorted(overlaps)}
-    columns: dict[str, list[str]] = {way.name: [] for way in WAYS}
+    if arguments.output == "json":
+        print(json.dumps(_times(runs, shapes, units)))
+        return
+    columns: dict[str, list[str]] = {way.name: [] for way in measured(runs)}
     header = ["way"]
     for shape in shapes:
         for goal in GOALS:
@@ -82,6 +99,19 @@ def main() -> None:
     Console().print(text, highlight=False)
     if arguments.table is not None:
         write_between(arguments.table, MARKS, text)
+
+
+def _times(runs: dict[tuple[Way, float], list[Run]], shapes: list[Shape], units: dict[tuple[Shape, int], float]) -> Any:
+    """All that the table is made of: times by number of stages and goal, and the losses at the end."""
+    times = {
+        shape.stages: {
+            f"{goal:.0%}": by_seed(runs, goal, lambda overlap, shape=shape: units[shape, overlap])  # type: ignore[misc]
+            for goal in GOALS
+        }
+        for shape in shapes
+    }
+    losses = {way.name: [run.at(1.0) for run in best(runs, way)[1]] for way in measured(runs)}
+    return {"times": times, "losses": losses}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from benchmarks.measured.gpu import (
     parameters,
     table,
 )
-from benchmarks.measured.throughput import Timed, job_of
+from benchmarks.measured.ways import Timed, job_of
 from swarm.model.families import build
 
 CPU = torch.device("cpu")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.measured.throughput import Round, Spent, Timed, disagreement, sample, spent_between, timed
+from benchmarks.measured.throughput import Round, disagreement
+from benchmarks.measured.ways import Course, Spent, Timed, sample, spent_between, timed
 
 
 def test_speed_leaves_out_the_warm_up_steps() -> None:
@@ -15,7 +16,7 @@ def test_speed_leaves_out_the_warm_up_steps() -> None:
 
 def test_a_ratio_above_one_says_that_the_swarm_is_faster() -> None:
     one = Round({"swarm": Timed(300.0, 1.0, 1.0, 5.0), "local": Timed(200.0, 1.0, 1.0, 5.0)})
-    assert one.ratio("local") == 1.5
+    assert one.ratio("swarm", "local") == 1.5
 
 
 def test_ways_that_trained_differently_are_named() -> None:
@@ -38,3 +39,12 @@ def test_metrics_are_summed_over_the_series_that_match() -> None:
 def test_what_was_spent_is_what_was_added() -> None:
     before, after = Spent("stage 0", 10.0, 1.0, 2.0, 3.0, 4.0), Spent("stage 0", 20.0, 3.0, 5.0, 7.0, 9.0)
     assert spent_between(before, after) == Spent("stage 0", 10.0, 2.0, 3.0, 4.0, 5.0)
+
+
+def test_the_time_to_a_loss_is_when_a_tenth_of_the_steps_has_it_from_the_end_of_the_first_one() -> None:
+    course = Course([100.0 + second for second in range(20)], [5.0 - step / 10 for step in range(20)])
+    assert course.loss_at(1.0) == pytest.approx((3.1 + 3.2) / 2)
+    assert course.loss_at(0.5) == pytest.approx((4.1 + 4.2) / 2)
+    assert course.seconds_to(5.0) == 1.0
+    assert course.seconds_to(course.loss_at(0.5) + 1e-9) == 9.0
+    assert course.seconds_to(3.0) is None

@@ -69,11 +69,16 @@ class Fates:
         self.counts: Counter[str] = Counter()
         self._rng = Random(seed)
         self._links: dict[tuple[int, int], Link] = {}
-        self._free_s: dict[tuple[int, int], float] = {}  # when a narrow link has sent what it holds
+        self._access: dict[tuple[int, str], float] = {}  # by host and direction
+        self._free_s: dict[tuple[int, int | str], float] = {}  # when a narrow link or access has sent what it holds
 
     def set(self, source: int, target: int, **changes: Any) -> None:
         """Change a link, one way."""
         self._links[source, target] = replace(self._links.get((source, target), Link()), **changes)
+
+    def set_access(self, host: int, up_bytes_per_s: float, down_bytes_per_s: float) -> None:
+        """What a host can send and receive, all its links together."""
+        self._access |= {(host, "up"): up_bytes_per_s, (host, "down"): down_bytes_per_s}
 
     def lets_in(self, source: int, target: int, packet: bytes) -> bool:
         """Whether the target's side of the link takes the packet."""
@@ -89,18 +94,28 @@ class Fates:
         if link.cut or self._rng.random() < link.loss:
             self.counts["cut" if link.cut else "lost"] += 1
             return []
-        leaves_s = now_s
-        if link.bytes_per_s:
-            leaves_s = max(now_s, self._free_s.get((source, target), 0.0))
-            if leaves_s - now_s > BACKLOG_S_MAX:
-                self.counts["overflowed"] += 1
-                return []
-            leaves_s += size_bytes / link.bytes_per_s
-            self._free_s[source, target] = leaves_s
+        leaves_s = self._leaves_s(source, target, link.bytes_per_s, size_bytes, now_s)
+        if leaves_s is None:
+            self.counts["overflowed"] += 1
+            return []
         copies = 1 + (self._rng.random() < link.duplicate)
         self.counts["relayed"] += 1
         self.counts["duplicated"] += copies - 1
         return [leaves_s + link.delay_s + self._rng.uniform(0.0, link.jitter_s) for _ in range(copies)]
+
+    def _leaves_s(self, source: int, target: int, bytes_per_s: float, size_bytes: int, now_s: float) -> float | None:
+        """When the packet has passed all that is narrow on its way, one after the other; None: there is no room."""
+        up, down = (source, "up"), (target, "down")
+        way = ((up, self._access.get(up)), ((source, target), bytes_per_s), (down, self._access.get(down)))
+        leaves_s, free_s = now_s, dict[tuple[int, int | str], float]()
+        for key, rate in way:
+            if rate:
+                begins_s = max(leaves_s, self._free_s.get(key, 0.0))
+                if begins_s - now_s > BACKLOG_S_MAX:
+                    return None
+                leaves_s = free_s[key] = begins_s + size_bytes / rate
+        self._free_s |= free_s
+        return leaves_s
 
 
 def why_not() -> str:
@@ -172,6 +187,10 @@ class Relay:
         for one in range(len(self.hosts)):
             for other in range(one):
                 self.between(one, other, **changes)
+
+    def access(self, host: int, up_bytes_per_s: float, down_bytes_per_s: float) -> None:
+        """Bound what a host can send and receive, all its links together; 0: as fast as it goes."""
+        self._say({"host": host, "up_bytes_per_s": up_bytes_per_s, "down_bytes_per_s": down_bytes_per_s})
 
     def counts(self) -> dict[str, float]:
         """Packets by fate so far, and the relay's CPU seconds."""
@@ -269,7 +288,9 @@ class _Lines:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             words = json.loads(line)
-            if words:
+            if "host" in words:
+                fates.set_access(**words)
+            elif words:
                 fates.set(words.pop("from"), words.pop("to"), **words)
             print(json.dumps({**fates.counts, "cpu_s": time.process_time()}), flush=True)
         return bool(data)

@@ -52,6 +52,16 @@ def test_fates_are_drawn_as_told() -> None:
     assert [again.arrivals(0, 1, 100, 0.0) for again in [Fates(seed=2)]] == [[0.0]]
 
 
+def test_all_links_of_a_host_share_what_it_can_send_and_what_it_can_receive() -> None:
+    fates = Fates(seed=1)
+    fates.set_access(0, up_bytes_per_s=1000.0, down_bytes_per_s=500.0)
+    assert [fates.arrivals(0, target, 100, 0.0) for target in (1, 2)] == [[0.1], [0.2]]
+    assert [fates.arrivals(source, 0, 100, 0.0) for source in (1, 2)] == [[0.2], [0.4]]
+    assert fates.arrivals(1, 2, 100, 0.0) == [0.0]
+    fates.set_access(2, up_bytes_per_s=0.0, down_bytes_per_s=200.0)
+    assert fates.arrivals(0, 2, 100, 0.0) == [pytest.approx(0.8)]  # 0.3 until it has left, then 0.5
+
+
 @pytest.mark.skipif(bool(why_not()), reason=f"no hosts here: {why_not()}")
 def test_packets_between_hosts_are_lost_delayed_repeated_and_cut_one_way() -> None:
     with Relay(hosts=3, seed=4) as relay:

@@ -14,8 +14,12 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ("scheduler", "stage_server", "client", "swarm")
 TESTS = sorted([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("benchmarks/tests/test_*.py")])
 
-# All that benchmarks take from tests: the simulated system and real processes, chaos on them, and the patches.
-LENT_TO_BENCHMARKS = ("tests.support", "tests.simulation.engine", "tests.chaos.trial", "tests.mutations.catalogue")
+# All that benchmarks take from tests: the simulated system and real processes, chaos on them, the emulated network,
+# and the patches.
+LENT_TO_BENCHMARKS = (
+    *("tests.support", "tests.simulation.engine", "tests.chaos.trial", "tests.chaos.relay"),
+    "tests.mutations.catalogue",
+)
 
 # Modules without a test file of their own, by the file under tests/ whose claims are theirs.
 COVERED_BY = {

@@ -1,0 +1,119 @@
+"""The results as pictures: each figure as a share of its aim, and tokens per second as multiples of 1F1B's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.full.page import shown
+from benchmarks.full.results import Found, Value, middle
+from benchmarks.full.rows import ROWS, Measure
+
+AIMS, SPEEDS = "benchmarks.svg", "benchmarks-speed.svg"
+MET, MISSED, PLAIN = "#2a7f4f", "#b5432e", "#4a6fa5"
+SETTINGS = {"svg.hashsalt": "swarm", "svg.fonttype": "none", "font.size": 9}
+SHARES = (0.1, 10.0)  # shown; what lies outside is drawn at the edge
+
+
+def write_plots(folder: Path, results: Mapping[str, Found]) -> None:
+    """Write both; each names the results that it shows (`shows`)."""
+    for name, draw in ((AIMS, _aims), (SPEEDS, _speeds)):
+        with rc_context(SETTINGS):
+            draw(results).savefig(folder / name, metadata={"Date": None, "Description": mark(results)})
+        lines = (folder / name).read_text().splitlines()
+        (folder / name).write_text("\n".join(line.rstrip() for line in lines) + "\n")
+
+
+def mark(results: Mapping[str, Found]) -> str:
+    """Names the values and aims of which the plots are made."""
+    values = {name: asdict(found)["values"] for name, found in sorted(results.items())}
+    aims = [(row.name, measure.key, measure.text, measure.aim) for row in ROWS for measure in row.measures]
+    return hashlib.sha256(json.dumps([values, aims]).encode()).hexdigest()
+
+
+def shows(plot: Path, results: Mapping[str, Found]) -> bool:
+    """Whether the plot was made of these results."""
+    return mark(results) in plot.read_text()
+
+
+def _aims(results: Mapping[str, Found]) -> Figure:
+    """A bar for each figure with an aim; to the right of the line is better than the aim."""
+    bars = [
+        (f"{row.name}  {measure.text}, against {measure.against}" if measure.against else f"{row.name}  {measure.text}",
+         measure, values)
+        for row in ROWS
+        for measure in row.measures
+        if measure.aim and row.name in results and (values := results[row.name].values.get(measure.key))
+    ]  # fmt: skip
+    axes = _axes(len(bars))
+    for place, (_, measure, values) in enumerate(reversed(bars)):
+        shares = [_share(value, measure) for value in values]
+        center = _share(middle(values), measure)
+        color = MET if measure.met(middle(values)) else MISSED
+        axes.plot([min(shares), max(shares)], [place, place], color=color, linewidth=2, solid_capstyle="butt")
+        axes.plot(center, place, "o", color=color, markersize=5)
+        axes.annotate(shown(middle(values), measure), (SHARES[1], place), textcoords="offset points", xytext=(4, -3))
+    axes.set_yticks(range(len(bars)), [name for name, *_ in reversed(bars)])
+    axes.set_xscale("log")
+    axes.set_xlim(*SHARES)
+    axes.set_xticks([0.1, 0.5, 1.0, 2.0, 10.0], ["0.1", "0.5", "aim", "2 x", "10 x"])
+    axes.minorticks_off()
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xlabel("share of the aim, median with least and most; right of the line: met")
+    return _finished(axes)
+
+
+def _speeds(results: Mapping[str, Found]) -> Figure:
+    """Bars of tokens per second as multiples of 1F1B's in the same round."""
+    bars = [
+        (measure.text + (" (half late or less)" if row.name == "P3" and "int8" not in measure.text else ""), values)
+        for row in ROWS
+        if row.name in ("P1", "P3") and row.name in results
+        for measure in row.measures
+        if measure.against == "1F1B" and (values := results[row.name].values.get(measure.key))
+    ]
+    axes = _axes(len(bars))
+    for place, (_, values) in enumerate(reversed(bars)):
+        known = [value or 0.0 for value in values]
+        center = middle(values) or 0.0
+        axes.barh(place, center, color=PLAIN, height=0.6)
+        axes.plot([min(known), max(known)], [place, place], color="black", linewidth=1)
+        axes.annotate(f"{center:.2f}", (max(known), place), textcoords="offset points", xytext=(4, -3))
+    axes.set_yticks(range(len(bars)), [name for name, _ in reversed(bars)])
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0.0)
+    axes.set_xlabel("tokens/s, 1F1B through the same links = 1; median with least and most")
+    return _finished(axes)
+
+
+def _share(value: Value, measure: Measure) -> float:
+    """How much better than the aim: 2 is twice as good. An aim of at most a few per cent is one of what is lost."""
+    assert measure.aim is not None
+    if value is None:
+        return SHARES[0]
+    value, aim = (1.0 + value / 100.0, 1.0 + measure.aim / 100.0) if measure.unit == "%" else (value, measure.aim)
+    share = aim / max(value, 1e-9) if measure.at_most else value / aim
+    return min(max(share, SHARES[0]), SHARES[1])
+
+
+def _axes(bars: int) -> Axes:
+    figure = Figure(figsize=(10, 1.0 + 0.27 * max(1, bars)), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def _finished(axes: Axes) -> Figure:
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(-0.7, max(0.7, len(axes.get_yticks()) - 0.3))
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    return figure

@@ -1,0 +1,57 @@
+"""What the benchmarks found, kept as JSON: one record per row of the table. Table and plots are made of it alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+Value = float | None  # None: it never came to it, as a loss that is not reached
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """Where and when a row was measured."""
+
+    date: str
+    cores: int
+    processor: str
+    load_before: float  # runnable processes, mean of the last minute before the row began
+    commit: str = ""
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One row as it was measured last: the values of each measure, in the order of their turns."""
+
+    row: str
+    quick: bool
+    commands: Sequence[str]
+    seconds: float
+    circumstances: Circumstances
+    values: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    fault: str = ""  # why there are none
+
+
+def read(path: Path) -> dict[str, Found]:
+    """The rows by name; none if there is no such file."""
+    if not path.exists():
+        return {}
+    return {
+        one["row"]: Found(**one | {"circumstances": Circumstances(**one["circumstances"])})
+        for one in json.loads(path.read_text())
+    }
+
+
+def write(path: Path, rows: Mapping[str, Found]) -> None:
+    path.write_text(json.dumps([asdict(rows[name]) for name in sorted(rows)], indent=1) + "\n")
+
+
+def middle(values: Sequence[Value]) -> Value:
+    """The median; what never came counts as the worst, and half of those make the median one of them."""
+    if sum(value is None for value in values) * 2 >= len(values):
+        return None
+    return median(-1e9 if value is None else value for value in values)

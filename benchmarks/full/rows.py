@@ -1,0 +1,371 @@
+"""The rows of the table of all benchmarks: what each runs, what is read of that, and the aims.
+
+A row runs benchmarks as processes that print JSON on stdout. `{folder}` in a command is a folder that the commands of
+one invocation share; a command that two rows have runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.full.results import Value
+from benchmarks.measured.convergence import AUTO, SYNCHRONOUS
+from benchmarks.models.time_to_loss import SYNCHRONOUS_LOOKAHEAD
+
+Values = dict[str, list[Value]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure of a row; without `aim` it is shown beside the others only."""
+
+    key: str
+    text: str
+    against: str
+    aim: float | None = None
+    at_most: bool = False  # the aim is an upper bound
+    unit: str = "x"  # of both; "x": a ratio
+    digits: int = 2
+
+    def met(self, value: Value) -> bool | None:
+        """Whether the aim is met; None: there is none."""
+        if self.aim is None:
+            return None
+        return value is not None and (value <= self.aim if self.at_most else value >= self.aim)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A benchmark, and what is added to it for the short form and for the long one."""
+
+    command: str  # module and flags
+    quick: str = ""
+    full: str = ""
+
+    def words(self, *, quick: bool) -> str:
+        return f"{self.command} {self.quick if quick else self.full}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    about: str
+    runs: Sequence[Run]
+    measures: Sequence[Measure]
+    read: Callable[[Sequence[Any]], Values]  # of what each run printed
+    network: bool = False  # in network namespaces: needs root
+
+
+# L: learning ----------------------------------------------------------------------------------------------------------
+
+LOSSES = Run(
+    "benchmarks.measured.convergence --short --save {folder}/losses.json",
+    "--seeds 1 --steps 160 --rates 4e-3",
+    "--seeds 3 --steps 240 --rates 2e-3 4e-3 8e-3",
+)
+TIMES = Run("benchmarks.models.time_to_loss {folder}/losses.json --output json")
+BUBBLES = {"2": 0.1, "4": 0.25, "8": 0.5}  # the bubble that is meant, by number of stages
+CHOSEN = {"2": "a quarter late", "4": AUTO, "8": AUTO}  # by pipeline.overlap = "auto", at these numbers of stages
+AIMS_SYNCHRONOUS, AIMS_ADAMW = {"2": 1.08, "4": 1.2, "8": 1.3}, {"2": 1.2, "4": 1.35, "8": 1.5}
+OPPONENTS = {
+    "ours": ("our best synchronous", SYNCHRONOUS_LOOKAHEAD.name, AIMS_SYNCHRONOUS),
+    "adamw": ("synchronous AdamW", SYNCHRONOUS.name, AIMS_ADAMW),
+}
+LINK_LOSS = Run(
+    "benchmarks.measured.loss_over_link --link 100:20 --output json", "--seeds 1 --steps 160", "--seeds 3 --steps 240"
+)
+
+
+def _l1_measures() -> list[Measure]:
+    modelled = [
+        Measure(
+            f"{stages}/{goal}/{key}",
+            f"to the loss at {goal} of the tokens, {stages} stages (bubble {bubble:.0%})",
+            name,
+            aims[stages],
+        )
+        for stages, bubble in BUBBLES.items()
+        for goal in ("75%", "100%")
+        for key, (name, _, aims) in OPPONENTS.items()
+    ]
+    return [
+        *modelled,
+        Measure("link/75%", "to the loss at 75% of the steps, 100 Mbit/s, RTT 20 ms", "1F1B", 1.4),
+        Measure("link/100%", "to the loss at 100% of the steps, 100 Mbit/s, RTT 20 ms", "1F1B", 1.4),
+    ]
+
+
+def _read_l1(printed: Sequence[Any]) -> Values:
+    _, modelled, link = printed
+    values: Values = {}
+    for stages, goals in modelled["times"].items():
+        for goal, ways in goals.items():
+            for key, (_, name, _) in OPPONENTS.items():
+                pairs = zip(ways[name], ways[CHOSEN[stages]], strict=True)
+                values[f"{stages}/{goal}/{key}"] = [_quotient(theirs, ours) for theirs, ours in pairs]
+    for place, goal in enumerate(("75%", "100%")):
+        seconds = [one["seconds"][place] for one in link["seeds"]]
+        values[f"link/{goal}"] = [_quotient(theirs, ours) for ours, theirs in seconds]
+    return values
+
+
+def _read_l2(printed: Sequence[Any]) -> Values:
+    losses = printed[1]["losses"]
+    pairs = list(zip(losses[AUTO], losses[SYNCHRONOUS.name], strict=True))
+    return {"loss": [100.0 * (ours / theirs - 1.0) for ours, theirs in pairs]}
+
+
+def _quotient(one: Value, other: Value) -> Value:
+    """None if either never came to its end."""
+    return None if one is None or other is None else one / other
+
+
+# P1, P3: tokens per second --------------------------------------------------------------------------------------------
+
+TORCH = ("gpipe", "1f1b", "interleaved", "zbv")
+SPEED = "benchmarks.measured.throughput --output json"
+P1_WAYS = ",".join(("local", "swarm", "overlap", *TORCH))
+MODELS = {"compute": "--width 256 --layers 8 --sequence 128", "overhead": "--width 64 --layers 4 --sequence 32"}
+QUICK = {"compute": "--rounds 2 --steps 2 --microbatch 2", "overhead": "--rounds 3 --steps 10 --microbatch 2"}
+P1 = [Run(f"{SPEED} --ways {P1_WAYS} {shape}", QUICK[model], "--rounds 7 --steps 4") for model, shape in MODELS.items()]
+MODEL_TEXTS = {"compute": "computing dominates", "overhead": "overhead shows"}
+
+
+def _p1_measures() -> list[Measure]:
+    return [
+        measure
+        for model, text in MODEL_TEXTS.items()
+        for measure in (
+            Measure(f"{model}/overlap/1f1b", f"tokens/s with overlap, {text}", "1F1B", 1.1),
+            Measure(f"{model}/overlap/best", f"tokens/s with overlap, {text}", "the best of torch's", 1.0),
+            Measure(f"{model}/swarm/1f1b", f"tokens/s without, {text}", "1F1B", 0.97),
+            Measure(f"{model}/overlap/local", f"tokens/s with overlap, {text}", "one process"),
+        )
+    ]
+
+
+def _read_p1(printed: Sequence[Any]) -> Values:
+    values: Values = {}
+    for model, found in zip(MODELS, printed, strict=True):
+        for one in found["rounds"]:
+            speeds = _speeds(one)
+            speeds["best"] = max(speeds[way] for way in TORCH)
+            for way, other in (("overlap", "1f1b"), ("overlap", "best"), ("swarm", "1f1b"), ("overlap", "local")):
+                values.setdefault(f"{model}/{way}/{other}", []).append(speeds[way] / speeds[other])
+    return values
+
+
+def _speeds(one: Mapping[str, Any]) -> dict[str, float]:
+    return {way: timed["tokens_per_s"] for way, timed in one["ways"].items()}
+
+
+LINKS = {"100:20": "100 Mbit/s, 20 ms", "50:100": "50 Mbit/s, 100 ms", "1000:200": "1 Gbit/s, 200 ms"}
+P3_WAYS = ("overlap", "int8", "1f1b", "zbv", "loopback")
+P3 = [
+    Run(
+        f"{SPEED} --ways {','.join(P3_WAYS)} --link {link} {MODELS['compute']}",
+        "--rounds 2 --steps 2 --microbatch 2",
+        "--rounds 5 --steps 4",
+    )
+    for link in LINKS
+]
+
+
+def _p3_measures() -> list[Measure]:
+    return [
+        measure
+        for link, text in LINKS.items()
+        for measure in (
+            Measure(f"{link}/overlap/loopback", f"tokens/s through {text}", "loopback", 0.95),
+            Measure(f"{link}/overlap/1f1b", f"tokens/s through {text}", "1F1B", 2.2 if link == "50:100" else 1.5),
+            Measure(f"{link}/int8/1f1b", f"tokens/s through {text}, int8", "1F1B", 2.2 if link == "50:100" else 1.7),
+            Measure(f"{link}/overlap/zbv", f"tokens/s through {text}", "ZBV"),
+        )
+    ]
+
+
+def _read_p3(printed: Sequence[Any]) -> Values:
+    values: Values = {}
+    for link, found in zip(LINKS, printed, strict=True):
+        for one in found["rounds"]:
+            speeds = _speeds(one)
+            for way, other in (("overlap", "loopback"), ("overlap", "1f1b"), ("int8", "1f1b"), ("overlap", "zbv")):
+                values.setdefault(f"{link}/{way}/{other}", []).append(speeds[way] / speeds[other])
+    return values
+
+
+# P2, P7: unequal replicas, deaths, joiners ----------------------------------------------------------------------------
+
+UNEQUAL = "benchmarks.measured.unequal_processes --output json"
+P2 = [
+    Run(f"{UNEQUAL} --speeds 1,2,4 --overlap 0.5", "--steps 6", "--steps 30"),
+    Run(f"{UNEQUAL} --speeds 1,2,4 --overlap 0", "--steps 6", "--steps 30"),
+    Run(f"{UNEQUAL} --speeds 1,2,4 --overlap 0.5 --links 20:40,50:20,100:5", "--steps 6", "--steps 30"),
+]
+P2_MEASURES = (
+    Measure("late", "replicas at 1:2:4, half late", "the sum of their speeds", 0.96),
+    Measure("synchronous", "replicas at 1:2:4, synchronous", "the sum of their speeds", 0.92),
+    Measure("links", "replicas at 1:2:4 on unequal links, half late", "the sum of their speeds", 0.96),
+)
+
+
+def _read_p2(printed: Sequence[Any]) -> Values:
+    return {measure.key: found["kept"] for measure, found in zip(P2_MEASURES, printed, strict=True)}
+
+
+P7 = [
+    Run(
+        "benchmarks.measured.churn_processes --stages 3 --replicas 4 --rates 0 --every 15 --away 20 --output json",
+        "--minutes 0.6",
+        "--minutes 8",
+    ),
+    Run(f"{UNEQUAL} --speeds 1,1,1,0.1", "--steps 4", "--steps 20"),
+    Run(f"{UNEQUAL} --speeds 1,1,1 --stages 2 --join", "--steps 6", "--steps 20"),
+]
+P7_MEASURES = (
+    Measure("kills", "kill -9 every 15 s", "undisturbed, by those alive", 0.9),
+    Measure("slow", "one replica of four 10 times slower", "the sum of their speeds", 0.9),
+    Measure("join", "while a peer joins", "before", 0.97),
+)
+
+
+def _read_p7(printed: Sequence[Any]) -> Values:
+    churn, slow, join = printed
+    calm, deadly = (run["kept"] for run in churn)
+    return {"kills": [deadly / calm], "slow": slow["kept"], "join": [join["join"]]}
+
+
+# P4, P5, P6: the parts ------------------------------------------------------------------------------------------------
+
+P4 = [Run("benchmarks.measured.dataplane --output json", "--seconds 0.3 --repeats 7", "--seconds 0.5 --repeats 15")]
+P4_MEASURES = (
+    Measure("64 KiB", "64 KiB, the best of 4 and 8 in flight", "", 0.6, unit="GB/s"),
+    Measure("1 MiB", "1 MiB, the best of 4 and 8 in flight", "plain TCP", 0.6),
+)
+
+
+def _read_p4(printed: Sequence[Any]) -> Values:
+    (sizes,) = printed
+
+    def best(size: str) -> list[float]:
+        ways = [[one["gigabytes_per_s"] for one in sizes[size][f"gRPC, {count} in flight"]] for count in (4, 8)]
+        return [max(pair) for pair in zip(*ways, strict=True)]
+
+    plain = [one["gigabytes_per_s"] for one in sizes["1 MiB"]["TCP sendall"]]
+    return {
+        "64 KiB": list(best("64 KiB")),
+        "1 MiB": [ours / tcp for ours, tcp in zip(best("1 MiB"), plain, strict=True)],
+    }
+
+
+P5 = [
+    Run("benchmarks.measured.averaging --members 4 --mib 16 --output json", "--rounds 7", "--rounds 21"),
+    Run("benchmarks.measured.averaging --access 100,100,100,100 --mib 4 --output json", "--rounds 5", "--rounds 11"),
+    Run("benchmarks.measured.averaging --access 100,100,100,25 --mib 4 --output json", "--rounds 5", "--rounds 11"),
+]
+P5_MEASURES = (
+    Measure("loopback", "seconds of a round, 4 members, 16 MiB, loopback", "gloo's all-reduce", 1.5, at_most=True),
+    Measure("equal", "seconds of a round, 4 members on 100 Mbit/s, 4 MiB", "gloo's all-reduce", 1.5, at_most=True),
+    Measure("unequal", "the same, one on 25 Mbit/s", "gloo's all-reduce", 1.0, at_most=True),
+)
+
+
+def _read_p5(printed: Sequence[Any]) -> Values:
+    values: Values = {}
+    for measure, found in zip(P5_MEASURES, printed, strict=True):
+        pairs = zip(found["seconds"]["ours"], found["seconds"]["gloo"], strict=True)
+        values[measure.key] = [ours / gloo for ours, gloo in pairs]
+    return values
+
+
+SCHEDULER = "benchmarks.measured.scheduler --peers 64,1000 --stages 32 --steps 1 --output json"
+P6 = [Run(SCHEDULER, "--repeats 1", "--repeats 5")]
+P6_MEASURES = (
+    Measure("brain/1000", "the brain alone, 1,000 peers, 32 stages", "", 2000, unit="hops/s", digits=0),
+    Measure("sessions/1000", "the whole scheduler, 1,000 peers, 32 stages", "", 2000, unit="hops/s", digits=0),
+    Measure("sessions/growth", "cost of a hop with 1,000 peers", "with 64", 1000 / 64, at_most=True),
+)
+
+
+def _read_p6(printed: Sequence[Any]) -> Values:
+    (found,) = printed
+
+    def speeds(level: str, peers: int) -> list[float]:
+        return [one["hops_per_s"] for one in found if (one["level"], one["peers"]) == (level, peers)]
+
+    few, many = speeds("sessions", 64), speeds("sessions", 1000)
+    return {
+        "brain/1000": list(speeds("brain", 1000)),
+        "sessions/1000": list(many),
+        "sessions/growth": [one / other for one, other in zip(few, many, strict=True)],
+    }
+
+
+# P8: hivemind ---------------------------------------------------------------------------------------------------------
+
+P8 = [
+    Run(
+        f"benchmarks.measured.hivemind_servers --output json {MODELS['compute']}",
+        "--rounds 2 --steps 2",
+        "--rounds 7 --steps 4",
+    )
+]
+P8_MEASURES = (
+    Measure("overlap", "tokens/s with overlap", "hivemind's expert servers", 1.8),
+    Measure("swarm", "tokens/s without", "hivemind's expert servers"),
+)
+
+
+def _read_p8(printed: Sequence[Any]) -> Values:
+    rounds = [_speeds(one) for one in printed[0]["rounds"]]
+    return {key: [one[key] / one["hivemind"] for one in rounds] for key in ("overlap", "swarm")}
+
+
+# C: codecs of averaging -----------------------------------------------------------------------------------------------
+
+C = [
+    Run(
+        "benchmarks.measured.averaging_codecs --link 20:20 --output json",
+        "--steps 60 --seeds 1",
+        "--steps 240 --seeds 3",
+    )
+]
+C_MEASURES = (
+    Measure("bfloat16/time", "seconds of a step, bfloat16, 2 replicas through 20 Mbit/s, 20 ms", "none", at_most=True),
+    Measure("int8/time", "seconds of a step, int8", "none", at_most=True),
+    Measure("bfloat16/loss", "loss at equal tokens, bfloat16", "none", unit="%", at_most=True),
+    Measure("int8/loss", "loss at equal tokens, int8", "none", unit="%", at_most=True),
+)
+
+
+def _read_c(printed: Sequence[Any]) -> Values:
+    codecs = printed[0]["codecs"]
+    values: Values = {}
+    for codec in ("bfloat16", "int8"):
+        pairs = list(zip(codecs[codec], codecs["none"], strict=True))
+        values[f"{codec}/time"] = [one / none for (one, _), (none, _) in pairs]
+        values[f"{codec}/loss"] = [100.0 * (one / none - 1.0) for (_, one), (_, none) in pairs]
+    return values
+
+
+ROWS = (
+    Row("L1", "seconds to a loss", (LOSSES, TIMES, LINK_LOSS), _l1_measures(), _read_l1, network=True),
+    Row(
+        "L2",
+        "loss at equal tokens",
+        (LOSSES, TIMES),
+        (Measure("loss", "loss with the defaults, at equal tokens", "synchronous AdamW", 1.0, at_most=True, unit="%"),),
+        _read_l2,
+    ),
+    Row("P1", "tokens per second on loopback", P1, _p1_measures(), _read_p1),
+    Row("P2", "unequal replicas", P2, P2_MEASURES, _read_p2, network=True),
+    Row("P3", "tokens per second over slow links", P3, _p3_measures(), _read_p3, network=True),
+    Row("P4", "the data plane", P4, P4_MEASURES, _read_p4),
+    Row("P5", "an averaging round", P5, P5_MEASURES, _read_p5, network=True),
+    Row("P6", "hops per second of one scheduler on one core", P6, P6_MEASURES, _read_p6),
+    Row("P7", "deaths, a slow replica, a joiner", P7, P7_MEASURES, _read_p7),
+    Row("P8", "hivemind", P8, P8_MEASURES, _read_p8),
+    Row("C", "codecs of averaging", C, C_MEASURES, _read_c, network=True),
+)

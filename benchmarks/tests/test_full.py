@@ -1,0 +1,180 @@
+"""The table of all benchmarks is made of its JSON alone; a row reads what its benchmarks print; aims are bounds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.full.__main__ import DOCS, measured
+from benchmarks.full.page import MARKS, between_marks, shown, text_of, write_page
+from benchmarks.full.plots import AIMS, SPEEDS, shows, write_plots
+from benchmarks.full.results import Circumstances, Found, middle, read, write
+from benchmarks.full.rows import CHOSEN, ROWS, Measure, Row, Run
+from benchmarks.models.bubbles import Shape
+
+ROOT = Path(__file__).parents[2]
+HERE = Circumstances("2026-01-02 03:04", 2, "a processor", 0.5)
+LEAST, MOST = Measure("least", "speed", "1F1B", 1.5), Measure("most", "time", "gloo", 1.5, at_most=True)
+TIMED = {"tokens_per_s": 100.0}
+WAYS = ("local", "swarm", "overlap", "int8", "gpipe", "1f1b", "interleaved", "zbv", "loopback", "hivemind")
+ROUND = {"rounds": [{"ways": dict.fromkeys(WAYS, TIMED)}] * 2}
+NAMES = ("synchronous AdamW", "synchronous, lookahead", "a quarter late", "half late (auto)")
+GOALS = {goal: {name: [2.0, None] for name in NAMES} for goal in ("75%", "100%")}
+MODELLED = {"times": dict.fromkeys(("2", "4", "8"), GOALS), "losses": {name: [2.0, 2.0] for name in NAMES}}
+SIZE = {f"gRPC, {count} in flight": [{"gigabytes_per_s": count / 10}] * 2 for count in (1, 4, 8)}
+HOPS = [{"level": level, "peers": n, "hops_per_s": 9e4 / n} for level in ("brain", "sessions") for n in (64, 1000)]
+
+# What the benchmarks of each row print, cut down to what is read.
+PRINTED: dict[str, list[Any]] = {
+    "L1": [None, MODELLED, {"seeds": [{"seconds": [[1.0, 2.0], [None, 2.0]]}]}],
+    "L2": [None, MODELLED],
+    "P1": [ROUND] * 2,
+    "P2": [{"kept": [0.9, 1.0]}] * 3,
+    "P3": [ROUND] * 3,
+    "P4": [{size: SIZE | {"TCP sendall": [{"gigabytes_per_s": 1.6}] * 2} for size in ("64 KiB", "1 MiB", "4 MiB")}],
+    "P5": [{"seconds": {"ours": [3.0], "gloo": [2.0]}}] * 3,
+    "P6": [HOPS],
+    "P7": [[{"kept": 1.0}, {"kept": 0.9}], {"kept": [0.9, 0.95]}, {"join": 0.99}],
+    "P8": [ROUND],
+    "C": [{"codecs": {"none": [[2.0, 4.0]], "bfloat16": [[1.0, 4.0]], "int8": [[0.5, 4.4]]}}],
+}
+
+
+def results() -> dict[str, Found]:
+    found = {row.name: Found(row.name, True, ["a --b"], 60.0, HERE, row.read(PRINTED[row.name])) for row in ROWS}
+    return found | {"P4": Found("P4", True, ["a --b"], 1.0, HERE, fault="it failed")}
+
+
+def test_the_table_and_plots_are_what_the_results_give() -> None:
+    kept = read(DOCS / "benchmarks.json")
+    told = "run: python -m benchmarks.full --page-only"
+    assert between_marks(DOCS / "benchmarks.md") == text_of(kept), told
+    assert [name for name in (AIMS, SPEEDS) if not shows(DOCS / name, kept)] == [], told
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_reads_each_of_its_measures(row: Row) -> None:
+    keys = [measure.key for measure in row.measures]
+    values = row.read(PRINTED[row.name])
+    assert sorted(values) == sorted(keys)
+    assert all(values.values())
+    assert len(PRINTED[row.name]) == len(row.runs)
+
+
+def test_what_is_read_are_the_ratios_that_the_measure_names() -> None:
+    read_of = {row.name: row.read(PRINTED[row.name]) for row in ROWS}
+    assert read_of["L1"]["link/75%"] == [2.0]
+    assert read_of["L1"]["link/100%"] == [None], "a loss that the swarm never reaches is no speed"
+    assert read_of["P4"] == {"64 KiB": [0.8, 0.8], "1 MiB": [0.5, 0.5]}
+    assert read_of["P5"]["unequal"] == [1.5]
+    assert read_of["P6"]["sessions/growth"] == pytest.approx([1000 / 64])
+    assert read_of["P7"]["kills"] == [0.9]
+    assert read_of["C"]["int8/time"] == [0.25]
+    assert read_of["C"]["int8/loss"] == pytest.approx([10.0])
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_command_is_a_benchmark_that_takes_its_flags(quick: bool) -> None:
+    for words in {run.words(quick=quick) for row in ROWS for run in row.runs}:
+        module, *flags = shlex.split(words)
+        found = importlib.util.find_spec(module)
+        assert found is not None
+        assert found.origin is not None
+        text = Path(found.origin).read_text()
+        assert [flag for flag in flags if flag.startswith("--") and f'"{flag}"' not in text] == [], words
+
+
+def test_the_modelled_pipelines_have_the_bubbles_that_the_aims_are_for() -> None:
+    assert [round(Shape(int(stages)).bubble, 2) for stages in CHOSEN] == [0.11, 0.27, 0.47]
+
+
+def test_an_aim_is_a_bound_on_one_side_and_what_never_came_misses_it() -> None:
+    assert [LEAST.met(value) for value in (1.5, 1.49, None)] == [True, False, False]
+    assert [MOST.met(value) for value in (1.5, 1.51, None)] == [True, False, False]
+    assert Measure("none", "speed", "1F1B").met(1.0) is None
+    assert [shown(value, LEAST) for value in (1.234, None)] == ["1.23", "never"]
+    assert shown(1.0, Measure("loss", "loss", "", 1.0, at_most=True, unit="%")) == "+1.00 %"
+
+
+def test_half_of_the_values_that_never_came_make_the_median_never() -> None:
+    assert middle([1.0, 3.0, None]) == 1.0
+    assert middle([3.0, None]) is None
+
+
+def test_results_come_back_as_they_were_and_only_the_marked_part_of_a_page_is_replaced(tmp_path: Path) -> None:
+    write(tmp_path / "benchmarks.json", results())
+    assert read(tmp_path / "benchmarks.json") == results()
+    page = tmp_path / "benchmarks.md"
+    page.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
+    write_page(page, results())
+    text = page.read_text()
+    assert text.startswith(f"before\n{MARKS[0]}\n")
+    assert text.endswith(f"\n{MARKS[1]}\nafter\n")
+    assert between_marks(page) == text_of(results())
+    assert "not measured: it failed" in text
+    assert "old" not in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="put both lines"):
+        write_page(page, results())
+
+
+def test_plots_name_the_results_that_they_show(tmp_path: Path) -> None:
+    write_plots(tmp_path, results())
+    for name in (AIMS, SPEEDS):
+        assert shows(tmp_path / name, results())
+        assert not shows(tmp_path / name, results() | {"P5": Found("P5", True, [], 1.0, HERE, {"equal": [9.0]})})
+    assert "tokens/s" in (tmp_path / SPEEDS).read_text()
+
+
+def test_plots_without_any_result_are_drawn(tmp_path: Path) -> None:
+    write_plots(tmp_path, {})
+    assert shows(tmp_path / AIMS, {})
+
+
+def row_of(*commands: str) -> Row:
+    return Row("X", "a trial", [Run(command) for command in commands], (), lambda printed: {"all": list(printed)})
+
+
+OPTIONS = Namespace(quick=True, remark="")
+
+
+def test_a_benchmark_that_fails_is_the_fault_of_its_row(tmp_path: Path) -> None:
+    found = measured(row_of("json.tool --no-such-flag"), OPTIONS, tmp_path, {})
+    assert found.fault == "`json.tool` ended with 2"
+    assert not found.values
+
+
+def test_a_command_that_has_run_already_is_not_run_again(tmp_path: Path) -> None:
+    found = measured(row_of("no.such.module --output json"), OPTIONS, tmp_path, {"no.such.module --output json": 1.0})
+    assert found.values == {"all": [1.0]}
+
+
+def test_ctrl_c_ends_the_benchmark_that_runs_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    """The folder is a copy of nothing but the page: the real one stays as it is."""
+    (tmp_path / "benchmarks.md").write_text(f"{MARKS[0]}\n{MARKS[1]}\n")
+    write(tmp_path / "benchmarks.json", results())
+    command = [sys.executable, "-m", "benchmarks.full", "--rows", "P6", "--docs", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            deadline_s = time.monotonic() + 120.0
+            while not (below := psutil.Process(child.pid).children(recursive=True)):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+            child.send_signal(signal.SIGINT)
+            assert child.wait(60.0) == 130
+        finally:
+            child.kill()
+    assert [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    assert read(tmp_path / "benchmarks.json") == results()
+    assert json.loads((tmp_path / "benchmarks.json").read_text())
