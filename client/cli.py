@@ -55,7 +55,7 @@ VERBS = {
     "project": Entry("client.verbs.members.projects", "List projects, make one, or change its quota."),
     "ca": Entry("client.verbs.members.ca", "Show the swarm's authority, or put another in its place."),
     "audit": Entry("client.verbs.members.audit", "Show or verify what was asked of a scheduler here."),
-    "track": Entry("client.verbs.watching.track", "Write the steps of a job for TensorBoard."),
+    "track": Entry("client.verbs.watching.track", "Write the steps of a job for TensorBoard, MLflow or W&B."),
     "doctor": Entry("client.verbs.doctor", "Find what keeps a swarm from working, and say what to do."),
     "version": Entry("client.verbs.watching.overview", "Show the versions of this command and the scheduler."),
     "scheduler": Entry("scheduler", "Run the scheduler in this process.", program=True),

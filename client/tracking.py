@@ -1,55 +1,177 @@
-"""Steps of a job as TensorBoard's event files."""
+"""Steps of a job as TensorBoard's event files, as a run of MLflow and as one of Weights & Biases."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from client.records import Step
-from swarm.errors import InvalidConfig
+from client.records import Job, Step, file_name
+from swarm.errors import InvalidConfig, NotAllowed
+from swarm.text import first_line
+
+PROJECT = "swarm"  # MLflow's experiment, and the project at Weights & Biases, unless their own variables name others
+MLFLOW_BATCH = 1000  # metrics, the most that its servers take at a time
+MLFLOW_PARAMETERS = 100  # and parameters
+MLFLOW_TEXT_MAX = 500
 
 
-class TensorBoard:
-    """Writes steps into a folder, one event each; use `close` at the end.
+class Tracker(Protocol):
+    """Where steps are written. `place` says to a person where to look."""
 
-    InvalidConfig if the package is not installed or the folder cannot be written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            writers: Any = import_module("tensorboard.summary.writer.event_file_writer")
-            self._event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
-            self._summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
-        except ModuleNotFoundError as error:
-            raise InvalidConfig(
-                f"this needs the Python package {error.name}",
-                hint='install it with: pip install "swarm-stages[tracking]"',
-            ) from None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._writer: Any = writers.EventFileWriter(str(folder))
-        except OSError as error:
-            raise InvalidConfig(f"{folder} cannot be written: {error.strerror or error}") from None
+    place: str
 
     def write(self, step: Step, tokens: int) -> None:
-        """Add a step; `tokens` are those of all steps up to it."""
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars(step, tokens).items()]
-        moment_s = step.committed_unix_s or time.time()
-        self._writer.add_event(self._event(wall_time=moment_s, step=step.step, summary=self._summary(value=values)))
+        """Add a step; `tokens` are those of all steps up to it. A step may come again, after a rollback."""
 
     def flush(self) -> None:
         """Let readers see the written steps."""
+
+    def close(self, *, failed: bool = False) -> None:
+        """The last call; `failed`: the job, or whoever writes, did not come to its end."""
+
+
+class TensorBoard:
+    """Writes steps into DIR/JOB, one event each.
+
+    InvalidConfig if the package is not installed or the folder cannot be written, NotAllowed if there is something.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        target = folder / file_name(job.id)
+        if target.is_dir() and any(target.iterdir()):
+            raise NotAllowed(
+                f"{target} exists already: its curves would be drawn twice", hint=f"remove it: rm -r {target}"
+            )
+        with _installed("tracking"):
+            writers: Any = import_module("tensorboard.summary.writer.event_file_writer")
+            self._event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
+            self._summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        self.place = f"{target}; see them with: tensorboard --logdir {folder}"
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            self._writer: Any = writers.EventFileWriter(str(target))
+        except OSError as error:
+            raise InvalidConfig(f"{target} cannot be written: {error.strerror or error}") from None
+
+    def write(self, step: Step, tokens: int) -> None:
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars(step, tokens).items()]
+        event = self._event(wall_time=_moment_s(step), step=step.step, summary=self._summary(value=values))
+        self._writer.add_event(event)
+
+    def flush(self) -> None:
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self._writer.close()
 
 
+class MLflow:
+    """Writes steps as a run of MLflow: at MLFLOW_TRACKING_URI, or without it into DIR/mlflow.db.
+
+    InvalidConfig if the package is not installed or the server does not take the run, NotAllowed if there is one of
+    the job.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute()}/mlflow.db"
+        self.place = f"MLflow at {uri}"
+        with _installed("mlflow"):
+            self._entities: Any = import_module("mlflow.entities")
+            client: Any = import_module("mlflow.tracking").MlflowClient
+        self._pending: list[Any] = []
+        with _taken(self.place):
+            if uri.startswith("sqlite:"):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._client = client(tracking_uri=uri)
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+            known = self._client.get_experiment_by_name(name)
+            experiment = known.experiment_id if known else self._new_experiment(name, uri, folder)
+            runs = self._client.search_runs([experiment], filter_string=f"tags.`swarm.job` = '{file_name(job.id)}'")
+        if runs:
+            raise NotAllowed(
+                f"{self.place} has a run of {job.id} already: its curves would be drawn twice",
+                hint=f"delete run {runs[0].info.run_id} there",
+            )
+        with _taken(self.place):
+            began_ms = round(job.created_unix_s * 1000) or None
+            run = self._client.create_run(experiment, began_ms, tags={"swarm.job": job.id}, run_name=job.id)
+            self._run = run.info.run_id
+            values = _flat(job.spec)
+            parameters = [self._entities.Param(key, value[:MLFLOW_TEXT_MAX]) for key, value in values.items()]
+            for at in range(0, len(parameters), MLFLOW_PARAMETERS):
+                self._client.log_batch(self._run, params=parameters[at : at + MLFLOW_PARAMETERS])
+
+    def _new_experiment(self, name: str, uri: str, folder: Path) -> Any:
+        """Its artifacts go where its database is, not into a folder that happens to be the present one."""
+        artifacts = (folder.absolute() / "mlruns").as_uri() if uri.startswith("sqlite:") else None
+        return self._client.create_experiment(name, artifact_location=artifacts)
+
+    def write(self, step: Step, tokens: int) -> None:
+        moment_ms = round(_moment_s(step) * 1000)
+        values = scalars(step, tokens).items()
+        self._pending += [self._entities.Metric(tag, value, moment_ms, step.step) for tag, value in values]
+        if len(self._pending) >= MLFLOW_BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        with _taken(self.place):
+            for at in range(0, len(self._pending), MLFLOW_BATCH):
+                self._client.log_batch(self._run, metrics=self._pending[at : at + MLFLOW_BATCH])
+        self._pending.clear()
+
+    def close(self, *, failed: bool = False) -> None:
+        if not failed:
+            self.flush()
+        with _taken(self.place):
+            self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
+
+
+class WandB:
+    """Writes steps as a run of Weights & Biases, or with WANDB_MODE=offline below DIR/wandb, for `wandb sync`.
+
+    InvalidConfig if the package is not installed or the run cannot be begun.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        with _installed("wandb"):
+            wandb: Any = import_module("wandb")
+        self.place = "Weights & Biases"
+        with _taken(self.place):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._run: Any = wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or PROJECT,
+                id=file_name(job.id),
+                name=job.id,
+                dir=str(folder),
+                config=_flat(job.spec),
+                resume="never",  # what is there already would be drawn twice
+                settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
+            )
+        self.place += f": {self._run.url}" if self._run.url else f", in {folder / 'wandb'}; send it with: wandb sync"
+        # Its own counter of steps only rises, and a job goes back.
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: Step, tokens: int) -> None:
+        self._run.log({"step": step.step, "time": _moment_s(step)} | scalars(step, tokens))
+
+    def flush(self) -> None:
+        """It sends by itself."""
+
+    def close(self, *, failed: bool = False) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+TRACKERS: Mapping[str, Callable[[Job, Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+
+
 def scalars(step: Step, tokens: int) -> dict[str, float]:
-    """The measurements of a step by tag; values that are not finite are left out."""
+    """What is known of a step, by tag; what is not finite is left out."""
     values = {
         "train/loss": step.loss,
         "train/gradient_norm": math.nan if step.skipped else step.grad_norm,
@@ -59,3 +181,36 @@ def scalars(step: Step, tokens: int) -> dict[str, float]:
         "validation/loss": step.evaluation_loss,
     }
     return {tag: value for tag, value in values.items() if math.isfinite(value)}
+
+
+def _moment_s(step: Step) -> float:
+    return step.committed_unix_s or time.time()
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The values of a job file by their dotted keys, as text."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": str(value)}
+    return flat
+
+
+@contextmanager
+def _installed(extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(
+            f"this needs the Python package {error.name}", hint=f'install it with: pip install "swarm-stages[{extra}]"'
+        ) from None
+
+
+@contextmanager
+def _taken(place: str) -> Iterator[None]:
+    """Around calls of another's client, which has errors of its own."""
+    try:
+        yield
+    except Exception as error:
+        raise InvalidConfig(
+            f"{place} does not take it: {first_line(error)}", hint="see to what its own variables and logins say"
+        ) from error

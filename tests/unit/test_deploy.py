@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from client.cli import VERBS
+from swarm.process.lifecycle import SECRET_FLAGS
 from tests.support.references import flags_of
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +83,7 @@ def test_every_program_that_serves_is_started_somewhere() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_variable_is_a_flag_of_a_program(path: Path) -> None:
     known = {flag for verb in ("scheduler", "stage-server", "ls") for flag in flags_of(verb)}
+    known |= {f"--{flag}-file" for flag in SECRET_FLAGS}  # those that SWARM_<FLAG>_FILE stands in for
     names = set(VARIABLE.findall(path.read_text())) - OTHER_VARIABLES
     assert {"--" + name.removeprefix("SWARM_").lower().replace("_", "-") for name in names} <= known
 

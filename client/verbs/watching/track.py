@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,40 +15,45 @@ from client.connection import Scheduler, dial
 from client.flags import JobName
 from client.records import Job, Step, file_name
 from client.shell import Shell
-from client.tracking import TensorBoard
-from swarm.errors import NotAllowed
+from client.tracking import TRACKERS, Tracker
+from swarm.errors import SwarmError
 from swarm.text import counted
 
 
 def track(
     context: typer.Context,
     job: JobName,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the event files go; DIR/JOB is made.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Where files go, if there are any.", show_default="runs")
+    ] = Path("runs"),
+    to: Annotated[
+        Literal["tensorboard", "mlflow", "wandb"],
+        typer.Option(help="TensorBoard, MLflow or Weights & Biases; the variables of the latter two say where."),
+    ] = "tensorboard",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
 ) -> None:
-    """Write loss, validation loss, gradient norm, rate and tokens of a job's steps as TensorBoard event files, at any
-    time, also of a job that ended long ago. See them with: tensorboard --logdir DIR"""
+    """Write loss, validation loss, gradient norm, rate and tokens of a job's steps for TensorBoard, MLflow or Weights &
+    Biases, at any time, also of a job that ended long ago."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         view = scheduler.get(job)
-        target = folder / file_name(view.id)
-        if target.is_dir() and any(target.iterdir()):
-            raise NotAllowed(
-                f"{target} exists already: its curves would be drawn twice", hint=f"remove it: rm -r {target}"
-            )
-        board = TensorBoard(target)
+        tracker = TRACKERS[to](view, folder)
         try:
-            count = _write(scheduler, view, board, follow=follow, shell=shell)
-        finally:
-            board.close()
+            count = _write(scheduler, view, tracker, follow=follow, shell=shell)
+        except BaseException:
+            with suppress(SwarmError):  # the first error is the one to tell
+                tracker.close(failed=True)
+            raise
+        tracker.close()
     if shell.json:
-        shell.data({"path": str(target.resolve()), "steps": count})
-    shell.say(f"{counted(count, 'step')} in {target}; see them with: tensorboard --logdir {folder}")
+        path = folder / file_name(view.id) if to == "tensorboard" else folder
+        shell.data({"to": to, "place": tracker.place, "path": str(path.resolve()), "steps": count})
+    shell.say(f"{counted(count, 'step')} in {tracker.place}")
 
 
-def _write(scheduler: Scheduler, job: Job, board: TensorBoard, *, follow: bool, shell: Shell) -> int:
+def _write(scheduler: Scheduler, job: Job, tracker: Tracker, *, follow: bool, shell: Shell) -> int:
     """Write the steps that there are, and with `follow` those to come; gives how many."""
-    written = _Written(scheduler, board)
+    written = _Written(scheduler, tracker)
     written.take(job)
     if follow:
         for view in scheduler.follow(job.id, shell.say):
@@ -71,10 +77,10 @@ class _Row:
 class _Written:
     """The steps written so far. The job may go back to a checkpoint and make steps anew."""
 
-    def __init__(self, scheduler: Scheduler, board: TensorBoard) -> None:
+    def __init__(self, scheduler: Scheduler, tracker: Tracker) -> None:
         self.count = 0
         self._scheduler = scheduler
-        self._board = board
+        self._tracker = tracker
         self._rows: list[_Row] = []
 
     def take(self, job: Job) -> None:
@@ -88,7 +94,7 @@ class _Written:
             if first is None or not self._rows[-1].is_of(first):
                 steps = self._gone_back(list(self._scheduler.history(job.id, after=0)))
         self._write(steps)
-        self._board.flush()
+        self._tracker.flush()
 
     def _gone_back(self, steps: list[Step]) -> Iterator[Step]:
         """Go back, as the job did, to the last step that agrees with the written ones; gives the steps after it."""
@@ -101,5 +107,5 @@ class _Written:
         for step in steps:
             tokens = (self._rows[-1].tokens if self._rows else 0) + step.tokens
             self._rows.append(_Row(step.step, step.committed_unix_s, str(step.loss), tokens))
-            self._board.write(step, tokens)
+            self._tracker.write(step, tokens)
             self.count += 1

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from client.records import Step
-from client.tracking import TensorBoard, scalars
-from swarm.errors import InvalidConfig
+from client.records import Job, Step
+from client.tracking import TRACKERS, TensorBoard, scalars
+from swarm.errors import InvalidConfig, NotAllowed
 
 
 def test_tensorboard_reads_each_step_with_its_time(tmp_path: Path) -> None:
-    board = TensorBoard(tmp_path / "job")
+    board = TensorBoard(Job(id="job"), tmp_path)
     board.write(Step(step=1, loss=3.0, tokens=32, committed_unix_s=1000.0), 32)
     board.write(Step(step=2, loss=2.5, evaluation_loss=2.75, tokens=32, committed_unix_s=1002.0), 64)
     board.close()
@@ -39,11 +39,27 @@ def test_what_is_not_finite_is_left_out() -> None:
 def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(InvalidConfig, match="tensorboard") as error:
-        TensorBoard(tmp_path)
+        TensorBoard(Job(id="job"), tmp_path)
     assert "swarm-stages[tracking]" in error.value.hint
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidConfig, match="cannot be written"):
-        TensorBoard(tmp_path / "file" / "job")
+        TensorBoard(Job(id="job"), tmp_path / "file")
+
+
+@pytest.mark.parametrize(("to", "package"), [("mlflow", "mlflow.entities"), ("wandb", "wandb")])
+def test_without_its_package_each_tracker_names_its_extra(
+    to: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InvalidConfig, match=to) as error:
+        TRACKERS[to](Job(id="job"), tmp_path)
+    assert f"swarm-stages[{to}]" in error.value.hint
+
+
+def test_curves_are_never_drawn_twice(tmp_path: Path) -> None:
+    TensorBoard(Job(id="job"), tmp_path).close()
+    with pytest.raises(NotAllowed, match="exists already"):
+        TensorBoard(Job(id="job"), tmp_path)
