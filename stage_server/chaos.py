@@ -80,7 +80,7 @@ class Harm:
         self._log.warning("chaos ends", fault=fault, garbled_frames=self._garbled)
 
     def _freeze(self, for_s: float) -> None:
-        """Stop this process; somebody else has to let it go on."""
+        """Stop this process; another process has to let it go on."""
         me = str(os.getpid())
         script = 'sleep "$2"; kill -STOP "$1"; sleep "$3"; kill -CONT "$1"'
         subprocess.Popen(

@@ -149,7 +149,7 @@ def connected(address: str, *, count: int, listen_host: str, device: str) -> Ite
     Ray replaces the handler of SIGTERM, so set your own again afterwards.
 
     Raises ModuleNotFoundError without Ray, InvalidConfig if no cluster answers, IncompatibleVersion if it has another
-    Python or Ray, UsageError if flags do not fit it.
+    Python or Ray, UsageError if the flags do not fit it.
     """
     _probe(address)
     # Read by Ray when it is loaded.

@@ -67,7 +67,7 @@ class WriteEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The peer was just sent Release: the job has it no more."""
+    """The peer was just sent Release: the job no longer has it."""
 
     peer: PeerId
     reason: str

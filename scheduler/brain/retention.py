@@ -46,7 +46,7 @@ class HeldJob:
         return bool(self.begins_at) and self.project == other.project and named
 
     def lies_in(self, other: HeldJob) -> bool:
-        """Whether somebody has put its checkpoints into the folder that goes with the other job."""
+        """Whether its checkpoints lie in the folder that is removed with the other job."""
         folder = f"{other.checkpoint_dir}/{other.id}/"
         return bool(other.checkpoint_dir) and self.id != other.id and f"{self.checkpoint_dir}/".startswith(folder)
 

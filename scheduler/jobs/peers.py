@@ -72,7 +72,7 @@ class Peers:
         self._tell(self._membership.serving(peer, now_s()))
 
     def leave(self, peer: PeerId, reason: str) -> None:
-        """Let the peer hand its work over, and give it no more."""
+        """Let the peer hand its work over, and give it no new work."""
         self._tell(self._membership.leaving(peer, now_s(), reason))
 
     async def load(self) -> None:

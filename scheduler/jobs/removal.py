@@ -46,7 +46,7 @@ class Waste:
 
 
 class JobRemoval:
-    """Ended jobs go when somebody removes them, or `keep_s` after their end; 0 keeps them."""
+    """Ended jobs go when a person removes them, or `keep_s` after their end; 0 keeps them."""
 
     def __init__(self, ports: SchedulerPorts, registry: JobRegistry, keep_s: float = 0.0) -> None:
         self._files, self._checkpoints = ports.stores.files, ports.stores.checkpoints

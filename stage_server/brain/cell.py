@@ -467,7 +467,7 @@ class CellTable:
         return cell.mine and not cell.reported and cell.microbatch.step not in self._sealed
 
     def _wants_output(self, cell: Cell, side: Direction) -> bool:
-        """Whether y (FORWARD) or dx (BACKWARD) must be computed: the neighbour was not sent it, or somebody asks."""
+        """Whether y (FORWARD) or dx (BACKWARD) must be computed: the neighbour was not sent it, or a replica asks."""
         if self._is_end(BACKWARD if side is FORWARD else FORWARD) or cell.output[side]:
             return False
         return bool(cell.askers[side]) or (cell.mine and cell.pushed[side] < cell.attempt)

@@ -119,7 +119,7 @@ class Listener(KnownRelays):
             await channel.close()
 
     async def _tell(self, call: _Call, renewed: asyncio.Event) -> None:
-        """Show the relay the newest pass: it lets in those who have one for the same job."""
+        """Show the relay the newest pass: it lets in callers with a pass for the same job."""
         try:
             while True:
                 renewed.clear()

@@ -69,7 +69,7 @@ class Switchboard(Generic[T]):
             listening.shown = shown
 
     def hang_up(self, peer: PeerId, line: T) -> None:
-        """The line is no more."""
+        """The line has ended."""
         listening = self._listening.get(peer)
         if listening is not None and listening.line is line:
             del self._listening[peer]
@@ -103,7 +103,7 @@ class Switchboard(Generic[T]):
         return self._waiting.pop(connection)
 
     def ended(self, opening: Opening) -> None:
-        """The link is no more, or was never accepted; called once."""
+        """The link has ended, or was never accepted; called once."""
         self._waiting.pop(opening.connection, None)
         self._links[opening.to] -= 1
         if not self._links[opening.to]:

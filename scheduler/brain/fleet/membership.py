@@ -174,7 +174,7 @@ class Membership:
         return self._happen(known, Happening.LEAVING, known.leaving, now_s)
 
     def revoked(self, peer: PeerId, now_s: float, reason: str) -> list[Transition]:
-        """The peer belongs to the swarm no more: it is gone at once, without grace."""
+        """The peer is no member any more: it is gone at once, without grace."""
         known = self._peers.get(peer)
         if known is None or known.state is PeerState.GONE:
             return []

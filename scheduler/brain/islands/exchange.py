@@ -152,7 +152,8 @@ class Exchanging:
         return [Note("warning", told), *aborts]
 
     def _envoys(self, unit: UnitName, failures: int, delegations: Iterable[Delegation]) -> tuple[Envoy, ...]:
-        """One of each stage that holds the unit, island by island; the first of an island proposes. None if one lacks.
+        """One envoy of each stage that holds the unit, island by island; the first of an island proposes. None if one
+        is missing.
 
         After a failure the next replica of each stage goes. In a single island all go, as nothing has to be sent.
         """

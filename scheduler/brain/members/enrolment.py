@@ -92,7 +92,7 @@ def grant_join(token: Token | None, book: Book, name: str, fingerprint: str, now
 
 
 def _check_free(token: Token, known: Member | None, now_unix_s: float) -> None:
-    """BadToken if somebody else holds the name; a name that was revoked is free for tokens made since."""
+    """BadToken if another member holds the name; a revoked name is free for tokens made since."""
     if known is None or (not known.is_revoked and known.ends_unix_s <= now_unix_s):
         return
     if known.is_revoked and token.created_unix_s > known.revoked_unix_s:

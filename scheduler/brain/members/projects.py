@@ -125,7 +125,7 @@ def check_bytes(project: str, quota: Quota, held_bytes: int, promised_bytes: int
 
 
 def check_removable(project: str, jobs: int, people: int, tokens: int) -> None:
-    """NotAllowed while somebody could still come upon what is of the project."""
+    """NotAllowed for the default project, and for one that still has jobs, members or tokens."""
     if project == DEFAULT_PROJECT:
         raise NotAllowed(f"project {DEFAULT_PROJECT} is that of whoever names none, and stays")
     held = [counted(number, noun) for number, noun in ((jobs, "job"), (people, "member"), (tokens, "token")) if number]

@@ -198,7 +198,7 @@ class Checks:
     # Asking ------------------------------------------------------------------------------------------------------
 
     def _go_on(self, inquiry: Inquiry, now_s: float) -> list[Remedy]:
-        """Move an inquiry on: it is over, decided, or somebody is asked."""
+        """Move an inquiry on: it is over, decided, or another replica is asked."""
         place, ledger = inquiry.place, self._state.ledger
         is_open = place.step in ledger.open_steps()
         if not is_open or ledger.holder(place.step, place.stage, place.index) != inquiry.holder:
@@ -251,7 +251,7 @@ class Checks:
         return tuple(hops[at] for at in (place.stage - 1, place.stage + 1) if 0 <= at < len(hops))
 
     def _ask(self, inquiry: Inquiry, others: list[PeerId], now_s: float) -> None:
-        """Let somebody compute the hop, once its neighbours are known."""
+        """Let another replica compute the hop, once its neighbours are known."""
         place = inquiry.place
         hops = self._state.ledger.hops(place.step, place.index)
         candidates = inquiry.candidates(others)

@@ -79,7 +79,7 @@ class Means:
         self._number = 0
 
     def draw(self, run: StepRun, now_s: float) -> None:
-        """The step was just averaged: draw a slice of each of its rounds, and let somebody reduce it."""
+        """The step was just averaged: draw a slice of each of its rounds, and let a member reduce it again."""
         for unit, averaging in run.rounds.items() if self.is_on else ():
             if self._rng.random() >= self._rate:
                 continue
