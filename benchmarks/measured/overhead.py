@@ -10,6 +10,8 @@ what waits costs none. The losses must agree, or the trees did not do the same w
 
 `--beside FOLDER` compares with another checkout instead, of an earlier commit for example: was it faster?
 
+`--reproducible` compares reproducible mode with ordinary mode instead, both as they are.
+
 `--parts` times instead what each mechanism does in one step by itself, in this process, as the least processor time of
 many tries: no noise of processes, but also nothing of what they do to each other's caches.
 
@@ -43,6 +45,7 @@ from benchmarks.measured.ways import LOSS_TOLERANCE, Fleet, Swarm, Timed, job_of
 from scheduler.brain.outputs import CommitRow
 from scheduler.storage.database import Database, JobRecord, JobTokens
 from swarm.model.stage import Stage
+from swarm.process.malloc import tune_malloc
 from swarm.types import JobId, JobState, Microbatch, Round, UnitName, set_digest
 from tests.mutations.catalogue import FOLDER, ROOT, Mutant, apply, copy_tree, read
 
@@ -68,7 +71,9 @@ def main() -> None:
     if options.parts:
         console.print(_parts_table(options, parts(options)))
         return
-    mutants = [] if options.beside else [read(FOLDER / f"{name}.patch") for name in options.without]
+    mutants = (
+        [] if options.beside or options.reproducible else [read(FOLDER / f"{name}.patch") for name in options.without]
+    )
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="swarm-overhead-") as name:
         rounds = _measure(options, mutants, Path(name), console)
@@ -86,6 +91,7 @@ def _options() -> argparse.Namespace:
     names = sorted(path.stem for path in FOLDER.glob("*.patch"))
     parser.add_argument("--without", nargs="+", metavar="NAME", choices=names, default=list(MECHANISMS))
     parser.add_argument("--beside", type=Path, metavar="FOLDER", help="compare with this checkout as it is, unpatched")
+    parser.add_argument("--reproducible", action="store_true", help="compare reproducible mode with ordinary mode")
     parser.add_argument("--parts", action="store_true", help="what each mechanism costs by itself")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--replicas", type=int, default=2, help="stage servers per stage")
@@ -108,20 +114,21 @@ def _measure(
     options: argparse.Namespace, mutants: Sequence[Mutant], folder: Path, console: Console
 ) -> list[tuple[Timed, Timed]]:
     """(product, without) of every round."""
-    trees = [ROOT, options.beside or folder / "without"]
-    if options.beside is None:
+    trees = [ROOT, options.beside or (ROOT if options.reproducible else folder / "without")]
+    if mutants:
         copy_tree(trees[1])
         for mutant in mutants:
             if fault := apply(mutant, trees[1]):
                 sys.exit(f"error: {mutant.name} does not apply: {fault}")
-    spec, manifest = job_of(options, folder)
     with contextlib.ExitStack() as stack, console.status("starting processes") as status:
-        swarms = []
-        for tree, place in zip(trees, (folder / "product-data", folder / "without-data"), strict=True):
+        swarms, jobs = [], []
+        for number, (tree, name) in enumerate(zip(trees, ("product-data", "other-data"), strict=True)):
+            place = folder / name
             place.mkdir()
+            jobs.append(job_of(options, place, training={"reproducible": options.reproducible and not number}))
             swarms.append(Swarm(stack.enter_context(Fleet(place, tree)), place, options))
-        for swarm in swarms:
-            stack.enter_context(swarm.connect(spec, manifest))
+        for swarm, job in zip(swarms, jobs, strict=True):
+            stack.enter_context(swarm.connect(*job))
         rounds = []
         for number in range(options.rounds):
             status.update(f"round {number + 1} of {options.rounds}")
@@ -146,6 +153,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
         spec, _ = job_of(options, Path(name))
         row_s = _row_s(Path(name))
     torch.set_num_threads(options.threads)
+    tune_malloc()  # as a stage server does
     stages = [Stage(spec, stage, torch.device("cpu")) for stage in range(options.stages)]
     microbatch = Microbatch(0, 0, 0)
     shape = (options.microbatch, options.sequence)
@@ -256,7 +264,7 @@ def overhead(product: float, without: float) -> float:
 
 
 def _table(rounds: Sequence[tuple[Timed, Timed]]) -> Table:
-    table = Table(title="the product beside the other tree", caption="overhead: how much more the product needs")
+    table = Table(title="the product beside the other", caption="overhead: how much more the product needs")
     for heading in ("round", "step s", "other", "overhead", "cpu-s per step", "other", "overhead"):
         table.add_column(heading, justify="right")
     rows = [(p.step_s, w.step_s, p.cpu_s_per_step, w.cpu_s_per_step) for p, w in rounds]

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ from statistics import mean, median
 import psutil
 
 from client.connection import CHUNK_BYTES, Scheduler
+from stage_server.options import DEFAULT_SHARE
 from swarm.data.shards import TokenManifest, tokenise
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
@@ -339,7 +340,9 @@ class Swarm:
         *,
         device: str = "cpu",
         hosts: Hosts | None = None,
+        offers: Sequence[str] = (DEFAULT_SHARE,),
     ) -> None:
+        """`offers`: the memory that the stage servers of each stage offer, over and over."""
         hosts = hosts or Hosts()
         self._data_dir = folder / "scheduler"
         self._scheduler = fleet.start(
@@ -355,7 +358,7 @@ class Swarm:
                 "stage_server",
                 *("--scheduler", self._address, "--listen", f"{hosts.address(number + 1)}:0", "--http-port", "0"),
                 *("--threads", str(options.threads), "--device", device),
-                *("--stage", str(number % options.stages)),
+                *("--stage", str(number % options.stages), "--max-memory", offers[number % len(offers)]),
                 *("--data-dir", str(folder / f"server-{number}")),
                 before=hosts.at(number + 1),
             )
@@ -396,13 +399,24 @@ class Swarm:
         found, spent, _ = self.course(warmup, spec)
         return found, spent
 
-    def course(self, warmup: int, spec: JobSpec | None = None) -> tuple[Timed, list[Spent], Course]:
-        """The same with every step; `spec` is another job on the same tokens."""
+    @property
+    def pids(self) -> list[int]:
+        """The stage servers."""
+        return [server.pid for server in self._servers]
+
+    def course(
+        self, warmup: int, spec: JobSpec | None = None, look: Callable[[int], None] = lambda step: None
+    ) -> tuple[Timed, list[Spent], Course]:
+        """The same with every step; `spec` is another job on the same tokens.
+
+        `look` is told how many steps were committed, whenever something changed.
+        """
         self._request.spec_json = (spec or self._spec).model_dump_json()
         job = self._jobs.submit(self._request).id
         before: list[Spent] = []
         after: list[Spent] = []
         for view in self._jobs.watch(job):
+            look(view.step)
             if not before and view.step >= warmup:
                 before = self._spent()
             if not after and view.step == view.steps:

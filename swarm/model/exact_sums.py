@@ -72,10 +72,15 @@ def mean_of_parts(parts: Sequence[Tensor], tokens: int, bits: int | None) -> Ten
     Parts are 1-D sums of equal length, in order of peer id. Applied to slices it gives the slices of the result. With
     `bits` the order does not matter; without, all members agree because they share one order.
     """
-    total = parts[0].to(torch.float64, copy=True)
-    for part in parts[1:]:
-        total.add_(part)
-    return total.div_(math.ldexp(float(tokens), bits or 0)).to(torch.float32)
+    divisor = math.ldexp(float(tokens), bits or 0)
+    mean = torch.empty_like(parts[0], dtype=torch.float32)
+    for start in range(0, mean.numel(), TILE_ELEMENTS):
+        first, *others = [part[start : start + TILE_ELEMENTS] for part in parts]
+        total = first.to(torch.float64, copy=True)
+        for part in others:
+            total.add_(part)
+        mean[start : start + TILE_ELEMENTS] = total.div_(divisor)
+    return mean
 
 
 def squared_norms(tensors: Iterable[Tensor]) -> list[float]:

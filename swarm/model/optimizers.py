@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -63,7 +63,7 @@ class Rule:
     """One optimizer: `start` makes a parameter's state, `step` changes parameters and states in place."""
 
     start: Callable[[Tensor, TrainingSection], State]
-    step: Callable[[Sequence[Held], TrainingSection, float], None]
+    step: Callable[[Iterable[Held], TrainingSection, float], None]
 
 
 class Optimizer:
@@ -99,13 +99,21 @@ class Optimizer:
 
     @torch.no_grad()
     def step(
-        self, parameters: Iterable[tuple[str, Tensor]], gradients: Mapping[str, Tensor], learning_rate: float
+        self,
+        parameters: Iterable[tuple[str, Tensor]],
+        gradients: Mapping[str, Tensor],
+        learning_rate: float,
+        scale: float = 1.0,
     ) -> None:
-        """Update the parameters and their state in place, each with the gradient of its name."""
-        by_rule: dict[Rule, list[Held]] = {}
+        """Update the parameters and their state in place, each with `scale` times the gradient of its name.
+
+        But for LAMB, what is scaled is only there while its parameter has its turn.
+        """
+        by_rule: dict[Rule, list[tuple[str, Tensor]]] = {}
         for name, parameter in parameters:
-            by_rule.setdefault(self._rules[name], []).append(Held(parameter, gradients[name], self._state[name]))
-        for rule, held in by_rule.items():
+            by_rule.setdefault(self._rules[name], []).append((name, parameter))
+        for rule, named in by_rule.items():
+            held = (Held(parameter, gradients[name] * scale, self._state[name]) for name, parameter in named)
             rule.step(held, self._training, learning_rate)
 
 
@@ -141,8 +149,8 @@ def _buffer(parameter: Tensor, _training: TrainingSection) -> State:
 _StepOne: TypeAlias = Callable[[Tensor, Tensor, State, TrainingSection, float], None]
 
 
-def _each(step: _StepOne) -> Callable[[Sequence[Held], TrainingSection, float], None]:
-    def step_all(held: Sequence[Held], training: TrainingSection, learning_rate: float) -> None:
+def _each(step: _StepOne) -> Callable[[Iterable[Held], TrainingSection, float], None]:
+    def step_all(held: Iterable[Held], training: TrainingSection, learning_rate: float) -> None:
         for one in held:
             step(one.parameter, one.gradient, one.state, training, learning_rate)
 
@@ -231,7 +239,7 @@ def _sgd(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSe
     )
 
 
-def _lamb(held: Sequence[Held], training: TrainingSection, learning_rate: float) -> None:
+def _lamb(all_held: Iterable[Held], training: TrainingSection, learning_rate: float) -> None:
     """Adam's direction and decoupled decay, scaled so that the step is `learning_rate` times the parameter's own norm.
 
     With bias correction and without normalising the gradient first (the step's clip does that). The ratio is 1 where
@@ -241,6 +249,7 @@ def _lamb(held: Sequence[Held], training: TrainingSection, learning_rate: float)
     Source: LAMB (arXiv 1904.00962), algorithm 2, identity scaling function.
     """
     beta1, beta2 = training.betas
+    held = list(all_held)
     for one in held:
         one.state["updates"] += 1
         one.state["first_moment"].lerp_(one.gradient, 1.0 - beta1)

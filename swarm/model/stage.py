@@ -276,8 +276,7 @@ class Stage:
         self.void(step)
         parameters = {name: self.weights.to_step(name, step) for name in self.weights.newest()}
         if not skip:
-            gradients = self._gradients(means, scale)
-            self._step(parameters.items(), gradients, learning_rate)
+            self._step(parameters.items(), self._gradients(means), learning_rate, scale)
         self.weights.changed(parameters, step + 1)
         self.weights.settle(step + 1)
         return self.digest()
@@ -363,8 +362,8 @@ class Stage:
         for name in names:
             parameter = self.weights.to_step(name, step)
             if not skip:
-                clipped = {name: to_device(gradients[name].view(parameter.shape), self._step_device) * scale}
-                self._step([(name, parameter)], clipped, learning_rate)
+                gradient = to_device(gradients[name].view(parameter.shape), self._step_device)
+                self._step([(name, parameter)], {name: gradient}, learning_rate, scale)
             self.weights.changed([name], step + 1)
 
     @torch.no_grad()
@@ -474,24 +473,24 @@ class Stage:
 
     @torch.no_grad()
     def _step(
-        self, parameters: Iterable[tuple[str, Tensor]], gradients: Mapping[str, Tensor], learning_rate: float
+        self, parameters: Iterable[tuple[str, Tensor]], gradients: Mapping[str, Tensor], rate: float, scale: float
     ) -> None:
         """Run the optimizer on its device; parameters that lie elsewhere visit it one after the other."""
         if self._step_device == self.device:
-            self._optimizer.step(parameters, gradients, learning_rate)
+            self._optimizer.step(parameters, gradients, rate, scale)
             return
         for name, parameter in parameters:
             there = parameter.detach().to(self._step_device)
-            self._optimizer.step([(name, there)], gradients, learning_rate)
+            self._optimizer.step([(name, there)], gradients, rate, scale)
             parameter.copy_(there)
 
-    def _gradients(self, means: Mapping[UnitName, Tensor], scale: float) -> dict[str, Tensor]:
-        """The clipped gradient of every parameter of the module; both uses of a tied weight get the same."""
+    def _gradients(self, means: Mapping[UnitName, Tensor]) -> dict[str, Tensor]:
+        """The averaged gradient of every parameter, as views of `means`; both uses of a tied weight get the same."""
         gradients = {}
         for use, layout in self._places.items():
             mean = to_device(means[use.unit], self._step_device)
             for (name, _, _), (_, view) in zip(module_names(use, layout), views(layout, mean), strict=True):
-                gradients[name] = view * scale
+                gradients[name] = view
         return gradients
 
 

@@ -52,17 +52,18 @@ def by_hand(tensor: Tensor) -> int:
 @pytest.mark.parametrize("elements", SIZES)
 def test_a_digest_follows_its_definition(elements: int) -> None:
     tensor = values(elements)
-    assert int(digests._digest(tensor)) == by_hand(tensor)
+    assert digests._digest_here(tensor) == int(digests._digest(tensor)) == by_hand(tensor)
 
 
 def test_a_digest_does_not_depend_on_threads_groups_of_rows_or_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = values(9 * ROW + 5)
-    expected = of(tensor)
+    expected, number = of(tensor), by_hand(tensor)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for rows in (1, 3, 1 << 10):
-            monkeypatch.setattr(digests, "ROWS_ON_CPU", rows)
-            assert of(tensor) == expected
+            monkeypatch.setattr(digests, "ROWS_HERE", rows)
+            monkeypatch.setattr(digests, "ROWS_ELSEWHERE", rows)
+            assert (of(tensor), int(digests._digest(tensor))) == (expected, number)
     strided = torch.stack([tensor, values(tensor.numel(), seed=1)], dim=1)[:, 0]
     assert not strided.is_contiguous()
     assert of(strided) == expected
@@ -74,6 +75,7 @@ def test_every_changed_bit_changes_the_digest(elements: int, place: int, bit: in
     changed = tensor.clone()
     changed.view(torch.int32)[place % elements] ^= torch.tensor(1).int() << bit
     assert of(changed) != of(tensor)
+    assert int(digests._digest(changed)) == digests._digest_here(changed)
 
 
 @given(first=st.integers(0, 3 * ROW), second=st.integers(0, 3 * ROW), one=st.integers(0, 31), other=st.integers(0, 31))
@@ -85,6 +87,15 @@ def test_two_elements_that_trade_places_change_the_digest(first: int, second: in
     swapped[first], swapped[second] = bits[second].clone(), bits[first].clone()
     differ = not torch.equal(bits, swapped)
     assert (of(bits.view(torch.float32)) != of(swapped.view(torch.float32))) == differ
+
+
+@given(first=st.integers(0, 3 * ROW), second=st.integers(0, 3 * ROW), seed=st.integers(0, 3))
+def test_two_signs_that_flip_change_the_digest(first: int, second: int, seed: int) -> None:
+    tensor = values(3 * ROW + 1, seed)
+    flipped = tensor.clone()
+    flipped[first] *= -1.0
+    flipped[second] *= -1.0
+    assert (of(flipped) != of(tensor)) == (first != second)
 
 
 def test_whole_rows_that_trade_places_change_the_digest() -> None:

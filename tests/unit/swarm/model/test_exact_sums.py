@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from swarm.model import exact_sums
 from swarm.model.exact_sums import accumulate, contribution_limit, in_range, mean_of_parts, squared_norms
+from tests.support.peak import peak_bytes
 
 
 def test_a_sum_holds_the_rounded_multiples() -> None:
@@ -68,6 +70,23 @@ def test_means_of_slices_are_slices_of_the_mean(bits: int | None) -> None:
     cuts = [0, 1, 130, 517, 1003]
     slices = [mean_of_parts([p[a:b] for p in parts], 4096, bits) for a, b in pairwise(cuts)]
     assert torch.equal(torch.cat(slices), whole)
+
+
+@pytest.mark.parametrize("bits", [None, 30])
+def test_a_mean_of_many_tiles_is_that_of_all_at_once(bits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [(torch.randn(1000) * 1e9).round().to(exact_sums.sum_dtype(bits)) for _ in range(3)]
+    whole = mean_of_parts(parts, 4096, bits)
+    monkeypatch.setattr(exact_sums, "TILE_ELEMENTS", 7)
+    assert torch.equal(mean_of_parts(parts, 4096, bits), whole)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel")
+@pytest.mark.parametrize("bits", [None, 30])
+def test_to_average_takes_little_more_memory_than_the_mean(bits: int | None) -> None:
+    """A float64 copy of the whole sum was made: 8 bytes for each parameter of a stage, in every round."""
+    parts = [torch.ones(1 << 24, dtype=exact_sums.sum_dtype(bits)) for _ in range(2)]
+    mean_bytes = 4 * parts[0].numel()
+    assert 0.9 * mean_bytes < peak_bytes(lambda: mean_of_parts(parts, 4096, bits)) < 1.3 * mean_bytes
 
 
 @pytest.mark.parametrize("elements", [1, 2, 3, 1000, 300_001])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from swarm.errors import InvalidConfig
 from swarm.job.spec import TrainingSection, parse_job
 from swarm.model.optimizers import OPTIMIZERS, Optimizer
+from tests.support.peak import peak_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,29 @@ def test_a_parameter_does_not_feel_its_neighbours(optimizer: str) -> None:
         one.step([("a", alone)], gradients, 0.01)
         two.step([("b", other), ("a", together)], gradients, 0.01)
     assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_scaled_step_is_the_step_of_scaled_gradients_and_leaves_the_gradients_alone(optimizer: str) -> None:
+    names = ("layers.0.w", "w")
+    one, two = ({name: tensor(5, 7, seed=0) for name in names} for _ in range(2))
+    made, other = Optimizer(training(optimizer), one.items()), Optimizer(training(optimizer), two.items())
+    for step in range(3):
+        gradients = {name: tensor(5, 7, seed=step + 1) for name in names}
+        before = {name: gradient.clone() for name, gradient in gradients.items()}
+        made.step(one.items(), gradients, 0.01, 0.3)
+        other.step(two.items(), {name: gradient * 0.3 for name, gradient in gradients.items()}, 0.01)
+        assert all(torch.equal(gradients[name], before[name]) for name in names)
+    assert all(torch.equal(one[name], two[name]) for name in names)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel")
+def test_what_is_scaled_is_there_for_one_parameter_at_a_time() -> None:
+    """A scaled copy of all gradients was made first: 4 bytes for each parameter of a stage, in every step."""
+    parameters = {f"w{number}": torch.ones(1 << 20) for number in range(32)}
+    gradients = {name: torch.ones(1 << 20) for name in parameters}
+    made = Optimizer(training("sgd"), parameters.items())
+    assert peak_bytes(lambda: made.step(parameters.items(), gradients, 0.01, 0.3)) < 0.5 * 32 * (4 << 20)
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (5, 6), (64, 8)])

@@ -58,6 +58,7 @@ def test_nothing_in_the_probe_leaves_the_numbers() -> None:
         step = OPTIMIZERS[name].step
 
         def watched(held, section, rate, step=step, seen=seen) -> None:  # type: ignore[no-untyped-def]
+            held = list(held)
             step(held, section, rate)
             seen += [tensor.clone() for one in held for tensor in (one.parameter, *one.state.values())]
 
