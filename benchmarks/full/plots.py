@@ -66,7 +66,7 @@ def _aims(results: Mapping[str, Found]) -> Figure:
     axes.set_xticks([0.1, 0.5, 1.0, 2.0, 10.0], ["0.1", "0.5", "aim", "2 x", "10 x"])
     axes.minorticks_off()
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xlabel("share of the aim, median with least and most; right of the line: met")
+    axes.set_xlabel("share of the aim; right of the line: met")
     return _finished(axes)
 
 

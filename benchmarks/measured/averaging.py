@@ -39,6 +39,7 @@ from stage_server.ports import ReplicaId
 from stage_server.replica.averaging import run_round
 from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
+from stage_server.replica.reduction import Reduction
 from swarm.events import ParameterNorm
 from swarm.messages import Average
 from swarm.peer_messages import Slice, TensorHeader
@@ -225,7 +226,7 @@ class _Member:
         stage: Any = _Sums(self._sums)
         leftovers = Leftovers("none")
         mean = await run_round(
-            self._command, self._me, stage, None, self._device, self._links, self._mailbox, leftovers
+            self._command, self._me, stage, Reduction(None), self._device, self._links, self._mailbox, leftovers
         )
         self._mailbox.close(self._command.step)
         return mean.gradient
