@@ -96,6 +96,8 @@ def assemble(
     removal = JobRemoval(ports, registry, keep_jobs_s)
     jobs = Jobs(ports, registry, peers, membership, timelines, allocator, drains, removal)
     listener = PeerListener(ports, registry, membership, peers, runner, drains, tasks)
+    if relays is not None:
+        relays.on_change = listener.on_relays
     chaos = ChaosDesk(listener, jobs, membership, connections) if allow_chaos else None
     transfer = JobTransfer(ports.stores, registry)
     sessions = Sessions(ports, membership, connections, chaos or listener, transfer, tasks, passes, cloned)

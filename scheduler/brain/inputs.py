@@ -124,6 +124,13 @@ class PeerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class RelaysHere:
+    """The last relay of the swarm has left the scheduler, or one is here again; they are taken to be here at first."""
+
+    here: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """An idle peer was given to the job: it fetches the stage's state and becomes a replica when it has it."""
 
@@ -208,6 +215,7 @@ Input: TypeAlias = (
     | PeerSuspect
     | PeerBack
     | PeerGone
+    | RelaysHere
     | Join
     | AskToLeave
     | Stored

@@ -85,6 +85,9 @@ class JobBrain:
                     self._parts.reattach.trust(peer)
             case inputs.PeerGone(peer=peer, reason=reason):
                 self._gone(peer, reason, now_s)
+            case inputs.RelaysHere(here=here):
+                state.relays_here = here
+                return False
             case inputs.Join(replica=replica):
                 self._join(replica, now_s)
             case inputs.AskToLeave(peer=peer, reason=reason, target=target):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
+from scheduler.brain.inputs import RelaysHere
 from scheduler.jobs.islands import of_job, timelines
 from scheduler.jobs.job import now_s
 from scheduler.jobs.peers import Peers
@@ -52,6 +53,12 @@ class PeerListener:
                 held.pop(transition.peer, None)
             self._muted.discard(transition.peer)
         self._peers.on_transition(transition)
+
+    def on_relays(self, here: bool) -> None:
+        """The last relay of the swarm has left, or one is here again."""
+        for job in self._registry.all():
+            if job.run is not None:
+                job.run.driver.tell(RelaysHere(here))
 
     def on_event(self, peer: PeerId, event: Event) -> None:
         known = self._membership.get(peer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from random import Random
 
@@ -172,9 +173,12 @@ def test_honest_owners_are_not_accused(tmp_path: Path) -> None:
 
 
 HELD_S_MAX = 150.0  # of virtual time, in all
+LEFT = re.compile("peer=(\\S+) reason='it cannot average with the others")
 
 
-def test_who_falsely_blames_relays_holds_a_job_up_for_a_bounded_time(tmp_path: Path) -> None:
+def test_who_falsely_blames_relays_holds_a_job_up_for_a_bounded_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It held the step up until the job was taken back for standing still, and then again."""
     spec = small_spec(write_text(tmp_path), pipeline__stages=2, config__num_hidden_layers=2, training__steps=3)
     spec = resolved(spec)
@@ -189,5 +193,7 @@ def test_who_falsely_blames_relays_holds_a_job_up_for_a_bounded_time(tmp_path: P
     assert outcome.state is JobState.SUCCEEDED, outcome.reason
     assert outcome.lies > ROUNDS_MAX
     assert seen["timeline"] == 0
+    left = set(LEFT.findall(capsys.readouterr().out))
+    assert left == {LIAR}, "whom it names keep their places"
     assert seen["at_s"] < HELD_S_MAX
     assert outcome.sha256 == train_local(spec, tokens.batches(spec)).sha256

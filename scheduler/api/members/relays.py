@@ -56,8 +56,10 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
         self._log = log
         self._wall_s = wall_s
         self._attached: dict[str, _Attached] = {}
+        self._is_any_here = False
         self._carried: OrderedDict[tuple[str, str, str, str], int] = OrderedDict()  # (relay, job, from, to) -> bytes
         passes.on_cut_off = self._cut_off
+        self.on_change: Callable[[bool], None] = lambda here: None  # hears whether any relay is here
 
     async def Attach(
         self, request_iterator: AsyncIterator[relay_pb2.RelayUp], context: Context
@@ -174,6 +176,9 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
         self._passes.relays = relays
         for peer, _ in self._connections.all():
             self._connections.send(peer, UseRelays(relays))
+        if bool(relays) != self._is_any_here:
+            self._is_any_here = bool(relays)
+            self.on_change(self._is_any_here)
 
     def _cut_off(self, order: CutOff) -> None:
         for one in self._attached.values():

@@ -1,11 +1,12 @@
 """Excuses for a failed round that cannot be checked, and how often a member may give them.
 
     no relay answers ──┬── others say so too ──▶ excused: relays are to blame, and no member leaves
-                       └── it alone says so ──▶ excused ALONE_MAX times in WINDOW_S, then a failure like any other
+                       └── it alone says so ──▶ excused ALONE_MAX times in WINDOW_S, then it leaves
     its set is not the ledger's ──────────────▶ done again SETS_MAX times in WINDOW_S, then it leaves
 
-So a member that gives a false excuse delays the job for a bounded time. Rounds that fail again and again begin at most
-five seconds after each other: alone, a member delays a step by about forty seconds. A restart of a relay takes less.
+While the scheduler itself sees no relay, no excuse is needed. So a member that gives a false excuse delays the job for
+a bounded time, and no other member leaves for it. Rounds that fail again and again begin at most five seconds after
+each other: alone, a member delays a step by about forty seconds. A restart of a relay takes less.
 """
 
 from __future__ import annotations

@@ -100,8 +100,10 @@ class Rounds:
         if accused is not None:
             self._state.links.accuse(peer, accused, now_s)
         pair = [one for one in (peer, accused) if one is not None]
-        if event.cause is RoundFault.RELAYS and self._excuses.excuses(peer, now_s):
-            return None  # neither of the two leaves, and rounds go on until a relay is back
+        if event.cause is RoundFault.RELAYS:
+            if not self._state.relays_here or self._excuses.excuses(peer, now_s):
+                return None  # neither of the two leaves, and rounds go on until a relay is back
+            pair = [peer] if peer in self._state.pool.spare() else pair  # nobody else says so: it costs nobody else
         if count < ROUNDS_MAX or any(self._state.pool[one].is_suspect for one in pair):
             return None  # membership will say whether a suspect is gone
         share = {member.peer: self._state.ledger.share(run.step, member.peer) for member in averaging.members}

@@ -120,7 +120,9 @@ class IslandsBrain:
             case inputs.Stuck():
                 return self._stuck(happened, now_s)
             case _:
-                assert isinstance(happened, inputs.Tick), f"no input for a job with islands: {happened}"
+                assert isinstance(happened, inputs.Tick | inputs.RelaysHere), (
+                    f"no input for a job with islands: {happened}"
+                )
                 return self._tell_all(happened, now_s)
 
     # What may be asked; changes nothing ------------------------------------------------------------------------------

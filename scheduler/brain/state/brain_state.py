@@ -31,6 +31,7 @@ class BrainState:
     outbox: Outbox
     mode: Mode = Mode.WAITING
     census: RestartCensus | None = None  # while gathering
+    relays_here: bool = True  # any relay of the swarm
 
     @classmethod
     def of(cls, settings: BrainSettings, course: Course) -> BrainState:

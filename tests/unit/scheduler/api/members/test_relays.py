@@ -107,6 +107,8 @@ async def side() -> AsyncIterator[Side]:
 
 
 async def test_stage_servers_hear_of_relays_as_they_come_and_go_and_none_is_a_stage_server(side: Side) -> None:
+    here: list[bool] = []
+    side.desk.on_change = here.append
     service, task = side.attach("r1")
     await until(lambda: bool(service.heard))
     at = RelayAt("r1", "10.0.0.1:7955")
@@ -121,6 +123,7 @@ async def test_stage_servers_hear_of_relays_as_they_come_and_go_and_none_is_a_st
     await until(lambda: side.desk.views() == [])
     assert side.told(P) == [UseRelays(())]
     assert side.passes.welcome(Q, 1.0).relays == ()
+    assert here == [True, False], "jobs hear of the first one and of the last"
 
 
 async def test_a_relay_hears_who_was_revoked(side: Side) -> None:
