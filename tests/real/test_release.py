@@ -71,9 +71,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built("wheel", unpacked, folder / "dist")
 
 
-def test_a_wheel_holds_every_file_of_the_packages_and_no_other(wheel: Path) -> None:
+def test_a_wheel_holds_every_file_of_the_packages_the_man_page_and_no_other(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         there = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (manual,) = (name for name in there if name.endswith(".data/data/share/man/man1/swarm.1"))
+        assert archive.read(manual) == (ROOT / "docs" / "reference" / "swarm.1").read_bytes()
+    there.remove(manual)
     assert there == {name for name in tracked() if name.partition("/")[0] in PACKAGES}
     assert {f"{name}/py.typed" for name in PACKAGES} <= there
 

@@ -1,4 +1,4 @@
-"""The pages of docs/reference, made from the code: commands, job file, metrics, errors.
+"""The pages of docs/reference, made from the code: commands, the same as a man page, job file, metrics, errors.
 
 `python -m tests.support.references` writes them anew.
 """
@@ -95,6 +95,68 @@ def commands() -> str:
     return _page("Commands", _COMMANDS, *parts)
 
 
+# The man page ---------------------------------------------------------------------------------------------------------
+
+_MAN_DESCRIPTION = """\
+swarm trains one large model through pools of stage servers on unreliable, unequal machines. A scheduler sends each
+microbatch through one stage server per stage; clients submit jobs to it and see what becomes of them."""
+_MAN_EXAMPLES = (
+    ("swarm up", "Run a broker, a scheduler and 2 x 2 stage servers on this machine."),
+    ("swarm submit --example > job.toml", "Write a complete job file with comments."),
+    ("swarm submit job.toml", "Send a job and follow it; Ctrl-C stops following, not the job."),
+    ("swarm pull example ./model", "Fetch the model of a job as a Hugging Face folder."),
+)
+
+
+def _troff(text: str) -> str:
+    """A text as it is, for troff."""
+    plain = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
+    plain = "".join(one if one.isascii() else f"\\[u{ord(one):04X}]" for one in plain)
+    return f"\\&{plain}" if plain.startswith((".", "'")) else plain
+
+
+def _troff_flags(command: Any) -> Iterable[str]:
+    for flag in command.params:
+        if getattr(flag, "hidden", False) or flag.name == "help":
+            continue
+        is_option = flag.param_type_name == "option"
+        names = ", ".join([*flag.opts, *flag.secondary_opts]) if is_option else flag.metavar or flag.name
+        value = f" {_troff(flag.metavar)}" if is_option and flag.metavar else ""
+        default = _default(flag).strip("`")
+        yield ".TP\n" + f"\\fB{_troff(names)}\\fR{value}"
+        yield _troff(f"{flag.help or ''}{f' (default: {default})' if default else ''}") or "\\&"
+
+
+def manual() -> str:
+    """The man page swarm(1), which the wheel installs; without a date, so that it changes only with the commands."""
+    lines = [
+        '.\\" Made from the code: make references. Do not edit.',
+        ".TH SWARM 1",
+        ".SH NAME",
+        "swarm \\- train one large model on unreliable, unequal machines",
+        ".SH SYNOPSIS",
+        "\\fBswarm\\fR [\\fIFLAG\\fR...] \\fICOMMAND\\fR [\\fIARGUMENT\\fR...]",
+        ".SH DESCRIPTION",
+        _troff(_MAN_DESCRIPTION),
+        ".SH FLAGS OF ALL COMMANDS",
+        *_troff_flags(typer.main.get_command(app)),
+        ".SH COMMANDS",
+    ]
+    for verb, entry in VERBS.items():
+        command = _command(verb)
+        lines += [f".SS swarm {_troff(verb)}", _troff(command.help or entry.words), *_troff_flags(command)]
+    kinds: dict[int, list[str]] = {0: ["success"]}
+    for code, error in sorted(ERROR_BY_CODE.items()):
+        kinds.setdefault(error.exit_code, []).append(code)
+    lines.append(".SH EXIT STATUS")
+    for status, codes in sorted(kinds.items()):
+        lines += [".TP", str(status), _troff(", ".join(codes))]
+    lines.append(".SH EXAMPLES")
+    for typed, words in _MAN_EXAMPLES:
+        lines += [".TP", f"\\fB{_troff(typed)}\\fR", _troff(words)]
+    return "\n".join(lines) + "\n"
+
+
 # The job file ---------------------------------------------------------------------------------------------------------
 
 _JOB_FILE = """\
@@ -156,6 +218,7 @@ def errors() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands,
+    "swarm.1": manual,
     "job-file.md": job_file,
     "job.schema.json": job_schema,
     "metrics.md": metrics,

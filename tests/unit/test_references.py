@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from client.cli import VERBS
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import JobProgress
 from scheduler.storage.database import JobRecord, JobTokens
@@ -31,6 +32,19 @@ def test_a_reference_is_what_the_code_says(name: str) -> None:
 
 def test_nothing_of_this_machine_is_in_a_reference() -> None:
     assert not [name for name in PAGES if str(Path.home()) in (FOLDER / name).read_text()]
+
+
+def test_the_man_page_names_every_command_and_every_flag_and_is_without_a_fault() -> None:
+    text = (FOLDER / "swarm.1").read_text()
+    plain = text.replace("\\-", "-").replace("\\fB", "").replace("\\fR", "")
+    assert all(f".SS swarm {verb}\n" in plain for verb in VERBS)
+    listed = re.findall(r"^\| `(--?[a-zA-Z][\w-]*)`", (FOLDER / "commands.md").read_text(), re.MULTILINE)
+    assert len(listed) > 100
+    assert set(listed) <= set(re.findall(r"--?[a-zA-Z][\w-]*", plain))
+    assert text.isascii(), "troff reads other bytes as Latin-1"
+    assert not [line for line in text.splitlines() if line.startswith("'")], "troff would take it as a request"
+    requests = {line.split()[0] for line in text.splitlines() if line.startswith(".")}
+    assert requests == {'.\\"', ".TH", ".SH", ".SS", ".TP"}
 
 
 def commands_in(text: str) -> list[list[str]]:
