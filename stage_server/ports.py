@@ -80,10 +80,6 @@ class Assignment:
         return len(self.command.split)
 
     @property
-    def island(self) -> int:
-        return self.command.timeline % self.islands
-
-    @property
     def sum_bits(self) -> int | None:
         """The fixed-point grid of the gradient sums; None in ordinary mode."""
         training = self.spec.training

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from swarm.types import EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 NO_JOB = JobId("")
 
 
@@ -83,7 +83,8 @@ class LoadStage:
 
     `split` is decoder layers per stage, `spec_json` the resolved job spec (swarm.job.spec.JobSpec). The optimizer runs
     where `step_on` says: "device" or "cpu". With `join` the job is running already: the state comes from the stage's
-    replicas, which `Follow` names, and the peer becomes a replica with `Admit`.
+    replicas, which `Follow` names, and the peer becomes a replica with `Admit`. With `held` an island begins
+    as a copy of another: the peer goes on with what it holds of the stage, on this timeline, if that is this version.
     """
 
     job: JobId
@@ -95,6 +96,7 @@ class LoadStage:
     files: tuple[StateFile, ...] = ()
     step_on: str = "device"
     join: int = 0  # numbers the attempts to join; 0 = the job starts
+    held: int = 0  # 0 = nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,12 +307,16 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class SaveStage:
-    """Hand the weights of `version` to the scheduler (Session.Store); with `optimizer` also what a resume needs."""
+    """Hand the weights of `version` to the scheduler (Session.Store); with `optimizer` also what a resume needs.
+
+    The checkpoint has the state of `island` under that number.
+    """
 
     job: JobId
     timeline: int
     version: int
     optimizer: bool = False
+    island: int = 0
 
 
 @dataclass(frozen=True, slots=True)

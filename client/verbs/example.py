@@ -81,6 +81,7 @@ rebalance_cooldown_s = 120.0    # 0 to 86400: a stage server that has moved or j
 
 [islands]
 count       = 1                 # 1 to 64 complete pipelines, joined by averaging.mode; in a swarm 8 at most
+min         = 1                 # to count: with fewer islands at work the job stalls; until then it goes on without
 
 [averaging]
 mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says; streaming: train-local only

@@ -90,9 +90,14 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class EachIsland:
-    """How each island begins, in their order."""
+    """How each island begins, in their order; None: it was lost before the scheduler was restarted."""
 
-    begins: tuple[Start | Resumed, ...]
+    begins: tuple[Start | Resumed | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateHere:
+    """The island that evaluated is lost: this one does so from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,7 @@ Input: TypeAlias = (
     | RowsDurable
     | Exchanged
     | EachIsland
+    | EvaluateHere
     | PeerSuspect
     | PeerBack
     | PeerGone

@@ -72,6 +72,8 @@ class JobBrain:
                 return self._row_durable(step, now_s)
             case inputs.Exchanged(step=step):
                 self._parts.commits.merge(state.progress.begin(step), happened, self._parts.loading.elements)
+            case inputs.EvaluateHere():
+                self._parts.evaluations.take_over()
             case inputs.Tick() | inputs.RowsDurable() | inputs.EachIsland():  # the last two are for jobs with islands
                 return True
             case inputs.Start(replicas=replicas):
@@ -237,6 +239,22 @@ class JobBrain:
         pool = self._state.pool
         able = [pool[peer] for peer in pool.by_stage[stage] if pool.takes_part(peer, step)]
         return [standing.replica for standing in able if not standing.is_suspect]
+
+    def may_divide(self, stage: int, step: int) -> list[ReplicaRecord]:
+        """The replicas of a stage that hold, or will hold, all of the state behind a step, and are not to leave."""
+        pool = self._state.pool
+        able = [one for one in self.delegates(stage, step) if pool.leaves.wants(one.peer) is None]
+        return [one for one in able if not pool[one.peer].needs_donors]
+
+    def leaves_from(self, peer: PeerId) -> int | None:
+        """The first step of which a replica that leaves is no member; None if it does not leave, or is gone."""
+        leave = self._state.pool.leaves.wants(peer) if peer in self._state.pool else None
+        return None if leave is None else leave.until
+
+    @property
+    def saved_since_s(self) -> float | None:
+        """When the newest checkpoint was due, by the clock of all islands."""
+        return self._parts.saving.since_s
 
     def is_joining(self, peer: PeerId) -> bool:
         """Whether the peer still fetches state, or needs something that only other replicas of its stage have."""

@@ -52,10 +52,23 @@ class WriteCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """The island on `timeline` begins with `version`, as a copy of the one on timeline `origin`."""
+
+    timeline: int
+    origin: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteRows:
-    """Make rows of several islands durable, all or none, then say RowsDurable; otherwise as WriteCommit."""
+    """Make rows of several islands durable, all or none, then say RowsDurable; otherwise as WriteCommit.
+
+    `forks` are durable with them: the islands that begin behind the outer step of these rows.
+    """
 
     rows: tuple[CommitRow, ...]
+    forks: tuple[Fork, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class SavingRules:
     every_steps: int = 0
     every_s: float = 0.0
     optimizer: bool = False
+    since_s: float | None = None  # when the newest was due, of an island that begins as a copy of another
 
 
 NEVER = SavingRules()  # but after the last step
@@ -74,6 +75,7 @@ class BrainSettings:
     eval_every_steps: int = 0  # 0 = never
     evaluation_microbatches: int = 0
     evaluation_tokens: int = 0
+    evaluates: bool = True  # of several islands one does
     pause_on_nonfinite: bool = False  # commit the step as skip, then pause
     nonfinite_steps_max: int = 10  # skipped steps in a row, after which the job fails
     skipped_in_a_row: int = 0  # up to the newest commit, when the brain begins

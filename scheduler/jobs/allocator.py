@@ -14,6 +14,7 @@ from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
+from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.members.projects import Quota
 from scheduler.brain.stall import waiting
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
@@ -129,7 +130,8 @@ class Allocator:
             sent = {**loading, **coming}
             return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent)
 
-        split, islands = split_of(job.spec), range(job.spec.islands.count)
+        split, brain = split_of(job.spec), run.brain
+        islands = brain.present if isinstance(brain, IslandsBrain) else (0,)
         return ActiveJob(
             job.record.id,
             needs(model_costs(job.spec), split, 1 + sum(map(len, job.stages.values())) // len(islands)),

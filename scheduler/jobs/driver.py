@@ -56,7 +56,7 @@ class JobEffects(Protocol):
     async def write_row(self, row: outputs.CommitRow) -> None:
         """Make a commit row durable and show it, however long that takes."""
 
-    async def write_rows(self, rows: tuple[outputs.CommitRow, ...]) -> None:
+    async def write_rows(self, write: outputs.WriteRows) -> None:
         """The same for rows of several islands, all or none."""
 
     async def write_evaluation(self, row: outputs.EvaluationRow) -> None:
@@ -179,8 +179,8 @@ class JobDriver:
                         self.made_progress()
                         durable = self._decide(inputs.RowDurable(row.step), self.now_s())
                         decided.extendleft(reversed(durable))
-                case outputs.WriteRows(rows=rows):
-                    if await self._written(self._effects.write_rows(rows)):
+                case outputs.WriteRows(rows=rows) as write:
+                    if await self._written(self._effects.write_rows(write)):
                         self.made_progress()
                         durable = self._decide(inputs.RowsDurable(rows), self.now_s())
                         decided.extendleft(reversed(durable))

@@ -10,15 +10,16 @@ A job without outer steps has one island: its places are its stages, and its tim
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
-from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.islands.rows import Rows
 from scheduler.brain.lineage import row_counts
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.settings import NO_REBALANCING, BrainSettings
+from scheduler.jobs.driver import Brain
 from scheduler.jobs.job import Job, split_of
 from scheduler.jobs.starts.settings import brain_settings
 from scheduler.storage.database import Database, JobRecord
@@ -40,8 +41,18 @@ def place_of(spec: JobSpec, timeline: int, stage: int) -> int:
     return island_of(spec, timeline) * len(split_of(spec)) + stage
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The newest life of an island: its timeline, and the version with which it began."""
+
+    timeline: int
+    first_version: int
+
+
 def timelines(job: Job) -> list[int]:
     """The timelines of the job's islands."""
+    if isinstance(job.brain, IslandsBrain):
+        return list(job.brain.timelines)
     return [island_timeline(job.spec, job.record.timeline, island) for island in range(job.spec.islands.count)]
 
 
@@ -78,21 +89,44 @@ def replicas_by_island(
     return [tuple(one for one in replicas if one.peer in peers) for peers in members]
 
 
-def of_job(spec: JobSpec, header: StoreHeader) -> StoreHeader:
-    """A replica's report on a file of its island, in the job's words: its stage is a place, or -1 if there is none."""
+def of_job(spec: JobSpec, header: StoreHeader, brain: Brain) -> StoreHeader:
+    """A replica's report on a file of its island, in the job's words: its stage is a place, or -1 if there is none.
+
+    Islands at work are numbered without gaps there.
+    """
     version = course_of(spec, header.timeline).inner_steps(header.version)
-    exists = 0 <= header.stage < len(split_of(spec))
-    place = place_of(spec, header.timeline, header.stage) if exists else -1
+    part = brain.part_of(header.timeline) if isinstance(brain, IslandsBrain) else 0
+    exists = 0 <= header.stage < len(split_of(spec)) and part >= 0
+    place = part * len(split_of(spec)) + header.stage if exists else -1
     return replace(header, timeline=job_timeline(spec, header.timeline), version=version, stage=place)
 
 
 async def rows_made(database: Database, record: JobRecord, spec: JobSpec, together: Rows) -> list[CommitRow]:
-    """The steps that all islands of a job made on one of its timelines, in order, as far as they still count."""
-    made: list[CommitRow] = []
-    for island in range(spec.islands.count):
-        rows = await database.rows(record.id, island_timeline(spec, together.timeline, island))
-        made += filter(None, map(together.take, rows))
+    """The steps that the islands of a job made on one of its timelines, in order, as far as they still count."""
+    began = [one for one in await database.forks(record.id) if job_timeline(spec, one.timeline) == together.timeline]
+    lives = [island_timeline(spec, together.timeline, island) for island in range(spec.islands.count)]
+    rows = [row for life in (*lives, *(one.timeline for one in began)) for row in await database.rows(record.id, life)]
+    made = together.rebuild(rows, began)
     return [row for row in made if row_counts(row.timeline, row.step, record.first_steps)]
+
+
+async def lives_of(database: Database, record: JobRecord, spec: JobSpec) -> list[Life]:
+    """The newest life of each island of a job that an earlier start of the scheduler left at work."""
+    forks = [one for one in await database.forks(record.id) if job_timeline(spec, one.timeline) == record.timeline]
+    began = {island_of(spec, one.timeline): one for one in forks}  # the newest of each comes last
+    lives = []
+    for island in range(spec.islands.count):
+        timeline = island_timeline(spec, record.timeline, island)
+        life = Life(timeline, course_of(spec, timeline).version_after(record.first_steps[-1]))
+        lives.append(life if island not in began else Life(began[island].timeline, began[island].version))
+    return lives
+
+
+def at_work(spec: JobSpec, resumed: Sequence[Resumed]) -> tuple[Resumed | None, ...]:
+    """How each island goes on after a restart of the scheduler; None if the others have exchanged without it."""
+    paths = [OuterCourse(one) for one in courses(spec)]
+    exchanged = max(path.level_before(one.committed) for path, one in zip(paths, resumed, strict=True))
+    return tuple(one if one.committed >= exchanged else None for one in resumed)
 
 
 def islands_brain(
@@ -103,20 +137,28 @@ def islands_brain(
     files: Sequence[StateFile],
     skipped_in_a_row: int,
     rng: Random,
+    lives: Sequence[Life] = (),
 ) -> IslandsBrain:
-    """The brain of a job with outer steps. Only the first island evaluates, as all hold the same outer weights."""
+    """The brain of a job with outer steps. Only one island evaluates, as all hold the same outer weights.
+
+    `lives` are those of its islands, if the job was at work before the scheduler was restarted.
+    """
     whole = brain_settings(record, island_spec(spec), epoch, batches, (), skipped_in_a_row)
     paths = [OuterCourse(inner) for inner in courses(spec)]
 
     def of(island: int) -> BrainSettings:
+        first = Life(
+            island_timeline(spec, record.timeline, island), paths[island].version_after(record.first_steps[-1])
+        )
+        life = lives[island] if lives else first
         return replace(
             whole,
-            timeline=island_timeline(spec, record.timeline, island),
+            timeline=life.timeline,
             steps=paths[island].steps,
-            first_step=paths[island].version_after(record.first_steps[-1]),
-            files=files_for(files, island),
-            evaluation_microbatches=whole.evaluation_microbatches if island == 0 else 0,
+            first_step=life.first_version,
+            files=files_for(files, island) if life == first else (),
+            evaluates=island == 0,
             rebalance=replace(NO_REBALANCING, min_replicas=spec.limits.min_replicas),
         )
 
-    return IslandsBrain([of(island) for island in range(len(paths))], paths, rng)
+    return IslandsBrain([of(island) for island in range(len(paths))], paths, rng, spec.islands.min)

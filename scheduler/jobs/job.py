@@ -21,6 +21,7 @@ from scheduler.storage.database import JobRecord
 from swarm.checkpoint.reader import Checkpoint
 from swarm.job.course import OuterCourse
 from swarm.job.islands import courses
+from swarm.job.outer_log import OuterRecord
 from swarm.job.spec import JobSpec
 from swarm.types import JobId, JobState, PeerId
 
@@ -54,6 +55,7 @@ class JobProgress:
     evaluation_loss: float = math.nan
     evaluation_step: int = 0  # steps after which it was measured; 0 = never
     islands: Rows | None = None  # of a job with outer steps: steps that some islands have made
+    logged: tuple[OuterRecord, ...] = ()  # what its islands did on earlier timelines, as far as that counts
 
     @classmethod
     def at_start(cls, spec: JobSpec, timeline: int, step: int) -> JobProgress:
@@ -76,6 +78,10 @@ class JobProgress:
         self.take(asdict(row))
         self.tokens_per_s = row.tokens / self.step_s if self.step_s else 0.0
         self.eta_s = (steps - self.steps_done) * self.step_s
+
+    def outer_log(self) -> list[OuterRecord]:
+        """What chance had a say in between islands, so far."""
+        return [*self.logged, *(() if self.islands is None else self.islands.log)]
 
     @property
     def skipped_text(self) -> str:

@@ -154,7 +154,7 @@ class JobTransfer:
                 run.driver.made_progress()
                 yield chunk
 
-        told = of_job(job.spec, header)
+        told = of_job(job.spec, header, run.brain)
         try:
             return await run.sink.put(told, counted())
         except CheckpointFailed as error:

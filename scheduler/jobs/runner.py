@@ -14,11 +14,12 @@ from scheduler.brain import outputs
 from scheduler.brain.explain.reasons import LOADED, RESUMED
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.inputs import EachIsland, ReplicaRecord, Resumed, Start, Stop, Stored
+from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint
 from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import Begin, JobDriver, Outcome
-from scheduler.jobs.islands import by_island, islands_brain, timelines
+from scheduler.jobs.islands import Life, at_work, by_island, islands_brain, lives_of
 from scheduler.jobs.job import Job, JobRun, again, now_s, success_text
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
@@ -73,31 +74,32 @@ class JobRunner:
     async def reattach(self, job: Job, batches: Batches) -> None:
         """Go on with a job that an earlier scheduler start left at work, once its peers are back."""
         record = job.record
+        lives = await lives_of(self._store, record, job.spec)
         resumed = [
-            await self._resumed(job, timeline, peers)
-            for timeline, peers in zip(timelines(job), by_island(job.spec, record.peers), strict=True)
+            await self._resumed(job, life, peers)
+            for life, peers in zip(lives, by_island(job.spec, record.peers), strict=True)
         ]
-        job.run = self._make_run(job, batches, len(record.peers))
+        job.run = self._make_run(job, batches, len(record.peers), lives)
         if record.state is not JobState.RUNNING:  # it was told to stop
             asked = JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED
             job.run.driver.tell(Stop(asked, record.reason))
-        begin = EachIsland(tuple(resumed)) if job.spec.has_outer_steps else resumed[0]
+        begin = EachIsland(at_work(job.spec, resumed)) if job.spec.has_outer_steps else resumed[0]
         self._tasks.create_task(self._drive(job, job.run, begin))
         await self._registry.enter(job, record.state, RESTARTED)
 
-    async def _resumed(self, job: Job, timeline: int, peers: Mapping[PeerId, int]) -> Resumed:
+    async def _resumed(self, job: Job, life: Life, peers: Mapping[PeerId, int]) -> Resumed:
         """The state of an island that an earlier scheduler start left."""
-        record, course = job.record, course_of(job.spec, timeline)
-        rows = await self._store.last_rows(record.id, timeline, count=2)
+        record, course = job.record, course_of(job.spec, life.timeline)
+        rows = await self._store.last_rows(record.id, life.timeline, count=2)
         found = await self._store.evaluations(record.id)
         evaluated = {one.version for one in found if one.timeline == record.timeline}
-        committed = rows[-1].step + 1 if rows else course.version_after(record.first_steps[-1])
+        committed = rows[-1].step + 1 if rows else life.first_version
         if job.spec.has_outer_steps:  # people are told inner steps
             newest = range(max(0, committed - 2), committed + 1)
             evaluated = {version for version in newest if course.inner_steps(version) in evaluated}
         return Resumed(peers, committed, rows, evaluated, self._membership.grace_s)
 
-    def _make_run(self, job: Job, batches: Batches, replicas: int) -> JobRun:
+    def _make_run(self, job: Job, batches: Batches, replicas: int, lives: Sequence[Life] = ()) -> JobRun:
         record, limits = job.record, job.spec.limits
         files = self._files.state(record, job.start).listed
         seed, watchdog = self._rng.getrandbits(64), Watchdog(limits.no_progress_s, limits.max_runtime_s)
@@ -105,7 +107,7 @@ class JobRunner:
         if job.spec.has_outer_steps:
             if self._transcripts is not None:
                 self._registry.say(job, "warning", "no transcript is recorded of a job with islands")
-            islands = islands_brain(*known, Random(seed))
+            islands = islands_brain(*known, Random(seed), lives)
             return JobRun(islands, JobDriver(islands, batches, _Effects(self, job), watchdog), replicas)
         settings = brain_settings(*known)
         recorder = record_brain(self._transcripts, settings, seed) if self._transcripts is not None else None
@@ -114,8 +116,8 @@ class JobRunner:
 
     async def _drive(self, job: Job, run: JobRun, begin: Begin, *, trained: bool = False) -> None:
         sha256 = ""
-        first = begin.begins[0] if isinstance(begin, EachIsland) else begin
-        at_start = not trained and not isinstance(first, Resumed)
+        begins = begin.begins if isinstance(begin, EachIsland) else (begin,)
+        at_start = not trained and not any(isinstance(one, Resumed) for one in begins)
         try:
             run.sink = await self._make_sink(job, run.driver, at_start=at_start)
             outcome = await run.driver.run(begin)
@@ -185,6 +187,7 @@ class JobRunner:
             loss=job.progress.loss,
             tokens=job.progress.tokens,
             optimizer=job.spec.checkpoint.optimizer,
+            outer_log=tuple(job.progress.outer_log()),
         )
 
     async def note_if_running(self, job: Job) -> None:
@@ -254,12 +257,15 @@ class _Effects:
         await self._until_written(f"step {row.step}", write)
         self._committed(row)
 
-    async def write_rows(self, rows: tuple[outputs.CommitRow, ...]) -> None:
-        job, islands = self._job, self._job.progress.islands
+    async def write_rows(self, write: outputs.WriteRows) -> None:
+        job, islands, brain = self._job, self._job.progress.islands, self._job.brain
         assert islands is not None, "the job has outer steps"
-        write = partial(self._store.put_commits, job.record.id, rows, self._wall_s())
-        await self._until_written(f"step {rows[0].step} of an island", write)
-        for row in filter(None, map(islands.take, rows)):
+        assert isinstance(brain, IslandsBrain)
+        put = partial(self._store.put_commits, job.record.id, write.rows, self._wall_s(), write.forks)
+        await self._until_written(f"step {write.rows[0].step} of an island", put)
+        told = islands.take(write.rows, write.forks, brain.present)
+        job.progress.tokens -= told.dropped_tokens
+        for row in told.rows:
             self._committed(row)
 
     def _committed(self, row: outputs.CommitRow) -> None:

@@ -25,7 +25,7 @@ import alembic.config
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, ProgrammingError, SQLAlchemyError
 
-from scheduler.brain.outputs import CommitRow, EvaluationRow
+from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
 from scheduler.storage.data_folder import bind
 from scheduler.storage.executor import run_blocking
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
@@ -83,6 +83,16 @@ _EVALUATIONS = sa.Table(
     sa.Column("loss", sa.Float),
     sa.Column("tokens", sa.BigInteger),
     sa.Column("evaluated_unix_s", sa.Float),
+)
+
+_FORKS = sa.Table(
+    "forks",
+    _METADATA,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("timeline", sa.Integer, primary_key=True),
+    sa.Column("origin", sa.Integer),
+    sa.Column("version", sa.BigInteger),
+    sa.Column("epoch", sa.BigInteger),
 )
 
 _DRAINS = sa.Table(
@@ -226,12 +236,18 @@ class Database:
         """Write the commit point of a step; writing it again after an unknown outcome changes nothing."""
         await self.put_commits(job, (row,), now_unix_s)
 
-    async def put_commits(self, job: JobId, rows: Sequence[CommitRow], now_unix_s: float) -> None:
-        """The same for commit points of several islands: all of them, or none."""
+    async def put_commits(
+        self, job: JobId, rows: Sequence[CommitRow], now_unix_s: float, forks: Sequence[Fork] = ()
+    ) -> None:
+        """The same for commit points of several islands, and islands that begin behind them: all of them, or none."""
 
         def write(connection: sa.Connection) -> None:
             for row in rows:
                 self._put_commit(connection, job, row, now_unix_s)
+            for fork in forks:
+                key = sa.and_(_FORKS.c.job == job, _FORKS.c.timeline == fork.timeline, _FORKS.c.epoch == self.epoch)
+                if connection.execute(sa.select(_FORKS.c.timeline).where(key)).first() is None:
+                    connection.execute(sa.insert(_FORKS).values(job=job, epoch=self.epoch, **asdict(fork)))
 
         await self.write(write, "commit")
 
@@ -245,6 +261,11 @@ class Database:
         mine = sa.select(table.step).where(key, table.epoch == self.epoch)
         if connection.execute(mine).first() is None:
             connection.execute(sa.insert(_COMMITS).values(values))
+
+    async def forks(self, job: JobId) -> tuple[Fork, ...]:
+        """The islands of a job that began as copies of others, oldest first."""
+        rows = await self.select(sa.select(_FORKS).where(_FORKS.c.job == job).order_by(_FORKS.c.timeline))
+        return tuple(Fork(row["timeline"], row["origin"], row["version"]) for row in rows)
 
     async def rows(self, job: JobId, timeline: int) -> tuple[CommitRow, ...]:
         """The commit rows of a timeline, oldest first."""

@@ -20,6 +20,7 @@ ROWS_AT_ONCE = 10_000  # that one write deletes: commits of other jobs wait behi
 _JOBS = sa.table("jobs", sa.column("id", sa.String))
 _STEPS = (
     sa.table("commits", sa.column("job", sa.Text), sa.column("step", sa.BigInteger)),
+    sa.table("forks", sa.column("job", sa.Text), sa.column("version", sa.BigInteger)),
     sa.table("evaluations", sa.column("job", sa.Text), sa.column("version", sa.BigInteger)),
 )
 

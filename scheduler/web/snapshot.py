@@ -104,12 +104,20 @@ def _island(view: pb.JobView, island: IslandStanding, peers: Mapping[str, pb.Pee
         "step": island.steps,
         "exchanges": island.exchanges,
         "waits_for": island.waiting_for[:TEXT_MAX],
-        "stages": {str(stage.stage): _stage(stage, island.own, peers) for stage in view.stages},
+        "stages": {
+            str(stage.stage): _stage(stage, island.own, peers) if island.own is not None else _nobody(stage)
+            for stage in view.stages
+        },
         "timeline": {
             str(one.step): [*_times(one if number else replace(one, averaged_s=one.agreed_s)), number]
             for one, number in zip(steps, island.numbers, strict=True)
         },
     }
+
+
+def _nobody(stage: pb.StageView) -> Json:
+    """A stage of an island that is lost."""
+    return {"layers": stage.layers, "replicas": {}}
 
 
 def _stage(stage: pb.StageView, situation: Situation | None, peers: Mapping[str, pb.PeerView]) -> Json:

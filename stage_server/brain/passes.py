@@ -6,7 +6,7 @@
     Pull       from 1 to        ✓                  a joiner asks replicas of the stage that it was given
 
 The timeline says the island (swarm/job/islands.py). From another island they come to replicas of their own stage, and
-exchange with the stage that shares a tied weight with it.
+exchange with the stage that shares a tied weight with it. Another life of an island is another past: it is not let in.
 
 Whether a tensor counts is decided later, by its route or its round.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.errors import NoPass, Revoked, StaleMessage
+from swarm.job.course import job_timeline_of
 from swarm.peer_messages import Pass
 from swarm.types import JobId
 
@@ -58,11 +59,19 @@ def check(shown: Pass, at: Place | None, known: Known, *, pulls: bool) -> None:
         raise NoPass(f"the pass of {shown.peer} ended {known.now_unix_s - shown.expires_unix_s:.0f} s ago")
     if known.cut_unix_s is not None and shown.issued_unix_s <= known.cut_unix_s:
         raise Revoked(f"stage server {shown.peer} was revoked after the pass was issued")
-    if at is None or shown.job != at.job or shown.timeline // at.islands != at.timeline // at.islands:
+    if at is None or shown.job != at.job or not _is_now(shown.timeline, at):
         raise StaleMessage(f"the pass of {shown.peer} is for job {shown.job}, timeline {shown.timeline}")
     is_near = shown.timeline == at.timeline
     if shown.stages != at.stages or not _are_related(shown.stage, at, pulls=pulls, is_near=is_near):
         raise NoPass(f"{shown.peer} has no pass for stage {at.stage} of job {at.job}: it serves stage {shown.stage}")
+
+
+def _is_now(timeline: int, at: Place) -> bool:
+    """Whether it is the own timeline, or that of another island; not one of another life of the own island."""
+    if timeline == at.timeline:
+        return True
+    together = job_timeline_of(timeline, at.islands) == job_timeline_of(at.timeline, at.islands)
+    return together and timeline % at.islands != at.timeline % at.islands
 
 
 def _are_related(stage: int, at: Place, *, pulls: bool, is_near: bool) -> bool:

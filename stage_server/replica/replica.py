@@ -85,6 +85,7 @@ class Replica:
         self.job = me.job
         self.timeline = command.timeline
         self.me = me
+        self.stage, self.loaded = stage, loaded
         self._assignment, self._spec = assignment, spec
         self._stage = stage
         self._ports = ports

@@ -18,6 +18,7 @@ from stage_server.brain.passes import Place
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import Assignment, BuildStage, HubPolicy, MemoryBudget, ReplicaId, ReplicaPorts, Work
+from stage_server.replica.crossing import can_cross, crossed, to_load
 from stage_server.replica.replica import Replica
 from stage_server.session.event_queue import EventQueue
 from stage_server.session.gate import place_of
@@ -47,6 +48,7 @@ ORPHAN_TIMEOUT_S = 600.0
 # A scheduler's epoch counts its starts. One that is far greater would shut out the true scheduler for ever.
 EPOCH_FIRST_MAX = 1 << 24
 EPOCHS_AHEAD_MAX = 1 << 16
+NO_CHAOS = "this stage server was not started with --allow-chaos"
 REFUSAL = "refused by what this stage server is doing now"  # all that a caller is told
 REFUSED_TOLD_S = 10.0  # between lines of the log about messages that were refused
 
@@ -313,15 +315,14 @@ class StageServer:
     async def _handle(self, command: messages.Command) -> None:
         match command:
             case messages.LoadStage():
-                await self._drop("another job")
-                self._load_stage = command
-                self._free.clear()
-                self._begin(command)
+                await self._take(command)
             case messages.Release():
                 if self._job == command.job:
                     await self._drop(command.reason)
-            case messages.Chaos():
-                self._on_chaos(command)
+            case messages.Chaos(harm=harm):
+                self.emit(events.ChaosBegun(harm, "" if self._ports.obey_chaos is not None else NO_CHAOS))
+                if self._ports.obey_chaos is not None:
+                    self._ports.obey_chaos(command)
             case messages.TakePass():
                 if self._ports.passes is not None:
                     self._ports.passes.take(command.token)
@@ -330,8 +331,11 @@ class StageServer:
             case messages.UseRelays():
                 if self._ports.relays is not None:
                     self._ports.relays.know(command.relays)
-            case messages.CutOff():
-                self._cut_off(command)
+            case messages.CutOff(peer=peer):
+                self._log.warning("peer was revoked", peer=peer)
+                self._ports.links.cut_off(peer)
+                if self._ports.passes is not None:
+                    self._ports.passes.cut_off(command)
             case messages.Follow():
                 if self._joiner is not None:
                     self._joiner.follow(command)
@@ -344,26 +348,25 @@ class StageServer:
             case _:
                 await self._replica.handle(command)
 
-    def _cut_off(self, order: messages.CutOff) -> None:
-        self._log.warning("peer was revoked", peer=order.peer)
-        self._ports.links.cut_off(order.peer)
-        if self._ports.passes is not None:
-            self._ports.passes.cut_off(order)
-
-    def _on_chaos(self, order: messages.Chaos) -> None:
-        if self._ports.obey_chaos is None:
-            self.emit(events.ChaosBegun(order.harm, "this stage server was not started with --allow-chaos"))
-        else:
-            self.emit(events.ChaosBegun(order.harm))
-            self._ports.obey_chaos(order)
-
     # The job -----------------------------------------------------------------------------------------------------
+
+    async def _take(self, command: messages.LoadStage) -> None:
+        """Serve a stage: another one than before, or (`held`) the same in another island."""
+        if (before := self._replica) is not None and can_cross(before, command):
+            await self._work.close()
+            self._load_stage = command
+            self._replica = await crossed(before, command, self._replica_ports(command))
+            return
+        await self._drop("another job")
+        self._load_stage = command
+        self._free.clear()
+        self._begin(command)
 
     def _begin(self, command: messages.LoadStage) -> None:
         """Load the stage, or fetch its state from its replicas if the job is at work."""
         me = ReplicaId(command.job, self._identity.peer, self._identity.incarnation, command.stage)
         try:
-            assignment = Assignment.of(command, me)
+            assignment = Assignment.of(to_load(command), me)
         except SwarmError as error:
             self._refuse(command, error)
             return

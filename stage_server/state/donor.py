@@ -19,6 +19,7 @@ from stage_server.brain.commit_log import CommitLog
 from stage_server.device import Device
 from stage_server.ports import Assignment
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage
+from swarm.job.course import job_timeline_of
 from swarm.messages import Commit
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest
@@ -134,7 +135,8 @@ class Donor:
         """Whether the request is for an outer step, whose merge is the same in all islands."""
         job, timeline, stage = self._serves
         islands, steps = self._assignment.islands, range(request.start, request.stop)
-        same_job = (request.job, request.timeline // islands, request.stage) == (job, timeline // islands, stage)
+        together = job_timeline_of(request.timeline, islands) == job_timeline_of(timeline, islands)
+        same_job = together and (request.job, request.stage) == (job, stage)
         all_outer = len(steps) == 1 and self._assignment.course.is_outer(request.start)
         return same_job and request.part == "records" and all_outer
 

@@ -59,8 +59,7 @@ class Saving:
         spec, me, ports = self._assignment.spec, self._assignment.me, self._ports
         answer: Saved | Hashed
         if isinstance(command, SaveStage):
-            device, island = ports.device, self._assignment.island
-            answer = await hand_over(command, captured, spec, me, device, self._store, ports.log, island)
+            answer = await hand_over(command, captured, spec, me, ports.device, self._store, ports.log)
         else:
             answer = await hashed(command, captured, spec, me, ports.device)
         ports.emit(answer)
@@ -84,7 +83,6 @@ async def hand_over(
     device: Device,
     store: StoreCall,
     log: Logger,
-    island: int = 0,
 ) -> Saved:
     """Send every file of the stage; gives the report: the weights' hashes, or the reason of the failure."""
     loop = asyncio.get_running_loop()
@@ -95,7 +93,7 @@ async def hand_over(
     try:
         state = await captured
         parameters = await device.aside(lambda: parameter_hashes(state))
-        files = files_of(spec, me.stage, state, optimizer=command.optimizer, island=island)
+        files = files_of(spec, me.stage, state, optimizer=command.optimizer, island=command.island)
         while (made := await device.aside(_next(files))) is not None:
             path, payload = made
             await _send(command, me, path, payload, device, store)

@@ -19,6 +19,7 @@ from swarm.errors import CheckpointFailed, StorageError
 from swarm.events import ParameterHash
 from swarm.hf import model_folder
 from swarm.job.course import PLAIN
+from swarm.job.outer_log import OUTER_LOG, OuterRecord, written
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
 from swarm.types import JobId
@@ -36,6 +37,7 @@ class Facts:
     loss: float
     tokens: int  # of all steps up to here
     optimizer: bool  # whether its state was written
+    outer_log: tuple[OuterRecord, ...] = ()  # of islands, if chance had a say
 
 
 class CheckpointWriter:
@@ -78,6 +80,8 @@ class CheckpointWriter:
         small = {**model_folder.model_folder_files(self._spec), **tokenizer_files}
         if stages > 1:
             small[model_folder.INDEX_NAME] = model_folder.safetensors_index(shards)
+        if facts.outer_log:
+            small[OUTER_LOG] = written(facts.outer_log)
         for name, content in small.items():
             self.put(f"model/{name}", content)
         self.put("trainer_state.json", json_bytes(_trainer_state(self._spec, facts)))

@@ -10,6 +10,13 @@ from dataclasses import dataclass
 
 from swarm.job.schedule import evaluation_due
 
+TIMELINES_MAX = 1 << 14  # of a job with islands: the lives of an island are numbered above that
+
+
+def job_timeline_of(timeline: int, islands: int) -> int:
+    """The timeline of a job to which that of one of its islands belongs (swarm/job/islands.py)."""
+    return timeline if islands == 1 else timeline // islands % TIMELINES_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class InnerStep:
@@ -117,6 +124,11 @@ class OuterCourse(Course):
         """Behind an outer step, or at the start, all islands hold the outer weights and no others."""
         period = self.inner.lease + 1
         return min(self.steps, -(-version // period) * period)
+
+    def level_before(self, version: int) -> int:
+        """The newest level version up to `version`."""
+        period = self.inner.lease + 1
+        return version if version == self.steps else version // period * period
 
     def is_saved(self, version: int, every_steps: int) -> bool:
         """Whether the version is saved: saves due since the last outer step wait for the next one."""

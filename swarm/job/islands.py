@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from swarm.errors import InvalidConfig
-from swarm.job.course import PLAIN, Course, IslandCourse, OuterCourse
+from swarm.job.course import PLAIN, TIMELINES_MAX, Course, IslandCourse, OuterCourse, job_timeline_of
 from swarm.job.fragments import auto_fragments
 from swarm.job.outer import OuterPlan, nesterov
 from swarm.job.spec import JobSpec
@@ -80,10 +80,13 @@ def course_of(spec: JobSpec, timeline: int) -> Course:
     return OuterCourse(courses(spec)[island_of(spec, timeline)])
 
 
-def island_timeline(spec: JobSpec, timeline: int, island: int) -> int:
+def island_timeline(spec: JobSpec, timeline: int, island: int, life: int = 0) -> int:
     """The timeline of an island, on `timeline` of its job: each island has its own, so that nothing of one island,
-    or of its past, is taken for another's. A job with one island and its island have the same."""
-    return timeline * spec.islands.count + island
+    or of its past, is taken for another's. A job with one island and its island have the same.
+
+    `life` counts how often the island began anew on this timeline of the job, as a copy of another.
+    """
+    return (life * TIMELINES_MAX + timeline) * spec.islands.count + island
 
 
 def island_of(spec: JobSpec, timeline: int) -> int:
@@ -93,7 +96,7 @@ def island_of(spec: JobSpec, timeline: int) -> int:
 
 def job_timeline(spec: JobSpec, timeline: int) -> int:
     """The timeline of the job to which an island's timeline belongs."""
-    return timeline // spec.islands.count
+    return job_timeline_of(timeline, spec.islands.count)
 
 
 def check_for_swarm(spec: JobSpec) -> None:

@@ -180,6 +180,7 @@ class IslandsSection(Section):
     """How many complete pipelines train the job, each by itself between two exchanges ([outer])."""
 
     count: Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = 1
+    min: Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = 1  # with fewer at work the job stalls
 
 
 class AveragingSection(Section):
@@ -324,6 +325,8 @@ class JobSpec(Section):
 
     def _check_islands(self) -> None:
         mode, outer, count = self.averaging.mode, self.outer, self.islands.count
+        if self.islands.min > count:
+            raise ValueError(f"islands.min = {self.islands.min} is more than islands.count = {count}")
         if not self.has_outer_steps:
             if count > 1:
                 raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco" or "streaming"')

@@ -20,6 +20,7 @@ with quiet_start():
     from swarm.errors import InvalidConfig, SwarmError, UsageError
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, weight_files
+    from swarm.job.outer_log import OuterRecord, read
     from swarm.job.spec import load_job
     from swarm.process.lifecycle import print_error
 
@@ -45,6 +46,13 @@ def train_local(
             "Checkpoints of a swarm fit too.",
         ),
     ] = None,
+    outer_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Repeat what became of the islands of a swarm: outer-log.jsonl in the folder that swarm pull made.",
+        ),
+    ] = None,
 ) -> None:
     """Train a job in this one process, all its islands, and write the model folder; prints the sha256 of its weights.
 
@@ -64,11 +72,12 @@ def train_local(
             hint="to train on from its weights alone, set model.id to its model/ folder",
         )
     start = open_folder(folder) if folder is not None else None
+    log = () if outer_log is None else _log(outer_log)
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with quiet_start():
         from swarm.reference.trainer import train_and_save  # noqa: PLC0415  # loads torch: errors above must not wait for it
-    sha256 = train_and_save(spec, corpus, out_dir, device=device, threads=threads_if_given, start=start)
+    sha256 = train_and_save(spec, corpus, out_dir, device=device, threads=threads_if_given, start=start, log=log)
     print(f"weights_sha256 {sha256}")
 
 
@@ -78,6 +87,13 @@ def main() -> None:
     except SwarmError as error:
         print_error(error)
         sys.exit(error.exit_code)
+
+
+def _log(file: Path) -> tuple[OuterRecord, ...]:
+    try:
+        return read(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"--outer-log {file}: {error.strerror}") from None
 
 
 def _threads(text: str) -> int | None:

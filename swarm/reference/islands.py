@@ -8,18 +8,43 @@ weights like any other, so graphs and older buffers are treated as behind an inn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from swarm.errors import InvalidConfig
 from swarm.job.fragments import fragment_of
-from swarm.job.islands import outer_plan
+from swarm.job.islands import course_of, outer_plan
 from swarm.job.outer import REPLACE
+from swarm.job.outer_log import OuterRecord, TookPart
 from swarm.job.spec import JobSpec
 from swarm.model.families import stored_name
 from swarm.model.outer import Merge, compose
 from swarm.model.stage import Stage
 from swarm.model.state import place_of
+
+
+def took_part(spec: JobSpec, log: Iterable[OuterRecord], first_step: int) -> TookPart:
+    """Which islands take part in which inner steps from `first_step` on, as the log of a swarm says; InvalidConfig.
+
+    Steps that an island of the swarm made, and that did not count, are not made here.
+    """
+    if spec.averaging.mode != "diloco":
+        if tuple(log):
+            raise InvalidConfig('an outer log is of a job with averaging.mode = "diloco"', hint="leave it out")
+        return TookPart((), spec.islands.count, [spec.training.steps])
+    course = course_of(spec, 0)
+    behind = range(first_step + 1, spec.training.steps + 1)
+    exchanges = [n for n in behind if course.version_after(n) == course.level_from(course.version_after(n))]
+    return TookPart([one for one in log if one.after_step > first_step], spec.islands.count, exchanges)
+
+
+def begin_anew(island: Sequence[Stage], origin: Sequence[Stage]) -> None:
+    """Let an island go on with all that another one holds."""
+    for stage, other in zip(island, origin, strict=True):
+        names = [name for name, _ in other.parameter_sizes()]
+        stage.absorb(names, other.version, memoryview(other.snapshot(names)))
+        stage.settle(other.version)
 
 
 class OuterSteps:
@@ -32,50 +57,52 @@ class OuterSteps:
         self._spec = spec
         self._islands = islands
         self._plan = outer_plan(spec)
-        self._proposed: dict[int, tuple[list[dict[str, Tensor]], list[float]]] = {}  # by fragment, until merged
+        # By fragment, until merged: of each island that takes part.
+        self._proposed: dict[int, tuple[dict[int, dict[str, Tensor]], list[float]]] = {}
         # By fragment and island, since the last capture.
         self._tokens = [[0] * len(islands) for _ in range(self._plan.fragments)]
         self.is_level = True  # all islands hold the outer weights
 
-    def after(self, step: int, tokens: Sequence[int]) -> list[int]:
-        """Every island has made inner step `step`, with these tokens: capture and merge the fragments that are due.
+    def after(self, step: int, tokens: Mapping[int, int]) -> list[int]:
+        """These islands have made inner step `step`, with these tokens: capture and merge the fragments that are due.
 
         Gives the fragments whose mean proposal was not finite. Their outer weights stay, and the weights of all islands
         become the outer weights, so training of these fragments since the last merge is dropped.
         """
         self.is_level = False
         for counted in self._tokens:
-            for island, more in enumerate(tokens):
+            for island, more in tokens.items():
                 counted[island] += more
         for fragment in self._plan.captures(step):
-            self._capture(fragment)
+            self._capture(fragment, sorted(tokens))
         due = self._plan.merges(step)
         dropped = [fragment for fragment in due if not self._merge(fragment, step)]
         self.is_level = len(due) == self._plan.fragments and self._plan.rule(step).k == 0.0
         return dropped
 
-    def _capture(self, fragment: int) -> None:
-        proposals = []
-        for island in self._islands:
+    def _capture(self, fragment: int, islands: Sequence[int]) -> None:
+        proposals = {}
+        for island in islands:
             made: dict[str, Tensor] = {}  # a tied weight once: both of its stages propose the same
-            for stage, names in self._held(island, fragment):
+            for stage, names in self._held(self._islands[island], fragment):
                 proposed = stage.propose(names)
                 made |= {kept: proposed[name] for name, kept in names.items()}
-            proposals.append(made)
-        total = sum(self._tokens[fragment])
-        self._proposed[fragment] = proposals, [tokens / total for tokens in self._tokens[fragment]]
+            proposals[island] = made
+        counted = [self._tokens[fragment][island] for island in islands]
+        self._proposed[fragment] = proposals, [tokens / sum(counted) for tokens in counted]
         self._tokens[fragment] = [0] * len(self._islands)
 
     def _merge(self, fragment: int, step: int) -> bool:
         """Make the fragment's next outer version and give it to all islands; False if it is not finite."""
         proposals, shares = self._proposed.pop(fragment)
-        deltas = {name: compose([one[name] for one in proposals], shares) for name in proposals[0]}
+        names = next(iter(proposals.values()))
+        deltas = {name: compose([one[name] for one in proposals.values()], shares) for name in names}
         finite = all(bool(delta.isfinite().all()) for delta in deltas.values())
         update = self._plan.update if finite else None
         rule = self._plan.rule(step) if finite else REPLACE
-        for island, own in zip(self._islands, proposals, strict=True):
-            for stage, names in self._held(island, fragment):
-                there, mine = ({name: one[kept] for name, kept in names.items()} for one in (deltas, own))
+        for island, own in proposals.items():
+            for stage, held in self._held(self._islands[island], fragment):
+                there, mine = ({name: one[kept] for name, kept in held.items()} for one in (deltas, own))
                 stage.merge(stage.version, Merge(there, update, rule, mine))
         return finite
 

@@ -31,6 +31,7 @@ from swarm.errors import JobFailed, OutOfMemory
 from swarm.hf import model_folder
 from swarm.job.course import InnerStep
 from swarm.job.islands import courses, island_spec
+from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import unit_names
 from swarm.job.schedule import NOT_FINITE_HINT, clip, evaluation_due, learning_rate, not_finite_fault, perplexity
 from swarm.job.spec import JobSpec
@@ -41,7 +42,7 @@ from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, read_initial, weights_file
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
-from swarm.reference.islands import OuterSteps
+from swarm.reference.islands import OuterSteps, begin_anew, took_part
 from swarm.types import Microbatch, UnitName
 
 TOKENISE_LINE_S = 5.0
@@ -95,12 +96,16 @@ def train_local(
     on_evaluation: OnEvaluation | None = None,
     on_commit: OnCommit | None = None,
     start: Checkpoint | None = None,
+    log: Sequence[OuterRecord] = (),
 ) -> Trained:
     """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
 
-    With outer steps, `islands.count` islands take turns, and the losses are those of all. `on_commit` may look at the
-    stages of all islands after each step. JobFailed if a step is not finite and `limits.on_nonfinite` is "fail", or too
-    many of an island were in a row; with "pause" after `on_commit`, with diloco where islands hold the outer weights.
+    With outer steps, `islands.count` islands take turns, and the losses are those of all. With the `log` of a swarm
+    (InvalidConfig if it does not fit) islands are left out, and begin as copies of others, as they did there.
+
+    `on_commit` may look at the stages of all islands after each step. JobFailed if a step is not finite and
+    `limits.on_nonfinite` is "fail", or too many of an island were in a row; with "pause" after `on_commit`, with diloco
+    where islands hold the outer weights.
     """
     device = device or torch.device("cpu")
     share = island_spec(spec)
@@ -108,29 +113,34 @@ def train_local(
         islands = [build_stages(share, device) for _ in range(spec.islands.count)]
     else:
         islands = islands_from(start, spec, device)
-    stages = islands[0]
+    first_step, stages = 0 if start is None else start.step, islands[0]
+    exchanges = took_part(spec, log, first_step)
     if spec.model.compile and (fault := compile_layers([stage for island in islands for stage in island], spec)):
         _say(f"layers are not compiled: {fault}")
     outer = OuterSteps(spec, islands) if spec.has_outer_steps else None
     losses, evaluations, skipped_in_a_row, evaluates, pauses = [], [], [0] * len(islands), False, ""
-    for step in range(0 if start is None else start.step, spec.training.steps):
-        reports = [
-            train_step(island, share, batches, course.at(step))
-            for island, course in zip(islands, courses(spec), strict=True)
-        ]
-        for number, one in enumerate(reports):
+    for step in range(first_step, spec.training.steps):
+        reports = {
+            number: train_step(islands[number], share, batches, courses(spec)[number].at(step))
+            for number in exchanges.islands(step)
+        }
+        stages = islands[min(reports)]
+        for number, one in reports.items():
             skipped_in_a_row[number] = skipped_in_a_row[number] + 1 if one.skipped else 0
             limits = {"steps": spec.training.steps, "most": spec.limits.nonfinite_steps_max}
             if one.skipped and (fault := not_finite_fault(step, skipped_in_a_row[number], **limits)):
                 raise JobFailed(fault, hint=NOT_FINITE_HINT)
-        if outer is not None and (dropped := outer.after(step, [one.tokens for one in reports])):
+        if outer is not None and (dropped := outer.after(step, {n: one.tokens for n, one in reports.items()})):
             _say(f"after step {step + 1} what islands proposed is not finite, and is dropped: fragments {dropped}")
-        report = _together(step, reports)
+        for number, origin in exchanges.begins(step).items():
+            begin_anew(islands[number], islands[origin])
+            skipped_in_a_row[number] = 0
+        report = _together(step, list(reports.values()))
         losses.append(report.loss)
         if on_step is not None:
             on_step(report)
         if on_commit is not None:
-            on_commit(islands, report)
+            on_commit([islands[number] for number in reports], report)
         # With diloco the outer weights, once the islands hold them; otherwise those of the first island as they are.
         is_level = spec.averaging.mode != "diloco" or outer is None or outer.is_level
         if report.skipped and spec.limits.on_nonfinite == "pause" and not pauses:
@@ -299,6 +309,7 @@ def train_and_save(
     device: str,
     threads: int | None,
     start: Checkpoint | None = None,
+    log: Sequence[OuterRecord] = (),
 ) -> str:
     """Tokenise, train (from `start`, if given), write the model folder, report on stderr; returns the weights' sha256.
 
@@ -333,6 +344,7 @@ def train_and_save(
                 on_evaluation=_say_evaluation,
                 on_commit=None if is_never_level else keep,
                 start=start,
+                log=log,
             )
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "memory" not in str(error):

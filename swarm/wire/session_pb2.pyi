@@ -543,7 +543,7 @@ class StateFile(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class LoadStage(_message.Message):
-    __slots__ = ("job", "timeline", "stage", "split", "version", "spec_json", "files", "step_on", "join")
+    __slots__ = ("job", "timeline", "stage", "split", "version", "spec_json", "files", "step_on", "join", "held")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +553,7 @@ class LoadStage(_message.Message):
     FILES_FIELD_NUMBER: _ClassVar[int]
     STEP_ON_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     stage: int
@@ -562,7 +563,8 @@ class LoadStage(_message.Message):
     files: _containers.RepeatedCompositeFieldContainer[StateFile]
     step_on: str
     join: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., split: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., spec_json: _Optional[str] = ..., files: _Optional[_Iterable[_Union[StateFile, _Mapping]]] = ..., step_on: _Optional[str] = ..., join: _Optional[int] = ...) -> None: ...
+    held: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., split: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., spec_json: _Optional[str] = ..., files: _Optional[_Iterable[_Union[StateFile, _Mapping]]] = ..., step_on: _Optional[str] = ..., join: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
 
 class Follow(_message.Message):
     __slots__ = ("job", "timeline", "join", "version", "agreed", "digest", "donors", "answered")
@@ -797,16 +799,18 @@ class Commit(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[UnitRound, _Mapping]]] = ..., learning_rate: _Optional[float] = ..., scale: _Optional[float] = ..., skip: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
 
 class SaveStage(_message.Message):
-    __slots__ = ("job", "timeline", "version", "optimizer")
+    __slots__ = ("job", "timeline", "version", "optimizer", "island")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    ISLAND_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     version: int
     optimizer: bool
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., optimizer: _Optional[bool] = ...) -> None: ...
+    island: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., optimizer: _Optional[bool] = ..., island: _Optional[int] = ...) -> None: ...
 
 class HashStage(_message.Message):
     __slots__ = ("job", "timeline", "version", "optimizer")

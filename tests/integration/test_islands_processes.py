@@ -13,6 +13,7 @@ import torch
 
 from client.cli import run
 from swarm.checkpoint.reader import open_folder
+from swarm.job.outer_log import OUTER_LOG, read
 from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
@@ -23,11 +24,12 @@ WAIT_S_MAX = 120.0
 
 
 @pytest.mark.timeout(600)
-def test_an_island_is_killed_whole_and_the_job_goes_on_from_its_checkpoint_bitwise(
+def test_a_job_with_too_few_islands_goes_on_from_its_checkpoint_bitwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes: dict[str, object] = {
         "islands__count": 2,
+        "islands__min": 2,
         "averaging__mode": "diloco",
         "outer__every_steps": 4,
         "pipeline__stages": 2,
@@ -73,6 +75,44 @@ def test_an_island_is_killed_whole_and_the_job_goes_on_from_its_checkpoint_bitwi
     folder = tmp_path / "scheduler" / "jobs" / job.id / "checkpoints" / f"step-{paused.step:08d}"
     again = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), start=open_folder(folder))
     assert again.sha256 == expected.sha256
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("restart", [False, True], ids=["", "and-the-scheduler-too"])
+def test_an_island_is_killed_whole_and_begins_anew_bitwise(tmp_path: Path, restart: bool) -> None:
+    """Over TLS, with passes: who goes over to another island is let in there."""
+    changes: dict[str, object] = {
+        "islands__count": 2,
+        "averaging__mode": "diloco",
+        "outer__every_steps": 4,
+        "pipeline__stages": 2,
+        "training__steps": 60,
+        "training__global_batch_sequences": 8,
+        "checkpoint__every_steps": 6,
+    }
+    spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    with Cluster(tmp_path, "--grace", "2") as cluster:
+        cluster.add_servers(8)
+        job = cluster.submit(spec, tokens.manifest)
+        until(lambda: view_of(cluster, job.id).step > 5)
+        placed = (tmp_path / "scheduler.log").read_text().partition("placed: ")[2].partition("island 1: ")[2]
+        lost = [peer for peer in cluster.servers if peer in placed.partition("\n")[0]]
+        assert len(lost) == 4
+        for peer in lost:
+            cluster.servers[peer].kill(signal.SIGKILL)
+        if restart:
+            cluster.restart_scheduler()
+        view = cluster.wait(job.id)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert "stalled" not in (tmp_path / "scheduler.log").read_text(), "it was not taken back"
+        assert run(["pull", job.id, str(tmp_path / "model"), "--scheduler", cluster.address]) == 0
+    log = read((tmp_path / "model" / OUTER_LOG).read_bytes())
+    assert log[0].islands == (0,)
+    assert [one.begins for one in log if one.begins] == [{1: 0}]
+    assert log[-1].after_step < 60, "both islands are there in the end"
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log)
+    assert (view.weights_sha256, view.loss) == (expected.sha256, expected.losses[-1])
 
 
 def view_of(cluster: Cluster, job: str) -> Any:

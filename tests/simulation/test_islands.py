@@ -6,7 +6,7 @@ Real flows, brains and torch; the transport delays and reorders every tensor at 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from scheduler.jobs.job import Job
+from swarm.checkpoint.reader import Checkpoint
 from swarm.data.tokenizer import ByteTokenizer
+from swarm.job.outer_log import OUTER_LOG, OuterRecord, read
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import Trained, train_local
@@ -70,8 +72,8 @@ def run(spec: JobSpec, tokens: Tokens, peers: int, story: Story = nothing, seed:
     return sim.run(main(), seed=seed, limit_s=200.0)
 
 
-def twin(spec: JobSpec, tokens: Tokens) -> Trained:
-    return train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+def twin(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord] = (), start: Checkpoint | None = None) -> Trained:
+    return train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log, start=start)
 
 
 def check(job: Job, expected: Trained) -> None:
@@ -147,10 +149,11 @@ def test_an_envoy_that_dies_in_an_exchange_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("every", "back_to"), [(0, 0), (1, 2)])
-def test_an_island_that_is_lost_takes_the_job_back_to_its_newest_checkpoint(
+def test_a_job_with_too_few_islands_goes_back_to_its_newest_checkpoint(
     tmp_path: Path, every: int, back_to: int
 ) -> None:
-    spec = diloco(write_text(tmp_path), pipeline__stages=1, checkpoint__every_steps=every, training__steps=7)
+    changes = {"pipeline__stages": 1, "checkpoint__every_steps": every, "training__steps": 7, "islands__min": 2}
+    spec = diloco(write_text(tmp_path), **changes)
     tokens = Tokens.make(tmp_path, spec)
     reasons = []
 
@@ -252,9 +255,8 @@ def test_a_job_whose_time_is_up_is_saved_behind_an_exchange(tmp_path: Path) -> N
 
 
 def test_a_job_that_is_to_pause_if_it_stalls_goes_on_when_it_is_told(tmp_path: Path) -> None:
-    spec = diloco(
-        write_text(tmp_path), pipeline__stages=1, limits__on_stall="pause", checkpoint__every_steps=2, training__steps=5
-    )
+    changes = {"limits__on_stall": "pause", "checkpoint__every_steps": 2, "training__steps": 5, "islands__min": 2}
+    spec = diloco(write_text(tmp_path), pipeline__stages=1, **changes)
     tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
@@ -292,3 +294,104 @@ def test_an_idle_stage_server_joins_the_island_that_lost_one(tmp_path: Path, see
     job, _ = run(spec, tokens, 4, story, seed)
     check(job, twin(spec, tokens))
     assert (job.record.timeline, islands) == (0, [1])
+
+
+# Lost islands --------------------------------------------------------------------------------------------------------
+
+
+def peers_of(job: Job, island: int) -> list[PeerId]:
+    """Those of its first stage."""
+    return [peer for peer, place in sorted(job.record.peers.items()) if place == island * len(job.spec.pipeline.split)]
+
+
+def log_of(job: Job) -> tuple[OuterRecord, ...]:
+    """What became of the islands, as the newest checkpoint says."""
+    assert job.newest is not None
+    with job.newest.open(f"model/{OUTER_LOG}") as file:
+        return read(file.read())
+
+
+@pytest.mark.parametrize(("lost", "moment"), [(0, in_the_second_step), (1, in_an_exchange)])
+def test_the_others_go_on_without_an_island_that_is_lost(
+    tmp_path: Path, lost: int, moment: Callable[[Job], bool]
+) -> None:
+    spec = diloco(write_text(tmp_path), 3, training__steps=7, config__attention_dropout=0.1)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, moment)
+        rig.kill(peers_of(job, lost)[0])
+
+    job, _ = run(spec, tokens, 6, story)
+    log = log_of(job)
+    assert [one.islands for one in log] == [tuple({0, 1, 2} - {lost})] * 4, "for want of a second stage server"
+    expected = twin(spec, tokens, log)
+    assert expected.sha256 != twin(spec, tokens).sha256
+    check(job, expected)
+    assert job.record.timeline == 0, "it was not taken back"
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_island_begins_anew_with_replicas_of_another(tmp_path: Path, lost: int) -> None:
+    spec = diloco(write_text(tmp_path), training__steps=16, config__tie_word_embeddings=True)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, in_the_second_step)
+        for peer in peers_of(job, lost):  # those of the other stage join the island that is left
+            rig.kill(peer)
+
+    job, _ = run(spec, tokens, 8, story)
+    log = log_of(job)
+    other = 1 - lost
+    assert log[0].islands == (other,)
+    assert [one.begins for one in log if one.begins] == [{lost: other}]
+    assert log[-1].after_step < 14, "both islands are there in the end"
+    check(job, twin(spec, tokens, log))
+    assert job.record.timeline == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_scheduler_that_is_killed_knows_which_island_is_lost_and_which_began_anew(tmp_path: Path, seed: int) -> None:
+    spec = diloco(write_text(tmp_path), pipeline__stages=1, training__steps=18)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, in_the_second_step)
+        for peer in peers_of(job, 1):
+            rig.kill(peer)
+        await until(rig, job, lambda one: one.progress.steps_done >= 2 + 2 * seed)
+        await rig.kill_scheduler()
+        await asyncio.sleep(0.2)
+        await rig.start_scheduler()
+
+    job, _ = run(spec, tokens, 4, story, seed)
+    log = log_of(job)
+    assert [one.begins for one in log if one.begins] == [{1: 0}]
+    check(job, twin(spec, tokens, log))
+    assert job.record.timeline == 0
+
+
+def test_a_job_that_was_saved_without_an_island_goes_on_with_all(tmp_path: Path) -> None:
+    """The part of the lowest island at work is the first; whoever has none begins with the state of another."""
+    spec = diloco(write_text(tmp_path), training__steps=9)
+    tokens = Tokens.make(tmp_path, spec)
+    paused: list[Checkpoint] = []
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, in_the_second_step)
+        rig.kill(peers_of(job, 0)[0])
+        await until(rig, job, lambda one: one.progress.steps_done == 3)
+        await rig.jobs.pause(job, "a break")
+        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+        assert job.newest is not None
+        assert not any(file.path.startswith("islands/") for file in job.newest.files)
+        paused.append(job.newest)
+        rig.add_peer(PeerId("another"), rig.tasks, Random(7))
+        await rig.jobs.resume(job, "", None)
+
+    job, _ = run(spec, tokens, 4, story)
+    assert job.record.first_steps == (0, 4)
+    expected = twin(spec, tokens, start=paused[0])
+    assert (job.record.state, job.record.weights_sha256) == (JobState.SUCCEEDED, expected.sha256)
+    assert [one.islands for one in log_of(job)] == [(1,), (1,)], "of both timelines"

@@ -140,8 +140,8 @@ def test_proposals_weigh_by_the_tokens_of_their_span() -> None:
 
 
 @pytest.mark.parametrize("moment", [exchanging, lambda world: bool(world.database[1])])
-def test_an_island_that_loses_a_stage_stalls_the_whole_job(moment: Callable[[World], bool]) -> None:
-    world = World(replace(CALM, replicas=1), 0)
+def test_a_job_with_too_few_islands_stalls(moment: Callable[[World], bool]) -> None:
+    world = World(replace(CALM, replicas=1, least=2), 0)
     play_until(world, moment)
     lost = PeerId("i1-s0-0")
     del world.replicas[lost]
@@ -214,7 +214,7 @@ def test_a_job_that_is_to_stop_does_although_a_stage_is_lost_before_islands_can_
     state: JobState, on_stall: OnStall
 ) -> None:
     """A cancelled job stalled and trained on, if the scheduler was restarted and a stage did not return."""
-    world = World(CALM, 0)
+    world = World(replace(CALM, least=2), 0)
     play_until(world, lambda one: len(one.database[0]) == 2)
     for peer, one in list(world.replicas.items()):
         if (one.island, one.record.stage) == (1, 0):
@@ -231,9 +231,9 @@ def test_a_checkpoint_with_different_weights_is_not_kept() -> None:
     notes: list[str] = []
     save, carry_out = world._save, world._carry_out
 
-    def odd(one: Replica, version: int) -> Saved:
+    def odd(one: Replica, version: int, number: int) -> Saved:
         one.pending = (99,) if one.island else ()
-        return save(one, version)
+        return save(one, version, number)
 
     def listening(output: outputs.Output, decided: deque[outputs.Output]) -> None:
         notes.append(str(output))
@@ -247,11 +247,11 @@ def test_a_checkpoint_with_different_weights_is_not_kept() -> None:
 
 def test_a_job_that_waits_for_parts_of_a_checkpoint_only_gives_it_up() -> None:
     world = World(replace(CALM, steps=2), 0)
-    play_until(world, lambda one: one.collecting is not None and one.brain._islands[1].saves_only)
+    play_until(world, lambda one: one.collecting is not None and one.brain._roster.islands[1].saves_only)
     for _ in range(3):
         world.tell(inputs.Tick())
     assert not world.over
-    while not all(one.saves_only for one in world.brain._islands):
+    while not all(one.saves_only for one in world.brain._roster.islands):
         world.turn()
     checkpoint = world.brain.situation(1.0).checkpoint
     assert checkpoint is not None
@@ -293,7 +293,7 @@ def test_several_that_come_at_once_are_sent_where_each_will_be_needed() -> None:
         coming[PeerId(f"new-{number}")] = decision.plan
     for heard, (peer, stage) in enumerate(coming.items()):
         brain.step(inputs.Join(ReplicaRecord(peer, 1, "", stage)), world.now_s)
-        counts = [[one.present(stage) for stage in range(2)] for one in brain._islands]
+        counts = [[one.present(stage) for stage in range(2)] for one in brain._roster.islands]
         assert sum(map(sum, counts)) == 8 + heard + 1
         decision = brain.where_to_join(Candidate(PeerId("late")), [0, 1], world.now_s, coming)
         assert decision.plan == 0, "those that have come since count once"
@@ -307,7 +307,7 @@ def test_questions_are_answered_for_all_islands() -> None:
     situation = brain.situation(1.0)
     assert {one.peer for one in situation.replicas} == set(world.replicas)
     assert [(one.number, one.steps, one.exchanges) for one in situation.islands] == [
-        (number, brain.courses[number].inner_steps(one.agreed), 0) for number, one in enumerate(brain._islands)
+        (number, brain.courses[number].inner_steps(one.agreed), 0) for number, one in enumerate(brain._roster.islands)
     ]
     for one, course in zip(situation.islands, brain.courses, strict=True):
         assert one.own is not None

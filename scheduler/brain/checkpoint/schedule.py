@@ -64,7 +64,7 @@ class CheckpointSchedule:
         self.stop_at = 0  # the version to train up to first
         self._stages = stages
         self._steps = steps
-        self._last_s: float | None = None  # when the last one was due, or when training began
+        self._last_s = rules.since_s  # when the last one was due, or when training began
         self._failures = 0  # of the final state, one after the other
         self._unhealing = 0  # how many of them were not the storage's fault
         self.again_s = -math.inf  # when to save it once more
@@ -89,6 +89,11 @@ class CheckpointSchedule:
             return Decision(None, f"no checkpoint at step {told}: the one at step {held} is still being written")
         self._last_s = now_s
         return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"every {rules.every_s:g} s")
+
+    @property
+    def since_s(self) -> float | None:
+        """When the newest one was due, or when training began; None: it has not begun."""
+        return self._last_s
 
     def begin(self, version: int, savers: Sequence[PeerId], now_s: float) -> None:
         """Collect `version`; `savers` has one peer per stage."""

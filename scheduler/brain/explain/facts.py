@@ -234,7 +234,8 @@ def _island(one: IslandStanding) -> Fact:
     who = "; ".join(f"stage {stage}: {', '.join(pool)}" for stage, pool in enumerate(one.peers))
     made = f"step {one.steps}, {counted(one.exchanges, 'exchange')}"
     numbers = {"island": float(one.number), "step": float(one.steps), "exchanges": float(one.exchanges)}
-    return Fact(f"island {one.number}", f"{made}; {one.waiting_for}; {who}", numbers)
+    told = [made, one.waiting_for, who] if one.peers else [one.waiting_for]
+    return Fact(f"island {one.number}", "; ".join(told), numbers)
 
 
 def _stage(situation: Situation, stage: int) -> Fact:

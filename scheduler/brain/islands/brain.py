@@ -7,10 +7,11 @@
 
 Each island is a JobBrain on a timeline of its own (swarm/job/islands.py), and knows nothing of the others. This brain
 has the door and the questions of a JobBrain, so drivers and views need not tell the two apart. An outer step is
-committed once every island has proposed; a row of one island that another island lacks would leave its replicas no way
-to merge, so their rows are written together. A checkpoint has a part of each island (saving.py). A job that is told to
-stop trains up to the next outer step, behind which all islands hold the same. A new peer joins the island with the
-fewest replicas. An island that loses a stage stalls the whole job.
+committed once every island at work has proposed; a row of one island that another island lacks would leave its replicas
+no way to merge, so their rows are written together. A checkpoint has a part of each island (saving.py). A job that is
+told to stop trains up to the next outer step, behind which all islands hold the same. A new peer joins the island with
+the fewest replicas. An island that loses a stage is lost, and the others go on without it; behind a later outer step it
+begins anew as a copy of another (forks.py). If none is left, the job stalls.
 """
 
 from __future__ import annotations
@@ -22,47 +23,51 @@ from random import Random
 from types import MappingProxyType
 
 from scheduler.brain import inputs, outputs
-from scheduler.brain.checkpoint.schedule import Collection
-from scheduler.brain.explain.facts import IslandStanding, Situation
+from scheduler.brain.explain.facts import Situation
 from scheduler.brain.explain.reasons import Team
 from scheduler.brain.explain.situation import Counts
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Input
-from scheduler.brain.islands.exchange import Delegation, Exchanging
-from scheduler.brain.islands.rows import numbers
+from scheduler.brain.islands import view
+from scheduler.brain.islands.forks import Division, Divisions, plan
+from scheduler.brain.islands.outer_steps import OuterSteps
+from scheduler.brain.islands.parity import OuterWeights
+from scheduler.brain.islands.roster import Roster
 from scheduler.brain.islands.saving import JointCheckpoints
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, EnterState, Fail, Finish, Note, Output, Stopped
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.stall import FAILED_HINT, LOST_HINT, stopped_by_loss, stuck
 from scheduler.brain.state.mode import Mode
-from scheduler.brain.validity import fault_of
 from swarm.errors import ReplicaDiverged
 from swarm.events import Averaged, Hello, RoundFailed
-from swarm.job.course import OuterCourse
-from swarm.messages import Commit
-from swarm.types import Decision, Direction, Hop, JobState, PeerId, Round
+from swarm.job.course import OuterCourse, job_timeline_of
+from swarm.messages import Commit, LoadStage, Release, SaveStage
+from swarm.types import Decision, Direction, JobState, PeerId
 
 LOSSES = (FAILED_HINT, LOST_HINT)  # what an island hints at that has lost a stage
-ALLIES_MAX = 4  # of other islands, whom a replica may ask for the mean proposals
 
 
 class IslandsBrain:
     """All decisions of one job with outer steps; `settings` and `courses` have one for each island."""
 
-    def __init__(self, settings: Sequence[BrainSettings], courses: Sequence[OuterCourse], rng: Random) -> None:
+    def __init__(
+        self, settings: Sequence[BrainSettings], courses: Sequence[OuterCourse], rng: Random, least: int = 1
+    ) -> None:
+        """`least`: with fewer islands at work the job stalls."""
         self.settings = settings[0]
         self.courses = tuple(courses)
-        self._islands = [
+        islands = [
             JobBrain(replace(one, pause_on_nonfinite=False), Random(rng.getrandbits(64)), course)
             for one, course in zip(settings, courses, strict=True)
         ]
-        self._island_of: dict[PeerId, int] = {}
-        self._exchanging: Exchanging | None = None
-        self._envoys: set[PeerId] = set()  # of the newest outer step
-        self._round = Round(self.settings.epoch, 1)  # the next one between islands
-        self._digests: dict[tuple[int, int], dict[int, str]] = {}  # by version and stage: of each island
-        self._checkpoints = JointCheckpoints(len(self._islands))
+        self._rng = rng
+        self._roster = Roster(islands, self.courses, least)
+        self._divisions = Divisions()
+        self._evaluator = 0  # the island that evaluates
+        self._outer = OuterSteps(self.settings, self._roster)
+        self._outer_weights = OuterWeights(self.courses)
+        self._checkpoints = JointCheckpoints()
         self._asked: inputs.Stop | None = None  # to stop, and islands were not told yet
         self._stopping: Stopped | None = None  # how the job is to end, since islands were told
         self._finished: set[int] = set()
@@ -77,13 +82,15 @@ class IslandsBrain:
             return []
         self._now_s = now_s
         decided = self._take(happened, now_s)
+        if not self._is_over and self._divisions:
+            decided += self._settle(now_s)
         if not self._is_over:
             decided += self._compare(now_s)
         if not self._is_over:
             decided += self._exchange(now_s)
         if not self._is_over and self._asked is not None:
             decided += self._stop(self._asked, now_s)
-        if not self._is_over and len(self._finished) == len(self._islands):
+        if not self._is_over and self._finished.issuperset(self.present):
             decided += self._end(Finish(), "finished", now_s)
         return decided
 
@@ -92,23 +99,31 @@ class IslandsBrain:
             case inputs.EachIsland(begins=begins):
                 return self._begin(begins, now_s)
             case inputs.RowsDurable(rows=rows):
-                told = [(row.timeline % len(self._islands), inputs.RowDurable(row.step)) for row in rows]
-                decided = [one for island, durable in told for one in self._tell(island, durable, now_s)]
+                durable = [(row.timeline % len(self._roster.islands), inputs.RowDurable(row.step)) for row in rows]
+                decided = [one for island, row in durable for one in self._tell(island, row, now_s)]
                 return [*decided, *self._pause_on_nonfinite(rows)]
-            case inputs.Happened(peer=peer, event=Hello() as hello) if peer not in self._island_of:
-                self._island_of[peer] = hello.timeline % len(self._islands)
-                return self._tell(self._island_of[peer], happened, now_s)
-            case inputs.Happened(peer=peer, event=Averaged() | RoundFailed() as event) if self._is_outer(peer, event):
-                return self._heard(peer, event, now_s)
+            case inputs.Happened(peer=peer, event=Hello() as hello) if peer not in self._roster.island_of:
+                island = hello.timeline % len(self._roster.islands)
+                if island in self._roster.lost:
+                    return self._release(peer, "its island was lost, and what it holds does not count")
+                self._roster.island_of[peer] = island
+                return self._tell(island, happened, now_s)
+            case inputs.Happened(peer=peer, event=Averaged() | RoundFailed() as told) if self._outer.concerns(
+                peer, told
+            ):
+                return self._heard(peer, told, now_s)
             case inputs.PeerGone(peer=peer, reason=reason):
-                return [*self._lost(peer, reason, now_s), *self._told(peer, happened, now_s)]
+                self._divisions.lost(peer)
+                return [*self._outer.lost(peer, reason, now_s), *self._told(peer, happened, now_s)]
             case inputs.PeerSuspect(peer=peer, reason=reason):
-                lost = self._lost(peer, reason, now_s) if happened.session_lost else []
+                if self._divisions.lost(peer):
+                    return self._release(peer, reason)
+                lost = self._outer.lost(peer, reason, now_s) if happened.session_lost else []
                 return [*lost, *self._told(peer, happened, now_s)]
             case inputs.Happened(peer=peer) | inputs.PeerBack(peer=peer) | inputs.AskToLeave(peer=peer):
                 return self._told(peer, happened, now_s)
             case inputs.Join(replica=replica):
-                self._island_of[replica.peer] = self._neediest([replica.stage])[0]
+                self._roster.island_of[replica.peer] = self._roster.neediest([replica.stage])[0]
                 return self._told(replica.peer, happened, now_s)
             case inputs.CheckpointKept(version=version) | inputs.CheckpointNotKept(version=version):
                 return self._written(happened, version, now_s)
@@ -132,6 +147,14 @@ class IslandsBrain:
         return self._is_over
 
     @property
+    def present(self) -> tuple[int, ...]:
+        return self._roster.present
+
+    @property
+    def timelines(self) -> tuple[int, ...]:
+        return self._roster.timelines
+
+    @property
     def is_stopping(self) -> bool:
         return self._asked is not None or self._stopping is not None
 
@@ -142,150 +165,130 @@ class IslandsBrain:
 
     @property
     def saves_again_s(self) -> float:
-        return max(one.saves_again_s for one in self._islands)
+        return max(one.saves_again_s for one in self._roster.at_work().values())
 
     @property
     def due_s(self) -> float:
         """When the next Tick is due, over all islands."""
-        retries_s = self._exchanging.retries_s() if self._exchanging is not None else []
-        ahead_s = [time_s for time_s in retries_s if time_s > self._now_s]
-        return min([*ahead_s, *(one.due_s for one in self._islands)], default=math.inf)
+        ahead_s = [time_s for time_s in self._outer.retries_s() if time_s > self._now_s]
+        return min([*ahead_s, *(one.due_s for one in self._roster.at_work().values())], default=math.inf)
+
+    def part_of(self, timeline: int) -> int:
+        """The number of an island's part of the checkpoint under way; -1 if the timeline has none."""
+        return self._checkpoints.number_of(self.timelines.index(timeline)) if timeline in self.timelines else -1
 
     def portion_of(self, timeline: int, step: int) -> int:
         """The portion that the island on `timeline` trains at `step`."""
         return self.courses[timeline % len(self.courses)].at(step).portion
 
     def counts(self) -> Counts:
-        """Counters over all islands; a step counts once all of them made it."""
-        return Counts.of_islands([one.counts() for one in self._islands])
+        """Counters over all islands at work; a step counts once all of them made it."""
+        return Counts.of_islands([one.counts() for one in self._roster.at_work().values()])
 
     def team(self) -> Team:
-        of = [one.team() for one in self._islands]
+        of = [one.team() for one in self._roster.at_work().values()]
         return Team(*(sum(getattr(one, each.name) for one in of) for each in fields(Team)))
 
     def admits(self, hello: Hello) -> bool:
         """Whether the island of the peer's timeline admits it."""
-        return self._islands[hello.timeline % len(self._islands)].admits(hello)
+        island = hello.timeline % len(self._roster.islands)
+        return island not in self._roster.lost and self._roster.islands[island].admits(hello)
 
     def where_to_join(
         self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int] = MappingProxyType({})
     ) -> Decision[int]:
         """A stage of the island with the fewest replicas. Which island it will be is settled when the peer comes."""
-        sent: list[dict[PeerId, int]] = [{} for _ in self._islands]
-        for peer, stage in coming.items():  # as if all came now
-            if not any(one.is_joining(peer) or one.stage_of(peer) is not None for one in self._islands):
-                sent[self._neediest([stage], sent)[0]][peer] = stage
-        numbers = self._neediest(range(len(self.settings.split)), sent)
-        decisions = [self._islands[number].where_to_join(idle, fitting, now_s, sent[number]) for number in numbers]
-        return next((one for one in decisions if one.plan is not None), decisions[0])
+        return self._roster.where_to_join(idle, fitting, now_s, coming)
 
     def situation(self, now_s: float) -> Situation:
         """All islands as one situation; its sentence gives the reason why each waits."""
-        of = [one.situation(now_s) for one in self._islands]
-        return replace(
-            of[0],
-            is_running=all(one.is_running for one in of),
-            agreed=min(one.agreed for one in of),
-            waiting_for=self.waiting_for(),
-            replicas=tuple(replica for one in of for replica in one.replicas),
-            joiners=tuple(joiner for one in of for joiner in one.joiners),
-            links={pair: until_s for one in of for pair, until_s in one.links.items()},
-            checkpoint=self._checkpoint([one.checkpoint for one in of if one.checkpoint is not None]),
-            islands=tuple(
-                IslandStanding(
-                    number,
-                    course.inner_steps(one.agreed),
-                    one.agreed - course.inner_steps(one.agreed),
-                    one.peers,
-                    self._waiting_for(one),
-                    of[number],
-                    numbers(of[number].steps, course),
-                )
-                for number, (one, course) in enumerate(zip(self._islands, self.courses, strict=True))
-            ),
-        )
-
-    def _checkpoint(self, parts: Sequence[Collection]) -> Collection | None:
-        """The parts of a checkpoint as one, for people."""
-        if not parts:
-            return None
-        first = parts[0]
-        savers = {peer: stage for one in parts for peer, stage in one.savers.items()}
-        is_writing = all(one.is_writing for one in parts)
-        return Collection(self.courses[0].inner_steps(first.version), first.since_s, savers, is_writing=is_writing)
+        return view.situation(self._roster.at_work(), self.courses, self._roster.lost, self.waiting_for(), now_s)
 
     def waiting_for(self) -> str:
         """The reason why the job waits, for a person."""
-        if self._exchanging is not None:
-            steps = self.courses[0].inner_steps(self._exchanging.step)
-            return f"after step {steps}: {self._exchanging.waiting_for()}"
-        told = (f"island {number} {self._waiting_for(one)}" for number, one in enumerate(self._islands))
-        return "; ".join(told)
+        if exchange := self._outer.waiting_for():
+            return exchange
+        told = [f"island {number} {view.island_waits_for(one)}" for number, one in self._roster.at_work().items()]
+        return "; ".join([*told, *(f"island {number} is lost" for number in sorted(self._roster.lost))])
 
     def story(self, step: int, index: int) -> list[str]:
         """The story of a microbatch of an inner step, at every island."""
-        found = []
-        for number, (one, course) in enumerate(zip(self._islands, self.courses, strict=True)):
-            lines = one.story(step + step // course.inner.lease, index)
-            found += [f"island {number}: {line}" for line in lines]
-        return found
+        return view.story(self._roster.islands, self.courses, step, index)
 
     def island_of(self, peer: PeerId) -> int | None:
         """The island that a peer serves, or joins; None if it is not known here."""
-        return self._island_of.get(peer)
+        return self._roster.island_of.get(peer)
 
     def is_joining(self, peer: PeerId) -> bool:
-        island = self._island_of.get(peer)
-        return island is not None and self._islands[island].is_joining(peer)
+        serves = self._roster.serves(peer)
+        return serves is not None and serves.is_joining(peer)
 
     def outstanding(self, peer: PeerId) -> int:
-        island = self._island_of.get(peer)
-        return 0 if island is None else self._islands[island].outstanding(peer)
+        serves = self._roster.serves(peer)
+        return 0 if serves is None else serves.outstanding(peer)
 
     def pace_s(self, peer: PeerId) -> float:
-        island = self._island_of.get(peer)
-        return 0.0 if island is None else self._islands[island].pace_s(peer)
+        serves = self._roster.serves(peer)
+        return 0.0 if serves is None else serves.pace_s(peer)
 
     def deadline_s(self, stage: int, direction: Direction) -> float:
         """The longest of all islands."""
-        return max(one.deadline_s(stage, direction) for one in self._islands)
+        return max(one.deadline_s(stage, direction) for one in self._roster.islands)
 
     def validate(self) -> None:
         """Assert what must hold between any two inputs."""
-        for one in self._islands:
+        for one in self._roster.islands:
             one.validate()
-
-    def _waiting_for(self, island: JobBrain) -> str:
-        return "waits for the other islands" if island.outer_step is not None else island.waiting_for()
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, begins: Sequence[inputs.Start | inputs.Resumed], now_s: float) -> list[Output]:
-        decided = []
+    def _begin(self, begins: Sequence[inputs.Start | inputs.Resumed | None], now_s: float) -> list[Output]:
+        self._roster.lost = {n: "before the scheduler was restarted" for n, one in enumerate(begins) if one is None}
+        self._evaluator = min(self.present)
+        decided = self._tell(self._evaluator, inputs.EvaluateHere(), now_s)
         for island, begin in enumerate(begins):
+            if begin is None:
+                continue
             peers = begin.known if isinstance(begin, inputs.Resumed) else [one.peer for one in begin.replicas]
-            self._island_of |= dict.fromkeys(peers, island)
+            self._roster.island_of |= dict.fromkeys(peers, island)
             decided += self._tell(island, begin, now_s)
         return decided
 
     def _told(self, peer: PeerId, happened: Input, now_s: float) -> list[Output]:
         """Tell the island that the peer serves."""
-        island = self._island_of.get(peer)
+        island = self._roster.island_of.get(peer)
         return [] if island is None else self._tell(island, happened, now_s)
 
     def _tell(self, island: int, happened: Input, now_s: float) -> list[Output]:
         """Tell an island, and give what it decides as the job's decisions; rows are written by their island's name."""
+        if self._is_over or island in self._roster.lost:
+            return []
         decided: list[Output] = []
-        course = self.courses[island]
-        for output in () if self._is_over else self._islands[island].step(happened, now_s):
+        course, brain = self.courses[island], self._roster.islands[island]
+        was_loading = brain.mode is Mode.LOADING
+        until = {peer: brain.leaves_from(peer) for one in self._divisions for peer in one.awaited}
+        made = brain.step(happened, now_s)
+        left = [one.peer for one in made if isinstance(one, outputs.Left)]
+        over = {peer for peer in left if self._divisions.left(peer, until.get(peer))}
+        for output in made:
             match output:
+                case outputs.Send(peer=peer, command=Release()) | outputs.Released(peer=peer) if peer in over:
+                    continue
+                case outputs.Left(peer=peer) if peer in over:
+                    self._roster.island_of.pop(peer, None)
+                case outputs.Send(peer=peer, command=LoadStage(join=0) as load) if self._roster.is_fork(island):
+                    decided.append(outputs.Send(peer, replace(load, held=load.version)))
+                case outputs.Send(peer=peer, command=SaveStage() as save):
+                    if (number := self._checkpoints.number_of(island)) >= 0:
+                        decided.append(outputs.Send(peer, replace(save, island=number)))
                 case outputs.Send(peer=peer, command=Commit() as commit) if course.is_outer(commit.step):
-                    donors = (*commit.donors, *self._allies(island, peer, commit.step))
+                    donors = (*commit.donors, *self._roster.allies(island, peer, commit.step, self._outer.envoys))
                     decided.append(outputs.Send(peer, replace(commit, donors=donors)))
                 case outputs.WriteCommit(row=row):
                     decided.append(outputs.WriteRows((row,)))
                 case outputs.WriteEvaluation(row=row):
-                    timeline, version = row.timeline // len(self._islands), course.inner_steps(row.version)
+                    timeline = job_timeline_of(row.timeline, len(self._roster.islands))
+                    version = course.inner_steps(row.version)
                     decided.append(outputs.WriteEvaluation(replace(row, timeline=timeline, version=version)))
                 case outputs.BeginCheckpoint() | outputs.PublishCheckpoint() | outputs.DropCheckpoint():
                     decided += self._saves(island, output, now_s)
@@ -298,35 +301,40 @@ class IslandsBrain:
                     decided.append(Note(level, f"island {island}: {message}"))
                 case Finish():
                     self._finished.add(island)
-                case Stopped(reason=told, hint=hint) | Fail(message=told, hint=hint) if self._asked and hint in LOSSES:
-                    # It lost a stage, and was not told yet that the job is to stop.
-                    lost = stopped_by_loss(f"island {island}: {told}", self.settings.on_stall, self._told_to_stop)
-                    assert lost is not None, "it was told to stop"
-                    return [*decided, *self._end(lost, told, now_s)]
-                case Fail(message=message):
-                    failed = replace(output, message=f"island {island}: {message}")
-                    return [*decided, *self._end(failed, message, now_s)]
-                case Stopped(reason=reason, hint=hint):
-                    is_asked = self._stopping is not None and not hint  # not because of what it has lost
-                    stopped = output if is_asked else replace(output, reason=f"island {island}: {reason}")
-                    return [*decided, *self._end(stopped, reason, now_s)]
+                case Stopped() | Fail():
+                    return [*decided, *self._ended(island, output, now_s, was_loading=was_loading)]
                 case _:
                     decided.append(output)
         return decided
 
-    def _neediest(self, stages: Iterable[int], sent: Sequence[Mapping[PeerId, int]] = ()) -> list[int]:
-        """The islands, those with the fewest in these stages first: replicas, joiners, and peers `sent` to each."""
-        wanted, islands = set(stages), zip(self._islands, sent or [{}] * len(self._islands), strict=True)
-        held = [sum(one.present(at) + [*coming.values()].count(at) for at in wanted) for one, coming in islands]
-        return sorted(range(len(held)), key=held.__getitem__)
+    def _ended(self, island: int, end: Stopped | Fail, now_s: float, *, was_loading: bool) -> list[Output]:
+        """An island ends before its last step: the others go on without it, or the job ends."""
+        told = end.message if isinstance(end, Fail) else end.reason
+        has_lost = end.hint in LOSSES or (was_loading and self._roster.is_fork(island))  # it could not go over
+        if has_lost and self._roster.can_spare(island, was_loading=was_loading):
+            return self._lose(island, told, now_s)
+        if has_lost and self._asked:  # it was not told yet that the job is to stop
+            lost = stopped_by_loss(f"island {island}: {told}", self.settings.on_stall, self._told_to_stop)
+            assert lost is not None, "it was told to stop"
+            return self._end(lost, told, now_s)
+        if isinstance(end, Fail):
+            return self._end(replace(end, message=f"island {island}: {told}"), told, now_s)
+        is_asked = self._stopping is not None and not end.hint  # not because of what it has lost
+        return self._end(end if is_asked else replace(end, reason=f"island {island}: {told}"), told, now_s)
 
     def _tell_all(self, happened: Input, now_s: float) -> list[Output]:
-        return [one for island in range(len(self._islands)) for one in self._tell(island, happened, now_s)]
+        return [one for island in self.present for one in self._tell(island, happened, now_s)]
+
+    def _release(self, peer: PeerId, reason: str) -> list[Output]:
+        return [outputs.Send(peer, Release(self.settings.job, reason)), outputs.Released(peer, reason)]
 
     def _end(self, end: Finish | Fail | Stopped, reason: str, now_s: float) -> list[Output]:
         """End the job and release everybody; the first end stands."""
         self._is_over = True
-        released = [one for island in self._islands for one in island.step(inputs.Cancel(reason), now_s)]
+        released = [one for island in self._roster.islands for one in island.step(inputs.Cancel(reason), now_s)]
+        released += [
+            one for division in self._divisions for peer in division.arrived for one in self._release(peer, reason)
+        ]
         return [*(one for one in released if not isinstance(one, Stopped)), end]
 
     # Saving and stopping ---------------------------------------------------------------------------------------------
@@ -341,7 +349,7 @@ class IslandsBrain:
         told = replace(output, version=self.courses[island].inner_steps(output.version))
         match output:
             case outputs.BeginCheckpoint(version=version):
-                begun = self._checkpoints.begin(island, version)
+                begun = self._checkpoints.begin(island, version, self.present)
                 if isinstance(begun, inputs.CheckpointNotKept):
                     return self._tell_quietly(island, begun, now_s)
                 return [told] if begun else []
@@ -374,15 +382,12 @@ class IslandsBrain:
 
     def _stop(self, asked: inputs.Stop, now_s: float) -> list[Output]:
         """Let all islands train up to the first version that none of them has passed, save it, and stop."""
-        modes = {one.mode for one in self._islands}
-        if modes & {Mode.WAITING, Mode.GATHERING}:
+        if self._roster.is_unsettled or self._divisions:
             return []  # how far they are is not known yet
         self._asked, self._stopping = None, Stopped(asked.state, asked.reason)
-        if Mode.LOADING in modes:
+        if any(one.mode is Mode.LOADING for one in self._roster.at_work().values()):
             return self._end(self._stopping, asked.reason, now_s)
-        pairs = zip(self._islands, self.courses, strict=True)
-        version = max(course.level_from(island.begun) for island, course in pairs)
-        return self._tell_all(replace(asked, version=version), now_s)
+        return self._tell_all(replace(asked, version=self._roster.level()), now_s)
 
     def _pause_on_nonfinite(self, rows: Sequence[CommitRow]) -> list[Output]:
         """Pause behind the next outer step if an island skipped an inner one, where the job file says so."""
@@ -396,103 +401,100 @@ class IslandsBrain:
 
     def _stuck(self, happened: inputs.Stuck, now_s: float) -> list[Output]:
         """Nothing has moved for long: end the job, unless all that is under way is a checkpoint."""
-        if all(one.saves_only for one in self._islands):
-            owing = [number for number, one in enumerate(self._islands) if one.owes_parts]
-            return self._tell((owing or [0])[0], happened, now_s)
+        islands = self._roster.at_work()
+        if all(one.saves_only for one in islands.values()):
+            owing = [number for number, one in islands.items() if one.owes_parts]
+            return self._tell((owing or [*islands])[0], happened, now_s)
+        behind = [number for number, one in islands.items() if one.outer_step is None]
+        if 0 < len(behind) <= len(islands) - self._roster.least:
+            told = f"no step was committed for {happened.for_s:g} s, and the other islands wait"
+            return [one for number in behind for one in self._give_up(number, told, now_s)]
         end = stuck(self.settings.job, happened.for_s, self.waiting_for(), self.settings.on_stall, self._told_to_stop)
         return self._end(end, "nothing moved", now_s)
 
     # Outer steps -----------------------------------------------------------------------------------------------------
 
-    def _is_outer(self, peer: PeerId, event: Averaged | RoundFailed) -> bool:
-        island = self._island_of.get(peer)
-        return island is not None and self.courses[island].is_outer(event.step)
-
     def _heard(self, peer: PeerId, event: Averaged | RoundFailed, now_s: float) -> list[Output]:
-        """An envoy speaks of an outer round."""
-        exchanging, island = self._exchanging, self._islands[self._island_of[peer]]
-        if exchanging is None or event.step != exchanging.step or event.timeline != island.settings.timeline:
-            return []
-        if fault := fault_of(peer, event, island.settings, island.agreed):
-            return exchanging.lost(peer, f"it {fault}", now_s)
-        if isinstance(event, RoundFailed):
-            return exchanging.failed(peer, event, now_s)
-        decided = exchanging.averaged(peer, event, now_s)
-        for output in decided:
-            if isinstance(output, Fail):
-                return self._end(output, output.message, now_s)
-        return decided
-
-    def _lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
-        return [] if self._exchanging is None else self._exchanging.lost(peer, reason, now_s)
+        decided = self._outer.heard(peer, event, now_s)
+        failed = next((output for output in decided if isinstance(output, Fail)), None)
+        return decided if failed is None else self._end(failed, failed.message, now_s)
 
     def _exchange(self, now_s: float) -> list[Output]:
-        """Exchange once all islands have come to the same outer step, and commit it when that is done."""
-        step, *others = {one.outer_step for one in self._islands}
-        if others or step is None:
-            return []
-        if self._exchanging is None:
-            self._exchanging = Exchanging(step, self.settings.units, self._round, self.settings.averaging_timeout_s)
-        decided = self._exchanging.begin(self._delegations(step), now_s)
-        exchanged = self._exchanging.result()
+        """Exchange once all islands at work have come to the same outer step, and commit it when that is done."""
+        if self._divisions:
+            return []  # islands that are about to begin take part
+        decided, exchanged = self._outer.advance(now_s)
         if exchanged is None:
             return decided
-        self._round, self._exchanging = self._exchanging.next_round, None
-        self._envoys = {peer for one in exchanged.rounds for peer in one.envoys}
-        if exchanged.skip:
-            steps_made = self.courses[0].inner_steps(step)
-            told = f"after step {steps_made} what islands propose is not finite: all go back to the outer weights"
-            decided.append(Note("warning", told))
         rows: list[CommitRow] = []
-        for island in range(len(self._islands)):
+        for island in self.present:
             for output in self._tell(island, exchanged, now_s):
                 if isinstance(output, outputs.WriteRows):
                     rows += output.rows
                 else:
                     decided.append(output)
-        assert len(rows) == len(self._islands), "each island commits the outer step"
-        return [*decided, outputs.WriteRows(tuple(rows))]
-
-    def _allies(self, island: int, peer: PeerId, step: int) -> list[Hop]:
-        """Replicas of other islands that hold, or will hold, the mean proposals for the peer's stage, envoys first.
-
-        Only an envoy holds them until others have fetched them. If it is lost then, those of other islands have them.
-        """
-        stage = self._islands[island].stage_of(peer)
-        others = [one for number, one in enumerate(self._islands) if number != island and stage is not None]
-        able = [replica for one in others for replica in one.delegates(stage or 0, step)]
-        able.sort(key=lambda replica: replica.peer not in self._envoys)
-        return [Hop(one.peer, one.incarnation, 0, one.address) for one in able[:ALLIES_MAX]]
-
-    def _delegations(self, step: int) -> list[Delegation]:
-        stages = range(len(self.settings.split))
-        return [
-            Delegation(
-                one.settings.timeline,
-                sum(one.settings.tokens_of(course.inner.at(inner).portion) for inner in course.span(step)),
-                {stage: tuple(one.delegates(stage, step)) for stage in stages},
-            )
-            for one, course in zip(self._islands, self.courses, strict=True)
-        ]
+        assert len(rows) == len(self.present), "each island at work commits the outer step"
+        decided += self._divide(exchanged.step, now_s)
+        return [*decided, outputs.WriteRows(tuple(rows), tuple(one.fork for one in self._divisions))]
 
     def _compare(self, now_s: float) -> list[Output]:
         """Islands must begin with the same outer weights, and hold the same after each outer step."""
-        for number, one in enumerate(self._islands):
-            version = one.agreed
-            at_start = version == one.settings.first_step
-            if not at_start and not self.courses[number].is_outer(version - 1):
-                continue
-            for stage in range(len(one.settings.split)):
-                digest = one.agreed_digest(stage)
-                if digest:  # not known of what was agreed before a restart
-                    held = self._digests.setdefault((version, stage), {})
-                    held[number] = digest.rpartition("-")[2]
-        for (version, stage), held in list(self._digests.items()):
-            if len(set(held.values())) > 1:
-                told = ", ".join(f"island {number} holds {digest}" for number, digest in sorted(held.items()))
-                where = f"after step {self.courses[0].inner_steps(version)}"
-                fault = f"islands differ in the outer weights of stage {stage} {where}: {told}"
-                return self._end(Fail(ReplicaDiverged.code, fault, "run the same release on all"), fault, now_s)
-            if len(held) == len(self._islands) and version < min(one.agreed for one in self._islands):
-                del self._digests[version, stage]
-        return []
+        fault = self._outer_weights.compare(self._roster.at_work(), forget=not self._divisions)
+        if not fault:
+            return []
+        return self._end(Fail(ReplicaDiverged.code, fault, "run the same release on all"), fault, now_s)
+
+    # Islands that are lost, and begin anew ---------------------------------------------------------------------------
+
+    def _give_up(self, island: int, told: str, now_s: float) -> list[Output]:
+        """Go on without an island that is at work but gets no further."""
+        released = self._roster.islands[island].step(inputs.Cancel(told), now_s)
+        return [*(one for one in released if not isinstance(one, Stopped)), *self._lose(island, told, now_s)]
+
+    def _lose(self, island: int, told: str, now_s: float) -> list[Output]:
+        """The others go on without an island: what it had trained since the last exchange does not count."""
+        self._roster.lose(island, told)
+        trained = "the others go on; what it has trained since the last exchange is left out"
+        decided: list[Output] = [Note("warning", f"island {island} is lost: {told}; {trained}")]
+        decided += self._outer.begin_again(f"island {island} is lost")
+        if (version := self._checkpoints.lacks(island)) is not None:
+            fault = f"island {island} was lost before it had handed over its part"
+            decided += self._saves(island, outputs.DropCheckpoint(version, "peer", fault), now_s)
+        if island == self._evaluator:
+            self._evaluator = min(self.present)
+            decided += self._tell(self._evaluator, inputs.EvaluateHere(), now_s)
+        return decided
+
+    def _divide(self, step: int, now_s: float) -> list[Output]:
+        """Let lost islands begin anew behind an outer step, where others can give replicas for all their stages."""
+        if self.is_stopping or step + 1 == self.settings.steps:
+            return []
+        decided: list[Output] = []
+        for division in plan(self._roster, step + 1):
+            for peer in division.awaited:
+                leave = inputs.AskToLeave(peer, f"goes over to island {division.island}")
+                decided += self._tell(division.origin, leave, now_s)
+            self._divisions.add(division)
+        return decided
+
+    def _settle(self, now_s: float) -> list[Output]:
+        """Begin the islands whose replicas have all gone over; give up those that lack a stage."""
+        decided: list[Output] = []
+        for one in self._divisions.settled(self._roster):
+            if one.is_whole(len(self.settings.split)):
+                decided += self._fork(one, now_s)
+            else:
+                reason = f"island {one.island} does not begin: a stage has no replica"
+                decided += [output for peer in one.arrived for output in self._release(peer, reason)]
+        return decided
+
+    def _fork(self, division: Division, now_s: float) -> list[Output]:
+        """An island begins with the replicas that went over, which hold the outer weights."""
+        island, replicas = division.island, tuple(division.arrived.values())
+        settings = division.settings(self._roster)
+        brain = JobBrain(settings, Random(self._rng.getrandbits(64)), self.courses[island])
+        self._roster.renew(island, brain, division.arrived)
+        told = f"island {island} begins anew after step {self.courses[island].inner_steps(settings.first_step)}"
+        places = [outputs.Admitted(one.peer, island * len(settings.split) + one.stage) for one in replicas]
+        begun = self._tell(island, inputs.Start(replicas), now_s)
+        return [Note("info", f"{told}, as a copy of island {division.origin}"), *places, *begun]

@@ -112,6 +112,16 @@ class Exchanging:
         units = [unit for unit, one in self._rounds.items() if any(envoy.peer == peer for envoy in one.envoys)]
         return [output for unit in units for output in self._again(unit, f"{peer} is lost: {reason}", now_s)]
 
+    def give_up(self, reason: str) -> list[Output]:
+        """Abort all rounds, complete or not: who proposes has changed."""
+        found = [(unit, one.round, one.envoys) for unit, one in self._rounds.items() if one.round is not None]
+        aborts = [
+            Send(each.peer, AbortRound(each.timeline, self.step, unit, number))
+            for unit, number, envoys in found
+            for each in envoys
+        ]
+        return [Note("warning", f"the exchange begins again: {reason}"), *aborts]
+
     def result(self) -> Exchanged | None:
         """The means that all envoys agree on, once the rounds of all units are complete."""
         if not all(one.is_complete for one in self._rounds.values()):

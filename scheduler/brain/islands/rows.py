@@ -1,41 +1,105 @@
 """Merges the commit rows of islands into the rows of the job that people see: one per inner step.
 
-island 0    step 0   1   2  outer  3        a step of the job is complete, and told, once all islands made it;
+island 0    step 0   1   2  outer  3        a step of the job is complete, and told, once all islands at work made it;
 island 1    step 0   1                      outer steps are not told
 job         step 0   1
+
+The rows of an outer step say which islands took part in it. What another one made since the outer step before does not
+count, and what was told of that is taken back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from scheduler.brain.explain.step_times import StepTimes
-from scheduler.brain.outputs import CommitRow
-from swarm.job.course import Course
+from scheduler.brain.outputs import CommitRow, Fork
+from swarm.job.course import Course, OuterCourse
+from swarm.job.outer_log import OuterRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Steps that are complete now, and how many tokens that were told before do not count after all."""
+
+    rows: tuple[CommitRow, ...]
+    dropped_tokens: int = 0
 
 
 class Rows:
     """The rows of a job's islands on one timeline of the job; `courses` has one for each island."""
 
-    def __init__(self, timeline: int, courses: Sequence[Course]) -> None:
+    def __init__(self, timeline: int, courses: Sequence[OuterCourse]) -> None:
         self.timeline = timeline
+        self.log: list[OuterRecord] = []  # outer steps without all islands, or behind which one began anew
         self._courses = courses
         self._open: dict[int, dict[int, CommitRow]] = {}  # by inner step and island
+        self._told: dict[int, int] = {}  # tokens by island, since the newest outer step
 
-    def take(self, row: CommitRow) -> CommitRow | None:
-        """Take in a row of an island; gives the row of the job's step that is complete with it."""
-        island = row.timeline % len(self._courses)
-        course = self._courses[island]
-        if course.is_outer(row.step):
-            return None
-        inner = course.inner_steps(row.step)
-        rows = self._open.setdefault(inner, {})
-        rows[island] = row
-        if len(rows) < len(self._courses):
-            return None
-        del self._open[inner]
-        return together([rows[at] for at in sorted(rows)], self.timeline, inner)
+    def take(self, rows: Sequence[CommitRow], forks: Iterable[Fork], present: Collection[int]) -> Told:
+        """Take in rows that became durable together; `present` are the islands at work."""
+        outer, dropped = None, 0
+        for row in rows:
+            course = self._courses[self._island(row)]
+            if course.is_outer(row.step):
+                outer = row.step
+            else:
+                self._open.setdefault(course.inner_steps(row.step), {})[self._island(row)] = row
+        if outer is not None:
+            present = {self._island(row) for row in rows}
+        made = []
+        for inner in sorted(self._open):
+            of = {island: row for island, row in self._open[inner].items() if island in present}
+            if len(of) == len(present):
+                del self._open[inner]
+                made.append(together([of[island] for island in sorted(of)], self.timeline, inner))
+                for island, row in of.items():
+                    self._told[island] = self._told.get(island, 0) + row.tokens
+        if outer is not None:
+            dropped = sum(tokens for island, tokens in self._told.items() if island not in present)
+            self._told.clear()
+            self._open.clear()  # what is left is of islands that were lost
+            self._note(outer, present, forks)
+        return Told(tuple(made), dropped)
+
+    def rebuild(self, rows: Iterable[CommitRow], forks: Collection[Fork]) -> tuple[CommitRow, ...]:
+        """All rows of this timeline, of every life of every island, as after a restart: the steps that count."""
+        inner: dict[tuple[int, int], CommitRow] = {}
+        outer: dict[int, list[CommitRow]] = {}
+        for row in rows:
+            course = self._courses[self._island(row)]
+            if course.is_outer(row.step):
+                outer.setdefault(row.step, []).append(row)
+            else:
+                inner[row.timeline, course.inner_steps(row.step)] = row
+        made: list[CommitRow] = []
+        at_work: dict[int, int | None] = dict.fromkeys(range(len(self._courses)))  # timelines; None: the first
+        begun = 0
+        for step in sorted(outer):
+            took_part = {self._island(row): row.timeline for row in outer[step]}
+            for at in self._courses[0].span(step):
+                of = [inner[took_part[island], at] for island in sorted(took_part)]
+                made.append(together(of, self.timeline, at))
+            behind = [one for one in forks if one.version == step + 1]
+            self._note(step, took_part, behind)
+            at_work = {**took_part, **{one.timeline % len(self._courses): one.timeline for one in behind}}
+            begun = self._courses[0].inner_steps(step + 1)
+        for (timeline, at), row in sorted(inner.items(), key=lambda item: (item[0][1], item[1].timeline)):
+            island = self._island(row)
+            if at >= begun and island in at_work and at_work[island] in (timeline, None):
+                made += self.take((row,), (), at_work.keys()).rows
+        return tuple(made)
+
+    def _note(self, step: int, present: Collection[int], forks: Iterable[Fork]) -> None:
+        begins = {one.timeline % len(self._courses): one.origin % len(self._courses) for one in forks}
+        if begins or len(present) < len(self._courses):
+            after_step = self._courses[0].inner_steps(step)
+            self.log.append(OuterRecord(after_step, tuple(sorted(present)), begins))
+
+    def _island(self, row: CommitRow) -> int:
+        return row.timeline % len(self._courses)
 
 
 def together(rows: Sequence[CommitRow], timeline: int, step: int) -> CommitRow:

@@ -23,16 +23,16 @@ class _Joint:
     """A checkpoint under way, or one that failed before all islands had begun it."""
 
     version: int
+    islands: tuple[int, ...]  # at work when it began
     begun: set[int] = field(default_factory=set)
     whole: dict[int, Mapping[int, tuple[ParameterHash, ...]]] = field(default_factory=dict)  # by island and stage
     failed: CheckpointNotKept | None = None
 
 
 class JointCheckpoints:
-    """The checkpoints of a job with `islands`; there is one at a time."""
+    """The checkpoints of a job with islands; there is one at a time."""
 
-    def __init__(self, islands: int) -> None:
-        self._islands = islands
+    def __init__(self) -> None:
         self._joint: _Joint | None = None
 
     @property
@@ -46,14 +46,31 @@ class JointCheckpoints:
         assert self._joint is not None
         return min(self._joint.begun)
 
-    def begin(self, island: int, version: int) -> bool | CheckpointNotKept:
-        """An island begins its part: whether it is the first; or why the others have given up."""
+    def begin(self, island: int, version: int, present: tuple[int, ...]) -> bool | CheckpointNotKept:
+        """An island begins its part: whether it is the first; or why it is to give up, as the others have.
+
+        `present`: the islands at work, each of which has a part in a checkpoint that begins now.
+        """
         joint = self._joint
         if joint is not None and joint.version == version and island not in joint.begun:
             joint.begun.add(island)
             return joint.failed or False
-        self._joint = _Joint(version, {island})
+        if joint is not None and joint.failed is None and island not in joint.islands:
+            return CheckpointNotKept(version, "peer", "the one before is still being written")
+        self._joint = _Joint(version, present, {island})
         return True
+
+    def number_of(self, island: int) -> int:
+        """The number under which an island's part is kept; -1 if it has none. Islands are numbered without gaps."""
+        islands = () if self._joint is None else self._joint.islands
+        return islands.index(island) if island in islands else -1
+
+    def lacks(self, island: int) -> int | None:
+        """The version of a checkpoint that cannot become whole without the island; None if there is none."""
+        joint = self._joint
+        if joint is None or joint.failed is not None or island not in joint.islands:
+            return None
+        return None if len(joint.whole) == len(joint.islands) else joint.version
 
     def publish(self, island: int, part: PublishCheckpoint) -> PublishCheckpoint | CheckpointNotKept | None:
         """An island has handed over its part: the checkpoint once it is the last one.
@@ -64,11 +81,12 @@ class JointCheckpoints:
         assert joint is not None
         assert joint.version == part.version
         joint.whole[island] = part.parameters
-        if len(joint.whole) < self._islands:
+        if len(joint.whole) < len(joint.islands):
             return None
-        first = joint.whole[0]
+        lowest = joint.islands[0]
+        first = joint.whole[lowest]
         if other := next((one for one in sorted(joint.whole) if joint.whole[one] != first), None):
-            fault = f"islands 0 and {other} handed over different weights"
+            fault = f"islands {lowest} and {other} handed over different weights"
             return CheckpointNotKept(part.version, "peer", fault)
         return PublishCheckpoint(part.version, first)
 

@@ -65,6 +65,7 @@ class Evaluations:
         self._settings = settings
         self._course = course
         self._microbatches = settings.evaluation_microbatches
+        self._is_on = settings.evaluates
         self._runs: dict[int, _Run] = {}  # in order of version
         self._outstanding: Counter[PeerId] = Counter()
         self._least_attempt = 0
@@ -83,8 +84,13 @@ class Evaluations:
     def made(self, version: int) -> None:
         """A commit made this version: evaluate it if it is due."""
         settings = self._settings
-        if self._microbatches and self._course.is_evaluated(version, settings.eval_every_steps, settings.steps):
+        is_due = self._course.is_evaluated(version, settings.eval_every_steps, settings.steps)
+        if self._is_on and self._microbatches and is_due:
             self._runs[version] = _Run(version)
+
+    def take_over(self) -> None:
+        """Evaluate from now on what another island did."""
+        self._is_on = True
 
     def raise_attempt(self, attempt: int) -> None:
         """A replica knows of this attempt, maybe of an earlier scheduler start: new ones are greater."""

@@ -32,7 +32,12 @@ class Timelines:
         """How far the job is, by its rows; those of abandoned parts of its timelines do not count."""
         progress = JobProgress.at_start(spec, record.timeline, record.first_steps[-1])
         for timeline in range(record.timeline + 1) if progress.islands is not None else ():
-            progress.islands = job_rows(spec, timeline)
+            before = [
+                one
+                for one in progress.outer_log()
+                if checkpoint_counts(timeline - 1, one.after_step, record.first_steps)
+            ]
+            progress.logged, progress.islands = tuple(before), job_rows(spec, timeline)
             for made in await rows_made(self._database, record, spec, progress.islands):
                 progress.take(asdict(made))
         for row in await self._database.commits(record.id) if progress.islands is None else ():

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from scheduler.brain import inputs, outputs
 from scheduler.brain.inputs import EachIsland, Input, ReplicaRecord, Resumed, Start
 from scheduler.brain.islands.brain import IslandsBrain
-from scheduler.brain.outputs import CommitRow, Output
+from scheduler.brain.outputs import CommitRow, Fork, Output
 from scheduler.brain.settings import BrainSettings, SavingRules
 from swarm.events import (
     Accumulated,
@@ -56,6 +56,8 @@ class Shape:
     every: int = 0  # steps from one checkpoint to the next
     every_s: float = 0.0
     refusals: int = 0  # of a thousand checkpoints, and of parts of them
+    least: int = 1  # islands.min
+    losses: int = 0  # of islands: all replicas of one of its stages die at once
 
 
 # What happened -------------------------------------------------------------------------------------------------------
@@ -63,9 +65,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """These rows became durable in one transaction."""
+    """These rows became durable in one transaction, with the islands that begin anew behind them."""
 
     rows: tuple[CommitRow, ...]
+    forks: tuple[Fork, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Trained:
     """A replica made an inner step, and counts its portion."""
 
     peer: PeerId
-    island: int
+    timeline: int
     stage: int
     step: int
     portion: int
@@ -84,7 +87,7 @@ class Proposed:
     """An envoy told the others these portions."""
 
     peer: PeerId
-    island: int
+    timeline: int
     unit: UnitName
     step: int
     round: Round
@@ -96,7 +99,7 @@ class Composed:
     """An envoy made the mean of what all proposed."""
 
     peer: PeerId
-    island: int
+    timeline: int
     unit: UnitName
     step: int
     round: Round
@@ -107,7 +110,7 @@ class Merged:
     """A replica took over outer weights: what they count now."""
 
     peer: PeerId
-    island: int
+    timeline: int
     stage: int
     step: int
     theta: tuple[tuple[int, int], ...]  # portion, times
@@ -155,6 +158,8 @@ class Replica:
     course: OuterCourse
     start: str = "start"
     version: int = 0
+    first: int = 0  # the version with which its island began
+    is_free: bool = False
     pending: tuple[int, ...] = ()
     theta: Counter[int] = field(default_factory=Counter)
     means: dict[tuple[int, UnitName], tuple[Round, Counter[int]]] = field(default_factory=dict)
@@ -175,6 +180,7 @@ class World:
         self.epoch, self.now_s, self.over = 1, 0.0, False
         self.on_stall: OnStall = "wait"
         self.database: dict[int, list[CommitRow]] = {timeline: [] for timeline in range(shape.islands)}
+        self.forks: dict[int, Fork] = {}  # the newest of each island
         self.courses = [
             OuterCourse(IslandCourse(shape.steps, shape.lease, shape.islands, island))
             for island in range(shape.islands)
@@ -199,7 +205,9 @@ class World:
             BrainSettings(
                 job=JOB,
                 epoch=self.epoch,
-                timeline=island,
+                timeline=self._timeline(island),
+                first_step=self._first(island),
+                evaluates=island == 0,
                 steps=course.steps,
                 microbatches=MICROBATCHES,
                 split=(1,) * STAGES,
@@ -218,7 +226,13 @@ class World:
             )
             for island, course in enumerate(self.courses)
         ]
-        return IslandsBrain(settings, self.courses, Random(self.rng.getrandbits(64)))
+        return IslandsBrain(settings, self.courses, Random(self.rng.getrandbits(64)), self.shape.least)
+
+    def _timeline(self, island: int) -> int:
+        return self.forks[island].timeline if island in self.forks else island
+
+    def _first(self, island: int) -> int:
+        return self.forks[island].version if island in self.forks else 0
 
     # As a driver ------------------------------------------------------------------------------------------------
 
@@ -231,10 +245,11 @@ class World:
                 case outputs.Send(peer=peer, command=command):
                     if peer in self.replicas:
                         self.replicas[peer].commands.append(command)
-                case outputs.WriteRows(rows=rows):
+                case outputs.WriteRows(rows=rows, forks=forks):
                     for row in rows:
-                        self.database[row.timeline].append(row)
-                    self.history.append(Rows(rows))
+                        self.database.setdefault(row.timeline, []).append(row)
+                    self.forks |= {one.timeline % self.shape.islands: one for one in forks}
+                    self.history.append(Rows(rows, forks))
                     if self._strikes(self.shape.restarts):
                         self.restart()
                         return  # whatever else was decided died with the scheduler
@@ -279,14 +294,19 @@ class World:
         self.brain = self._brain()
         begins = []
         for island in range(self.shape.islands):
-            rows = self.database[island]
+            rows = self.database.get(self._timeline(island), [])
             known = {one.record.peer: one.record.stage for one in self.replicas.values() if one.island == island}
-            begins.append(Resumed(known, rows[-1].step + 1 if rows else 0, tuple(rows[-2:]), (), 10.0))
+            committed = rows[-1].step + 1 if rows else self._first(island)
+            begins.append(Resumed(known, committed, tuple(rows[-2:]), (), 10.0))
+        exchanged = max(path.level_before(one.committed) for path, one in zip(self.courses, begins, strict=True))
         for one in self.replicas.values():
             one.commands.clear()
-        for happened in (EachIsland(tuple(begins)), *told):
+        at_work = tuple(one if one.committed >= exchanged else None for one in begins)
+        for happened in (EachIsland(at_work), *told):
             self.tell(happened)
         for peer, one in sorted(self.replicas.items()):
+            if one.is_free:
+                continue
             hello = Hello(peer, 1, PROTOCOL_VERSION, "", f"at {peer}", "", "cpu", 1, 0, -1, JOB, one.timeline,
                           one.version, (), one.record.stage)  # fmt: skip
             self.tell(inputs.Happened(peer, hello))
@@ -297,6 +317,8 @@ class World:
 
     def turn(self) -> None:
         """One command is answered, or some harm is done, or time passes."""
+        if self.shape.losses and self._strikes(self.shape.losses):
+            self._lose_island()
         if self._strikes(self.shape.deaths):
             self._kill()
         elif self._strikes(self.shape.restarts):
@@ -316,12 +338,24 @@ class World:
     def _strikes(self, of_a_thousand: int) -> bool:
         return self.rng.random() < of_a_thousand / 1000
 
+    def _lose_island(self) -> None:
+        """All replicas of a stage of an island die, once the job has begun, unless no other island could go on."""
+        held = {(one.island, one.record.stage) for one in self.replicas.values() if not one.is_free}
+        whole = [n for n in self.brain.present if all((n, stage) in held for stage in range(STAGES))]
+        if self.over or len(whole) < 2 or not all(self.database[island] for island in range(self.shape.islands)):
+            return
+        island, stage = self.rng.choice(whole), self.rng.randrange(STAGES)
+        for peer, one in sorted(self.replicas.items()):
+            if (one.island, one.record.stage, one.is_free) == (island, stage, False):
+                del self.replicas[peer]
+                self.tell(inputs.PeerGone(peer, "killed with its stage"))
+
     def _kill(self) -> None:
         """A replica dies, unless it is the last of its stage."""
         peers = [
             peer
             for peer, one in sorted(self.replicas.items())
-            if sum((other.island, other.record.stage) == (one.island, one.record.stage)
+            if sum((other.island, other.record.stage, other.is_free) == (one.island, one.record.stage, False)
                    for other in self.replicas.values()) > 1
         ]  # fmt: skip
         if peers:
@@ -333,6 +367,13 @@ class World:
         """What the replica says, if anything."""
         stage, peer = one.record.stage, one.record.peer
         match command:
+            case LoadStage(held=held) if held:
+                assert (held, one.pending) == (one.version, ()), "it goes over with the outer weights alone"
+                one.timeline, one.island = command.timeline, command.timeline % self.shape.islands
+                one.course, one.first, one.start = self.courses[one.island], held, one.digest
+                one.said.clear()
+                one.log.clear()
+                return self._loaded(one)
             case LoadStage():
                 return self._loaded(one)
             case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer and microbatch.step >= one.version:
@@ -344,22 +385,23 @@ class World:
                 return self._exchange(one, command)
             case Commit(step=step) if step == one.version:
                 return self._commit(one, command)
-            case SaveStage(version=version):
-                return self._save(one, version)
+            case SaveStage(version=version, island=number):
+                return self._save(one, version, number)
             case Release():
                 one.commands.clear()
+                one.is_free = True
         return None
 
     def _loaded(self, one: Replica) -> Loaded:
         units = tuple(UnitSize(unit, 64) for unit, stages in UNITS.items() if one.record.stage in stages)
-        return Loaded(JOB, one.timeline, one.record.stage, 0, one.start, units, "")
+        return Loaded(JOB, one.timeline, one.record.stage, one.first, one.start, units, "")
 
-    def _save(self, one: Replica, version: int) -> Saved:
+    def _save(self, one: Replica, version: int, number: int) -> Saved:
         stage, theta = one.record.stage, tuple(sorted(one.theta.items()))
         if one.version != version or self._strikes(self.shape.refusals // 4):
             return Saved(JOB, one.timeline, version, stage, (), "it holds another version")
         steps = one.course.inner_steps(version)
-        self.history.append(HandedOver(one.island, stage, steps, one.pending, theta))
+        self.history.append(HandedOver(number, stage, steps, one.pending, theta))
         weights = f"{theta} less {one.pending}"
         return Saved(JOB, one.timeline, version, stage, (ParameterHash(f"w{stage}", "float32", (1,), weights),))
 
@@ -377,9 +419,9 @@ class World:
                 total.update(other.pending)
         mine = next(envoy for envoy in command.envoys if envoy.peer == peer)
         if mine.tokens:
-            self.history.append(Proposed(peer, one.island, unit, step, number, one.pending))
+            self.history.append(Proposed(peer, one.timeline, unit, step, number, one.pending))
         one.means[step, unit] = (number, total)
-        self.history.append(Composed(peer, one.island, unit, step, number))
+        self.history.append(Composed(peer, one.timeline, unit, step, number))
         norms = (ParameterNorm(f"w of {unit}", 1.0),)
         return Averaged(command.timeline, step, unit, number, f"{sorted(total.items())}", norms, 0.1)
 
@@ -398,11 +440,11 @@ class World:
                 total = record
             one.theta = one.theta + total
             one.pending, one.log[step] = (), total
-            self.history.append(Merged(peer, one.island, stage, step, tuple(sorted(one.theta.items()))))
+            self.history.append(Merged(peer, one.timeline, stage, step, tuple(sorted(one.theta.items()))))
         else:
             portion = one.course.at(step).portion
             one.pending = (*one.pending, portion)
-            self.history.append(Trained(peer, one.island, stage, step, portion))
+            self.history.append(Trained(peer, one.timeline, stage, step, portion))
         one.version = command.version
         event = Committed(one.timeline, step, command.version, stage, one.digest)
         one.said = [*one.said[-1:], event]
@@ -428,49 +470,79 @@ def course_of(shape: Shape, island: int) -> OuterCourse:
     return OuterCourse(IslandCourse(shape.steps, shape.lease, shape.islands, island))
 
 
+def begun(history: History, shape: Shape) -> dict[int, tuple[int, int]]:
+    """Each timeline on which an island lived: the version with which it began, and the one of which it is a copy."""
+    lives = dict.fromkeys(range(shape.islands), (0, -1))
+    for one in history:
+        lives |= {fork.timeline: (fork.version, fork.origin) for fork in one.forks} if isinstance(one, Rows) else {}
+    return lives
+
+
+def exchanges(history: History, shape: Shape) -> dict[int, dict[int, CommitRow]]:
+    """The rows of each outer step, by timeline: of the islands that took part."""
+    found: dict[int, dict[int, CommitRow]] = {}
+    for one in history:
+        for row in one.rows if isinstance(one, Rows) else ():
+            if course_of(shape, row.timeline % shape.islands).is_outer(row.step):
+                found.setdefault(row.step, {})[row.timeline] = row
+    return found
+
+
+def counting(history: History, shape: Shape) -> list[int]:
+    """The portions that outer weights are to count in the end: of the islands that took part in each outer step."""
+    portions = []
+    for step, rows in exchanges(history, shape).items():
+        for timeline in rows:
+            course = course_of(shape, timeline % shape.islands)
+            portions += [course.inner.at(inner).portion for inner in course.span(step)]
+    return sorted(portions)
+
+
 def rows_in_order(history: History, shape: Shape) -> Iterator[str]:
-    """E1, as far as rows show it: each island commits each of its steps once, in order."""
-    steps: dict[int, list[int]] = {island: [] for island in range(shape.islands)}
+    """E1, as far as rows show it: each island commits each of its steps once, in order; one that is not lost all."""
+    steps: dict[int, list[int]] = {}
     for rows in (one for one in history if isinstance(one, Rows)):
         for row in rows.rows:
-            steps[row.timeline].append(row.step)
-    for island, made in steps.items():
-        if made != list(range(course_of(shape, island).steps)):
-            yield f"E1 island {island} committed {made}"
+            steps.setdefault(row.timeline, []).append(row.step)
+    lives, last = begun(history, shape), course_of(shape, 0).steps
+    for timeline, made in steps.items():
+        if timeline not in lives or made != list(range(lives[timeline][0], lives[timeline][0] + len(made))):
+            yield f"E1 timeline {timeline} committed {made}"
+    took_part = exchanges(history, shape).get(last - 1, {})
+    if not took_part:
+        yield "E1 no island made the last step"
+    if not shape.losses and len(took_part) < shape.islands:
+        yield f"E1 only {sorted(took_part)} made the last step, and nobody was lost"
 
 
 def spans_tile(history: History, shape: Shape) -> Iterator[str]:
-    """E2: what an island proposed in rounds that were committed is all that it trained, without gap or overlap."""
-    committed = {
-        (row.timeline, row.step, unit): made
-        for one in history
-        if isinstance(one, Rows)
-        for row in one.rows
-        for unit, made in row.rounds.items()
-    }
-    proposed: dict[tuple[int, UnitName], list[int]] = {}
+    """E2: what an island proposed in rounds that were committed is what it trained since the outer step before."""
+    proposed: dict[tuple[int, int, UnitName], list[tuple[Round, tuple[int, ...]]]] = {}
     for one in history:
-        if isinstance(one, Proposed) and committed.get((one.island, one.step, one.unit)) == one.round:
-            proposed.setdefault((one.island, one.unit), []).extend(one.portions)
-    for island in range(shape.islands):
-        trained = [course_of(shape, island).inner.at(step).portion for step in range(shape.steps)]
-        for unit in UNITS:
-            if proposed.get((island, unit)) != trained:
-                yield f"E2 island {island} proposed {proposed.get((island, unit))} of {unit}, and trained {trained}"
+        if isinstance(one, Proposed):
+            proposed.setdefault((one.timeline, one.step, one.unit), []).append((one.round, one.portions))
+    for step, rows in exchanges(history, shape).items():
+        for timeline, row in rows.items():
+            course = course_of(shape, timeline % shape.islands)
+            trained = tuple(course.inner.at(inner).portion for inner in course.span(step))
+            for unit, made in row.rounds.items():
+                found = {told for number, told in proposed.get((timeline, step, unit), []) if number == made}
+                if found != {trained}:
+                    yield f"E2 timeline {timeline} proposed {found} of {unit} for step {step}, and trained {trained}"
 
 
 def portions_once(history: History, shape: Shape) -> Iterator[str]:
-    """E3: no portion counts twice in outer weights, and in the end each counts once."""
+    """E3: no portion counts twice in outer weights, and in the end those count whose islands took part."""
     newest = {}
     for one in history:
         if isinstance(one, Merged):
-            newest[one.island, one.stage] = one
+            newest[one.timeline, one.stage] = one
             if twice := [portion for portion, times in one.theta if times != 1]:
                 yield f"E3 {one.peer} counts portions {twice} more than once after step {one.step}"
     for one in newest.values():
         counted = [portion for portion, _ in one.theta]
-        if counted != list(range(shape.steps * shape.islands)):
-            yield f"E3 in the end the outer weights of island {one.island}, stage {one.stage} count {counted}"
+        if one.step == course_of(shape, 0).steps - 1 and counted != counting(history, shape):
+            yield f"E3 in the end the outer weights of timeline {one.timeline}, stage {one.stage} count {counted}"
 
 
 def outer_weights_equal(history: History, shape: Shape) -> Iterator[str]:
@@ -484,48 +556,63 @@ def outer_weights_equal(history: History, shape: Shape) -> Iterator[str]:
 
 
 def row_before_merge(history: History, shape: Shape) -> Iterator[str]:
-    """E5: nobody merges before the rows of all islands are durable; an envoy of each holds what they name by then."""
+    """E5: nobody merges before the rows of all who took part are durable; an envoy of each holds what they name."""
     durable: dict[int, set[int]] = {}
-    composed = {(one.island, one.step, one.unit, one.round) for one in history if isinstance(one, Composed)}
+    composed = {(one.timeline, one.step, one.unit, one.round) for one in history if isinstance(one, Composed)}
     for one in history:
         if isinstance(one, Rows):
-            for row in one.rows:
-                durable.setdefault(row.step, set()).add(row.timeline)
-                if course_of(shape, row.timeline).is_outer(row.step) and len(one.rows) < shape.islands:
-                    yield f"E5 the row of outer step {row.step} of island {row.timeline} came without the others"
-                for unit, made in row.rounds.items() if course_of(shape, row.timeline).is_outer(row.step) else ():
+            outer = [row for row in one.rows if course_of(shape, row.timeline % shape.islands).is_outer(row.step)]
+            for row in outer:
+                if row.step in durable:
+                    yield f"E5 the row of outer step {row.step} on timeline {row.timeline} came without the others"
+                for unit, made in row.rounds.items():
                     if (row.timeline, row.step, unit, made) not in composed:
-                        yield f"E5 nobody of island {row.timeline} holds {unit} of outer step {row.step}, {made}"
-        if isinstance(one, Merged) and durable.get(one.step) != set(range(shape.islands)):
-            yield f"E5 {one.peer} merged outer step {one.step}, durable of islands {durable.get(one.step)}"
+                        yield f"E5 nobody on timeline {row.timeline} holds {unit} of outer step {row.step}, {made}"
+            for row in outer:
+                durable.setdefault(row.step, set()).add(row.timeline)
+        if isinstance(one, Merged) and one.timeline not in durable.get(one.step, set()):
+            yield f"E5 {one.peer} merged outer step {one.step}, durable on timelines {durable.get(one.step)}"
 
 
 def islands_together(history: History, shape: Shape) -> Iterator[str]:
-    """E6: no island trains behind an outer step before all islands have come to it."""
-    made: dict[int, int] = dict.fromkeys(range(shape.islands), 0)
+    """E6: an island trains behind an outer step only if it took part in it, or began behind it as a copy of another."""
+    may: dict[int, int] = dict.fromkeys(range(shape.islands), 0)  # up to the outer step behind this version
     for one in history:
         for row in one.rows if isinstance(one, Rows) else ():
-            outer = [step for step in range(row.step) if course_of(shape, row.timeline).is_outer(step)]
-            late = [island for island, steps in made.items() if outer and steps <= outer[-1]]
-            made[row.timeline] = row.step + 1
-            if late and row.step > outer[-1]:
-                yield f"E6 island {row.timeline} made step {row.step}, islands {late} have not made step {outer[-1]}"
+            course = course_of(shape, row.timeline % shape.islands)
+            behind = course.level_before(row.step)
+            if may.get(row.timeline) != behind:
+                yield f"E6 timeline {row.timeline} made step {row.step}, and took part up to {may.get(row.timeline)}"
+            if course.is_outer(row.step):
+                may[row.timeline] = row.step + 1
+        may |= {fork.timeline: fork.version for fork in one.forks} if isinstance(one, Rows) else {}
 
 
 def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
-    """A checkpoint has the part of every stage of every island, and each counts what all had merged, and no more."""
+    """A checkpoint has the part of every stage of the islands that took part in the outer step before it, numbered
+    without gaps, and each counts what all had merged, and no more."""
     for number, kept in enumerate(history):
         if not isinstance(kept, Kept):
             continue
-        parts = {
-            (one.island, one.stage): (one.pending, one.theta)
-            for one in history[:number]
-            if isinstance(one, HandedOver) and one.steps == kept.steps
-        }
-        expected = tuple((portion, 1) for portion in range(kept.steps * shape.islands))
-        wanted = {(island, stage): ((), expected) for island in range(shape.islands) for stage in range(STAGES)}
-        if parts != wanted:
+        before = [one for one in history[:number] if not isinstance(one, HandedOver) or one.steps == kept.steps]
+        parts = {(one.island, one.stage): (one.pending, one.theta) for one in before if isinstance(one, HandedOver)}
+        expected = tuple((portion, 1) for portion in counting_up_to(history[:number], shape, kept.steps))
+        took_part = exchanges(history[:number], shape).get(course_of(shape, 0).version_after(kept.steps) - 1, {})
+        least = 1 if shape.losses else len(took_part)
+        wanted = {(island, stage): ((), expected) for island in range(len(took_part)) for stage in range(STAGES)}
+        if not wanted.items() >= parts.items() or len(parts) < least * STAGES:
             yield f"the checkpoint after step {kept.steps} has {parts}"
+
+
+def counting_up_to(history: History, shape: Shape, steps: int) -> list[int]:
+    """As `counting`, of the outer steps up to so many inner steps."""
+    course = course_of(shape, 0)
+    last = course.version_after(steps)
+    kept = [
+        Rows(tuple(row for row in one.rows if row.step < last), one.forks) if isinstance(one, Rows) else one
+        for one in history
+    ]
+    return counting(kept, shape)
 
 
 def succeeds(history: History, shape: Shape) -> Iterator[str]:

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.islands import (
+    at_work,
     by_island,
     island_at,
     of_job,
@@ -22,7 +23,7 @@ from scheduler.jobs.islands import (
     timeline_of,
     timelines,
 )
-from swarm.job.course import OuterCourse
+from swarm.job.course import TIMELINES_MAX, OuterCourse
 from swarm.job.islands import courses
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
@@ -69,7 +70,7 @@ def test_whoever_joins_is_on_the_timeline_of_the_island_that_it_joins() -> None:
     one.brain = IslandsBrain([replace(Swarm().brain.settings, timeline=at) for at in (6, 7)], paths, Random(0))
     joiner = PeerId("joiner")
     assert island_at(one, joiner) == 0
-    one.brain._island_of[joiner] = 1
+    one.brain._roster.island_of[joiner] = 1
     assert (island_at(one, joiner), timeline_of(one, joiner)) == (1, 7)
     assert [place_at(one, peer, stage) for peer, stage in ((joiner, 0), (joiner, 1), (B, 1))] == [2, 3, 3]
     peers = [
@@ -90,12 +91,41 @@ def test_a_plain_job_has_one_island_whose_places_are_stages() -> None:
     assert by_island(PLAIN, {A: 0, B: 1}) == [{A: 0, B: 1}]
     assert (place_of(PLAIN, 3, 1), timeline_of(job(PLAIN, {A: 0, B: 1}), B)) == (1, 3)
     header = StoreHeader(JobId("job"), A, 1, 3, 500, 0, 9)
-    assert of_job(PLAIN, header) == header
+    assert of_job(PLAIN, header, cast(Any, None)) == header
 
 
 def test_a_file_is_of_the_jobs_timeline_and_step() -> None:
     """Five inner steps in leases of two: eight versions."""
-    told = of_job(DILOCO, StoreHeader(JobId("job"), B, 1, 7, 8, 1, 9, "model/x"))
+    brain = saving()
+    told = of_job(DILOCO, StoreHeader(JobId("job"), B, 1, 7, 8, 1, 9, "model/x"), brain)
     assert told == StoreHeader(JobId("job"), B, 1, 3, 5, 3, 9, "model/x"), "stage 1 of island 1 is place 3"
     for stage in (-1, 2):
-        assert of_job(DILOCO, StoreHeader(JobId("job"), B, 1, 6, 8, stage, 9, "model/x")).stage == -1
+        assert of_job(DILOCO, StoreHeader(JobId("job"), B, 1, 6, 8, stage, 9, "model/x"), brain).stage == -1
+    ended = 7 + 2 * TIMELINES_MAX  # a life that island 1 does not live
+    assert of_job(DILOCO, StoreHeader(JobId("job"), B, 1, ended, 8, 1, 9, "model/x"), brain).stage == -1
+
+
+def saving(present: tuple[int, ...] = (0, 1)) -> IslandsBrain:
+    """The brain of islands on timelines 6 and 7, that are being saved."""
+    settings = [replace(Swarm().brain.settings, timeline=6 + island) for island in range(2)]
+    brain = IslandsBrain(settings, [OuterCourse(one) for one in courses(DILOCO)], Random(1))
+    brain._checkpoints.begin(present[0], 8, present)
+    return brain
+
+
+def test_islands_at_work_are_saved_under_numbers_without_gaps() -> None:
+    header = StoreHeader(JobId("job"), B, 1, 7, 8, 1, 9, "model/x")
+    assert of_job(DILOCO, header, saving((1,))).stage == 1, "stage 1 of the first part"
+    assert of_job(DILOCO, replace(header, timeline=6), saving((1,))).stage == -1, "it was lost"
+
+
+def test_an_island_without_which_the_others_have_exchanged_is_lost_after_a_restart() -> None:
+    """Leases of two inner steps: versions 3 and 6 are behind outer steps."""
+
+    def resumed(committed: int) -> Resumed:
+        return Resumed({}, committed, (), (), 5.0)
+
+    assert at_work(DILOCO, [resumed(2), resumed(0)]) == (resumed(2), resumed(0)), "nobody has exchanged"
+    assert at_work(DILOCO, [resumed(3), resumed(5)]) == (resumed(3), resumed(5))
+    assert at_work(DILOCO, [resumed(2), resumed(3)]) == (None, resumed(3))
+    assert at_work(DILOCO, [resumed(7), resumed(5)]) == (resumed(7), None)

@@ -9,6 +9,7 @@ import pytest
 
 from stage_server.brain.passes import Known, Place, check
 from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
+from swarm.job.course import TIMELINES_MAX
 from swarm.peer_messages import Pass
 from swarm.types import JobId, PeerId
 
@@ -87,3 +88,14 @@ def test_from_another_island_of_the_job_only_their_own_stage_is_reached_and_that
             )
             for timeline in (5, 9):
                 assert refusal(replace(SHOWN, stage=theirs, timeline=timeline), at) is StaleMessage
+
+
+def test_each_life_of_another_island_is_another_island_and_another_life_of_ones_own_is_nobody() -> None:
+    """Whoever goes over to an island that begins anew is let in; whoever was cut off has the pass of an ended life."""
+    life = TIMELINES_MAX * 3
+    for mine in (7, 7 + life):
+        at = replace(AT, timeline=mine, islands=3)
+        for timeline in (6, 6 + life, 8 + 2 * life):
+            assert refusal(replace(SHOWN, stage=at.stage, timeline=timeline), at) is None
+        for timeline in {7, 7 + life, 7 + 2 * life} - {mine} | {9 + life}:
+            assert refusal(replace(SHOWN, stage=at.stage, timeline=timeline), at) is StaleMessage

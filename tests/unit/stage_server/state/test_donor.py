@@ -17,7 +17,7 @@ from stage_server.state.donor import SERVED_MAX, Donor, Record, chunks_of, names
 from stage_server.state.joiner import missed_record
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage
-from swarm.job.course import IslandCourse, OuterCourse
+from swarm.job.course import TIMELINES_MAX, IslandCourse, OuterCourse
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import Commit, LoadStage
@@ -146,7 +146,7 @@ async def test_other_islands_get_the_records_of_outer_steps_and_nothing_else(tmp
     donor = Donor(assignment, stage, InlineDevice(lambda: 0.0), 1 << 30)
     for step in range(3):
         commit(stage, step, donor=donor)
-    for timeline in (6, 7, 8):
+    for timeline in (6, 7, 8, 6 + 3 * TIMELINES_MAX):
         reply, _ = await donor.give(replace(request("records", start=2, stop=3), timeline=timeline))
         assert (reply.version, reply.reach) == (3, 0)
     of_others = [
@@ -155,6 +155,7 @@ async def test_other_islands_get_the_records_of_outer_steps_and_nothing_else(tmp
         replace(request("records", start=2, stop=2), timeline=6),
         replace(request("state"), timeline=8),
         replace(request("records", start=2, stop=3), timeline=5),
+        replace(request("records", start=2, stop=3), timeline=5 + 3 * TIMELINES_MAX),
         replace(request("records", start=2, stop=3), timeline=9),
         replace(request("records", start=2, stop=3), timeline=6, stage=1),
         replace(request("records", start=2, stop=3), timeline=6, job=JobId("another")),

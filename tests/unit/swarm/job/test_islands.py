@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import InvalidConfig
-from swarm.job.course import PLAIN, OuterCourse
+from swarm.job.course import PLAIN, TIMELINES_MAX, OuterCourse
 from swarm.job.islands import (
     check_for_swarm,
     course_of,
@@ -150,9 +150,12 @@ def test_each_island_has_a_timeline_of_its_own_and_those_of_different_pasts_diff
 ) -> None:
     spec = ISLANDS[count]
     island = data.draw(st.integers(0, count - 1))
-    own = island_timeline(spec, timeline, island)
+    life = data.draw(st.integers(0, 99)) if count > 1 else 0
+    own = island_timeline(spec, timeline, island, life)
     assert (island_of(spec, own), job_timeline(spec, own)) == (island, timeline)
-    assert own == timeline if count == 1 else own >= timeline
+    first = island_timeline(spec, timeline, island)
+    assert first == timeline if count == 1 else first >= timeline
+    assert own == first if not life else own >= TIMELINES_MAX * count
 
 
 def test_the_course_of_an_island_follows_from_its_timeline_and_a_plain_job_has_the_plain_one() -> None:

@@ -131,7 +131,7 @@ def test_proposals_weigh_as_much_as_the_tokens_behind_them() -> None:
     for first, tokens in ((0, [100, 300]), (3, [300, 100])):
         one, other = map(weights, islands)
         for step in range(first, first + 3):
-            assert steps.after(step, tokens) == []
+            assert steps.after(step, dict(enumerate(tokens))) == []
             assert steps.is_level == (step == first + 2)
         share = tokens[0] / 400
         expected = {name: share * one[name] + (1 - share) * other[name] for name in one}
@@ -152,19 +152,19 @@ def test_streaming_merges_what_was_captured_and_keeps_a_share_of_the_weights() -
     )  # fmt: skip
     captured = [weights(island) for island in islands]
     for step in range(4):
-        steps.after(step, [1, 1])
+        steps.after(step, {0: 1, 1: 1})
     for stage in (stage for island in islands for stage in island):  # what is learned between capture and merge
         for value in stage.weights.newest().values():
             value.data += 1
-    steps.after(4, [1, 1])
+    steps.after(4, {0: 1, 1: 1})
     assert farthest(weights(islands[0]), captured[0]) == pytest.approx(1.0, abs=1e-5), "it is on its way"
-    steps.after(5, [1, 1])
+    steps.after(5, {0: 1, 1: 1})
     for island, own in zip(islands, captured, strict=True):
         mean = {name: (captured[0][name] + captured[1][name]) / 2 for name in own}
         expected = {name: 0.25 * (own[name] + 1) + 0.75 * mean[name] for name in own}
         assert farthest(expected, weights(island)) <= 1e-5
-    steps.after(6, [1, 1])
-    steps.after(7, [1, 1])
+    steps.after(6, {0: 1, 1: 1})
+    steps.after(7, {0: 1, 1: 1})
     assert farthest(weights(islands[0]), weights(islands[1])) == 0.0, "the closing merge"
 
 
@@ -174,7 +174,7 @@ def test_a_proposal_that_is_not_finite_is_dropped_and_heals_all_islands(bad: flo
     start = weights(build_stages(spec_of(), CPU))
     (broken,) = islands[1]
     broken.weights.newest()[EMBEDDING].data.fill_(bad)
-    assert [steps.after(step, [1, 1]) for step in range(6)] == [[]] * 5 + [[0]]
+    assert [steps.after(step, {0: 1, 1: 1}) for step in range(6)] == [[]] * 5 + [[0]]
     assert farthest(start, weights(islands[0])) == farthest(start, weights(islands[1])) == 0.0
 
 
@@ -187,7 +187,7 @@ def test_all_islands_hold_the_same_outer_state_behind_every_merge(mode: str) -> 
     for step in range(6):
         for island, course in zip(islands, courses(spec), strict=True):
             train_step(island, share, batches, course.at(step))
-        assert steps.after(step, [1, 1]) == []
+        assert steps.after(step, {0: 1, 1: 1}) == []
         held = {tuple(stage.digest().partition("-")[2] for stage in island) for island in islands}
         assert len(held) == 1
         seen |= held

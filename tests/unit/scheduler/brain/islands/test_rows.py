@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from scheduler.brain.islands.rows import Rows
-from scheduler.brain.outputs import CommitRow
-from swarm.job.course import IslandCourse, OuterCourse
+from scheduler.brain.islands.rows import Rows, Told
+from scheduler.brain.outputs import CommitRow, Fork
+from swarm.job.course import TIMELINES_MAX, IslandCourse, OuterCourse
+from swarm.job.outer_log import OuterRecord
 
 COURSES = [OuterCourse(IslandCourse(3, 2, 2, island)) for island in range(2)]  # inner steps 0, 1, 3; outer 2 and 4
 
@@ -15,30 +17,75 @@ def row(island: int, step: int, loss: float = 1.0, tokens: int = 8, *, skip: boo
     return CommitRow(6 + island, step, {}, loss, 2.0 + island, 0.5 + island, 0.1, skip, tokens)
 
 
+BOTH = (0, 1)
+
+
+def told(rows: Rows, *ones: CommitRow, present: tuple[int, ...] = BOTH) -> list[int]:
+    """The steps that are told, row by row; the two of an outer step come together."""
+    found = []
+    for one in ones:
+        found += [row.step for row in rows.take((one,), (), present).rows]
+    return found
+
+
 def test_a_step_is_told_once_all_islands_made_it_and_outer_steps_never() -> None:
     rows = Rows(3, COURSES)
-    told = [rows.take(one) for one in (row(0, 0), row(0, 1), row(1, 0), row(1, 1), row(0, 2), row(1, 2), row(1, 3))]
-    assert [one and one.step for one in told] == [None, None, 0, 1, None, None, None]
-    last = rows.take(row(0, 3))
-    assert last is not None
+    assert told(rows, row(0, 0), row(0, 1)) == []
+    assert told(rows, row(1, 0)) == [0]
+    assert told(rows, row(1, 1)) == [1]
+    assert rows.take((row(0, 2), row(1, 2)), (), BOTH) == Told(())
+    assert told(rows, row(1, 3)) == []
+    (last,) = rows.take((row(0, 3),), (), BOTH).rows
     assert (last.timeline, last.step) == (3, 2), "the job's timeline, and an inner step"
+    assert rows.log == []
 
 
 def test_losses_weigh_by_tokens_and_a_skipped_island_shows() -> None:
     rows = Rows(3, COURSES)
-    rows.take(row(1, 0, 4.0, 10))
-    told = rows.take(row(0, 0, 1.0, 30, skip=True))
-    assert told is not None
-    assert (told.loss, told.tokens, told.skip) == ((1.0 * 30 + 4.0 * 10) / 40, 40, True)
-    assert (told.norm, told.scale) == (3.0, 0.5)
+    rows.take((row(1, 0, 4.0, 10),), (), BOTH)
+    (one,) = rows.take((row(0, 0, 1.0, 30, skip=True),), (), BOTH).rows
+    assert (one.loss, one.tokens, one.skip) == ((1.0 * 30 + 4.0 * 10) / 40, 40, True)
+    assert (one.norm, one.scale) == (3.0, 0.5)
 
 
 def test_one_island_alone_is_told_as_it_is() -> None:
-    told = Rows(3, COURSES[:1]).take(CommitRow(3, 0, {}, 0.1, 2.0, 1.0, 0.1, False, 7))
-    assert told is not None
-    assert (told.loss, told.tokens) == (0.1, 7)
+    (one,) = Rows(3, COURSES[:1]).take((CommitRow(3, 0, {}, 0.1, 2.0, 1.0, 0.1, False, 7),), (), (0,)).rows
+    assert (one.loss, one.tokens) == (0.1, 7)
     empty = Rows(0, COURSES)
-    empty.take(row(0, 0, 0.0, 0))
-    nothing = empty.take(row(1, 0, 0.0, 0))
-    assert nothing is not None
+    empty.take((row(0, 0, 0.0, 0),), (), BOTH)
+    (nothing,) = empty.take((row(1, 0, 0.0, 0),), (), BOTH).rows
     assert math.isnan(nothing.loss)
+
+
+def test_steps_are_told_without_an_island_that_is_lost_and_what_was_told_of_it_is_taken_back() -> None:
+    rows = Rows(3, COURSES)
+    assert told(rows, row(0, 0, tokens=5), row(1, 0, tokens=7), row(0, 1)) == [0]
+    made = rows.take((row(0, 2),), (), (0,))
+    assert [one.step for one in made.rows] == [1]
+    assert made.dropped_tokens == 7
+    assert rows.log == [OuterRecord(2, (0,))]
+
+
+NEW = 1 + 2 * TIMELINES_MAX  # the next life of island 1
+
+
+def test_an_island_that_begins_anew_is_waited_for_again() -> None:
+    rows = Rows(3, COURSES)
+    rows.take((row(0, 0), row(0, 1)), (), (0,))
+    rows.take((row(0, 2),), (Fork(NEW, 6, 3),), (0,))
+    assert rows.log == [OuterRecord(2, (0,), {1: 0})]
+    assert told(rows, row(0, 3)) == []
+    assert told(rows, replace(row(1, 3), timeline=NEW)) == [2]
+
+
+def test_rows_are_put_together_again_as_they_count() -> None:
+    """As after a restart: of an island that was lost only what was exchanged, and its next life behind that."""
+    rows = Rows(3, COURSES)
+    fork = Fork(NEW, 6, 3)
+    all_of_them = [row(0, step, tokens=5) for step in range(4)] + [row(1, 0, tokens=7)]
+    made = rows.rebuild([*all_of_them, replace(row(1, 3, tokens=9), timeline=NEW)], [fork])
+    assert [(one.step, one.tokens) for one in made] == [(0, 5), (1, 5), (2, 14)]
+    assert rows.log == [OuterRecord(2, (0,), {1: 0})]
+    early = Rows(3, COURSES)
+    assert [one.step for one in early.rebuild([row(0, 0), row(0, 1), row(1, 0)], [])] == [0]
+    assert told(early, row(1, 1)) == [1], "it goes on from there"

@@ -19,9 +19,12 @@ from swarm.types import EvaluationBatch, PeerId
 A, B, C, D = (PeerId(name) for name in "abcd")
 
 
-def evaluations(microbatches: int = 3, *, every_steps: int = 2, steps: int = 7, staleness: int = 1) -> Evaluations:
+def evaluations(
+    microbatches: int = 3, *, every_steps: int = 2, steps: int = 7, staleness: int = 1, evaluates: bool = True
+) -> Evaluations:
     values: dict[str, Any] = dict.fromkeys(field.name for field in fields(BrainSettings))
     values |= {"timeline": 0, "steps": steps, "overlap": staleness, "eval_every_steps": every_steps}
+    values["evaluates"] = evaluates
     return Evaluations(BrainSettings(**values | {"evaluation_microbatches": microbatches, "evaluation_tokens": 10}))
 
 
@@ -41,6 +44,15 @@ def test_every_so_many_versions_and_the_last_are_evaluated() -> None:
         if not plan.is_idle:
             due.append(version)
     assert due == [2, 4, 6, 7]
+
+
+def test_an_island_evaluates_once_another_one_that_did_is_lost() -> None:
+    plan = evaluations(evaluates=False)
+    plan.made(2)
+    assert plan.is_idle
+    plan.take_over()
+    plan.made(4)
+    assert not plan.is_idle
 
 
 def test_nothing_is_evaluated_without_steps_or_without_data() -> None:

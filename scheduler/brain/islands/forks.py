@@ -1,0 +1,107 @@
+"""An island that begins as a copy of another, in the place of one that was lost: some replicas of each stage go over.
+
+    outer step s is exchanged ──▶ planned: durable with the rows of s; half the replicas of each stage leave from s + 1
+        ──each has made the commit of s, and left──▶ whole: the island begins with version s + 1, on a new timeline
+        ──none of them is left at a stage──▶ given up
+
+Behind an outer step all islands hold the outer weights and nothing else, so nothing of the other island counts twice,
+and no state has to travel. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.islands.roster import Roster
+from scheduler.brain.outputs import Fork
+from scheduler.brain.settings import BrainSettings
+from swarm.types import PeerId
+
+
+@dataclass(slots=True)
+class Division:
+    """Replicas of one island that go over to another, which begins with them."""
+
+    island: int
+    origin: int
+    fork: Fork
+    awaited: dict[PeerId, ReplicaRecord]  # they have not left yet
+    arrived: dict[PeerId, ReplicaRecord] = field(default_factory=dict)
+
+    def is_whole(self, stages: int) -> bool:
+        """Whether each stage has a replica."""
+        return {one.stage for one in self.arrived.values()} == set(range(stages))
+
+    def settings(self, roster: Roster) -> BrainSettings:
+        """Those of the island that begins. It saves when the others do, and one of them evaluates."""
+        before, origin = roster.islands[self.island].settings, roster.islands[self.origin]
+        saving = replace(before.saving, since_s=origin.saved_since_s)
+        timeline, first_step = self.fork.timeline, self.fork.version
+        return replace(before, timeline=timeline, first_step=first_step, files=(), evaluates=False, saving=saving)
+
+
+class Divisions:
+    """The islands that are about to begin."""
+
+    def __init__(self) -> None:
+        self._of: list[Division] = []
+
+    def __iter__(self) -> Iterator[Division]:
+        return iter(list(self._of))
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def add(self, division: Division) -> None:
+        self._of.append(division)
+
+    def settled(self, roster: Roster) -> list[Division]:
+        """Those for which nobody is awaited any more; they are forgotten here."""
+        found = []
+        for one in list(self._of):
+            origin = roster.islands[one.origin]
+            for peer in list(one.awaited):
+                if one.origin in roster.lost or origin.leaves_from(peer) != one.fork.version:
+                    del one.awaited[peer]  # it is lost, or has to stay
+            if not one.awaited:
+                self._of.remove(one)
+                found.append(one)
+        return found
+
+    def left(self, peer: PeerId, version: int | None) -> bool:
+        """A replica has left its island with this version; whether it goes over, and so is not released."""
+        for one in self._of:
+            if peer in one.awaited and one.fork.version == version:
+                one.arrived[peer] = one.awaited.pop(peer)
+                return True
+        return False
+
+    def lost(self, peer: PeerId) -> bool:
+        """The peer is gone, or out of touch: it does not go over. Whether it had left its island."""
+        for one in self._of:
+            one.awaited.pop(peer, None)
+        return any(one.arrived.pop(peer, None) is not None for one in self._of)
+
+
+def plan(roster: Roster, version: int) -> list[Division]:
+    """Which lost islands begin with `version` as copies of which others, and with which replicas.
+
+    An island gives half of the replicas of each stage, if `limits.min_replicas` remain on both sides; the one with the
+    most comes first, and each gives to one.
+    """
+    if not roster.lost:
+        return []
+    at_work = roster.at_work()
+    settings = next(iter(at_work.values())).settings
+    stages, least = range(len(settings.split)), max(1, settings.rebalance.min_replicas)
+    able = {n: [one.may_divide(stage, version - 1) for stage in stages] for n, one in at_work.items()}
+    many = sorted(able, key=lambda island: (-min(map(len, able[island])), -sum(map(len, able[island])), island))
+    givers = [island for island in many if all(len(pool) >= 2 * least for pool in able[island])]
+    divisions = []
+    for island, origin in zip(sorted(roster.lost), givers, strict=False):
+        going = {one.peer: one for pool in able[origin] for one in sorted(pool, key=lambda one: one.peer)[1::2]}
+        fork = Fork(roster.next_timeline(island), roster.timelines[origin], version)
+        divisions.append(Division(island, origin, fork, going))
+    return divisions

@@ -1,0 +1,82 @@
+"""The outer steps of a job, one after the other: each begins once all islands at work have come to it."""
+
+from __future__ import annotations
+
+from scheduler.brain.inputs import Exchanged
+from scheduler.brain.islands.exchange import Exchanging
+from scheduler.brain.islands.roster import Roster
+from scheduler.brain.outputs import Note, Output, Send
+from scheduler.brain.settings import BrainSettings
+from scheduler.brain.validity import fault_of
+from swarm.events import Averaged, RoundFailed
+from swarm.types import PeerId, Round
+
+
+class OuterSteps:
+    """The exchange under way, if any."""
+
+    def __init__(self, settings: BrainSettings, roster: Roster) -> None:
+        self._settings, self._roster = settings, roster
+        self._exchanging: Exchanging | None = None
+        self._round = Round(settings.epoch, 1)  # the next one between islands
+        self.envoys: set[PeerId] = set()  # of the newest outer step
+
+    def concerns(self, peer: PeerId, event: Averaged | RoundFailed) -> bool:
+        """Whether the event is of a round between islands."""
+        island = self._roster.island_of.get(peer)
+        return island is not None and self._roster.courses[island].is_outer(event.step)
+
+    def heard(self, peer: PeerId, event: Averaged | RoundFailed, now_s: float) -> list[Output]:
+        """An envoy speaks of an outer round; Fail comes out if envoys differ time and again."""
+        exchanging, island = self._exchanging, self._roster.serves(peer)
+        if exchanging is None or island is None:
+            return []
+        if event.step != exchanging.step or event.timeline != island.settings.timeline:
+            return []
+        if fault := fault_of(peer, event, island.settings, island.agreed):
+            return exchanging.lost(peer, f"it {fault}", now_s)
+        if isinstance(event, RoundFailed):
+            return exchanging.failed(peer, event, now_s)
+        return exchanging.averaged(peer, event, now_s)
+
+    def lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
+        """A peer is lost: rounds of which it was an envoy are repeated."""
+        return [] if self._exchanging is None else self._exchanging.lost(peer, reason, now_s)
+
+    def advance(self, now_s: float) -> tuple[list[Output], Exchanged | None]:
+        """Begin what can begin; with what all envoys agree on once all rounds are complete."""
+        step = self._roster.outer_step()
+        if step is None:
+            return [], None
+        if self._exchanging is None:
+            settings = self._settings
+            self._exchanging = Exchanging(step, settings.units, self._round, settings.averaging_timeout_s)
+        decided = self._exchanging.begin(self._roster.delegations(step), now_s)
+        exchanged = self._exchanging.result()
+        if exchanged is None:
+            return decided, None
+        self._round, self._exchanging = self._exchanging.next_round, None
+        self.envoys = {peer for one in exchanged.rounds for peer in one.envoys}
+        if exchanged.skip:
+            steps_made = self._roster.courses[0].inner_steps(step)
+            told = f"after step {steps_made} what islands propose is not finite: all go back to the outer weights"
+            decided.append(Note("warning", told))
+        return decided, exchanged
+
+    def begin_again(self, reason: str) -> list[Output]:
+        """Who proposes has changed: also rounds that are complete are void, as all units have the same contributors."""
+        if self._exchanging is None:
+            return []
+        aborts = self._exchanging.give_up(reason)
+        self._round, self._exchanging = self._exchanging.next_round, None
+        return [one for one in aborts if not isinstance(one, Send) or one.peer in self._roster.island_of]
+
+    def retries_s(self) -> list[float]:
+        return [] if self._exchanging is None else self._exchanging.retries_s()
+
+    def waiting_for(self) -> str:
+        """What the exchange waits for, for a person; empty if there is none."""
+        if self._exchanging is None:
+            return ""
+        steps = self._roster.courses[0].inner_steps(self._exchanging.step)
+        return f"after step {steps}: {self._exchanging.waiting_for()}"

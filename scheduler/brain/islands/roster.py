@@ -1,0 +1,140 @@
+"""The islands of a job: which are at work, who serves which, and what those at work come to together.
+
+    at work ──it has lost a stage──▶ lost ──others had replicas to spare, behind an outer step──▶ at work, a new life
+
+Each life of an island has a timeline of its own, so nothing of an earlier one is taken for it. Questions only, but for
+the two arrows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from scheduler.brain.fleet.placement import Candidate
+from scheduler.brain.islands.exchange import Delegation
+from scheduler.brain.job import JobBrain
+from scheduler.brain.state.mode import Mode
+from swarm.job.course import TIMELINES_MAX, OuterCourse
+from swarm.types import Decision, Hop, PeerId
+
+ALLIES_MAX = 4  # of other islands, whom a replica may ask for the mean proposals
+
+
+@dataclass(slots=True)
+class Roster:
+    """`islands` has the newest life of each island; a job with fewer than `least` of them stalls."""
+
+    islands: list[JobBrain]
+    courses: tuple[OuterCourse, ...]
+    least: int
+    lost: dict[int, str] = field(default_factory=dict)  # islands that are not at work, and why
+    island_of: dict[PeerId, int] = field(default_factory=dict)
+    _given: dict[int, int] = field(default_factory=dict)  # the newest timeline that was meant for a next life
+
+    # The arrows ------------------------------------------------------------------------------------------------------
+
+    def lose(self, island: int, why: str) -> None:
+        self.lost[island] = why
+        self.island_of = {peer: at for peer, at in self.island_of.items() if at != island}
+
+    def renew(self, island: int, brain: JobBrain, peers: Iterable[PeerId]) -> None:
+        """A lost island begins its next life."""
+        self.islands[island] = brain
+        del self.lost[island]
+        self.island_of |= dict.fromkeys(peers, island)
+
+    # Questions -------------------------------------------------------------------------------------------------------
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The islands that are at work."""
+        return tuple(number for number in range(len(self.islands)) if number not in self.lost)
+
+    def at_work(self) -> dict[int, JobBrain]:
+        return {number: self.islands[number] for number in self.present}
+
+    @property
+    def timelines(self) -> tuple[int, ...]:
+        """The timeline of each island; of a lost one that of its last life."""
+        return tuple(one.settings.timeline for one in self.islands)
+
+    def serves(self, peer: PeerId) -> JobBrain | None:
+        """The island that a peer serves, or joins."""
+        island = self.island_of.get(peer)
+        return None if island is None else self.islands[island]
+
+    def is_fork(self, island: int) -> bool:
+        """Whether the island began as a copy of another."""
+        return self.timelines[island] // len(self.islands) >= TIMELINES_MAX
+
+    def next_timeline(self, island: int) -> int:
+        """A timeline for the island's next life; no two are alike, whatever becomes of them."""
+        newest = max(self.timelines[island], self._given.get(island, 0))
+        self._given[island] = newest + TIMELINES_MAX * len(self.islands)
+        return self._given[island]
+
+    def can_spare(self, island: int, *, was_loading: bool) -> bool:
+        """Whether the others go on without the island. A job that has not begun with all of them is placed again."""
+        return (not was_loading or self.is_fork(island)) and len(self.present) > self.least
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether it is not known yet how far each island is."""
+        return any(
+            one.mode in (Mode.WAITING, Mode.GATHERING) or (one.mode is Mode.LOADING and self.is_fork(number))
+            for number, one in self.at_work().items()
+        )
+
+    def outer_step(self) -> int | None:
+        """The outer step that all islands at work have come to."""
+        step, *others = {one.outer_step for one in self.at_work().values()}
+        return None if others else step
+
+    def level(self) -> int:
+        """The first version behind an outer step that no island has passed."""
+        return max(self.courses[number].level_from(one.begun) for number, one in self.at_work().items())
+
+    def neediest(
+        self, stages: Iterable[int], sent: Mapping[int, Mapping[PeerId, int]] = MappingProxyType({})
+    ) -> list[int]:
+        """The islands, those with the fewest in these stages first: replicas, joiners, and peers `sent` to each."""
+        wanted, islands = set(stages), self.at_work()
+        coming = {number: [*sent.get(number, {}).values()] for number in islands}
+        held = {n: sum(one.present(at) + coming[n].count(at) for at in wanted) for n, one in islands.items()}
+        return sorted(held, key=held.__getitem__)
+
+    def where_to_join(
+        self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int]
+    ) -> Decision[int]:
+        """A stage of the island with the fewest replicas."""
+        islands = self.at_work()
+        sent: dict[int, dict[PeerId, int]] = {number: {} for number in islands}
+        for peer, stage in coming.items():  # as if all came now
+            if not any(one.is_joining(peer) or one.stage_of(peer) is not None for one in islands.values()):
+                sent[self.neediest([stage], sent)[0]][peer] = stage
+        numbers = self.neediest(range(len(next(iter(islands.values())).settings.split)), sent)
+        decisions = [islands[number].where_to_join(idle, fitting, now_s, sent[number]) for number in numbers]
+        return next((one for one in decisions if one.plan is not None), decisions[0])
+
+    def delegations(self, step: int) -> list[Delegation]:
+        """Who may go for each island to an outer step, and for how many tokens."""
+        found = []
+        for number, one in self.at_work().items():
+            course, settings = self.courses[number], one.settings
+            tokens = sum(settings.tokens_of(course.inner.at(inner).portion) for inner in course.span(step))
+            able = {stage: tuple(one.delegates(stage, step)) for stage in range(len(settings.split))}
+            found.append(Delegation(settings.timeline, tokens, able))
+        return found
+
+    def allies(self, island: int, peer: PeerId, step: int, envoys: set[PeerId]) -> list[Hop]:
+        """Replicas of other islands that hold, or will hold, the mean proposals for the peer's stage, envoys first.
+
+        Only an envoy holds them until others have fetched them. If it is lost then, those of other islands have them.
+        """
+        stage = self.islands[island].stage_of(peer)
+        others = [one for number, one in self.at_work().items() if number != island and stage is not None]
+        able = [replica for one in others for replica in one.delegates(stage or 0, step)]
+        able.sort(key=lambda replica: replica.peer not in envoys)
+        return [Hop(one.peer, one.incarnation, 0, one.address) for one in able[:ALLIES_MAX]]

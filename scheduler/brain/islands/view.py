@@ -1,0 +1,71 @@
+"""What people are told of a job with islands, put together from the brains of those that are at work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from scheduler.brain.checkpoint.schedule import Collection
+from scheduler.brain.explain.facts import IslandStanding, Situation
+from scheduler.brain.islands.rows import numbers
+from scheduler.brain.job import JobBrain
+from swarm.job.course import OuterCourse
+
+REJOINS = "begins anew behind an exchange, once another island has two stage servers for each stage"
+
+
+def situation(
+    islands: Mapping[int, JobBrain],
+    courses: Sequence[OuterCourse],
+    lost: Mapping[int, str],
+    waiting_for: str,
+    now_s: float,
+) -> Situation:
+    """The islands at work as one; `lost` says why others are not."""
+    of = {number: one.situation(now_s) for number, one in islands.items()}
+    standings = [
+        IslandStanding(
+            number,
+            courses[number].inner_steps(one.agreed),
+            one.agreed - courses[number].inner_steps(one.agreed),
+            one.peers,
+            island_waits_for(one),
+            of[number],
+            numbers(of[number].steps, courses[number]),
+        )
+        for number, one in islands.items()
+    ]
+    standings += [IslandStanding(number, 0, 0, (), f"lost: {why}; {REJOINS}") for number, why in lost.items()]
+    return replace(
+        next(iter(of.values())),
+        is_running=all(one.is_running for one in of.values()),
+        agreed=min(one.agreed for one in of.values()),
+        waiting_for=waiting_for,
+        replicas=tuple(replica for one in of.values() for replica in one.replicas),
+        joiners=tuple(joiner for one in of.values() for joiner in one.joiners),
+        links={pair: until_s for one in of.values() for pair, until_s in one.links.items()},
+        checkpoint=_checkpoint([one.checkpoint for one in of.values() if one.checkpoint is not None], courses[0]),
+        islands=tuple(sorted(standings, key=lambda one: one.number)),
+    )
+
+
+def island_waits_for(island: JobBrain) -> str:
+    return "waits for the other islands" if island.outer_step is not None else island.waiting_for()
+
+
+def story(islands: Sequence[JobBrain], courses: Sequence[OuterCourse], step: int, index: int) -> list[str]:
+    """The story of a microbatch of an inner step, at every island."""
+    found = []
+    for number, (one, course) in enumerate(zip(islands, courses, strict=True)):
+        lines = one.story(step + step // course.inner.lease, index)
+        found += [f"island {number}: {line}" for line in lines]
+    return found
+
+
+def _checkpoint(parts: Sequence[Collection], course: OuterCourse) -> Collection | None:
+    """The parts of a checkpoint as one, for people."""
+    if not parts:
+        return None
+    savers = {peer: stage for one in parts for peer, stage in one.savers.items()}
+    is_writing = all(one.is_writing for one in parts)
+    return Collection(course.inner_steps(parts[0].version), parts[0].since_s, savers, is_writing=is_writing)

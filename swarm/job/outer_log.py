@@ -1,0 +1,90 @@
+"""What chance had a say in between islands: which of them took part in an exchange, and which began anew behind it.
+
+The job file alone says when islands exchange. If one was lost, the weights depend on where; with this log one process
+repeats the bits (`swarm train-local --outer-log`). It has a line for each exchange that was not like the others:
+
+    {"after_step": 100, "islands": [0], "begins": {}}           island 1 was lost: its last 50 steps do not count
+    {"after_step": 150, "islands": [0], "begins": {"1": 0}}     island 1 begins as a copy of island 0
+
+Pure values; standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from swarm.errors import InvalidConfig
+
+OUTER_LOG = "outer-log.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class OuterRecord:
+    """An exchange: the islands whose steps since the last one count, and those that begin anew as copies of others."""
+
+    after_step: int
+    islands: tuple[int, ...]
+    begins: Mapping[int, int] = field(default_factory=dict)
+
+
+def written(log: Iterable[OuterRecord]) -> bytes:
+    """The log as a file."""
+    lines = [
+        {
+            "after_step": one.after_step,
+            "islands": list(one.islands),
+            "begins": {str(k): v for k, v in one.begins.items()},
+        }
+        for one in log
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def read(content: bytes) -> tuple[OuterRecord, ...]:
+    """The log in a file; InvalidConfig names the line that is wrong."""
+    records = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            values = json.loads(line)
+            begins = {int(island): int(origin) for island, origin in values["begins"].items()}
+            record = OuterRecord(int(values["after_step"]), tuple(map(int, values["islands"])), begins)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise InvalidConfig(f"line {number} of the outer log cannot be read", hint=_HINT) from None
+        records.append(record)
+    return tuple(records)
+
+
+class TookPart:
+    """Which islands took part in which exchange; those that the log does not name had all of them."""
+
+    def __init__(self, log: Iterable[OuterRecord], islands: int, exchanges: Iterable[int]) -> None:
+        """`exchanges`: after which inner steps there are any. InvalidConfig if no job can have had this log."""
+        self._records = {one.after_step: one for one in log}
+        self._exchanges = sorted(exchanges)
+        self._all = tuple(range(islands))
+        present = set(self._all)
+        for after_step in sorted({*self._exchanges, *self._records}):
+            one = self._records.get(after_step, OuterRecord(after_step, self._all))
+            took_part, began = set(one.islands), set(one.begins)
+            is_possible = bool(took_part) and took_part <= present and after_step in self._exchanges
+            if not is_possible or not set(one.begins.values()) <= took_part or not began <= {*self._all} - took_part:
+                told = f"no job with {islands} islands can have exchanged like that after step {after_step}"
+                raise InvalidConfig(f"the outer log does not fit: {told}", hint=_HINT)
+            present = took_part | began
+
+    def islands(self, step: int) -> tuple[int, ...]:
+        """Those whose inner step `step` (from 0) counts."""
+        exchange = next(after_step for after_step in self._exchanges if after_step > step)
+        return self._records[exchange].islands if exchange in self._records else self._all
+
+    def begins(self, step: int) -> Mapping[int, int]:
+        """The islands that begin behind inner step `step`, and of which others they are copies."""
+        return self._records[step + 1].begins if step + 1 in self._records else {}
+
+
+_HINT = (
+    f"take the file {OUTER_LOG} from the folder that swarm pull has made, and the job file of that job; if that job "
+    "went on from a checkpoint, begin there too: --resume-from"
+)

@@ -1,0 +1,310 @@
+"""Islands that are lost, and begin anew as copies of others: what was exchanged counts once, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from scheduler.brain import inputs, outputs
+from scheduler.brain.outputs import Fork
+from swarm.events import Hello
+from swarm.job.course import TIMELINES_MAX
+from swarm.messages import PROTOCOL_VERSION, Exchange, LoadStage, Release
+from swarm.types import JobState, PeerId
+from tests.simulation.engine.islands import (
+    JOB,
+    Checker,
+    Ended,
+    HandedOver,
+    History,
+    Kept,
+    Merged,
+    Rows,
+    Shape,
+    World,
+    checkpoints_level,
+    exchanges,
+    faults,
+    islands_together,
+    play,
+    portions_once,
+    row_before_merge,
+    rows_in_order,
+)
+
+LONELY = Shape(islands=3, replicas=1, steps=8, losses=6)
+WIDE = Shape(replicas=4, steps=16, losses=8)
+HARD = Shape(islands=3, replicas=4, steps=16, every=4, losses=6, deaths=3, failures=50, restarts=10, refusals=100)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("shape", [LONELY, WIDE, HARD])
+def test_what_was_exchanged_counts_once_whichever_islands_are_lost(shape: Shape, seed: int) -> None:
+    assert faults(play(shape, seed), shape) == []
+
+
+def test_the_harms_are_done() -> None:
+    """Otherwise the claim above would be about nothing."""
+    lonely, wide, hard = ([play(shape, seed) for seed in range(6)] for shape in (LONELY, WIDE, HARD))
+    assert min(fewest(history, LONELY) for history in lonely) == 1, "one island is left, of three"
+    assert max(len(forks(history)) for history in wide) > 1, "islands begin anew"
+    assert any(len(exchanges(history, WIDE)[max(exchanges(history, WIDE))]) == 2 for history in wide), "and end well"
+    assert max(row.epoch for history in hard for row in rounds(history)) > 2, "schedulers were restarted"
+    assert any(forks(history) for history in hard)
+    assert any(isinstance(one, Kept) and 0 < one.steps < 16 for history in hard for one in history)
+
+
+def fewest(history: History, shape: Shape) -> int:
+    return min(len(rows) for rows in exchanges(history, shape).values())
+
+
+def forks(history: History) -> list[Fork]:
+    return [fork for one in history if isinstance(one, Rows) for fork in one.forks]
+
+
+def rounds(history: History) -> list[object]:
+    return [made for one in history if isinstance(one, Rows) for row in one.rows for made in row.rounds.values()]
+
+
+# Single stories ------------------------------------------------------------------------------------------------------
+
+
+def play_until(world: World, says: Callable[[World], bool], turns_max: int = 4000) -> None:
+    for _ in range(turns_max):
+        if says(world):
+            return
+        world.turn()
+    raise AssertionError(world.brain.waiting_for())
+
+
+def lose(world: World, island: int, stage: int = 0) -> list[str]:
+    """Kill a stage of an island; what people are told."""
+    notes: list[str] = []
+    carry_out = world._carry_out
+
+    def listening(output: outputs.Output, decided: object) -> None:
+        notes.append(str(output))
+        carry_out(output, decided)  # type: ignore[arg-type]
+
+    world._carry_out = listening  # type: ignore[assignment]
+    for peer, one in sorted(world.replicas.items()):
+        if (world.brain.island_of(peer), one.record.stage) == (island, stage):
+            del world.replicas[peer]
+            world.tell(inputs.PeerGone(peer, "killed"))
+    return notes
+
+
+def in_exchange(world: World) -> bool:
+    return "exchange between islands" in world.brain.waiting_for()
+
+
+def half_way(world: World) -> bool:
+    """An exchange is under way, and a unit of it is complete."""
+    exchanging = world.brain._outer._exchanging
+    return exchanging is not None and any(one.is_complete for one in exchanging._rounds.values())
+
+
+@pytest.mark.parametrize("moment", [lambda world: bool(world.database[1]), in_exchange, half_way])
+def test_an_island_that_loses_a_stage_is_lost_and_the_others_go_on(moment: Callable[[World], bool]) -> None:
+    """Also in an exchange: a unit that was complete is exchanged again, as all units have the same contributors."""
+    shape = Shape(replicas=1, losses=1)
+    world = World(replace(shape, losses=0), 0)
+    play_until(world, moment)
+    notes = lose(world, 1)
+    assert any("island 1 is lost: stage server i1-s0-0 (stage 0) is gone: killed" in one for one in notes)
+    assert world.brain.present == (0,)
+    assert isinstance(world.replicas[PeerId("i1-s1-0")].commands[-1], Release), "who is left is free"
+    assert "island 1 is lost" in world.brain.waiting_for() or in_exchange(world)
+    (standing,) = [one for one in world.brain.situation(1.0).islands if one.number == 1]
+    assert standing.waiting_for.startswith("lost: stage server i1-s0-0")
+    play_until(world, lambda one: one.over)
+    assert faults(world.history, shape) == []
+    assert {len(rows) for rows in exchanges(world.history, shape).values()} == {1}
+
+
+def test_what_a_lost_island_still_says_is_refused() -> None:
+    """A replica that was cut off comes back with steps of its own: they have no place any more."""
+    world = World(Shape(replicas=1), 0)
+    play_until(world, lambda one: bool(one.database[1]))
+    lose(world, 1)
+    late = PeerId("i1-s1-0")
+    hello = Hello(late, 1, PROTOCOL_VERSION, "", "", "", "cpu", 1, 0, -1, JOB, 1, 1, (), 1)
+    assert not world.brain.admits(hello)
+    decided = world.brain.step(inputs.Happened(late, hello), world.now_s)
+    assert [type(one.command) for one in decided if isinstance(one, outputs.Send)] == [Release]
+    assert any(isinstance(one, outputs.Released) for one in decided)
+
+
+def test_an_island_begins_anew_with_half_of_the_replicas_of_another() -> None:
+    world = World(Shape(replicas=3, steps=9), 0)
+    play_until(world, lambda one: bool(one.database[1]))
+    lose(world, 1, stage=1)
+    play_until(world, lambda one: bool(forks(one.history)))
+    (fork,) = forks(world.history)
+    assert fork == Fork(1 + 2 * TIMELINES_MAX, 0, 3)
+    play_until(world, lambda one: one.brain.present == (0, 1) and not any_loads(one))
+    assert [sum(one.island == island for one in world.replicas.values() if not one.is_free) for island in (0, 1)] == [
+        4,
+        2,
+    ]
+    assert world.brain.timelines == (0, fork.timeline)
+    play_until(world, lambda one: one.over)
+    assert faults(world.history, replace(world.shape, losses=1)) == []
+    took_part = [len(rows) for _, rows in sorted(exchanges(world.history, world.shape).items())]
+    assert took_part == [1, 2, 2, 2, 2], "the exchange behind the loss was without it"
+
+
+def any_loads(world: World) -> bool:
+    return any(isinstance(command, LoadStage) for one in world.replicas.values() for command in one.commands)
+
+
+def test_an_island_gives_no_replica_that_it_cannot_spare() -> None:
+    world = World(Shape(replicas=1, steps=9), 0)
+    play_until(world, lambda one: bool(one.database[1]))
+    lose(world, 1)
+    play_until(world, lambda one: one.over)
+    assert forks(world.history) == []
+
+
+def test_a_replica_that_dies_while_it_goes_over_may_cost_the_new_island_but_nothing_else() -> None:
+    world = World(Shape(replicas=2, steps=12), 0)
+    play_until(world, lambda one: bool(one.database[1]))
+    lose(world, 1)
+    play_until(world, lambda one: bool(forks(one.history)))
+    going = sorted(peer for one in world.brain._divisions for peer in (*one.awaited, *one.arrived))
+    assert going == ["i0-s0-1", "i0-s1-1"]
+    del world.replicas[PeerId("i0-s0-1")]
+    world.tell(inputs.PeerGone(PeerId("i0-s0-1"), "killed"))
+    play_until(world, lambda one: not one.brain._divisions)
+    assert world.brain.present == (0,)
+    assert world.replicas[PeerId("i0-s1-1")].is_free or any(
+        isinstance(one, Release) for one in world.replicas[PeerId("i0-s1-1")].commands
+    )
+    play_until(world, lambda one: one.over)
+    assert faults(world.history, replace(world.shape, losses=1)) == []
+
+
+def test_a_new_island_that_is_lost_before_it_trains_is_lost_once_more() -> None:
+    world = World(Shape(replicas=2, steps=12), 0)
+    play_until(world, lambda one: bool(one.database[1]))
+    lose(world, 1)
+    play_until(world, lambda one: one.brain.present == (0, 1))
+    assert any(
+        isinstance(command, LoadStage) and command.held == 3
+        for one in world.replicas.values()
+        for command in one.commands
+    )
+    lose(world, 1)
+    assert world.brain.present == (0,)
+    play_until(world, lambda one: one.over)
+    assert faults(world.history, replace(world.shape, losses=1)) == []
+    assert world.history[-1] == Ended("succeeded", "")
+
+
+def test_a_pause_waits_for_an_island_that_is_about_to_begin() -> None:
+    world = World(Shape(replicas=2, steps=12), 0)
+    play_until(world, lambda one: bool(one.database[1]))
+    lose(world, 1)
+    play_until(world, lambda one: bool(one.brain._divisions))
+    world.tell(inputs.Stop(JobState.PAUSED, "enough"))
+    play_until(world, lambda one: one.over)
+    assert world.history[-1] == Ended("paused", "enough")
+    found = faults(world.history, replace(world.shape, losses=1))
+    assert [one[:2] for one in found] == ["E1", "it"], "but that it did not come to its end"
+
+
+def test_an_island_behind_which_the_others_wait_in_vain_is_given_up() -> None:
+    world = World(Shape(replicas=1), 0)
+    play_until(world, lambda one: bool(one.database[0]) and bool(one.database[1]))
+    play_until_waits(world, 0)
+    world.tell(inputs.Stuck(300.0))
+    assert world.brain.present == (0,)
+    play_until(world, lambda one: one.over)
+    assert faults(world.history, replace(world.shape, losses=1)) == []
+
+
+def play_until_waits(world: World, island: int) -> None:
+    """Let the replicas of one island alone answer, until it has come to its outer step."""
+    while world.brain._roster.islands[island].outer_step is None:
+        for peer, one in sorted(world.replicas.items()):
+            if one.island == island and one.commands:
+                event = world._answer(one, one.commands.popleft())
+                if event is not None:
+                    world.tell(inputs.Happened(peer, event))
+
+
+def test_proposals_of_a_lost_island_are_in_no_later_round() -> None:
+    world = World(Shape(replicas=1), 0)
+    play_until(world, half_way)
+    before = max(one.round for one in asked(world))
+    lose(world, 1)
+    units = {one.unit: {envoy.timeline for envoy in one.envoys} for one in asked(world) if one.round > before}
+    assert units == {"stage-0": {0}, "stage-1": {0}, "tied": {0}}, "also of units whose round was complete"
+
+
+def asked(world: World) -> list[Exchange]:
+    return [one for replica in world.replicas.values() for one in replica.commands if isinstance(one, Exchange)]
+
+
+# Doctored histories --------------------------------------------------------------------------------------------------
+
+SPLIT = Shape(replicas=3, steps=9)
+
+
+def with_a_loss() -> History:
+    world = World(SPLIT, 0)
+    play_until(world, lambda one: bool(one.database[1]))
+    lose(world, 1)
+    play_until(world, lambda one: one.over)
+    return world.history
+
+
+def without_forks(history: History) -> History:
+    return [replace(one, forks=()) if isinstance(one, Rows) else one for one in history]
+
+
+def late_forks(history: History) -> History:
+    """The island trained before it was durable that it begins."""
+    found = [fork for one in history if isinstance(one, Rows) for fork in one.forks]
+    return [*without_forks(history)[:-1], Rows((), tuple(found)), history[-1]]
+
+
+def lost_island_counts(history: History) -> History:
+    """What the lost island had trained is in the outer weights after all."""
+    return [
+        replace(one, theta=tuple(sorted((*one.theta, (2, 1))))) if isinstance(one, Merged) and one.step else one
+        for one in history
+    ]
+
+
+def lost_island_merges(history: History) -> History:
+    """A replica of the first life of the lost island took over outer weights behind its end."""
+    first = next(one for one in history if isinstance(one, Merged))
+    return [*history[:-1], replace(first, timeline=1), history[-1]]
+
+
+def lost_island_has_a_part(history: History) -> History:
+    """A checkpoint has a part of an island that did not take part."""
+    parts = [one for one in history if isinstance(one, HandedOver)]
+    kept = next(one for one in history if isinstance(one, Kept))
+    at = history.index(kept)
+    return [*history[:at], replace(parts[0], island=2), *history[at:]]
+
+
+@pytest.mark.parametrize(
+    ("checker", "doctor"),
+    [
+        (rows_in_order, without_forks),
+        (islands_together, without_forks),
+        (islands_together, late_forks),
+        (portions_once, lost_island_counts),
+        (row_before_merge, lost_island_merges),
+        (checkpoints_level, lost_island_has_a_part),
+    ],
+)
+def test_a_checker_objects_to_a_doctored_history(checker: Checker, doctor: Callable[[History], History]) -> None:
+    shape, history = replace(SPLIT, losses=1), with_a_loss()
+    assert list(checker(history, shape)) == []
+    assert list(checker(doctor(history), shape)) != []

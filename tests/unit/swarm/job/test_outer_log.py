@@ -1,0 +1,50 @@
+"""swarm.job.outer_log: which islands took part in which exchange."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.errors import InvalidConfig
+from swarm.job.outer_log import OuterRecord, TookPart, read, written
+
+LOG = (OuterRecord(4, (0, 2)), OuterRecord(6, (0, 2), {1: 0}))
+
+
+def test_a_log_reads_as_it_was_written() -> None:
+    assert read(written(LOG)) == LOG
+    assert read(b"") == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"no json", b"[1]", b"{}", b'{"after_step": 4, "islands": 0, "begins": {}}',
+     b'{"after_step": 4, "islands": [0], "begins": {"x": 0}}', b'{"after_step": null, "islands": [0], "begins": {}}'],
+)  # fmt: skip
+def test_a_line_that_is_none_is_named(line: bytes) -> None:
+    with pytest.raises(InvalidConfig, match="line 2 of the outer log cannot be read"):
+        read(written(LOG[:1]) + line + b"\n")
+
+
+def test_steps_of_a_lost_island_count_up_to_its_last_exchange() -> None:
+    took_part = TookPart(LOG, 3, [2, 4, 6, 8])
+    assert [took_part.islands(step) for step in range(8)] == [(0, 1, 2)] * 2 + [(0, 2)] * 4 + [(0, 1, 2)] * 2
+    assert {step: took_part.begins(step) for step in range(8) if took_part.begins(step)} == {5: {1: 0}}
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        [OuterRecord(4, (0, 3))],  # there is no such island
+        [OuterRecord(4, ())],
+        [OuterRecord(5, (0, 1))],  # there is no exchange
+        [OuterRecord(4, (0, 1))],  # and then island 2 is back, and nobody knows how
+        [OuterRecord(4, (0, 1)), OuterRecord(6, (0, 1, 2)), OuterRecord(8, (0, 1))],
+        [OuterRecord(8, (0, 1), {2: 2})],  # as a copy of itself
+        [OuterRecord(8, (0, 1), {1: 0})],  # it took part
+        [OuterRecord(8, (0,), {2: 1})],  # as a copy of one that did not
+        [OuterRecord(8, (0, 1), {3: 1})],
+    ],
+)
+def test_a_log_that_no_job_can_have_is_refused(log: list[OuterRecord]) -> None:
+    with pytest.raises(InvalidConfig, match="the outer log does not fit: no job with 3 islands"):
+        TookPart(log, 3, [2, 4, 6, 8])
