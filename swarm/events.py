@@ -153,7 +153,10 @@ class ParameterNorm:
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """This member holds the complete averaged gradient of a unit; `digest` names its bytes."""
+    """This member holds the complete averaged gradient of a unit; `digest` names its bytes.
+
+    The rates are what it sent to and took from all others, where the round was large enough to tell; else 0.
+    """
 
     timeline: int
     step: int
@@ -162,6 +165,8 @@ class Averaged:
     digest: str
     norms: tuple[ParameterNorm, ...]
     duration_s: float
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,11 @@ A fluid model: every member has an uplink and a downlink, which the transfers th
 (max-min). Member i sends its part of slice j to j; j sends the mean to all others. Both directions of a link work at
 the same time, and adding costs nothing.
 
-    whole     as stage servers do it: a mean leaves when all parts of its slice have arrived whole
-    chunks    a slice is cut into equal chunks, and the mean of each leaves when its own parts have arrived
+    whole     a mean leaves when all parts of its slice have arrived
+    chunks    as stage servers do it: a slice is cut into equal chunks, and the mean of each leaves when its own parts
+              have arrived
 
-Slices by bandwidth are those that end first if nothing ever waits: member i moves 1 + (n - 2) f_i units in each
-direction, where f_i is its share of the n members' unit and b_i its slower direction. The least T with
-sum of min(1, (b_i T - 1) / (n - 2)) >= 1 gives the shares.
-
-Source: DeDLOC (arXiv 2106.10207), reduced to rounds in which every member has a part.
+The shares by bandwidth are the scheduler's (scheduler/brain/commit/shares.py).
 """
 
 from __future__ import annotations
@@ -25,8 +22,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from scheduler.brain.commit.shares import shares_of
+
 ROUNDINGS = 1e-9  # of a transfer: what is left of it after a computation with floats
-HALVINGS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,7 @@ class Link:
 FLEETS = {
     "4 equal": (Link(1.0, 1.0),) * 4,
     "3 of 4, one of 1": (*(Link(4.0, 4.0),) * 3, Link(1.0, 1.0)),
+    "7 of 4, one of 1": (*(Link(4.0, 4.0),) * 7, Link(1.0, 1.0)),
     "7 of 1, one of 10": (*(Link(1.0, 1.0),) * 7, Link(10.0, 10.0)),
     "1, 2, 4, 8": tuple(Link(rate, rate) for rate in (1.0, 2.0, 4.0, 8.0)),
     "3 of 4, one of 1 up, 5 down": (*(Link(4.0, 4.0),) * 3, Link(1.0, 5.0)),
@@ -48,24 +47,8 @@ FLEETS = {
 
 
 def by_bandwidth(links: Sequence[Link]) -> list[float]:
-    """The shares with which a round ends first if nothing ever waits; they add up to 1."""
-    count = len(links)
-    if count <= 2:
-        return [1.0 / count] * count  # each sends all but its own share, and that as often as there are others: once
-    rates = [min(link.up, link.down) for link in links]
-
-    def room(seconds: float) -> list[float]:
-        return [min(1.0, max(0.0, (rate * seconds - 1.0) / (count - 2))) for rate in rates]
-
-    low, high = 1.0 / min(rates), 2.0 / min(rates)
-    if sum(room(low)) < 1.0:
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2.0
-            low, high = (low, middle) if sum(room(middle)) >= 1.0 else (middle, high)
-        low = high
-    shares = room(low)
-    whole = sum(shares)
-    return [share / whole for share in shares]
+    """The shares that the scheduler chooses once it knows the links."""
+    return shares_of([min(link.up, link.down) for link in links])
 
 
 @dataclass(slots=True)

@@ -93,6 +93,7 @@ class BrainSettings:
     newcomer_hops: int = 0  # first hops of each replica that are all computed again
     norm_band: bool = False  # what made a tensor of an unusual size is computed again
     recount: float = 0.0  # the share of steps of which another replica computes the sum of one once more
+    clips: bool = False  # averaging cuts false parts
     second_owner: float = 0.0  # the share of rounds of which another member reduces a slice once more
     second_hash: bool = False  # other replicas say by hash what one of them hands over
 

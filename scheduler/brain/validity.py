@@ -97,6 +97,9 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
                 yield "" if len(set(names)) == len(names) else "reports the norm of a parameter twice"
                 if any(norm.squared_norm < 0.0 for norm in event.norms):
                     yield "reports a negative squared norm"
+                for rate in (event.up_bytes_per_s, event.down_bytes_per_s):
+                    yield "" if 0.0 <= rate < math.inf else f"says that its links carry {rate} bytes per second"
+                yield "" if 0.0 <= event.duration_s < math.inf else f"says that a round took {event.duration_s} s"
         case events.Committed():
             yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
             yield _outside("step", event.step, 0, newest)

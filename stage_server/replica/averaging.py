@@ -7,9 +7,13 @@
     a: mean 0 = (a0 + b0) / tokens    b: mean 1 = (a1 + b1) / tokens
     a -> b: mean 0      b -> a: mean 1                       all-gather
 
-The owner adds the parts in order of peer id, or clips them (`Reduction`), and sends out the resulting bytes. So the
-result does not depend on the order of arrival, and all members hold the same bytes. Nothing here decides: members and
-slices come with the command, and the scheduler aborts a round that a member reports as failed.
+A slice travels in chunks (`stage_server/brain/slice_chunks.py`), and the mean of each leaves when its own parts have
+arrived: so the all-gather begins while the reduce-scatter still goes on, and both directions of a link work. Where
+parts are clipped (`Reduction`), a slice is reduced as a whole.
+
+The owner adds the parts in order of peer id, or clips them, and sends out the resulting bytes. So the result does not
+depend on the order of arrival, and all members hold the same bytes. Nothing here decides: members and slices come with
+the command, and the scheduler aborts a round that a member reports as failed.
 
 Only reading the sums needs the compute thread, where sums are forgotten too. The rest happens beside it, on the CPU: a
 round that overlaps with the next step would otherwise wait for one of its microbatches each time.
@@ -20,11 +24,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 
 import torch
 import xxhash
 from torch import Tensor
 
+from stage_server.brain.round_meter import RoundMeter
+from stage_server.brain.slice_chunks import Chunk, chunks_of, under_way_max
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
 from stage_server.replica.leftovers import Coded, Leftovers, coded, together
@@ -35,6 +43,7 @@ from swarm.errors import NoWay, Refused, RoundBroken, SwarmError
 from swarm.events import ParameterNorm
 from swarm.messages import Average, Envoy, Member
 from swarm.model.stage import Stage
+from swarm.peer_messages import Slice
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import PeerId, UnitName
 
@@ -47,6 +56,7 @@ class Mean:
     digest: str
     norms: tuple[ParameterNorm, ...]
     left: Tensor | None = None  # what this replica's slices left out, in the unit of the sums; None: nothing
+    rates: tuple[float, float] = (0.0, 0.0)  # bytes per second up and down, as Averaged tells them
 
 
 async def run_round(
@@ -64,82 +74,100 @@ async def run_round(
     RoundBroken if a member does not deliver within `command.timeout_s`, Refused if the sizes contradict the unit's
     layout; both may come in a group.
     """
+    meter = mailbox.meter(command)
     left, codec_name = leftovers.lend(command.unit, command.step), leftovers.codec_name
     part = await device.run(lambda: stage.part(command.step, command.unit))  # behind any Void that came before
-    mine = _own(command.members, me.peer)
+    _check_member(command.members, me.peer)
     if command.members[-1].stop != part.numel():
         raise Refused(f"the round covers {command.members[-1].stop} elements, unit {command.unit} has {part.numel()}")
     lossy, lost = codec_name != "none", None
     if lossy:
         part, lost = await device.aside(lambda: (together(part, left), torch.zeros_like(part)))
     others = [member for member in command.members if member.peer != me.peer]
-    owners = [member for member in command.members if member.stop > member.start]
+    chunks = {member.peer: chunks_of(member) for member in command.members}
+    if not others:
+        chunks = {me.peer: (Chunk(0, part.numel()),)}  # nothing travels
 
-    async def arrived(sender: Member, owner: Member, *, averaged: bool) -> Tensor:
+    async def arrived(sender: Member, chunk: Chunk, *, averaged: bool) -> Tensor:
         try:
             async with asyncio.timeout_at(deadline_s):
-                came = await mailbox.get(_key(command, sender, owner, averaged=averaged))
+                came = await mailbox.get(_key(command, sender, chunk, averaged=averaged))
         except TimeoutError:
             message = f"{sender.peer} sent no {_word(averaged=averaged)} within {command.timeout_s:g} s"
             raise RoundBroken(message, accused=sender.peer) from None
         return await device.aside(came.values) if lossy else came.values()
 
-    async def encoded(values: Tensor, owner: Member, tokens: int) -> Coded:
+    async def encoded(values: Tensor, chunk: Chunk, tokens: int) -> Coded:
         """The coded values to send; `tokens` turns an error of a mean into one of a sum."""
 
         def encode() -> Coded:
             made = coded(values, codec_name)
             if lost is not None:
-                torch.sub(values, made.received, out=lost[_span(owner)]).mul_(tokens)
+                torch.sub(values, made.received, out=lost[chunk.span]).mul_(tokens)
             return made
 
         return await device.aside(encode) if lossy else encode()
 
+    async def reduced(some: Sequence[Chunk]) -> Tensor:
+        parts = []
+        for member in command.members:
+            if member.peer == me.peer:
+                parts.append(part[some[0].start : some[-1].stop])
+            else:
+                parts.append(joined([await arrived(member, chunk, averaged=False) for chunk in some]))
+        return await device.aside(lambda: reduction.reduce(parts, command))
+
+    meter.begin(asyncio.get_running_loop().time())
     deadline_s = asyncio.get_running_loop().time() + command.timeout_s
     async with asyncio.TaskGroup() as tasks:
-        for owner in owners:
-            if owner.peer != me.peer:
-                letter = round_slice(me, command, owner, await encoded(part[_span(owner)], owner, 1), averaged=False)
-                tasks.create_task(send_slice(links, owner, letter, deadline_s, _word(averaged=False)))
-        mean = torch.empty(0)
-        if mine in owners:
-            parts = [
-                part[_span(mine)] if member.peer == me.peer else await arrived(member, mine, averaged=False)
-                for member in command.members
-            ]
-            mean = await device.aside(lambda: reduction.reduce(parts, command))
+        outbox = partial(_Outbox, links, deadline_s, tasks, meter)
+        parts_to, means_to = ({one.peer: outbox(one) for one in others} for _ in range(2))
+        for in_turn in zip_longest(*(chunks[owner.peer] for owner in others)):  # the first chunks of all owners first
+            for owner, chunk in zip(others, in_turn, strict=True):
+                if chunk is not None:
+                    made = await encoded(part[chunk.span], chunk, 1)
+                    parts_to[owner.peer].send(round_slice(me, command, chunk, made, averaged=False))
+        means: dict[Chunk, Tensor] = {}
+        whole = await reduced(chunks[me.peer]) if reduction.clips and chunks[me.peer] else None
+        for chunk in chunks[me.peer]:
+            mean = await reduced([chunk]) if whole is None else whole[chunk.within(chunks[me.peer][0])]
             if others:  # nobody else would get what is left out
-                made = await encoded(mean, mine, command.tokens)
+                made = await encoded(mean, chunk, command.tokens)
                 mean = made.received
-            for member in others:
-                letter = round_slice(me, command, mine, made, averaged=True)
-                tasks.create_task(send_slice(links, member, letter, deadline_s, _word(averaged=True)))
-        slices = [mean if owner.peer == me.peer else await arrived(owner, owner, averaged=True) for owner in owners]
-    return await device.aside(lambda: _assemble(stage, command.unit, slices, lost))
+                for member in others:
+                    means_to[member.peer].send(round_slice(me, command, chunk, made, averaged=True))
+            means[chunk] = mean
+        for owner in others:
+            for chunk in chunks[owner.peer]:
+                means[chunk] = await arrived(owner, chunk, averaged=True)
+    in_order = [means[chunk] for member in command.members for chunk in chunks[member.peer]]
+    rates = (meter.up_bytes_per_s, meter.down_bytes_per_s)
+    return await device.aside(lambda: _assemble(stage, command.unit, in_order, lost, rates))
 
 
-def _assemble(stage: Stage, unit: UnitName, slices: Sequence[Tensor], left: Tensor | None) -> Mean:
-    gradient = slices[0] if len(slices) == 1 else torch.cat(list(slices))
+def _assemble(
+    stage: Stage, unit: UnitName, means: Sequence[Tensor], left: Tensor | None, rates: tuple[float, float]
+) -> Mean:
+    gradient = joined(means)
     digest = xxhash.xxh3_128_hexdigest(gradient.cpu().numpy().data)
-    return Mean(gradient, digest, stage.squared_norms(unit, gradient), left)
+    return Mean(gradient, digest, stage.squared_norms(unit, gradient), left, rates)
 
 
-def _own(members: Sequence[Member], peer: PeerId) -> Member:
-    for member in members:
-        if member.peer == peer:
-            return member
-    raise Refused(f"{peer} is no member of this round")
+def joined(chunks: Sequence[Tensor]) -> Tensor:
+    """All chunks as one tensor, without a copy of one alone."""
+    return chunks[0] if len(chunks) == 1 else torch.cat(list(chunks))
 
 
-def _span(member: Member) -> slice:
-    return slice(member.start, member.stop)
+def _check_member(members: Sequence[Member], peer: PeerId) -> None:
+    if all(member.peer != peer for member in members):
+        raise Refused(f"{peer} is no member of this round")
 
 
 def _word(*, averaged: bool) -> str:
     return "mean" if averaged else "part"
 
 
-def _key(command: Average, sender: Member, owner: Member, *, averaged: bool) -> SliceKey:
+def _key(command: Average, sender: Member, chunk: Chunk, *, averaged: bool) -> SliceKey:
     return SliceKey(
         command.timeline,
         command.step,
@@ -148,8 +176,30 @@ def _key(command: Average, sender: Member, owner: Member, *, averaged: bool) -> 
         averaged,
         sender.peer,
         sender.incarnation,
-        owner.start,
+        chunk.start,
     )
+
+
+class _Outbox:
+    """The chunks that one member sends another, of parts or of means: in order, a few at a time."""
+
+    def __init__(
+        self, links: PeerLinks, deadline_s: float, tasks: asyncio.TaskGroup, meter: RoundMeter, to: Member
+    ) -> None:
+        self._links, self._deadline_s, self._tasks, self._meter, self._to = links, deadline_s, tasks, meter, to
+        self._room: asyncio.Semaphore | None = None
+
+    def send(self, letter: Letter) -> None:
+        header = letter.header
+        assert isinstance(header, Slice)
+        if self._room is None:  # chunks of a slice are alike, and the last one is no larger
+            self._room = asyncio.Semaphore(under_way_max(header.total_bytes))
+        self._tasks.create_task(self._deliver(letter, header, self._room))
+
+    async def _deliver(self, letter: Letter, header: Slice, room: asyncio.Semaphore) -> None:
+        async with room:
+            await send_slice(self._links, self._to, letter, self._deadline_s, _word(averaged=header.averaged))
+        self._meter.sent(header.total_bytes, asyncio.get_running_loop().time())
 
 
 async def send_slice(links: PeerLinks, to: Member | Envoy, letter: Letter, deadline_s: float, what: str) -> None:

@@ -4,9 +4,9 @@
          └──▶ of a round to come ──room?──▶ early: under the name that its sender claims, until the round is announced
 
 A round (`Average`, or `Exchange` between islands) names its members by peer and incarnation, and the owner of each
-slice. So it also fixes every slice that is due, its sender and its size; nothing else enters the round. A slice that
-comes again is ignored. One that comes again with other contents is refused: one of the two is false, and its sender
-reports that the round has failed.
+slice. So it also fixes every chunk of a slice that is due, its sender and its size; nothing else enters the round. A
+chunk that comes again is ignored. One that comes again with other contents is refused: one of the two is false, and its
+sender reports that the round has failed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from stage_server.brain.early_inputs import Claim, EarlyInputs
+from stage_server.brain.round_meter import RoundMeter
+from stage_server.brain.slice_chunks import chunks_of
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
 from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model import codec
@@ -29,7 +31,7 @@ from swarm.types import PeerId, Round, UnitName
 
 @dataclass(frozen=True, slots=True)
 class SliceKey:
-    """Names one slice on its way: `start` is the first element within the unit."""
+    """Names one chunk of a slice on its way: `start` is the first element within the unit."""
 
     timeline: int
     step: int
@@ -72,6 +74,7 @@ class _Announced:
 
     round: Round
     due: dict[SliceKey, int] = field(default_factory=dict)
+    meter: RoundMeter = field(default_factory=RoundMeter)
 
 
 class Mailbox:
@@ -114,6 +117,7 @@ class Mailbox:
             _compare(header, self._slices[key].sent, payload)
         else:
             arrived = self._slices[key] = Arrived.of(header, payload)
+            round_.meter.taken(header.total_bytes, asyncio.get_running_loop().time())
             waiting = self._waiting.pop(key, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(arrived)
@@ -143,16 +147,24 @@ class Mailbox:
                 self.put(*early)
         self.early.drop(lambda key, _: (key.step, key.unit) == (step, unit) and key.round <= command.round)
 
+    def meter(self, command: Average) -> RoundMeter:
+        """Of a round that was announced: it has seen what arrived."""
+        round_ = self._announced.get((command.step, command.unit))
+        assert round_ is not None
+        assert round_.round == command.round
+        return round_.meter
+
     def expect(self, command: Average, owner: PeerId) -> None:
         """Others send us their parts of a slice that is another's: it is reduced once more here."""
         round_ = self._announced.get((command.step, command.unit))
         if round_ is None or round_.round != command.round:
             return
         of_round = (command.timeline, command.step, command.unit, command.round)
-        for start, stop in [(one.start, one.stop) for one in command.members if one.peer == owner]:
+        for chunk in [chunk for one in command.members if one.peer == owner for chunk in chunks_of(one)]:
             for member in command.members:
                 if member.peer != self._me:
-                    round_.due[SliceKey(*of_round, False, member.peer, member.incarnation, start)] = stop - start
+                    part = SliceKey(*of_round, False, member.peer, member.incarnation, chunk.start)
+                    round_.due[part] = chunk.elements
 
     def close(self, step: int) -> None:
         """Forget all slices up to and including `step`: it is committed."""
@@ -164,16 +176,14 @@ class Mailbox:
     def _due(self, command: Average) -> dict[SliceKey, int]:
         """Parts of the slice that we own from all others, and means from all others that own one."""
         of_round = (command.timeline, command.step, command.unit, command.round)
-        mine = [(one.start, one.stop) for one in command.members if one.peer == self._me and one.stop > one.start]
-        due = {}
+        mine = [chunk for one in command.members if one.peer == self._me for chunk in chunks_of(one)]
+        due: dict[SliceKey, int] = {}
         for member in command.members:
             if member.peer == self._me:
                 continue
-            for start, stop in mine:
-                due[SliceKey(*of_round, False, member.peer, member.incarnation, start)] = stop - start
-            if member.stop > member.start:
-                mean = SliceKey(*of_round, True, member.peer, member.incarnation, member.start)
-                due[mean] = member.stop - member.start
+            sender = member.peer, member.incarnation
+            due |= {SliceKey(*of_round, False, *sender, chunk.start): chunk.elements for chunk in mine}
+            due |= {SliceKey(*of_round, True, *sender, chunk.start): chunk.elements for chunk in chunks_of(member)}
         return due
 
     def _proposals_due(self, command: Exchange, proposal_bytes: int) -> dict[SliceKey, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 from torch import Tensor
 
+from stage_server.brain.slice_chunks import Chunk
 from stage_server.ports import ReplicaId
 from stage_server.replica.leftovers import Coded
 from swarm.errors import RetryElsewhere
@@ -81,11 +82,11 @@ def question(me: ReplicaId, microbatch: Microbatch, direction: Direction, attemp
     return Letter(Need(me.job, microbatch, direction, asked, attempt, me.peer, me.incarnation), b"")
 
 
-def round_slice(me: ReplicaId, command: Average, owner: Member, coded: Coded, *, averaged: bool) -> Letter:
-    """A part for the owner of a slice, or the mean of its slice."""
+def round_slice(me: ReplicaId, command: Average, chunk: Chunk, coded: Coded, *, averaged: bool) -> Letter:
+    """A part of a chunk for the owner of its slice, or the mean of a chunk of our own slice."""
     of_round = (command.timeline, command.step, command.unit, command.round)
-    content = (coded.dtype, owner.stop - owner.start, coded.payload.nbytes)
-    header = Slice(me.job, *of_round, averaged, owner.start, me.peer, me.incarnation, *content)
+    content = (coded.dtype, chunk.elements, coded.payload.nbytes)
+    header = Slice(me.job, *of_round, averaged, chunk.start, me.peer, me.incarnation, *content)
     return Letter(header, coded.payload)
 
 

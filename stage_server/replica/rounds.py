@@ -178,17 +178,8 @@ class RoundRunner:
             duration_s = loop.time() - started_s
             self._means[command.step, command.unit, command.round] = mean
             self._ports.metrics.round_finished(self._me.stage, "averaged", duration_s)
-            self._ports.emit(
-                Averaged(
-                    command.timeline,
-                    command.step,
-                    command.unit,
-                    command.round,
-                    mean.digest,
-                    mean.norms,
-                    duration_s,
-                )
-            )
+            of_round = (command.timeline, command.step, command.unit, command.round)
+            self._ports.emit(Averaged(*of_round, mean.digest, mean.norms, duration_s, *mean.rates))
 
     async def _run(self, command: Average | Exchange) -> Mean:
         me, stage, device, links = self._me, self._stage, self._ports.device, self._ports.links

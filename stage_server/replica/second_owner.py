@@ -16,11 +16,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from stage_server.brain.slice_chunks import Chunk, chunks_of
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
+from stage_server.replica.averaging import joined
 from stage_server.replica.leftovers import coded
 from stage_server.replica.mailbox import Mailbox, SliceKey
-from stage_server.replica.packing import deliver, round_slice
+from stage_server.replica.packing import Letter, deliver, round_slice
 from stage_server.replica.reduction import Reduction
 from swarm.errors import Refused
 from swarm.events import Rechecked
@@ -37,8 +39,13 @@ async def send_part(
 ) -> None:
     """Send the verifier our part of the slice once more; PeerUnavailable or Refused if it does not take it."""
     owner, to = _of(average, command.owner), _of(average, command.verifier)
-    values = await device.run(lambda: part()[owner.start : owner.stop].clone())
-    letter = round_slice(me, average, owner, coded(values, "none"), averaged=False)
+    chunks = chunks_of(owner)
+    values = await device.run(lambda: [part()[chunk.span].clone() for chunk in chunks])
+    for chunk, one in zip(chunks, values, strict=True):
+        await _deliver(links, to, round_slice(me, average, chunk, coded(one, "none"), averaged=False))
+
+
+async def _deliver(links: PeerLinks, to: Member, letter: Letter) -> None:
     for left in reversed(range(TIMES)):
         try:
             await deliver(links, to, letter)
@@ -70,7 +77,8 @@ async def reduce_again(
                 if member.peer == me.peer:
                     parts.append(await device.run(lambda: part()[span].clone()))
                 else:
-                    parts.append((await mailbox.get(key_of(average, member, owner))).values())
+                    came = [(await mailbox.get(key_of(average, member, chunk))).values() for chunk in chunks_of(owner)]
+                    parts.append(joined(came))
     except TimeoutError:
         return answer_to(
             command, fault=f"{len(parts)} of {len(average.members)} parts came within {average.timeout_s:g} s"
@@ -84,10 +92,10 @@ async def reduce_again(
     return replace(answer_to(command), took=took, computed=computed, held=mean)
 
 
-def key_of(average: Average, sender: Member, owner: Member) -> SliceKey:
-    """The part of a member that goes into a slice."""
+def key_of(average: Average, sender: Member, chunk: Chunk) -> SliceKey:
+    """The part of a member that goes into a chunk of a slice."""
     of_round = (average.timeline, average.step, average.unit, average.round)
-    return SliceKey(*of_round, False, sender.peer, sender.incarnation, owner.start)
+    return SliceKey(*of_round, False, sender.peer, sender.incarnation, chunk.start)
 
 
 def _of(average: Average, peer: str) -> Member:

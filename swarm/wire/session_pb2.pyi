@@ -265,7 +265,7 @@ class ParameterNorm(_message.Message):
     def __init__(self, name: _Optional[str] = ..., squared_norm: _Optional[float] = ...) -> None: ...
 
 class Averaged(_message.Message):
-    __slots__ = ("timeline", "step", "unit", "round", "digest", "norms", "duration_s")
+    __slots__ = ("timeline", "step", "unit", "round", "digest", "norms", "duration_s", "up_bytes_per_s", "down_bytes_per_s")
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -273,6 +273,8 @@ class Averaged(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NORMS_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     timeline: int
     step: int
     unit: str
@@ -280,7 +282,9 @@ class Averaged(_message.Message):
     digest: str
     norms: _containers.RepeatedCompositeFieldContainer[ParameterNorm]
     duration_s: float
-    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., digest: _Optional[str] = ..., norms: _Optional[_Iterable[_Union[ParameterNorm, _Mapping]]] = ..., duration_s: _Optional[float] = ...) -> None: ...
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., digest: _Optional[str] = ..., norms: _Optional[_Iterable[_Union[ParameterNorm, _Mapping]]] = ..., duration_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Rechecked(_message.Message):
     __slots__ = ("timeline", "step", "unit", "round", "number", "took", "computed", "held", "fault")

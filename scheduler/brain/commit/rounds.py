@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from scheduler.brain.commit.digests import Expel, Remedy, average_of, vote
 from scheduler.brain.commit.excuses import Excuses
+from scheduler.brain.commit.shares import Shares
 from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.outputs import Fail
 from scheduler.brain.state.brain_state import BrainState
@@ -33,6 +34,7 @@ class Rounds:
         self._state = state
         self._elements = elements
         self._excuses = Excuses()
+        self._shares = Shares(state)
         self._number = 0
 
     def start(self, run: StepRun) -> None:
@@ -78,7 +80,10 @@ class Rounds:
             self._state.ledger.duplicates += 1
             return []
         averaging.reports[peer] = event
-        return self._compare(run, event.unit, averaging, now_s) if averaging.is_complete else []
+        if not averaging.is_complete:
+            return []
+        self._shares.averaged(event.unit, averaging)
+        return self._compare(run, event.unit, averaging, now_s)
 
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> Remedy | None:
         """A member could not average: the round is repeated, perhaps after a pause; gives a remedy once that does not
@@ -200,10 +205,11 @@ class Rounds:
         served = [peer for stage in sorted(set(settings.units[unit])) for peer in pool.by_stage[stage]]
         members = [pool[peer].replica for peer in served if pool.takes_part(peer, run.step)]
         trouble = run.troubles.get(unit)
-        shares = trouble.owners([one.peer for one in members]) if trouble else None
-        planned = plan_round(members, run.sets, self._elements[unit], shares)
         self._number += 1
         number = Round(settings.epoch, self._number)
+        peers = [one.peer for one in members]
+        shares = trouble.owners(peers) if trouble else self._shares.plan(unit, number, peers)
+        planned = plan_round(members, run.sets, self._elements[unit], shares)
         run.rounds[unit] = UnitAveraging(number, planned)
         timeline, timeout_s = settings.timeline, settings.averaging_timeout_s
         tokens = settings.tokens_of(self._state.course.at(run.step).portion)

@@ -76,6 +76,7 @@ def brain_settings(
         norm_band=spec.trust.norm_band,
         recount=spec.trust.recount,
         second_owner=spec.trust.second_owner,
+        clips=spec.averaging.aggregate == "centered_clip",
         second_hash=spec.trust.second_hash,
         deadlines=DeadlineSettings(pipeline.deadline_k, pipeline.deadline_min_s, pipeline.deadline_max_s),
         rebalance=RebalanceSettings(

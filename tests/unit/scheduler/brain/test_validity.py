@@ -217,3 +217,12 @@ def test_events_of_an_earlier_timeline_are_late_and_no_nonsense() -> None:
     assert swarm.brain.counts().violations == 0
     swarm.run()
     swarm.assert_finished()
+
+
+@pytest.mark.parametrize("field", ["duration_s", "up_bytes_per_s", "down_bytes_per_s"])
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_no_link_and_no_round_is_as_fast_as_that(field: str, value: float) -> None:
+    said = Averaged(1, 0, S0, Round(3, 1), "mean", (), 0.1, 1e6, 1e300)
+    settings = Swarm().settings
+    assert fault_of(A, said, settings, 0) == ""
+    assert str(value) in fault_of(A, replace(said, **{field: value}), settings, 0)

@@ -1,0 +1,83 @@
+"""Rounds of real members in virtual time, on links of so many bytes per second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stage_server.ports import ReplicaId
+from stage_server.replica.averaging import Mean, run_round
+from stage_server.replica.leftovers import Leftovers
+from stage_server.replica.mailbox import Mailbox
+from stage_server.replica.reduction import Reduction
+from swarm.events import ParameterNorm
+from swarm.messages import Average
+from swarm.peer_messages import Slice, TensorHeader
+from swarm.types import JobId, PeerId, UnitName
+from tests.support.devices import SimDevice
+from tests.support.sim import loop as sim
+from tests.support.sim.fluid import FluidNetwork, Line
+
+
+class Sums:
+    """A stage that has accumulated something."""
+
+    def __init__(self, name: str, elements: int, bits: int | None) -> None:
+        drawn = torch.randn(elements, generator=torch.Generator().manual_seed(Random(name).getrandbits(32)))
+        self.sums = drawn if bits is None else (drawn.double() * 2.0**bits).round()
+
+    def part(self, step: int, unit: UnitName) -> Tensor:
+        return self.sums
+
+    def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
+        return ()
+
+
+class Fleet:
+    """The members of a round, and what their links did."""
+
+    def __init__(self, command: Average, codec_name: str, bits: int | None, lines: Mapping[str, Line]) -> None:
+        self.command, self.bits = command, bits
+        self.names = [str(member.peer) for member in command.members]
+        self.stages = {name: Sums(name, command.members[-1].stop, bits) for name in self.names}
+        self.mailboxes = {name: Mailbox(PeerId(name), 0, 1) for name in self.names}
+        self.leftovers = {name: Leftovers(codec_name) for name in self.names}
+        self.arrived: list[Slice] = []
+        self.copies = 1
+        self.silent = ""
+        self.clips = False
+        self.network = FluidNetwork(lines, self._take)
+
+    def run(self) -> tuple[float, dict[str, Mean]]:
+        """Seconds of the round, and what each member that is not silent makes of it."""
+        return sim.run(self._round(), seed=0)
+
+    async def _round(self) -> tuple[float, dict[str, Mean]]:
+        device = SimDevice(lambda: 0.0)
+        computing = asyncio.ensure_future(device.work_forever())
+        for mailbox in self.mailboxes.values():
+            mailbox.begin(self.command)
+        try:
+            able = [name for name in self.names if name != self.silent]
+            means = await asyncio.gather(*(self._member(name, device) for name in able))
+            return asyncio.get_running_loop().time(), dict(zip(able, means, strict=True))
+        finally:
+            computing.cancel()
+
+    async def _member(self, name: str, device: SimDevice) -> Mean:
+        me, stage, links = ReplicaId(JobId("job"), PeerId(name), 1, 0), self.stages[name], self.network.links(name)
+        simulated: tuple[Any, Any] = stage, links
+        mailbox, leftovers = self.mailboxes[name], self.leftovers[name]
+        reduction = Reduction(self.bits, self.clips)
+        return await run_round(self.command, me, simulated[0], reduction, device, simulated[1], mailbox, leftovers)
+
+    def _take(self, address: str, header: TensorHeader, payload: memoryview) -> None:
+        assert isinstance(header, Slice)
+        self.arrived.append(header)
+        for _ in range(self.copies):
+            self.mailboxes[address].put(header, payload)
