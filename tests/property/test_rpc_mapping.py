@@ -50,7 +50,19 @@ WORDS = {
     "part": ["state", "records"],
     "level": ["debug", "info", "warning", "error", "critical"],
 }
-UINT32 = {"timeline", "index", "attempt", "stage", "number", "protocol", "threads", "microbatch", "split", "join"} | {
+UINT32 = {
+    "timeline",
+    "index",
+    "attempt",
+    "stage",
+    "number",
+    "protocol",
+    "threads",
+    "microbatch",
+    "split",
+    "join",
+    "island",
+} | {
     "chunk",
     "answered",
     "indexes",
