@@ -221,7 +221,7 @@ P7 = [
         "--minutes 0.6",
         "--minutes 8",
     ),
-    Run(f"{UNEQUAL} --speeds 1,1,1,0.1", "--steps 4", "--steps 20"),
+    Run(f"{UNEQUAL} --speeds 1,1,1,0.1 --microbatches 64", "--steps 3", "--steps 20"),
     Run(f"{UNEQUAL} --speeds 1,1,1 --stages 2 --join", "--steps 6", "--steps 20"),
 ]
 P7_MEASURES = (
