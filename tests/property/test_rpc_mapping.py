@@ -62,7 +62,7 @@ UINT32 = {
     "split",
     "join",
     "island",
-} | {
+    "microbatches",
     "chunk",
     "answered",
     "indexes",
