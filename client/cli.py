@@ -21,7 +21,7 @@ from swarm.process.lifecycle import missing_package, print_error, usage_error
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class VerbEntry:
     """A verb as `swarm --help` lists it; `module` has a function of the verb's name, or is a program of its own."""
 
     module: str
@@ -31,37 +31,37 @@ class Entry:
 
 # A verb's module is imported when the verb is called: `swarm --help` needs none of them.
 VERBS = {
-    "up": Entry("client.up.up", "Run a whole swarm on this machine."),
-    "submit": Entry("client.verbs.submit", "Send a job to the scheduler and follow it."),
-    "ls": Entry("client.verbs.watching.overview", "List jobs."),
-    "status": Entry("client.verbs.watching.overview", "Show one job."),
-    "top": Entry("client.verbs.watching.top", "Show jobs, stages and stage servers, live."),
-    "history": Entry("client.verbs.watching.history", "Show the loss of each step, as a table, CSV or JSON."),
-    "logs": Entry("client.verbs.watching.logs", "Show what the processes of a job logged."),
-    "cancel": Entry("client.verbs.control", "Save what was trained, then stop jobs."),
-    "chaos": Entry("client.verbs.chaos", "Harm a stage server and show how its job recovers."),
-    "pause": Entry("client.verbs.control", "Save a job and free its stage servers."),
-    "resume": Entry("client.verbs.control", "Continue a job from a checkpoint."),
-    "rm": Entry("client.verbs.removal", "Remove jobs that have ended, with all that they made."),
-    "gc": Entry("client.verbs.removal", "Free disk space from what no job needs."),
-    "checkpoints": Entry("client.verbs.checkpoints", "List the checkpoints of a job."),
-    "peers": Entry("client.verbs.peers", "List stage servers, or drain one."),
-    "explain": Entry("client.verbs.watching.explain", "Say why a job waits or a stage server is idle."),
-    "trace": Entry("client.verbs.watching.trace", "Write down where the time of a step goes."),
-    "pull": Entry("client.verbs.pull", "Fetch the model of a job as a Hugging Face folder."),
-    "login": Entry("client.verbs.members.login", "Join a swarm as a person, with a token."),
-    "token": Entry("client.verbs.members.login", "Let others join: make, list or revoke tokens."),
-    "identity": Entry("client.verbs.members.login", "List members, show yourself, or take a member out."),
-    "project": Entry("client.verbs.members.projects", "List projects, make one, or change its quota."),
-    "ca": Entry("client.verbs.members.ca", "Show the swarm's authority, or put another in its place."),
-    "audit": Entry("client.verbs.members.audit", "Show or verify what was asked of a scheduler here."),
-    "track": Entry("client.verbs.watching.track", "Write the steps of a job for TensorBoard, MLflow or W&B."),
-    "doctor": Entry("client.verbs.doctor", "Find what keeps a swarm from working, and say what to do."),
-    "version": Entry("client.verbs.watching.overview", "Show the versions of this command and the scheduler."),
-    "scheduler": Entry("scheduler", "Run the scheduler in this process.", program=True),
-    "stage-server": Entry("stage_server", "Serve a stage with one device.", program=True),
-    "relay": Entry("swarm.relay", "Carry bytes to stage servers that can only dial out.", program=True),
-    "train-local": Entry("swarm.reference", "Train a job in this one process.", program=True),
+    "up": VerbEntry("client.up.up", "Run a whole swarm on this machine."),
+    "submit": VerbEntry("client.verbs.submit", "Send a job to the scheduler and follow it."),
+    "ls": VerbEntry("client.verbs.watching.overview", "List jobs."),
+    "status": VerbEntry("client.verbs.watching.overview", "Show one job."),
+    "top": VerbEntry("client.verbs.watching.top", "Show jobs, stages and stage servers, live."),
+    "history": VerbEntry("client.verbs.watching.history", "Show the loss of each step, as a table, CSV or JSON."),
+    "logs": VerbEntry("client.verbs.watching.logs", "Show what the processes of a job logged."),
+    "cancel": VerbEntry("client.verbs.control", "Save what was trained, then stop jobs."),
+    "chaos": VerbEntry("client.verbs.chaos", "Harm a stage server and show how its job recovers."),
+    "pause": VerbEntry("client.verbs.control", "Save a job and free its stage servers."),
+    "resume": VerbEntry("client.verbs.control", "Continue a job from a checkpoint."),
+    "rm": VerbEntry("client.verbs.removal", "Remove jobs that have ended, with all that they made."),
+    "gc": VerbEntry("client.verbs.removal", "Free disk space from what no job needs."),
+    "checkpoints": VerbEntry("client.verbs.checkpoints", "List the checkpoints of a job."),
+    "peers": VerbEntry("client.verbs.peers", "List stage servers, or drain one."),
+    "explain": VerbEntry("client.verbs.watching.explain", "Say why a job waits or a stage server is idle."),
+    "trace": VerbEntry("client.verbs.watching.trace", "Write down where the time of a step goes."),
+    "pull": VerbEntry("client.verbs.pull", "Fetch the model of a job as a Hugging Face folder."),
+    "login": VerbEntry("client.verbs.members.login", "Join a swarm as a person, with a token."),
+    "token": VerbEntry("client.verbs.members.login", "Let others join: make, list or revoke tokens."),
+    "identity": VerbEntry("client.verbs.members.login", "List members, show yourself, or take a member out."),
+    "project": VerbEntry("client.verbs.members.projects", "List projects, make one, or change its quota."),
+    "ca": VerbEntry("client.verbs.members.ca", "Show the swarm's authority, or put another in its place."),
+    "audit": VerbEntry("client.verbs.members.audit", "Show or verify what was asked of a scheduler here."),
+    "track": VerbEntry("client.verbs.watching.track", "Write the steps of a job for TensorBoard, MLflow or W&B."),
+    "doctor": VerbEntry("client.verbs.doctor", "Find what keeps a swarm from working, and say what to do."),
+    "version": VerbEntry("client.verbs.watching.overview", "Show the versions of this command and the scheduler."),
+    "scheduler": VerbEntry("scheduler", "Run the scheduler in this process.", program=True),
+    "stage-server": VerbEntry("stage_server", "Serve a stage with one device.", program=True),
+    "relay": VerbEntry("swarm.relay", "Carry bytes to stage servers that can only dial out.", program=True),
+    "train-local": VerbEntry("swarm.reference", "Train a job in this one process.", program=True),
 }
 ALIASES = {"stop": "cancel"}
 

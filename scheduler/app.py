@@ -17,7 +17,7 @@ from typing import Any
 from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
 from scheduler.api.health import Health
 from scheduler.api.job_service import JobService
-from scheduler.api.members.admission import Admission
+from scheduler.api.members.admission import Gatekeeper
 from scheduler.api.members.projects import ProjectService
 from scheduler.api.members.reach import Reach
 from scheduler.api.overview import Overview
@@ -33,7 +33,7 @@ from scheduler.storage.database import Database, DatabaseWatch
 from scheduler.storage.stores import Stores
 from scheduler.web.discovery import targets
 from scheduler.web.feed import Entrance, Feed
-from scheduler.web.listener import Listener
+from scheduler.web.listener import HttpListener
 from scheduler.web.pages import Pages
 from scheduler.web.site import MainLoop, Site
 from swarm.errors import InvalidConfig
@@ -123,10 +123,10 @@ async def serve(options: SchedulerOptions) -> None:
             announcer = BusAnnouncer(bus, options.swarm)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        admission: Admission | None = None
+        admission: Gatekeeper | None = None
         if not options.insecure:
             denied, life_s = metrics.process.auth_failed, options.certificate_life_s
-            admission = await Admission.open(options.data_dir, database, log, life_s, denied)
+            admission = await Gatekeeper.open(options.data_dir, database, log, life_s, denied)
             stack.callback(admission.close)
         metrics.process.insecure(options.insecure)
         meter = Meter(metrics.process.handled)
@@ -227,7 +227,7 @@ async def serve(options: SchedulerOptions) -> None:
             feed = Feed(seen_by_all, entrance, product, health.troubles)
             pages = Pages(loop, feed, is_local=is_loopback(options.http_host))
             site = Site(loop, metrics.registry, health.not_ready, health.remarks, door, scraped, pages.routes())
-            listener = Listener(options.http_host, options.http_port, site.application(), door)
+            listener = HttpListener(options.http_host, options.http_port, site.application(), door)
             http_address = f"{options.http_host}:{listener.start()}"
             stack.callback(listener.close)
 

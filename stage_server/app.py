@@ -19,7 +19,7 @@ from stage_server.metrics import StageServerMetrics
 from stage_server.options import StageServerOptions
 from stage_server.ports import HubPolicy, MemoryBudget
 from stage_server.session.gate import PassGate
-from stage_server.session.relays import KnownRelays, Listener
+from stage_server.session.relays import KnownRelays, RelayListener
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.errors import InvalidConfig, RoleForbids, SchedulerUnreachable, SwarmError
 from swarm.events import Hello
@@ -177,11 +177,11 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             metrics.process.mqtt_link(False)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        listener: Listener | None = None
+        listener: RelayListener | None = None
         if options.via_relay:
             host = (options.listen or "127.0.0.1:0").rpartition(":")[0]
             own = f"{'127.0.0.1' if is_wildcard(host) else host}:{port}"
-            listener = Listener(paths, peer, own, wallet, get_logger("stage-server"))
+            listener = RelayListener(paths, peer, own, wallet, get_logger("stage-server"))
         ports = ServerPorts(
             device,
             links,

@@ -22,7 +22,7 @@ CERTIFICATE_WARNING_S = 3600.0
 NOT_REACHED = "(not reached)"  # behind the address of a stage server that the scheduler cannot dial
 
 
-class Verdict(StrEnum):
+class Grade(StrEnum):
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
@@ -34,26 +34,26 @@ class Finding:
     """The result of one measurement. `hint` gives the remedy for a warning or a failure."""
 
     check: str
-    verdict: Verdict
+    verdict: Grade
     text: str
     hint: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 def ok(check: str, text: str, **numbers: float) -> Finding:
-    return Finding(check, Verdict.OK, text, numbers=numbers)
+    return Finding(check, Grade.OK, text, numbers=numbers)
 
 
 def warning(check: str, text: str, hint: str, **numbers: float) -> Finding:
-    return Finding(check, Verdict.WARNING, text, hint, numbers)
+    return Finding(check, Grade.WARNING, text, hint, numbers)
 
 
 def failed(check: str, text: str, hint: str, **numbers: float) -> Finding:
-    return Finding(check, Verdict.FAILED, text, hint, numbers)
+    return Finding(check, Grade.FAILED, text, hint, numbers)
 
 
 def skipped(check: str, why: str) -> Finding:
-    return Finding(check, Verdict.SKIPPED, why)
+    return Finding(check, Grade.SKIPPED, why)
 
 
 def of_error(check: str, error: SwarmError) -> Finding:

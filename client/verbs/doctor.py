@@ -13,7 +13,7 @@ from rich.text import Text
 from client.connection import dial, identity_for
 from client.doctor import probes, rules
 from client.doctor.bundle import write_bundle
-from client.doctor.rules import Finding, Verdict
+from client.doctor.rules import Finding, Grade
 from client.shell import Shell
 from client.transfer.submission import check
 from client.views import job_values, peer_values
@@ -21,7 +21,7 @@ from swarm.errors import SwarmError
 from swarm.job.spec import load_job
 
 JOBS_IN_BUNDLE = 50
-_STYLE = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red", Verdict.SKIPPED: "dim"}
+_STYLE = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.FAILED: "red", Grade.SKIPPED: "dim"}
 
 
 def doctor(
@@ -53,7 +53,7 @@ def doctor(
         shell.say(f"written to {bundle}")
     if shell.json:
         shell.data(values)
-    count = sum(one.verdict is Verdict.FAILED for one in findings)
+    count = sum(one.verdict is Grade.FAILED for one in findings)
     if not shell.json:
         shell.say("nothing fails" if not count else f"{count} of {len(findings)} fail")
     return 1 if count else 0
@@ -78,7 +78,7 @@ def _all(shell: Shell, port: int, broker: str, job: Path | None, swarm: dict[str
     if broker:
         yield probes.broker(broker)
     yield (found := probes.name(shell.scheduler))
-    if found.verdict is Verdict.FAILED:
+    if found.verdict is Grade.FAILED:
         return
     try:
         identity = identity_for(shell)
@@ -110,5 +110,5 @@ def _job(path: Path) -> Iterator[Finding]:
 def _show(shell: Shell, finding: Finding) -> None:
     line = Text.assemble((f"{finding.verdict:<8}", _STYLE[finding.verdict]), f" {finding.check:<21} ", finding.text)
     shell.out.print(line, soft_wrap=True)
-    if finding.hint and finding.verdict is not Verdict.OK:
+    if finding.hint and finding.verdict is not Grade.OK:
         shell.out.print(Text(f"{'':<31}{finding.hint}", style="dim"), soft_wrap=True)

@@ -10,7 +10,7 @@ from scheduler.api.members.relays import RelayDesk
 from scheduler.api.seen_jobs import SeenJobs
 from scheduler.api.views import guarded_view, job_view, peer_view
 from scheduler.brain.explain.facts import Fact, explain_job
-from scheduler.brain.explain.queue import Queue
+from scheduler.brain.explain.queue import JobQueue
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
@@ -28,10 +28,10 @@ class Overview:
     wall_s: Callable[[], float]
     relays: RelayDesk | None = None
 
-    def queue(self) -> Queue:
+    def queue(self) -> JobQueue:
         return self.jobs.registry.queue(self.seen.is_seen)
 
-    def job(self, job: Job, *, spec: bool = True, queue: Queue | None = None) -> pb.JobView:
+    def job(self, job: Job, *, spec: bool = True, queue: JobQueue | None = None) -> pb.JobView:
         """The job as the caller sees it; of one that waits, also its place among others."""
         view = job_view(job, spec=spec)
         if job.waiting is not None and (told := (queue or self.queue()).text(job.record.id)):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from scheduler.brain.explain.facts import Fact
 from scheduler.brain.fleet.membership import NO_JOB, Peer
-from scheduler.brain.members.projects import ANYBODY, Person, Verdict, judge, not_owner, sees
+from scheduler.brain.members.projects import ANYBODY, JobAccess, Person, judge, not_owner, sees
 from scheduler.jobs.job import Job
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.database import JobRecord
@@ -51,11 +51,11 @@ class SeenJobs:
         """
         person = self.person()
 
-        def judged(record: JobRecord) -> Verdict:
+        def judged(record: JobRecord) -> JobAccess:
             return judge(person, method, record.project, record.owner)
 
-        job = self._named(reference, person.project, lambda record: judged(record) is not Verdict.UNKNOWN)
-        if judged(job.record) is Verdict.NOT_OWNER:
+        job = self._named(reference, person.project, lambda record: judged(record) is not JobAccess.UNKNOWN)
+        if judged(job.record) is JobAccess.NOT_OWNER:
             error = not_owner(method, job.record.id, job.record.owner)
             self._refused(method, error)
             raise error

@@ -26,7 +26,7 @@ TEXT_CHARACTERS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReplayedInput:
     """One recorded input, and the decisions now."""
 
     recorded: Recorded
@@ -45,15 +45,15 @@ class Step:
             yield f"    raises {self.error}"
 
 
-def replay(transcript: Transcript, brain: JobBrain) -> Iterator[Step]:
+def replay(transcript: Transcript, brain: JobBrain) -> Iterator[ReplayedInput]:
     """Take the brain through all that is recorded, up to an error."""
     for recorded in transcript:
         try:
-            yield Step(recorded, brain.step(recorded.happened, recorded.at_s))
+            yield ReplayedInput(recorded, brain.step(recorded.happened, recorded.at_s))
         except BadTranscript:
             raise
         except Exception as error:  # a fault of the brain is what a replay is for
-            yield Step(recorded, [], repr(error))
+            yield ReplayedInput(recorded, [], repr(error))
             return
 
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.brain.explain.facts import WAITING_STATES
-from scheduler.brain.explain.queue import Holder, Queue
+from scheduler.brain.explain.queue import Holder, JobQueue
 from scheduler.jobs.job import Job, Waiting, now_s
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.storage.database import JobRecord
@@ -119,7 +119,7 @@ class JobRegistry:
         """Running jobs, in the order in which they get peers."""
         return _in_turn(job for job in reversed(self.all()) if job.record.state is JobState.RUNNING)
 
-    def queue(self, is_seen: Callable[[Job], bool]) -> Queue:
+    def queue(self, is_seen: Callable[[Job], bool]) -> JobQueue:
         """The jobs that wait for stage servers, and those that have some; their progress only for jobs that the caller
         sees."""
 
@@ -131,7 +131,7 @@ class JobRegistry:
         holders = map(holder, sorted(held, key=lambda job: -len(job.record.peers)))
         waiting = self.waiting()
         priorities = {job.record.id: job.spec.limits.priority for job in waiting}
-        return Queue(tuple(priorities), tuple(holders), priorities)
+        return JobQueue(tuple(priorities), tuple(holders), priorities)
 
     async def enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
         before = job.record.state

@@ -97,7 +97,7 @@ def _show_speeds(job: Job, metrics: SchedulerMetrics) -> None:
 
 async def tidy(registry: JobRegistry, membership: Membership, ports: SchedulerPorts) -> None:
     """Remove expired series, and messages about jobs that the broker retains; once a minute, forever."""
-    absences, silent = MetricExpiry(), set[JobId]()
+    expiry, silent = MetricExpiry(), set[JobId]()
     loop, metrics = asyncio.get_running_loop(), ports.metrics
     while True:
         over = {job.record.id for job in registry.all() if is_over(job.record, ports.wall_s())}
@@ -106,6 +106,6 @@ async def tidy(registry: JobRegistry, membership: Membership, ports: SchedulerPo
             ports.announcer.job_removed(job_id)
         silent = over
         here = {peer.hello.peer for peer in membership.peers() if peer.state is not PeerState.GONE}
-        for name in absences.over(metrics.known_peers, here, loop.time()):
+        for name in expiry.over(metrics.known_peers, here, loop.time()):
             metrics.forget_peer(name)
         await asyncio.sleep(TIDY_S)

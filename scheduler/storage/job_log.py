@@ -38,9 +38,9 @@ class LogLine:
 class JobLog:
     """The log of one job: its file at `path`, and its newest lines in memory. `closed`: the job has ended."""
 
-    def __init__(self, path: Path, writer: LineWriter | None = None, *, closed: bool = False) -> None:
+    def __init__(self, path: Path, writer: LogWriter | None = None, *, closed: bool = False) -> None:
         self._path = path
-        self._writer = writer or LineWriter(None)
+        self._writer = writer or LogWriter(None)
         self._lines: deque[LogLine] = deque()
         self._characters = 0
         self._total = 0
@@ -95,7 +95,7 @@ class JobLog:
         self._changed = asyncio.Event()
 
 
-class LineWriter:
+class LogWriter:
     """Appends lines to files on the thread of `executor`, many at a time; at once if there is none."""
 
     def __init__(self, executor: ThreadPoolExecutor | None) -> None:
@@ -142,7 +142,7 @@ class JobLogs:
         self._reading = 0
         self._one_by_one = asyncio.Semaphore(1)
         self._open: dict[JobId, JobLog] = {}
-        self._writer = LineWriter(readers)
+        self._writer = LogWriter(readers)
 
     def open(self, job: JobId) -> None:
         """The job begins."""

@@ -32,7 +32,7 @@ BACKLOG = 1024  # a full one costs a probe the second until its SYN is sent agai
 PAUSE_S = 0.1  # after a connection could not be taken: no file descriptor is free
 
 
-class Listener:
+class HttpListener:
     """Listens at `host:port`; port 0 is any free port. With a `door` it speaks HTTPS."""
 
     def __init__(self, host: str, port: int, application: Any, door: Door | None = None) -> None:
@@ -80,9 +80,9 @@ class Service:
         self._handshakes = Handshakes()
         self._ended = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
-        self.silent: dict[Connection, None] = {}  # those that have asked for nothing yet, the oldest first
-        self.answered: dict[Connection, None] = {}  # those whose request is whole, the oldest first
-        self.lasting: set[Connection] = set()
+        self.silent: dict[HttpConnection, None] = {}  # those that have asked for nothing yet, the oldest first
+        self.answered: dict[HttpConnection, None] = {}  # those whose request is whole, the oldest first
+        self.lasting: set[HttpConnection] = set()
         self.state = ServerState()
         self.state.default_headers = [(b"connection", b"close")]
         self.config = uvicorn.Config(
@@ -125,11 +125,11 @@ class Service:
                 continue
             if len(self.silent) + len(self.answered) >= CONNECTIONS_MAX:
                 next(iter(self.silent or self.answered)).cut()
-            task = loop.create_task(self._open(Connection(self, taken)))
+            task = loop.create_task(self._open(HttpConnection(self, taken)))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
-    async def _open(self, one: Connection) -> None:
+    async def _open(self, one: HttpConnection) -> None:
         """Shake hands, if there is a door, and let uvicorn read the request."""
         limits: dict[str, Any] = {}
         if self._door is not None:
@@ -143,7 +143,7 @@ class Service:
             one.socket.close()
 
 
-class Connection:
+class HttpConnection:
     """One connection, as an application may use it."""
 
     def __init__(self, service: Service, taken: socket.socket) -> None:
@@ -192,7 +192,7 @@ class Connection:
 class _Http(H11Protocol):
     """uvicorn's protocol, extended to give the application its connection."""
 
-    def __init__(self, service: Service, connection: Connection) -> None:
+    def __init__(self, service: Service, connection: HttpConnection) -> None:
         super().__init__(service.config, service.state, {}, asyncio.get_running_loop())
         self._connection = connection
         inner: Any = self.app

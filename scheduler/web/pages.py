@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from scheduler.web.feed import Look
-from scheduler.web.listener import Connection
+from scheduler.web.listener import HttpConnection
 from scheduler.web.site import MainLoop, connection_of, text
 from scheduler.web.snapshot import Json, patch
 from swarm.errors import SwarmError
@@ -108,7 +108,7 @@ class Pages:
             return text(503, "the scheduler is busy: try again")
         return None
 
-    async def _tell(self, connection: Connection, job: str) -> AsyncIterator[bytes]:
+    async def _tell(self, connection: HttpConnection, job: str) -> AsyncIterator[bytes]:
         """Everything, then what has changed, until the visitor may no longer look."""
         certificate, clock = connection.certificate(), asyncio.get_running_loop()
         before: Json | None = None
@@ -133,7 +133,7 @@ class Pages:
 class _EventStream(StreamingResponse):
     """A stream that is no request with a deadline any more; a reader that takes nothing is dropped."""
 
-    def __init__(self, pages: Pages, connection: Connection, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, pages: Pages, connection: HttpConnection, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, headers=HEADERS, media_type="text/event-stream")
         self._pages = pages
         self._connection = connection

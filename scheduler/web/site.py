@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
-from scheduler.web.listener import CONNECTION, Connection
+from scheduler.web.listener import CONNECTION, HttpConnection
 from swarm.process.http import LOOP_TURN_S_MAX, Door, Readiness
 
 T = TypeVar("T")
@@ -127,8 +127,8 @@ class Site:
             raise HTTPException(403, _SCRAPERS_ONLY)
 
 
-def connection_of(scope: Scope) -> Connection:
-    connection: Connection = scope["extensions"][CONNECTION]
+def connection_of(scope: Scope) -> HttpConnection:
+    connection: HttpConnection = scope["extensions"][CONNECTION]
     return connection
 
 

@@ -13,12 +13,12 @@ from swarm.types import Direction, Microbatch
 OutputKey: TypeAlias = tuple[Microbatch, Direction]
 
 
-class Sized(Protocol):
+class HasSize(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
 
-Held = TypeVar("Held", bound=Sized)
+Held = TypeVar("Held", bound=HasSize)
 
 
 class HeldOutputs(Generic[Held]):

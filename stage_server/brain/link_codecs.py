@@ -63,7 +63,7 @@ def seconds_of(codec: str, elements: int, bytes_per_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class CodecStart:
     """The moment at which a tensor began to travel."""
 
     at_s: float
@@ -114,10 +114,10 @@ class LinkCodecs:
         link.codec = choose(before, elements, bytes_per_s, median(compute_s), self._codecs)
         return link.codec, Change(to, before, link.codec, bytes_per_s) if link.codec != before else None
 
-    def start(self, to: PeerId, now_s: float) -> Start:
-        return Start(now_s, self._links.setdefault(to, _Link()).delivered_bytes)
+    def start(self, to: PeerId, now_s: float) -> CodecStart:
+        return CodecStart(now_s, self._links.setdefault(to, _Link()).delivered_bytes)
 
-    def delivered(self, to: PeerId, start: Start, size_bytes: int, now_s: float) -> None:
+    def delivered(self, to: PeerId, start: CodecStart, size_bytes: int, now_s: float) -> None:
         """A tensor of `size_bytes` on the wire, sent from `start` on, was acknowledged."""
         link = self._links[to]
         link.delivered_bytes += size_bytes

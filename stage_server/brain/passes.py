@@ -36,7 +36,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownPass:
     """Facts beside the pass: about its holder, and the time."""
 
     cluster: str  # ours
@@ -45,7 +45,7 @@ class Known:
     cut_unix_s: float | None = None  # when the holder was revoked
 
 
-def check(shown: Pass, at: Place | None, known: Known, *, pulls: bool) -> None:
+def check(shown: Pass, at: Place | None, known: KnownPass, *, pulls: bool) -> None:
     """NoPass or Revoked if the holder may not dial this place; StaleMessage if it may, but another place is served
     here.
 

@@ -17,7 +17,7 @@ from swarm.model.stage import Stage
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 
 
-class Admission:
+class HeaderChecks:
     """The checks of one replica; each raises StaleMessage, Refused or CorruptFrame."""
 
     def __init__(

@@ -26,7 +26,7 @@ from stage_server.brain.link_codecs import LinkCodecs
 from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.ports import Assignment, ReplicaPorts
-from stage_server.replica.admission import Admission
+from stage_server.replica.admission import HeaderChecks
 from stage_server.replica.applying import apply
 from stage_server.replica.checker import Checker
 from stage_server.replica.deliveries import Deliveries
@@ -118,7 +118,7 @@ class Replica:
         code = spec.outer.compression
         reduction = Reduction(assignment.sum_bits, clips=spec.averaging.aggregate == "centered_clip")
         self._rounds = RoundRunner(me, stage, reduction, ports, self._reports.fail, mailbox, leftovers, code)
-        self.admission = Admission(assignment, stage, mailbox, self._neighbours, self._checker.table)
+        self.admission = HeaderChecks(assignment, stage, mailbox, self._neighbours, self._checker.table)
         self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving = Saving(assignment, stage, ports)
         ports.work.start(self._compute_forever())

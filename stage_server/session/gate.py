@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import lru_cache
 
-from stage_server.brain.passes import GRACE_S, Known, Place, check
+from stage_server.brain.passes import GRACE_S, KnownPass, Place, check
 from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
 from swarm.job.spec import spec_from_json
 from swarm.messages import CutOff, LoadStage, Welcome
@@ -100,10 +100,10 @@ class PassGate:
         finally:
             del self._inside[inside]
 
-    def _known(self, shown: Pass, name: str | None) -> Known:
+    def _known(self, shown: Pass, name: str | None) -> KnownPass:
         identity = self._wallet.identity
         cluster = "" if identity is None else identity.cluster
-        return Known(cluster, self._now_unix_s(), name, self._cut.get(shown.peer))
+        return KnownPass(cluster, self._now_unix_s(), name, self._cut.get(shown.peer))
 
     def _now_unix_s(self) -> float:
         return asyncio.get_running_loop().time() + self._ahead_s

@@ -42,7 +42,7 @@ class KnownRelays:
         """The wallet has a newer pass."""
 
 
-class Listener(KnownRelays):
+class RelayListener(KnownRelays):
     """Listens at the relays that lead to `peer`, whose own port is `own`, while `run` runs."""
 
     def __init__(self, paths: Paths, peer: PeerId, own: str, wallet: Wallet, log: Logger) -> None:

@@ -112,7 +112,7 @@ class StageServer:
         self._settings = settings
         self._tasks, self._log = ports.tasks, ports.log
         self._connect_retry = wait_random_exponential(multiplier=0.2, max=settings.connect_retry_s_max)
-        self._outgoing = EventQueue()
+        self._queue = EventQueue()
         self._was_welcomed = False
         self._link: SchedulerLink | None = None
         self._load_stage: messages.LoadStage | None = None  # loading or loaded
@@ -161,7 +161,7 @@ class StageServer:
             if not self._leaving:
                 self._leaving = reason
                 self.emit(events.Leaving(reason))
-            self._outgoing.end()
+            self._queue.end()
             await self._detached.wait()
 
     async def serve(self) -> None:
@@ -237,7 +237,7 @@ class StageServer:
                         self._log.info("attached to scheduler", scheduler=address, peer=command.peer, epoch=epoch)
                     else:
                         await self._handle(command)
-            if self._outgoing.ended:
+            if self._queue.ended:
                 self._log.info("left the scheduler", scheduler=address, reason=self._leaving)
             else:
                 self._log.warning("scheduler ended the session", scheduler=address)
@@ -278,7 +278,7 @@ class StageServer:
         yield self._hello()
         if self._leaving:
             yield events.Leaving(self._leaving)
-        outgoing = self._outgoing
+        outgoing = self._queue
         while (event := await outgoing.get()) is not None:
             yield event
 
@@ -286,9 +286,9 @@ class StageServer:
         """Begin a queue of events for the new session; Hello reports what the last one did not send."""
         replica, load = self._replica, self._load_stage
         at_work = replica or self._joiner
-        self._outgoing, self._reported = EventQueue(), self._job
+        self._queue, self._reported = EventQueue(), self._job
         for event in () if at_work is None else at_work.attach():
-            self._outgoing.put(event)
+            self._queue.put(event)
         if load is None:
             return self._identity
         held = replace(self._identity, job=load.job, timeline=load.timeline, stage=load.stage)
@@ -305,7 +305,7 @@ class StageServer:
             await asyncio.sleep(heartbeat_s)
 
     def emit(self, event: events.Event) -> None:
-        self._outgoing.put(event)
+        self._queue.put(event)
 
     def forward_log(self, time_unix_s: float, level: str, text: str) -> None:
         """Let the scheduler have a log line of the present job."""

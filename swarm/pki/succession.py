@@ -39,7 +39,7 @@ _NEXT_FILES = ("next.key", "next.crt")
 _TIMES_FILE = "succession.json"
 
 
-class Phase(StrEnum):
+class SuccessionPhase(StrEnum):
     """The phase of a succession."""
 
     ALONE = "alone"  # there is one
@@ -67,12 +67,12 @@ class Times:
         leaves_unix_s = max(ended_unix_s, signs_unix_s + TOKENS_LIVE_S, tokens_end_unix_s)
         return cls(signs_unix_s, ended_unix_s, leaves_unix_s)
 
-    def phase(self, now_unix_s: float) -> Phase:
+    def phase(self, now_unix_s: float) -> SuccessionPhase:
         if now_unix_s < self.signs_unix_s:
-            return Phase.SHOWN
+            return SuccessionPhase.SHOWN
         if now_unix_s < self.ended_unix_s:
-            return Phase.SIGNS
-        return Phase.ENDED if now_unix_s < self.leaves_unix_s else Phase.OVER
+            return SuccessionPhase.SIGNS
+        return SuccessionPhase.ENDED if now_unix_s < self.leaves_unix_s else SuccessionPhase.OVER
 
 
 class Succession:
@@ -105,13 +105,13 @@ class Succession:
             (folder / _TIMES_FILE).unlink()
             return cls.open(folder, wall_s)
         made = cls(folder, Authority.open(folder, wall_s()), next, _read_times(folder / _TIMES_FILE), wall_s)
-        if made.phase is Phase.OVER:
+        if made.phase is SuccessionPhase.OVER:
             made.save()
         return made
 
     @property
-    def phase(self) -> Phase:
-        return Phase.ALONE if self._times is None else self._times.phase(self._wall_s())
+    def phase(self) -> SuccessionPhase:
+        return SuccessionPhase.ALONE if self._times is None else self._times.phase(self._wall_s())
 
     @property
     def times(self) -> Times | None:
@@ -123,9 +123,9 @@ class Succession:
         if self._next is None or self._times is None:
             return (self._own,)
         match self.phase:
-            case Phase.SHOWN:
+            case SuccessionPhase.SHOWN:
                 return self._own, self._next
-            case Phase.OVER:
+            case SuccessionPhase.OVER:
                 return (self._next,)
         return self._next, self._own
 
@@ -145,7 +145,7 @@ class Succession:
 
     def certify(self, key: keys.PublicKey, principal: Principal, now_unix_s: float, *, life_s: float = LIFE_S) -> bytes:
         """As `Authority.certify`; none of the old authority's is good when the old one leaves."""
-        if self._times is not None and self.phase is Phase.SHOWN:
+        if self._times is not None and self.phase is SuccessionPhase.SHOWN:
             life_s = min(life_s, self._times.ended_unix_s - now_unix_s)
         return self.trusted[0].certify(key, principal, now_unix_s, life_s=life_s)
 
@@ -177,7 +177,7 @@ class Succession:
         """The old one leaves now; NotAllowed while somebody can have a good certificate of it."""
         if self._times is None:
             raise NotAllowed("there is one authority only", hint="make the next one: swarm ca rotate")
-        if self.phase in (Phase.SHOWN, Phase.SIGNS):
+        if self.phase in (SuccessionPhase.SHOWN, SuccessionPhase.SIGNS):
             raise NotAllowed(
                 f"certificates of the old authority are good until {utc(self._times.ended_unix_s)}",
                 hint="wait until then; whoever must be shut out at once: swarm identity revoke NAME",
@@ -199,7 +199,7 @@ class Succession:
         if self._next is None or self._times is None:
             return
         folder, next = self._folder, self._next
-        if self.phase is not Phase.OVER:
+        if self.phase is not SuccessionPhase.OVER:
             write_private(folder / _NEXT_FILES[0], keys.key_pem(next.key))
             write_private(folder / _NEXT_FILES[1], next.pem)
             write_private(folder / _TIMES_FILE, json.dumps(asdict(self._times)).encode())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from scheduler.api.members.admission import Admission
+from scheduler.api.members.admission import Gatekeeper
 from scheduler.storage.database import Database
 from scheduler.storage.members.book import Members
 from scheduler.storage.members.projects import Projects
@@ -83,7 +83,7 @@ class SchedulerSide:
 
     address: str
     joins: str
-    admission: Admission
+    admission: Gatekeeper
     cut: list[tuple[PeerId, str]] = field(default_factory=list)
 
     @property
@@ -107,7 +107,7 @@ async def scheduler_side(folder: Path) -> AsyncIterator[SchedulerSide]:
     """Members, guard, joins and the local admin's profile; the data of an earlier start are taken up again."""
     folder.mkdir(exist_ok=True)
     database = await Database.open(database_url(folder), None)
-    admission = await Admission.open(folder, database, get_logger("test"))
+    admission = await Gatekeeper.open(folder, database, get_logger("test"))
     server = new_server(admission.guard)
     address = f"127.0.0.1:{bind(server, LOOPBACK, admission.wallet)}"
     side = SchedulerSide(address, "", admission)

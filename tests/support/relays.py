@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from stage_server.app import may_exchange
 from stage_server.brain.passes import Place
 from stage_server.session.gate import PassGate
-from stage_server.session.relays import Listener
+from stage_server.session.relays import RelayListener
 from swarm.messages import RelayAt, Welcome
 from swarm.peer_messages import Pass, StateReply, StateRequest, TensorHeader
 from swarm.pki.authority import Authority
@@ -105,7 +105,7 @@ class Hidden:
 
     receiver: Receiver
     wallet: Wallet
-    listener: Listener
+    listener: RelayListener
     own: str
 
 
@@ -118,7 +118,7 @@ async def hidden(peer: str, stage: int, relays: Sequence[RelayAt]) -> AsyncItera
     add_peer_service(server, receiver, None, receiver, gate)
     own = f"127.0.0.1:{bind(server, '127.0.0.1:0', wallet)}"
     await server.start()
-    listener = Listener(Paths(relays), PeerId(peer), own, wallet, get_logger("test"))
+    listener = RelayListener(Paths(relays), PeerId(peer), own, wallet, get_logger("test"))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(server.stop, None)
         running = asyncio.create_task(listener.run())

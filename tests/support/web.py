@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.routing import BaseRoute
 
-from scheduler.web.listener import Listener
+from scheduler.web.listener import HttpListener
 from scheduler.web.site import MainLoop, Site
 from swarm.pki.identity import Identity
 from swarm.pki.names import any_of
@@ -34,7 +34,7 @@ def site_of(
 @contextmanager
 def serving(site: Site, door: Door | None = None) -> Iterator[int]:
     """Serve the site; gives the port."""
-    listener = Listener("127.0.0.1", 0, site.application(), door)
+    listener = HttpListener("127.0.0.1", 0, site.application(), door)
     try:
         yield listener.start()
     finally:

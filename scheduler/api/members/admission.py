@@ -32,7 +32,7 @@ from swarm.pki.identity import RENEW_AT, Identity, Wallet, issue
 from swarm.pki.names import Principal, Role, scheduler_of
 from swarm.pki.passes import PassKey
 from swarm.pki.profiles import profile_folder
-from swarm.pki.succession import Phase, Succession
+from swarm.pki.succession import Succession, SuccessionPhase
 from swarm.process.audit import Audit
 from swarm.process.logs import Logger
 from swarm.rpc.guard import CALLER, Guard, caller_with
@@ -46,7 +46,7 @@ LIST_JOBS = "/swarm.wire.Jobs/List"  # who may call it may see the page
 LOOK_S = 60.0  # how often the ages of certificates are looked at
 
 
-class Admission:
+class Gatekeeper:
     """All parts of admission; make it with `open`, then `serve`."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Admission:
         log: Logger,
         life_s: float = LIFE_S,
         denied: Callable[[str], None] = lambda code: None,
-    ) -> Admission:
+    ) -> Gatekeeper:
         """Read the book of members; at the first start, make the authority. InvalidConfig if a file cannot be used."""
         folder = data_dir / "pki"
         authority = await asyncio.to_thread(Succession.open, folder)
@@ -155,7 +155,7 @@ class Admission:
             pins = " ".join(one.pin for one in self._authority.trusted)
             self._log.info("authority", phase=phase, trusted=pins)
             self._trail.succeeded(scheduler_of(self._authority.cluster), phase, pins)
-        if phase is Phase.OVER:
+        if phase is SuccessionPhase.OVER:
             try:
                 await asyncio.to_thread(self._authority.save)
             except InvalidConfig as error:  # at the next look again

@@ -39,7 +39,7 @@ Move: TypeAlias = BeginCheckpoint | PublishCheckpoint | Stopped
 
 
 @dataclass(slots=True)
-class Collection:
+class OpenCheckpoint:
     """A checkpoint under way: the replicas that still have to hand over a stage, and the parts that were handed
     over."""
 
@@ -59,7 +59,7 @@ class CheckpointSchedule:
         self.rules = rules
         self._course = course
         self.newest = first_step
-        self.open: Collection | None = None
+        self.open: OpenCheckpoint | None = None
         self.stop: Stopped | None = None  # how the job is to end, if before its last step
         self.stop_at = 0  # the version to train up to first
         self._stages = stages
@@ -100,7 +100,7 @@ class CheckpointSchedule:
         assert self.open is None
         assert len(savers) == self._stages
         self.at_once = False
-        self.open = Collection(version, now_s, {peer: stage for stage, peer in enumerate(savers)})
+        self.open = OpenCheckpoint(version, now_s, {peer: stage for stage, peer in enumerate(savers)})
 
     def claimed(self, peer: PeerId, event: Saved) -> bool:
         """A saver claims to have handed over its stage, still to be confirmed; False if it was not awaited."""
@@ -117,7 +117,7 @@ class CheckpointSchedule:
         held.parameters[event.stage] = event.parameters
         return True
 
-    def _awaits(self, peer: PeerId, event: Saved) -> Collection | None:
+    def _awaits(self, peer: PeerId, event: Saved) -> OpenCheckpoint | None:
         """The checkpoint under way, if the peer was asked for this part of it and still owes it."""
         held = self.open
         if held is None or held.version != event.version or held.savers.get(peer) != event.stage:

@@ -19,7 +19,7 @@ from swarm.text import counted, size, spoken_duration
 from swarm.types import JobId, JobState, PeerId, PeerState
 
 if TYPE_CHECKING:
-    from scheduler.brain.checkpoint.schedule import Collection
+    from scheduler.brain.checkpoint.schedule import OpenCheckpoint
 
 # Capacities that differ by less than this share of the greatest are alike.
 ALIKE = 0.01
@@ -96,7 +96,7 @@ class Situation:
     moves: int = 0
     newest_move: tuple[PeerId, Leave, float] | None = None  # a replica that was released for another stage, and when
     links: Mapping[tuple[PeerId, PeerId], float] = field(default_factory=dict)  # avoided until then
-    checkpoint: Collection | None = None
+    checkpoint: OpenCheckpoint | None = None
     rebalanced_s: float = nan  # when that decision was taken; nan = never
     steps: tuple[StepTimes, ...] = ()  # the newest, oldest first
     islands: tuple[IslandStanding, ...] = ()  # of a job with outer steps
@@ -326,7 +326,7 @@ def _links(links: Mapping[tuple[PeerId, PeerId], float], now_s: float) -> list[F
     ]
 
 
-def _checkpoint(held: Collection | None, now_s: float) -> list[Fact]:
+def _checkpoint(held: OpenCheckpoint | None, now_s: float) -> list[Fact]:
     if held is None:
         return []
     waits = ", ".join(f"stage {stage} ({peer})" for peer, stage in sorted(held.savers.items(), key=lambda one: one[1]))

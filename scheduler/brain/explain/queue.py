@@ -25,7 +25,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class JobQueue:
     """All jobs that wait for stage servers, the next one first, and the jobs that have some, those with most first."""
 
     waiting: tuple[JobId, ...]

@@ -29,11 +29,11 @@ from scheduler.brain.explain.situation import Counts
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Input
 from scheduler.brain.islands import view
+from scheduler.brain.islands.checkpoints import JointCheckpoints
 from scheduler.brain.islands.forks import Division, Divisions, plan
 from scheduler.brain.islands.outer_steps import OuterSteps
 from scheduler.brain.islands.parity import OuterWeights
 from scheduler.brain.islands.roster import Roster
-from scheduler.brain.islands.saving import JointCheckpoints
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, EnterState, Fail, Finish, Note, Output, Stopped
 from scheduler.brain.settings import BrainSettings

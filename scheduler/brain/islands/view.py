@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scheduler.brain.checkpoint.schedule import Collection
+from scheduler.brain.checkpoint.schedule import OpenCheckpoint
 from scheduler.brain.explain.facts import IslandStanding, Situation
 from scheduler.brain.islands.rows import numbers
 from scheduler.brain.job import JobBrain
@@ -62,10 +62,10 @@ def story(islands: Sequence[JobBrain], courses: Sequence[OuterCourse], step: int
     return found
 
 
-def _checkpoint(parts: Sequence[Collection], course: OuterCourse) -> Collection | None:
+def _checkpoint(parts: Sequence[OpenCheckpoint], course: OuterCourse) -> OpenCheckpoint | None:
     """The parts of a checkpoint as one, for people."""
     if not parts:
         return None
     savers = {peer: stage for one in parts for peer, stage in one.savers.items()}
     is_writing = all(one.is_writing for one in parts)
-    return Collection(course.inner_steps(parts[0].version), parts[0].since_s, savers, is_writing=is_writing)
+    return OpenCheckpoint(course.inner_steps(parts[0].version), parts[0].since_s, savers, is_writing=is_writing)

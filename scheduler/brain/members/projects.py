@@ -34,7 +34,7 @@ class Person:
 ANYBODY = Person(Role.ADMIN, "", DEFAULT_PROJECT)  # over plaintext
 
 
-class Reach(StrEnum):
+class JobScope(StrEnum):
     """The jobs that a method may be about."""
 
     PROJECT = "jobs of the caller's project"
@@ -42,13 +42,13 @@ class Reach(StrEnum):
 
 
 # The methods that name a job. "Verify" is Checkpoints when it reads every byte.
-REACH: Mapping[str, Reach] = {
-    **dict.fromkeys(("Get", "Watch", "Logs", "Explain", "Checkpoints", "History", "Trace"), Reach.PROJECT),
-    **dict.fromkeys(("Cancel", "Pause", "Resume", "Pull", "Verify", "Remove"), Reach.OWN),
+REACH: Mapping[str, JobScope] = {
+    **dict.fromkeys(("Get", "Watch", "Logs", "Explain", "Checkpoints", "History", "Trace"), JobScope.PROJECT),
+    **dict.fromkeys(("Cancel", "Pause", "Resume", "Pull", "Verify", "Remove"), JobScope.OWN),
 }
 
 
-class Verdict(StrEnum):
+class JobAccess(StrEnum):
     """The verdict on a call that names a job."""
 
     ALLOWED = "allowed"
@@ -61,14 +61,14 @@ def sees(person: Person, project: str) -> bool:
     return person.role is Role.ADMIN or person.project == project
 
 
-def judge(person: Person, method: str, project: str, owner: str) -> Verdict:
+def judge(person: Person, method: str, project: str, owner: str) -> JobAccess:
     """The verdict on a call about a job of this project and owner, by a person whose role allows the method."""
     reach = REACH.get(method)
     if reach is None or not sees(person, project):
-        return Verdict.UNKNOWN
-    if reach is Reach.OWN and person.role is not Role.ADMIN and owner != person.owner:
-        return Verdict.NOT_OWNER
-    return Verdict.ALLOWED
+        return JobAccess.UNKNOWN
+    if reach is JobScope.OWN and person.role is not Role.ADMIN and owner != person.owner:
+        return JobAccess.NOT_OWNER
+    return JobAccess.ALLOWED
 
 
 def not_owner(method: str, job: str, owner: str) -> NotOwner:

@@ -39,8 +39,8 @@ class Dispatch:
         self._loads = loads
         self._evaluations = evaluations
         self._rng = rng
-        self._wiring = POLICIES[state.settings.routing]()
-        self._lateness = Stragglers(state.settings.deadlines)
+        self._policy = POLICIES[state.settings.routing]()
+        self._stragglers = Stragglers(state.settings.deadlines)
         self._stages = len(state.settings.split)
         self._in_flight_max = 0
         self._why_not = ""  # why a microbatch could not be given away
@@ -50,24 +50,24 @@ class Dispatch:
     # Who may be given work ---------------------------------------------------------------------------------------
 
     def add(self, peer: PeerId) -> None:
-        self._wiring.add(peer, self._state.pool.stage_of(peer))
+        self._policy.add(peer, self._state.pool.stage_of(peer))
         self._loads.add(peer)
 
     def remove(self, peer: PeerId, stage: int) -> None:
         self._state.links.forget(peer)
-        self._lateness.forget_peer(peer)
+        self._stragglers.forget_peer(peer)
         self._evaluations.withdraw(peer)
-        self._wiring.remove(peer)
+        self._policy.remove(peer)
         self._loads.remove(peer, stage)
 
     def pause(self, peer: PeerId) -> None:
         """No new work for a replica that leaves; it finishes what it has."""
-        self._wiring.remove(peer)
+        self._policy.remove(peer)
         self._loads.changed(peer)
 
     def suspect(self, peer: PeerId, reason: str, now_s: float) -> None:
         """Give a suspect no new work, and its unfinished hops to others."""
-        self._lateness.forget_peer(peer)
+        self._stragglers.forget_peer(peer)
         self.pause(peer)
         self._evaluations.withdraw(peer)
         for run in self._state.progress.redoable():
@@ -76,7 +76,7 @@ class Dispatch:
     def go_on(self, peer: PeerId) -> None:
         """Let a replica have new work again, unless something else forbids it."""
         if self._state.pool.may_work(peer):
-            self._wiring.add(peer, self._state.pool.stage_of(peer))
+            self._policy.add(peer, self._state.pool.stage_of(peer))
         self._loads.changed(peer)
 
     def open_window(self) -> None:
@@ -89,7 +89,7 @@ class Dispatch:
     # What replicas say -------------------------------------------------------------------------------------------
 
     def forwarded(self, peer: PeerId, event: Forwarded, now_s: float) -> None:
-        self._lateness.forwarded(event.microbatch.step, event.stage, event.microbatch.index, peer, now_s)
+        self._stragglers.forwarded(event.microbatch.step, event.stage, event.microbatch.index, peer, now_s)
 
     def accumulated(self, peer: PeerId, event: Accumulated, now_s: float) -> str:
         """A replica added a microbatch to its sums; gives the fault if it was never asked for it."""
@@ -102,8 +102,8 @@ class Dispatch:
         verdict = self._state.ledger.accumulated(peer, event, now_s)
         if verdict in (Verdict.COUNTED, Verdict.SECOND):
             self._loads.measured(peer, event.forward_s + event.backward_s)
-            self._wiring.done(peer, event.forward_s + event.backward_s + event.wait_s)
-            self._lateness.accumulated(step, event.stage, index, peer, now_s)
+            self._policy.done(peer, event.forward_s + event.backward_s + event.wait_s)
+            self._stragglers.accumulated(step, event.stage, index, peer, now_s)
         return f"accumulated {event.microbatch} without being asked" if verdict is Verdict.UNASKED else ""
 
     def evaluation_undelivered(self, peer: PeerId, event: EvaluationUndelivered, now_s: float) -> None:
@@ -147,7 +147,7 @@ class Dispatch:
         """The step's row is durable: stop waiting for its hops."""
         if not self._state.course.is_outer(step):
             self._state.ledger.close(step)
-        self._lateness.forget_step(step)
+        self._stragglers.forget_step(step)
 
     # Giving microbatches away ------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Dispatch:
             if peers is None:
                 return
             for peer in peers:
-                self._wiring.given(peer)
+                self._policy.given(peer)
             index = ledger.feed(step, [self._hop(peer, step) for peer in peers], now_s)
             self._send_route(step, index, now_s)
 
@@ -196,7 +196,7 @@ class Dispatch:
                 hop = self._hop(peers[stage], run.step)
                 self._state.ledger.reroute(run.step, stage, index, hop, "refill", now_s)
                 if fixed[stage] is None:
-                    self._wiring.given(peers[stage])
+                    self._policy.given(peers[stage])
             self._send_route(run.step, index, now_s)
 
     def evaluate(self, now_s: float) -> None:
@@ -223,7 +223,7 @@ class Dispatch:
     def hurry(self, now_s: float) -> None:
         """Give late hops to other replicas; from time to time, assume that slow replicas have become faster."""
         self._state.links.any(now_s)  # forgets old accusations
-        for late in self._lateness.expired(now_s) if self._state.settings.recover else ():
+        for late in self._stragglers.expired(now_s) if self._state.settings.recover else ():
             step, stage, index, peer = late.hop.step, late.hop.stage, late.hop.index, late.hop.peer
             run = self._state.progress.runs.get(step)
             if run is None or run.phase is not Phase.FEEDING or peer not in self._state.pool:
@@ -234,7 +234,7 @@ class Dispatch:
                 continue
             slack = QUEUE_SLACK if self._loads.is_measured(peer) else QUEUE_SLACK * FIRST_SLACK
             if late.waited_s < slack * (self._state.ledger.outstanding(peer) + 1) * self._loads.best_s(stage):
-                self._lateness.look_again(late, now_s)
+                self._stragglers.look_again(late, now_s)
                 continue  # its queue explains that, or that it is new
             self._loads.measured(peer, late.waited_s)
             if self._has_other(stage, hops):
@@ -246,12 +246,12 @@ class Dispatch:
 
     def times_s(self) -> list[float]:
         """When `hurry` may have something to do although nothing happens."""
-        late_s = self._lateness.due_s() or math.inf
+        late_s = self._stragglers.due_s() or math.inf
         return [late_s, self._relax_s] if self._relaxes else [late_s]
 
     def deadline_s(self, stage: int, direction: Direction) -> float:
         """How many seconds a replica may take for its turn now."""
-        return self._lateness.deadline_s(stage, direction)
+        return self._stragglers.deadline_s(stage, direction)
 
     def waiting_for(self) -> str:
         stuck = f"; {self._why_not}" if self._why_not else ""
@@ -259,7 +259,7 @@ class Dispatch:
 
     def validate(self) -> None:
         """Assert that the kept turns and deadlines equal those computed anew."""
-        self._lateness.validate()
+        self._stragglers.validate()
 
     def _choose(self, fixed: Sequence[PeerId | None], now_s: float) -> tuple[PeerId, ...] | None:
         """Choose one replica per stage, keeping the fixed ones."""
@@ -272,7 +272,7 @@ class Dispatch:
             decision = choose_route(loads, now_s, self._rng, links.cost_s, links.touches)
         else:
             to_do = self._state.ledger.in_flight() + self._to_feed()
-            decision = self._wiring.choose(loads, now_s, self._rng, to_do)
+            decision = self._policy.choose(loads, now_s, self._rng, to_do)
         self._why_not = "" if decision.plan else decision.reason
         return decision.plan
 
@@ -313,7 +313,7 @@ class Dispatch:
         hops = tuple(hop for hop in self._state.ledger.hops(step, index) if hop is not None)
         assert len(hops) == self._stages
         held = [self._state.ledger.holder(step, stage, index) == hop.peer for stage, hop in enumerate(hops)]
-        self._lateness.routed(step, index, [hop.peer for hop in hops], held, now_s)
+        self._stragglers.routed(step, index, [hop.peer for hop in hops], held, now_s)
         settings = self._state.settings
         route = Route(Microbatch(settings.timeline, step, index), settings.version_of(step, index), hops)
         for peer in dict.fromkeys([hop.peer for hop in hops] + self._state.ledger.displaced(step, index)):

@@ -101,7 +101,7 @@ class RoutingPolicy(Protocol):
 
 
 AS_GOOD = 1.1  # of the least completion: smaller differences mean nothing, as paces and queues are estimates
-PATIENCE = 0.75  # the power of the pace: 1 = all queues end at the same time, 0 = all queues are equally long
+PACE_POWER = 0.75  # the power of the pace: 1 = all queues end at the same time, 0 = all queues are equally long
 
 
 class LeastCompletion(RoutingPolicy):
@@ -148,7 +148,7 @@ class LeastCompletion(RoutingPolicy):
                 near = set(lanes.beside(lane))
                 in_time = ranked[: bisect_right(ranked, end_s, key=itemgetter(0))]
                 in_time = [one for one in in_time if one[1] in near] or in_time
-                weighted = sorted((cost_s * lanes.pace_s(peer) ** (PATIENCE - 1.0), peer) for cost_s, peer in in_time)
+                weighted = sorted((cost_s * lanes.pace_s(peer) ** (PACE_POWER - 1.0), peer) for cost_s, peer in in_time)
                 ranked = weighted or ranked
             path.append(self._next(load, ranked, rng))
             lane = lanes.of(path[-1]) if lanes.is_unequal else lane

@@ -48,7 +48,7 @@ class Contribution:
 
 
 @dataclass(slots=True)
-class Entry:
+class LedgerEntry:
     """The ledger's line for one (step, stage, microbatch)."""
 
     hop: Hop | None = None  # the newest route's; None: not routed yet, or lost
@@ -60,7 +60,7 @@ class Entry:
 class OpenStep:
     """One open step."""
 
-    entries: list[list[Entry]]  # [stage][index]
+    entries: list[list[LedgerEntry]]  # [stage][index]
     attempt: int = 1  # drawn by new hops
     fed: int = 0
     held: int = 0  # entries with a holder
@@ -98,7 +98,7 @@ class Ledger:
         assert step not in self._steps, f"step {step} is open"
         count = self.microbatches
         self._steps[step] = OpenStep(
-            [[Entry() for _ in range(count)] for _ in range(self.stages)],
+            [[LedgerEntry() for _ in range(count)] for _ in range(self.stages)],
             attempt=self._least_attempt + 1,
             left=[self.stages] * count,
             stories=[[] for _ in range(count)],
@@ -496,7 +496,7 @@ class Ledger:
         return Counter(peer for _, _, entry in self._entries(opened) for peer in entry.holders)
 
     @staticmethod
-    def _entries(opened: OpenStep) -> Iterable[tuple[int, int, Entry]]:
+    def _entries(opened: OpenStep) -> Iterable[tuple[int, int, LedgerEntry]]:
         for stage, entries in enumerate(opened.entries):
             for index, entry in enumerate(entries):
                 yield stage, index, entry

@@ -13,7 +13,7 @@ from random import Random
 from scheduler.brain.commit.digests import Remedy
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.step import Phase, StepRun, UnitAveraging
-from scheduler.brain.trust.reductions import Finding, Stand, Sums, finding
+from scheduler.brain.trust.reductions import ReductionFinding, Stand, Sums, finding
 from scheduler.brain.trust.strikes import Strikes
 from scheduler.brain.trust.verdicts import SHOWN
 from swarm.events import Rechecked
@@ -38,7 +38,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MeanPart:
     """The hash of a part; `is_firm`: two others than its giver say so."""
 
     digest: str
@@ -46,7 +46,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class _Inquiry:
+class _MeanInquiry:
     """A slice that is reduced once more."""
 
     step: int
@@ -74,8 +74,8 @@ class Means:
         self.is_on = self._rate > 0.0 or state.settings.recount > 0.0
         if self.is_on:
             self._rng = Random(rng.getrandbits(64))
-        self._open: list[_Inquiry] = []
-        self._parts: dict[Target, Part] = {}  # those that somebody wanted to know
+        self._open: list[_MeanInquiry] = []
+        self._parts: dict[Target, MeanPart] = {}  # those that somebody wanted to know
         self._number = 0
 
     def draw(self, run: StepRun, now_s: float) -> None:
@@ -84,7 +84,7 @@ class Means:
             if self._rng.random() >= self._rate:
                 continue
             owners = [member for member in averaging.members if member.stop > member.start]
-            one = _Inquiry(run.step, unit, averaging.round, self._rng.choice(owners))
+            one = _MeanInquiry(run.step, unit, averaging.round, self._rng.choice(owners))
             others = [peer for peer in sorted(averaging.peers) if self._may_read(peer, one)]
             if others:
                 self._open.append(one)
@@ -92,7 +92,7 @@ class Means:
 
     def ask_about(self, target: Target, now_s: float) -> bool:
         """Let a slice be reduced once more to learn a member's part of it; False if no peer can do that."""
-        one = _Inquiry(target.step, target.unit, target.round, target.owner, target)
+        one = _MeanInquiry(target.step, target.unit, target.round, target.owner, target)
         averaging = self._round_of(one)
         others = [peer for peer in sorted(averaging.peers) if self._may_read(peer, one)] if averaging else []
         if averaging is None or not others:
@@ -101,13 +101,13 @@ class Means:
         self._ask(one, averaging, self._rng.choice(self._readers(one, others)), now_s)
         return True
 
-    def part_of(self, target: Target) -> Part | None:
+    def part_of(self, target: Target) -> MeanPart | None:
         """The part that was given; None if it is not known."""
         return self._parts.get(target)
 
     def is_current(self, target: Target) -> bool:
         """Whether its round still counts and has no row."""
-        return self._round_of(_Inquiry(target.step, target.unit, target.round, target.owner)) is not None
+        return self._round_of(_MeanInquiry(target.step, target.unit, target.round, target.owner)) is not None
 
     def rechecked(self, peer: PeerId, event: Rechecked) -> None:
         """The owner or a verifier reports; a report that is not awaited changes nothing."""
@@ -171,7 +171,7 @@ class Means:
         asked = sorted({one.asked for one in self._open if one.step == step and one.asked is not None})
         return f"waits for a slice that is reduced once more by {listed(asked) or 'nobody yet'}"
 
-    def _round_of(self, one: _Inquiry) -> UnitAveraging | None:
+    def _round_of(self, one: _MeanInquiry) -> UnitAveraging | None:
         """The round that the inquiry is about, if it still counts and has no row."""
         run = self._state.progress.runs.get(one.step)
         averaging = run.rounds.get(one.unit) if run is not None and run.phase is Phase.DECIDED else None
@@ -181,39 +181,39 @@ class Means:
         pool = self._state.pool
         return peer in pool and not pool[peer].is_suspect
 
-    def _refused(self, one: _Inquiry, averaging: UnitAveraging, peer: PeerId, event: Rechecked) -> None:
+    def _refused(self, one: _MeanInquiry, averaging: UnitAveraging, peer: PeerId, event: Rechecked) -> None:
         """A member cannot send its part again, as its session has broken since: the slice cannot be reduced."""
         if event.number == one.number and averaging.is_member(peer):
             self._open.remove(one)
             told = f"{one}, owned by {one.owner.peer}, are not compared: {peer} says that {event.fault}"
             self._state.outbox.note("info", told)
 
-    def _learn(self, one: _Inquiry, about: Target, members: list[PeerId]) -> Finding:
+    def _learn(self, one: _MeanInquiry, about: Target, members: list[PeerId]) -> ReductionFinding:
         """Note the part that was given. If two readers got different ones, its giver and the owner contradict each
         other."""
         at = members.index(about.giver)
         took = {peer: word.took[at] for peer, word in one.said.items() if peer != about.giver}
         if len(set(took.values())) > 1:
-            return Finding(Stand.CONTRADICTED, pair=(about.giver, about.owner.peer))
+            return ReductionFinding(Stand.CONTRADICTED, pair=(about.giver, about.owner.peer))
         self._parts = {target: part for target, part in self._parts.items() if target.step >= about.step - 2}
         if took:
-            self._parts[about] = Part(next(iter(took.values())), len(took) > 1)
-        return Finding(Stand.ALIKE)
+            self._parts[about] = MeanPart(next(iter(took.values())), len(took) > 1)
+        return ReductionFinding(Stand.ALIKE)
 
-    def _readers(self, one: _Inquiry, others: list[PeerId]) -> list[PeerId]:
+    def _readers(self, one: _MeanInquiry, others: list[PeerId]) -> list[PeerId]:
         """The possible readers, without the giver if there are others, as a giver reports nothing of its own part."""
         giver = one.about.giver if one.about is not None else None
         return [peer for peer in others if peer != giver] or others
 
-    def _waits_for_owner(self, one: _Inquiry, now_s: float) -> bool:
+    def _waits_for_owner(self, one: _MeanInquiry, now_s: float) -> bool:
         """Whether to wait for the owner's report: a member may have sent it another part than it sends now."""
         owner = one.owner.peer
         return owner not in one.said and self._may_work(owner) and now_s - one.since_s < ANSWER_S_MAX
 
-    def _may_read(self, peer: PeerId, one: _Inquiry) -> bool:
+    def _may_read(self, peer: PeerId, one: _MeanInquiry) -> bool:
         return peer != one.owner.peer and peer not in one.passed and peer not in one.said and self._may_work(peer)
 
-    def _ask(self, one: _Inquiry, averaging: UnitAveraging, verifier: PeerId, now_s: float) -> None:
+    def _ask(self, one: _MeanInquiry, averaging: UnitAveraging, verifier: PeerId, now_s: float) -> None:
         self._number += 1
         one.asked, one.number, one.since_s = verifier, self._number, now_s
         one.first = one.first or one.number
@@ -222,7 +222,7 @@ class Means:
         for peer in (verifier, *sorted(averaging.peers - {verifier})):
             self._state.outbox.send(peer, command)
 
-    def _conclude(self, one: _Inquiry, found: Finding, now_s: float) -> list[Remedy]:
+    def _conclude(self, one: _MeanInquiry, found: ReductionFinding, now_s: float) -> list[Remedy]:
         match found.stand:
             case Stand.WRONG:
                 texts = {peer: self._evidence(one, peer) for peer in found.wrong}
@@ -240,7 +240,7 @@ class Means:
                 self._state.outbox.note("info", told)
         return []
 
-    def _evidence(self, one: _Inquiry, peer: PeerId) -> str:
+    def _evidence(self, one: _MeanInquiry, peer: PeerId) -> str:
         """The owner's mean against that of the readers; or a reader's report against the others'."""
         readers = [reader for reader in sorted(one.said) if reader not in (peer, one.owner.peer)]
         word = one.said[readers[0]]

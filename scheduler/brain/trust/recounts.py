@@ -32,7 +32,7 @@ GUARD = "recount"
 
 
 @dataclass(slots=True)
-class _Inquiry:
+class _RecountInquiry:
     """A replica's sum that is computed once more."""
 
     target: Target  # where its part went
@@ -66,7 +66,7 @@ class Recounts:
         if self.is_on:
             self._rng = Random(rng.getrandbits(64))
         self._drawn: dict[int, object] = {}  # the rounds of each step for which it was drawn
-        self._open: dict[int, _Inquiry] = {}  # by step
+        self._open: dict[int, _RecountInquiry] = {}  # by step
 
     def draw(self, run: StepRun, now_s: float) -> None:
         """The step is averaged, and nothing else of it is being checked: draw a replica, once for these rounds."""
@@ -90,7 +90,7 @@ class Recounts:
         if not owners or not is_known:
             return  # its part went nowhere, or microbatches are from before a restart of the scheduler
         owner: Member = self._rng.choice(owners)
-        one = _Inquiry(Target(run.step, unit, rounds[unit], owner, replica), stage, indexes, device)
+        one = _RecountInquiry(Target(run.step, unit, rounds[unit], owner, replica), stage, indexes, device)
         others = self._able(one)
         if others and self._means.ask_about(one.target, now_s):
             self._open[run.step] = one
@@ -169,7 +169,7 @@ class Recounts:
         asked = self._open[step].asked if step in self._open else None
         return f"waits for {self._open[step]}, which {asked or 'nobody yet'} computes once more"
 
-    def _able(self, one: _Inquiry) -> list[PeerId]:
+    def _able(self, one: _RecountInquiry) -> list[PeerId]:
         """Replicas that can recount, with the bits of the same kind of device."""
         pool, giver = self._state.pool, one.target.giver
         return [
@@ -184,7 +184,7 @@ class Recounts:
     def _may_work(self, peer: PeerId) -> bool:
         return peer in self._state.pool and not self._state.pool[peer].is_suspect
 
-    def _ask(self, one: _Inquiry, recounter: PeerId, now_s: float) -> None:
+    def _ask(self, one: _RecountInquiry, recounter: PeerId, now_s: float) -> None:
         target, timeline = one.target, self._state.settings.timeline
         one.asked, one.number, one.since_s, one.alike = recounter, self._checks.next_number(), now_s, set()
         span = target.owner.start, target.owner.stop
@@ -193,7 +193,7 @@ class Recounts:
         for index in one.indexes:
             self._checks.send(Place(target.step, one.stage, index), recounter, one.number)
 
-    def _evidence(self, one: _Inquiry, part: str) -> str:
+    def _evidence(self, one: _RecountInquiry, part: str) -> str:
         others = ", ".join(f"{peer} got {one.said[peer][:SHOWN]}" for peer in sorted(one.said))
         what = f"{one}, step {one.target.step}, microbatches {listed(map(str, one.indexes))}"
         return f"{what}, was {part[:SHOWN]}, {others} ({GUARD})"

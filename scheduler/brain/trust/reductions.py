@@ -48,7 +48,7 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ReductionFinding:
     """The verdict that follows from the reports."""
 
     stand: Stand
@@ -56,23 +56,25 @@ class Finding:
     pair: tuple[PeerId, ...] = ()
 
 
-def finding(owner: PeerId, members: Sequence[PeerId], said: Mapping[PeerId, Sums], *, may_ask: bool) -> Finding:
+def finding(
+    owner: PeerId, members: Sequence[PeerId], said: Mapping[PeerId, Sums], *, may_ask: bool
+) -> ReductionFinding:
     """The verdict on the owner's slice; `may_ask`: another reader could be asked."""
     readers = [peer for peer in said if peer != owner]
     if not readers:
-        return Finding(Stand.ASKS if may_ask else Stand.UNANSWERED)
+        return ReductionFinding(Stand.ASKS if may_ask else Stand.UNANSWERED)
     if all(said[peer].is_right for peer in readers):
-        return Finding(Stand.ALIKE)
+        return ReductionFinding(Stand.ALIKE)
     if len(readers) == 1 and may_ask:
-        return Finding(Stand.ASKS)
+        return ReductionFinding(Stand.ASKS)
     for at, giver in enumerate(members):
         took = {peer: word.took[at] for peer, word in said.items()}
         if odd := outvoted(took):
             taker = next(peer for peer in (*odd, *said) if peer != giver)
-            return Finding(Stand.CONTRADICTED, pair=(giver, taker))
+            return ReductionFinding(Stand.CONTRADICTED, pair=(giver, taker))
     results = {peer: (word.computed, word.held) for peer, word in said.items()}
     odd = outvoted(results)
     if len(odd) == len(said) or len(readers) == 1:
-        return Finding(Stand.CONTRADICTED, pair=(readers[0], readers[1] if len(readers) > 1 else owner))
+        return ReductionFinding(Stand.CONTRADICTED, pair=(readers[0], readers[1] if len(readers) > 1 else owner))
     is_right = all(said[peer].is_right for peer in said if peer not in odd)
-    return Finding(Stand.WRONG, wrong=odd if is_right else tuple(sorted({*odd, owner})))
+    return ReductionFinding(Stand.WRONG, wrong=odd if is_right else tuple(sorted({*odd, owner})))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from scheduler.brain.checkpoint.collection import CheckpointCollector
-from scheduler.brain.checkpoint.schedule import CheckpointSchedule, Collection
+from scheduler.brain.checkpoint.schedule import CheckpointSchedule, OpenCheckpoint
 from scheduler.brain.commit.digests import Remedy, outvoted
 from scheduler.brain.inputs import Stored
 from scheduler.brain.outputs import Vouch
@@ -75,7 +75,7 @@ class Saves:
     ) -> None:
         self._state, self._saving, self._collector, self._strikes = state, saving, collector, strikes
         self.is_on = state.settings.second_hash
-        self._of: Collection | None = None  # the checkpoint that `_stages` are of
+        self._of: OpenCheckpoint | None = None  # the checkpoint that `_stages` are of
         self._stages: dict[int, _Stage] = {}
 
     def stored(self, file: Stored) -> None:
@@ -132,7 +132,7 @@ class Saves:
         claims = self._of.claims if self._of is not None else {}
         return [stage.due_s for index, stage in self._stages.items() if index in claims]
 
-    def _begin(self, held: Collection | None) -> None:
+    def _begin(self, held: OpenCheckpoint | None) -> None:
         """Another checkpoint is under way, or none: ask other replicas than the savers to hash their files."""
         self._of, self._stages = held, {}
         for saver, index in held.savers.items() if held is not None else ():

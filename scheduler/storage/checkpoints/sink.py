@@ -34,7 +34,7 @@ HEADERS_BYTES_MAX = 64 << 20  # of all files of a stage
 _LAYER_FILE = re.compile(r"layer-([0-9]{4,5})\.safetensors")
 
 
-class Listener(Protocol):
+class CheckpointListener(Protocol):
     """Hears what became of a checkpoint."""
 
     def stored(self, header: StoreHeader, sha256: str) -> None:
@@ -102,7 +102,7 @@ class CheckpointSink:
         storage: Storage,
         subject: Subject,
         facts: Callable[[int], Facts],
-        listener: Listener,
+        listener: CheckpointListener,
         tasks: asyncio.TaskGroup,
         executor: ThreadPoolExecutor | None,
         *,

@@ -386,7 +386,7 @@ class World(Observer):
                 ("sums", len(replica._stage._sums), 2 + min(1, shape.overlap)),
                 ("early slices", replica._rounds.mailbox.early.size_bytes, EARLY_BYTES_MAX),
                 ("means", len(replica._rounds._means), 8 * (2 + min(1, shape.overlap))),
-                ("events waiting", len(server._outgoing), 16 * open_cells),
+                ("events waiting", len(server._queue), 16 * open_cells),
                 ("tasks", len(server._work._tasks), 16 * open_cells),
             ):
                 self._gauge(name, value, limit)

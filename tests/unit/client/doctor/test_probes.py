@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from client.doctor import probes
-from client.doctor.rules import Verdict
+from client.doctor.rules import Grade
 
 
 @pytest.mark.parametrize(
@@ -18,18 +18,18 @@ from client.doctor.rules import Verdict
 def test_a_broker_url_that_is_none_is_a_finding(url: str) -> None:
     """A port that is no number ended all checks."""
     found = probes.broker(url)
-    assert (found.check, found.verdict) == ("broker", Verdict.FAILED)
+    assert (found.check, found.verdict) == ("broker", Grade.FAILED)
     assert "mqtt://HOST:PORT" in found.hint
 
 
 def test_a_broker_that_listens_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert probes.broker(f"mqtt://ann:secret@127.0.0.1:{server.getsockname()[1]}").verdict is Verdict.OK
+        assert probes.broker(f"mqtt://ann:secret@127.0.0.1:{server.getsockname()[1]}").verdict is Grade.OK
 
 
 def test_a_name_that_cannot_be_one_is_a_finding() -> None:
     found = probes.name(f"{'a' * 70}.org:7950")
-    assert (found.check, found.verdict) == ("name", Verdict.FAILED)
+    assert (found.check, found.verdict) == ("name", Grade.FAILED)
 
 
 def test_whoever_hangs_up_while_the_scheduler_is_awaited_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

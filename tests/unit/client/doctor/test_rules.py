@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from client.doctor import rules
-from client.doctor.rules import GIB, Finding, Verdict
+from client.doctor.rules import GIB, Finding, Grade
 from client.records import Job, Peer
 
 TORCH = {"version": "2.13.0", "cuda": [], "mps": False, "threads": 2}
@@ -47,9 +47,7 @@ CASES = [
 @pytest.mark.parametrize(("finding", "verdict"), CASES, ids=lambda one: getattr(one, "text", one))
 def test_a_measurement_is_judged_by_its_limit(finding: Finding, verdict: str) -> None:
     assert finding.verdict == verdict
-    assert bool(finding.hint) == (finding.verdict in (Verdict.WARNING, Verdict.FAILED)), (
-        "whoever is warned is told more"
-    )
+    assert bool(finding.hint) == (finding.verdict in (Grade.WARNING, Grade.FAILED)), "whoever is warned is told more"
 
 
 def test_a_cpu_without_bfloat16_is_said_to_be_slow_at_it() -> None:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from scheduler.web.listener import HEADERS_BYTES_MAX, Listener
+from scheduler.web.listener import HEADERS_BYTES_MAX, HttpListener
 from scheduler.web.site import connection_of
 from swarm.errors import InvalidConfig
 from swarm.pki.authority import Authority
@@ -75,18 +75,18 @@ async def test_a_strange_request_is_answered_and_not_called_a_fault_of_ours(
 async def test_a_busy_port_is_an_error_that_names_the_flag() -> None:
     with serving(site_of()) as port:
         with pytest.raises(InvalidConfig, match=f"{port}.* in use") as caught:
-            Listener("127.0.0.1", port, None).start()
+            HttpListener("127.0.0.1", port, None).start()
         assert "--http-port" in caught.value.hint
 
 
 async def test_a_foreign_address_is_an_error_that_names_the_flag() -> None:
     with pytest.raises(InvalidConfig) as caught:
-        Listener("192.0.2.1", 0, None).start()
+        HttpListener("192.0.2.1", 0, None).start()
     assert "--http-host" in caught.value.hint
 
 
 async def test_closing_twice_is_the_same_as_once() -> None:
-    listener = Listener("127.0.0.1", 0, site_of().application())
+    listener = HttpListener("127.0.0.1", 0, site_of().application())
     port = listener.start()
     listener.close()
     listener.close()

@@ -13,7 +13,7 @@ from swarm.pki.authority import Authority
 from swarm.pki.files import write_private
 from swarm.pki.identity import Identity, issue
 from swarm.pki.names import Principal, Role
-from swarm.pki.succession import TOKENS_LIVE_S, Phase, Succession, Times, trusted_by
+from swarm.pki.succession import TOKENS_LIVE_S, Succession, SuccessionPhase, Times, trusted_by
 from tests.support.members import Clock
 
 LIFE_S, HOUR_S = 24 * 3600.0, 3600.0
@@ -27,15 +27,15 @@ def rotating(folder: Path, clock: Clock) -> Succession:
     return made
 
 
-def in_phase(folder: Path, phase: Phase, clock: Clock) -> Succession:
+def in_phase(folder: Path, phase: SuccessionPhase, clock: Clock) -> Succession:
     """A succession that has come so far; the clock stands there."""
     made = rotating(folder, clock)
     assert made.times is not None
     clock.unix_s = {
-        Phase.SHOWN: made.times.signs_unix_s - 1.0,
-        Phase.SIGNS: made.times.signs_unix_s,
-        Phase.ENDED: made.times.ended_unix_s,
-        Phase.OVER: made.times.leaves_unix_s,
+        SuccessionPhase.SHOWN: made.times.signs_unix_s - 1.0,
+        SuccessionPhase.SIGNS: made.times.signs_unix_s,
+        SuccessionPhase.ENDED: made.times.ended_unix_s,
+        SuccessionPhase.OVER: made.times.leaves_unix_s,
     }[phase]
     assert made.phase is phase
     return made
@@ -72,17 +72,17 @@ def test_who_signs_and_who_is_trusted_in_each_phase(tmp_path: Path) -> None:
     clock = Clock()
     made = Succession.open(tmp_path, clock)
     (first,) = made.trusted
-    assert (made.phase, made.pem, made.pin, made.proof) == (Phase.ALONE, first.pem, first.pin, b"")
+    assert (made.phase, made.pem, made.pin, made.proof) == (SuccessionPhase.ALONE, first.pem, first.pin, b"")
     made.rotate(LIFE_S, 0.0)
     made.save()
     (next,) = (one for one in made.trusted if one is not first)
     assert made.times is not None
     for phase, at_unix_s, trusted in (
-        (Phase.SHOWN, clock(), (first, next)),
-        (Phase.SHOWN, made.times.signs_unix_s - 1.0, (first, next)),
-        (Phase.SIGNS, made.times.signs_unix_s, (next, first)),
-        (Phase.ENDED, made.times.ended_unix_s, (next, first)),
-        (Phase.OVER, made.times.leaves_unix_s, (next,)),
+        (SuccessionPhase.SHOWN, clock(), (first, next)),
+        (SuccessionPhase.SHOWN, made.times.signs_unix_s - 1.0, (first, next)),
+        (SuccessionPhase.SIGNS, made.times.signs_unix_s, (next, first)),
+        (SuccessionPhase.ENDED, made.times.ended_unix_s, (next, first)),
+        (SuccessionPhase.OVER, made.times.leaves_unix_s, (next,)),
     ):
         clock.unix_s = at_unix_s
         for one in (made, Succession.open(tmp_path, clock)):
@@ -97,7 +97,7 @@ def test_who_signs_and_who_is_trusted_in_each_phase(tmp_path: Path) -> None:
 def test_no_certificate_of_the_old_one_is_good_when_it_may_leave(tmp_path: Path) -> None:
     """A scheduler that was started again with a longer life in the first phase signed beyond the end of the second."""
     clock = Clock()
-    made = in_phase(tmp_path, Phase.SHOWN, clock)
+    made = in_phase(tmp_path, SuccessionPhase.SHOWN, clock)
     key = keys.new_key().public_key()
     principal = Principal(made.cluster, Role.STAGE_SERVER, "gpu-1")
     pem = made.certify(key, principal, clock(), life_s=30 * LIFE_S)
@@ -113,18 +113,18 @@ def test_an_admin_lets_the_old_one_leave_as_soon_as_nobody_needs_it(tmp_path: Pa
     made = Succession.open(tmp_path, clock)
     with pytest.raises(NotAllowed, match="there is one authority only"):
         made.retire()
-    for phase in (Phase.SHOWN, Phase.SIGNS):
+    for phase in (SuccessionPhase.SHOWN, SuccessionPhase.SIGNS):
         clock = Clock()
         made = in_phase(tmp_path / phase, phase, clock)
         with pytest.raises(NotAllowed, match="certificates of the old authority are good until"):
             made.retire()
     clock = Clock()
-    made = in_phase(tmp_path / "ended", Phase.ENDED, clock)
+    made = in_phase(tmp_path / "ended", SuccessionPhase.ENDED, clock)
     pin, cluster = made.pin, made.cluster
     made.retire()
     made.save()
     for one in (made, Succession.open(tmp_path / "ended", clock)):
-        assert (one.phase, one.pin, one.cluster) == (Phase.ALONE, pin, cluster)
+        assert (one.phase, one.pin, one.cluster) == (SuccessionPhase.ALONE, pin, cluster)
     assert sorted(path.name for path in (tmp_path / "ended").iterdir()) == ["ca.crt", "ca.key"]
     made.rotate(LIFE_S, 0.0)
     assert made.cluster == cluster, "the name stays, also the second time"
@@ -136,7 +136,7 @@ def test_one_rotation_at_a_time_and_one_that_is_not_on_disk_is_none(tmp_path: Pa
     with pytest.raises(NotAllowed, match="is being rotated already"):
         made.rotate(LIFE_S, 0.0)
     made.forget()
-    assert made.phase is Phase.ALONE
+    assert made.phase is SuccessionPhase.ALONE
     assert len(made.trusted) == 1
 
 
@@ -145,13 +145,13 @@ def test_a_scheduler_that_is_killed_while_the_old_one_leaves_goes_on_at_its_next
     tmp_path: Path, written: str
 ) -> None:
     clock = Clock()
-    made = in_phase(tmp_path, Phase.OVER, clock)
+    made = in_phase(tmp_path, SuccessionPhase.OVER, clock)
     next = made.trusted[0]
     write_private(tmp_path / "ca.key", keys.key_pem(next.key))
     if written == "ca.crt":
         write_private(tmp_path / "ca.crt", next.pem)
     again = Succession.open(tmp_path, clock)
-    assert (again.phase, again.pin, again.cluster) == (Phase.ALONE, next.pin, made.cluster)
+    assert (again.phase, again.pin, again.cluster) == (SuccessionPhase.ALONE, next.pin, made.cluster)
 
 
 def test_times_that_cannot_be_read_are_an_error_for_people(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_times_that_cannot_be_read_are_an_error_for_people(tmp_path: Path) -> No
 
 
 def test_whoever_joins_trusts_whom_his_token_names_and_whom_that_vouches_for(tmp_path: Path) -> None:
-    made = in_phase(tmp_path, Phase.SIGNS, Clock())
+    made = in_phase(tmp_path, SuccessionPhase.SIGNS, Clock())
     next, old = made.trusted
     proof = made.proof.hex()
 

@@ -32,7 +32,7 @@ from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import join
 from swarm.pki.names import Role, scheduler_of
 from swarm.pki.profiles import profile_folder
-from swarm.pki.succession import Phase, Succession, Times
+from swarm.pki.succession import Succession, SuccessionPhase, Times
 from swarm.pki.tokens import JoinLine
 from swarm.process.audit import verify
 from swarm.process.logs import get_logger
@@ -249,9 +249,9 @@ async def test_the_schedulers_certificate_is_renewed_for_ever(
         assert made.principal.name == "ann"
 
 
-def come_to(folder: Path, phase: Phase) -> None:
+def come_to(folder: Path, phase: SuccessionPhase) -> None:
     """While the scheduler is off, its rotation comes so far."""
-    order = (Phase.SIGNS, Phase.ENDED, Phase.OVER)
+    order = (SuccessionPhase.SIGNS, SuccessionPhase.ENDED, SuccessionPhase.OVER)
     begun = order.index(phase) + 1
     at_unix_s = [time.time() + (-3600.0 if number < begun else 3600.0) for number in range(len(order))]
     (folder / "pki" / "succession.json").write_text(json.dumps(asdict(Times(*at_unix_s))))
@@ -294,7 +294,7 @@ async def test_another_authority_takes_the_place_of_the_first_and_members_come_a
         ann = await asyncio.to_thread(renewed, side.address, ann, 10.0)
         for one in (ann, await joined(side, old_line, "gpu-1")):
             assert one.pins == (first, next)
-    come_to(folder, Phase.SIGNS)
+    come_to(folder, SuccessionPhase.SIGNS)
     async with scheduler_side(folder) as side:
         with pytest.raises(SwarmError):  # its certificate would have ended by now
             await asyncio.to_thread(renewed, side.address, sleeper, 10.0)
@@ -304,7 +304,7 @@ async def test_another_authority_takes_the_place_of_the_first_and_members_come_a
         for one in (ann, await joined(side, old_line, "gpu-2"), await joined(side, new_line, "gpu-3")):
             assert (one.pins, one.cluster) == ((next, first), sleeper.cluster)
         assert isinstance(await error_of(side, side.admin, "RetireAuthority", pb.AuthorityRequest()), NotAllowed)
-    come_to(folder, Phase.ENDED)
+    come_to(folder, SuccessionPhase.ENDED)
     async with scheduler_side(folder) as side:
         await joined(side, old_line, "gpu-4")
         view = await ask(side, "RetireAuthority")
@@ -333,14 +333,14 @@ async def test_the_old_authority_leaves_by_itself(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     async with scheduler_side(folder) as side:
         next = (await ask(side, "RotateAuthority")).pins[1]
-    come_to(folder, Phase.ENDED)
+    come_to(folder, SuccessionPhase.ENDED)
     async with scheduler_side(folder) as side:
         side.admission._authority._wall_s = lambda: time.time() + 7200.0
         side.admission._turn.set()
         renewing = asyncio.create_task(side.admission.renew())
         await holds(side, next)
         renewing.cancel()
-        assert side.admission._authority.phase is Phase.ALONE
+        assert side.admission._authority.phase is SuccessionPhase.ALONE
     assert not (folder / "pki" / "succession.json").exists()
     assert [result for _, action, result, _ in audited(folder) if action == "Authority"] == ["over"]
 
@@ -363,7 +363,7 @@ async def test_a_retirement_that_the_disk_does_not_take_is_none(tmp_path: Path) 
     folder = tmp_path / "data"
     async with scheduler_side(folder) as side:
         await ask(side, "RotateAuthority")
-    come_to(folder, Phase.ENDED)
+    come_to(folder, SuccessionPhase.ENDED)
     async with scheduler_side(folder) as side:
         key = blocked(folder)
         before = await ask(side, "ShowAuthority")
@@ -380,17 +380,17 @@ async def test_a_disk_that_does_not_take_the_end_of_a_rotation_is_asked_again(
     folder = tmp_path / "data"
     async with scheduler_side(folder) as side:
         next = (await ask(side, "RotateAuthority")).pins[1]
-    come_to(folder, Phase.ENDED)
+    come_to(folder, SuccessionPhase.ENDED)
     async with scheduler_side(folder) as side:
         key, authority = blocked(folder), side.admission._authority
         monkeypatch.setattr(module, "LOOK_S", 0.01)
         authority._wall_s = lambda: time.time() + 7200.0
         renewing = asyncio.create_task(side.admission.renew())
         await holds(side, next)
-        assert authority.phase is Phase.OVER
+        assert authority.phase is SuccessionPhase.OVER
         key.rmdir()
         async with asyncio.timeout(20):
-            while authority.phase is not Phase.ALONE:
+            while authority.phase is not SuccessionPhase.ALONE:
                 await asyncio.sleep(0.01)
         renewing.cancel()
     assert not (folder / "pki" / "succession.json").exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.brain.checkpoint.schedule import Collection
+from scheduler.brain.checkpoint.schedule import OpenCheckpoint
 from scheduler.brain.explain.facts import (
     Fact,
     IdlePeer,
@@ -135,7 +135,7 @@ def test_joins_moves_leaves_failures_and_saving_are_told() -> None:
             moves=2,
             newest_move=(A, Leave("stage 0 limits", 0), 40.0),
             links={(A, C): 104.0},
-            checkpoint=Collection(4, 97.0, {C: 1}),
+            checkpoint=OpenCheckpoint(4, 97.0, {C: 1}),
             replicas=changed(B, leave=Leave("drained by its user", until=6), asked_s=99.0),
         ),
         [IdlePeer(PeerId("e"), 1, {JOB: "no stage fits its memory"}), IdlePeer(PeerId("f"), 1)],
@@ -168,7 +168,7 @@ def test_joins_moves_leaves_failures_and_saving_are_told() -> None:
             "it takes no new work; 1 step to finish, 3 microbatches outstanding",
         ),
         (
-            situation(checkpoint=Collection(4, 0.0, {C: 1})),
+            situation(checkpoint=OpenCheckpoint(4, 0.0, {C: 1})),
             Leave("x", until=4),
             "hands over stage 1 for the checkpoint",
         ),

@@ -8,9 +8,9 @@ from scheduler.brain.members.access import check_role
 from scheduler.brain.members.projects import (
     ANYBODY,
     REACH,
+    JobAccess,
     Person,
     Quota,
-    Verdict,
     check_bytes,
     check_jobs,
     judge,
@@ -39,7 +39,7 @@ TABLE = """
     Pull         . role role role role . yes  his  -  -      . yes yes yes yes
     Remove       . role role role role . yes  his  -  -      . yes yes yes yes
 """
-WORDS = {"yes": Verdict.ALLOWED, "his": Verdict.NOT_OWNER, "-": Verdict.UNKNOWN}
+WORDS = {"yes": JobAccess.ALLOWED, "his": JobAccess.NOT_OWNER, "-": JobAccess.UNKNOWN}
 CALLS = {"Verify": "Checkpoints"}  # what is called, where it has another name
 
 
@@ -81,14 +81,14 @@ def test_every_method_that_names_a_job_has_a_reach() -> None:
     assert set(REACH) == naming | {"Verify"}
     assert {name for name, _, _ in cases()} == set(REACH)
     for role in PEOPLE:
-        assert judge(Person(role, "ann", "mine"), "Delete", "mine", "submitter/ann") is Verdict.UNKNOWN
+        assert judge(Person(role, "ann", "mine"), "Delete", "mine", "submitter/ann") is JobAccess.UNKNOWN
 
 
 def test_a_name_owns_nothing_under_another_role_or_over_plaintext() -> None:
-    assert judge(Person(Role.SUBMITTER, "ann", "mine"), "Cancel", "mine", "admin/ann") is Verdict.NOT_OWNER
-    assert judge(Person(Role.SUBMITTER, "ann", "mine"), "Cancel", "mine", "") is Verdict.NOT_OWNER
+    assert judge(Person(Role.SUBMITTER, "ann", "mine"), "Cancel", "mine", "admin/ann") is JobAccess.NOT_OWNER
+    assert judge(Person(Role.SUBMITTER, "ann", "mine"), "Cancel", "mine", "") is JobAccess.NOT_OWNER
     assert (ANYBODY.owner, ANYBODY.project) == ("", "default")
-    assert judge(ANYBODY, "Cancel", "mine", "submitter/ann") is Verdict.ALLOWED
+    assert judge(ANYBODY, "Cancel", "mine", "submitter/ann") is JobAccess.ALLOWED
     assert not sees(Person(Role.STAGE_SERVER, "gpu-1", ""), "default")
 
 

@@ -1,9 +1,9 @@
-"""scheduler.brain.islands.saving: one checkpoint out of the parts of all islands."""
+"""scheduler.brain.islands.checkpoints: one checkpoint out of the parts of all islands."""
 
 from __future__ import annotations
 
 from scheduler.brain.inputs import CheckpointNotKept
-from scheduler.brain.islands.saving import JointCheckpoints
+from scheduler.brain.islands.checkpoints import JointCheckpoints
 from scheduler.brain.outputs import DropCheckpoint, PublishCheckpoint
 from swarm.events import ParameterHash
 
