@@ -100,4 +100,5 @@ class Parts:
                 assert state.ledger.is_full(run.step) or is_over
             for unit, averaging in run.rounds.items():
                 assert averaging.reports.keys() <= {member.peer for member in averaging.members}
-                assert averaging.members[-1].stop == self.loading.elements[unit]
+                if averaging.members or not state.course.is_outer(run.step):  # the envoys may be those of other islands
+                    assert averaging.members[-1].stop == self.loading.elements[unit]

@@ -1,0 +1,39 @@
+"""The claim: whatever one replica of an island names that does not exist, the job of all islands ends well."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.brain.inputs import Happened
+from scheduler.brain.validity import NONSENSE_MAX
+from swarm.messages import Exchange, Route
+from tests.simulation.engine.islands import Shape, World, faults
+from tests.support.nonsense import NONSENSE
+
+SHAPE = Shape(islands=2, replicas=3, steps=4)
+
+
+def at(moment: str, world: World) -> None:
+    """Bring a job to a moment of its life."""
+    kind = {"training": Route, "exchanging": Exchange}.get(moment)
+    while kind is not None and not any(
+        isinstance(one, kind) for own in world.replicas.values() for one in own.commands
+    ):
+        world.turn()
+    assert not world.over
+
+
+@pytest.mark.parametrize("moment", ["loading", "training", "exchanging"])
+def test_a_job_with_islands_outlives_whatever_one_replica_names(moment: str) -> None:
+    size = NONSENSE_MAX - 1
+    for number, begin in enumerate(range(0, len(NONSENSE), size)):
+        world = World(SHAPE, number)
+        at(moment, world)
+        # An envoy, where there is one: it has most to say.
+        busy = [peer for peer, one in world.replicas.items() if any(isinstance(c, Exchange) for c in one.commands)]
+        peer = sorted(busy or world.replicas)[number % len(busy or world.replicas)]
+        for event in NONSENSE[begin : begin + size]:
+            world.tell(Happened(peer, event))
+        while not world.over:
+            world.turn()
+        assert faults(world.history, SHAPE) == [], f"{moment}, {number}"
