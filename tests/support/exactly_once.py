@@ -430,10 +430,16 @@ class Server:
         self.tell(RoundFailed(0, average.step, average.unit, average.round, reason, "", cause))
 
 
+# What is no decision here: words for people, what follows of a member from its name and set, and what only islands say.
+LEFT_OUT = {"reason", "hint", "Member.stage", "Member.microbatches", "LoadStage.held", "SaveStage.island"}
+
+
 def spelled(value: object) -> str:
-    """What a decision says, less the words for people."""
+    """What a decision says, less what is LEFT_OUT."""
     if is_dataclass(value):
-        facts = [spelled(getattr(value, one.name)) for one in fields(value) if one.name not in ("reason", "hint")]
+        kind = type(value).__name__
+        names = [one.name for one in fields(value) if not {one.name, f"{kind}.{one.name}"} & LEFT_OUT]
+        facts = [spelled(getattr(value, name)) for name in names]
         return f"{type(value).__name__}({', '.join(facts)})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {spelled(value[key])}' for key in sorted(value))}}}"

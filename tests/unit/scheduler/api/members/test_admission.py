@@ -184,7 +184,7 @@ async def test_joins_are_taken_where_the_scheduler_says(tmp_path: Path) -> None:
 
 async def test_a_join_address_that_was_chosen_and_is_taken_is_an_error(tmp_path: Path) -> None:
     async with scheduler_side(tmp_path / "data") as side:
-        other = module.Admission(
+        other = module.Gatekeeper(
             side.members,
             Succession.open(tmp_path / "data/pki"),
             side.admission._trail._audit,
