@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from client.records import Job, Step, file_name
 from swarm.errors import InvalidConfig, NotAllowed
-from swarm.text import first_line
+from swarm.text import first_line, without_passwords
 
 PROJECT = "swarm"  # MLflow's experiment, and the project at Weights & Biases, unless their own variables name others
 MLFLOW_BATCH = 1000  # metrics, the most that its servers take at a time
@@ -80,7 +80,7 @@ class MLflow:
 
     def __init__(self, job: Job, folder: Path) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute()}/mlflow.db"
-        self.place = f"MLflow at {uri}"
+        self.place = f"MLflow at {without_passwords(uri)}"
         with _installed("mlflow"):
             self._entities: Any = import_module("mlflow.entities")
             client: Any = import_module("mlflow.tracking").MlflowClient
@@ -153,7 +153,11 @@ class WandB:
                 resume="never",  # what is there already would be drawn twice
                 settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
             )
-        self.place += f": {self._run.url}" if self._run.url else f", in {folder / 'wandb'}; send it with: wandb sync"
+        self.place += (
+            f": {without_passwords(self._run.url)}"
+            if self._run.url
+            else f", in {folder / 'wandb'}; send it with: wandb sync"
+        )
         # Its own counter of steps only rises, and a job goes back.
         self._run.define_metric("*", step_metric="step")
 

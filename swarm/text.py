@@ -60,8 +60,8 @@ def is_wildcard(host: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The text of a library's error, in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The text of a library's error, in one line; libraries tell whole URLs, so without the passwords in them."""
+    return without_passwords((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def printable(text: str) -> str:

@@ -16,7 +16,7 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 
 from swarm.errors import InvalidModel, NotCached, NotFound
-from swarm.text import first_line
+from swarm.text import first_line, without_passwords
 
 ANSWER_S_MAX = 3.0  # what a hub takes at most to connect, and then to begin to answer
 
@@ -65,12 +65,12 @@ def check_answers(repository: str, revision: str, name: str, where: str) -> None
             return
     except errors.HFValidationError:
         return  # no id at all, which is said by who asks for it
-    endpoint = constants.ENDPOINT
     try:
-        huggingface_hub.get_session().head(endpoint, timeout=ANSWER_S_MAX)
+        huggingface_hub.get_session().head(constants.ENDPOINT, timeout=ANSWER_S_MAX)
     except Exception as error:  # those of its HTTP client, which has changed before
+        place = without_passwords(constants.ENDPOINT)
         raise NotCached(
-            f"{where} is not in the local cache, and the hub at {endpoint} does not answer: {first_line(error)}",
+            f"{where} is not in the local cache, and the hub at {place} does not answer: {first_line(error)}",
             hint="check the network, HTTPS_PROXY and HF_ENDPOINT, and try again; or give a local folder as model.id",
         ) from error
 

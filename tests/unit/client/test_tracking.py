@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from math import nan
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,19 @@ def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch:
     with pytest.raises(InvalidConfig, match="tensorboard") as error:
         TensorBoard(Job(id="job"), tmp_path)
     assert "swarm-stages[tracking]" in error.value.hint
+
+
+def test_the_password_of_mlflow_is_never_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(tracking_uri: str) -> None:
+        raise ConnectionError(f"no answer from {tracking_uri}")
+
+    monkeypatch.setitem(sys.modules, "mlflow.entities", ModuleType("entities"))
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=lost))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:SECRET@db/mlflow")
+    with pytest.raises(InvalidConfig) as error:
+        TRACKERS["mlflow"](Job(id="job"), tmp_path)
+    shown = "postgresql://…@db/mlflow"
+    assert error.value.message == f"MLflow at {shown} does not take it: no answer from {shown}"
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from swarm.text import (
     counted,
     duration,
+    first_line,
     is_address,
     listed,
     printable,
@@ -73,6 +74,11 @@ def test_a_time_span_that_is_not_known_is_a_dash() -> None:
 )
 def test_what_stands_before_the_host_of_a_url_is_left_out(text: str, shown: str | None) -> None:
     assert without_passwords(text) == (shown or text.replace("a:SECRET", "…").replace("SECRET", "…"))
+
+
+def test_a_librarys_error_is_one_line_without_passwords() -> None:
+    assert first_line(OSError("no answer from https://me:SECRET@hub/x\nmore")) == "no answer from https://…@hub/x"
+    assert first_line(TimeoutError()) == "TimeoutError"
 
 
 @pytest.mark.parametrize(

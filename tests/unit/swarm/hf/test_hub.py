@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 
+import huggingface_hub
+import pytest
+
+from swarm.errors import NotCached
 from swarm.hf import hub
 
 
@@ -20,3 +24,16 @@ def test_a_hub_that_does_not_answer_is_told_in_one_line() -> None:
     for _ in range(5):
         assert passes("Retrying in 1s [Retry 1/5].") == passes("HTTP Error 503 thrown while requesting HEAD x") == ""
     assert passes("'x' thrown", logging.ERROR) == "'x' thrown"
+
+
+def test_the_password_of_a_mirror_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Down:
+        def head(self, url: str, timeout: float) -> None:
+            raise ConnectionError(f"no answer from {url}")
+
+    monkeypatch.setattr(huggingface_hub, "get_session", Down)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://me:SECRET@mirror")
+    with pytest.raises(NotCached) as error:
+        hub.check_answers("acme/none", "main", "config.json", "this")
+    assert error.value.message.endswith("the hub at https://…@mirror does not answer: no answer from https://…@mirror")
