@@ -14,11 +14,15 @@ from typing import Any, Protocol
 from client.records import Job, Step, file_name
 from swarm.errors import InvalidConfig, NotAllowed
 from swarm.text import first_line, without_passwords
+from swarm.types import JobState
 
+ALWAYS_WRITTEN = "train/tokens"  # of each step, so what is written is known by it
 PROJECT = "swarm"  # MLflow's experiment, and the project at Weights & Biases, unless their own variables name others
 MLFLOW_BATCH = 1000  # metrics, the most that its servers take at a time
 MLFLOW_PARAMETERS = 100  # and parameters
 MLFLOW_TEXT_MAX = 500
+MLFLOW_STATES = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
+WANDB_EXIT_CODES = {JobState.FAILED: 1, JobState.CANCELLED: 255}  # the latter as its client does at Ctrl-C
 
 
 class Tracker(Protocol):
@@ -32,8 +36,11 @@ class Tracker(Protocol):
     def flush(self) -> None:
         """Let readers see the written steps."""
 
-    def close(self, *, failed: bool = False) -> None:
-        """The last call; `failed`: the job, or whoever writes, did not come to its end."""
+    def close(self, ended: JobState | None = None) -> None:
+        """The last call; `ended`: how the job did. None: it goes on, as far as is known, and so may who writes it.
+
+        Without `ended` the steps that were not flushed may be lost.
+        """
 
 
 class TensorBoard:
@@ -67,15 +74,15 @@ class TensorBoard:
     def flush(self) -> None:
         self._writer.flush()
 
-    def close(self, *, failed: bool = False) -> None:
+    def close(self, ended: JobState | None = None) -> None:
         self._writer.close()
 
 
 class MLflow:
     """Writes steps as a run of MLflow: at MLFLOW_TRACKING_URI, or without it into DIR/mlflow.db.
 
-    InvalidConfig if the package is not installed or the server does not take the run, NotAllowed if there is one of
-    the job.
+    It goes on with the run of the job that there is. InvalidConfig if the package is not installed or the server does
+    not take the run, NotAllowed if there is one of another job with that name.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
@@ -85,6 +92,8 @@ class MLflow:
             self._entities: Any = import_module("mlflow.entities")
             client: Any = import_module("mlflow.tracking").MlflowClient
         self._pending: list[Any] = []
+        self._known_ms: dict[int, int] = {}  # when the steps were made that somebody wrote before
+        began_ms = round(job.created_unix_s * 1000) or None
         with _taken(self.place):
             if uri.startswith("sqlite:"):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -93,19 +102,29 @@ class MLflow:
             known = self._client.get_experiment_by_name(name)
             experiment = known.experiment_id if known else self._new_experiment(name, uri, folder)
             runs = self._client.search_runs([experiment], filter_string=f"tags.`swarm.job` = '{file_name(job.id)}'")
-        if runs:
+        if runs and runs[0].info.start_time != began_ms:
             raise NotAllowed(
-                f"{self.place} has a run of {job.id} already: its curves would be drawn twice",
-                hint=f"delete run {runs[0].info.run_id} there",
+                f"{self.place} has a run of another job {job.id}: their curves would be drawn as one",
+                hint=f"delete run {runs[0].info.run_id} there, or set MLFLOW_EXPERIMENT_NAME",
             )
         with _taken(self.place):
-            began_ms = round(job.created_unix_s * 1000) or None
-            run = self._client.create_run(experiment, began_ms, tags={"swarm.job": job.id}, run_name=job.id)
-            self._run = run.info.run_id
-            values = _flat(job.spec)
-            parameters = [self._entities.Param(key, value[:MLFLOW_TEXT_MAX]) for key, value in values.items()]
-            for at in range(0, len(parameters), MLFLOW_PARAMETERS):
-                self._client.log_batch(self._run, params=parameters[at : at + MLFLOW_PARAMETERS])
+            self._run: str = runs[0].info.run_id if runs else self._begin(job, experiment, began_ms)
+            if runs:
+                self._go_on()
+
+    def _begin(self, job: Job, experiment: Any, began_ms: int | None) -> str:
+        """A new run with the job file; gives its id."""
+        run = self._client.create_run(experiment, began_ms, tags={"swarm.job": job.id}, run_name=job.id)
+        parameters = [self._entities.Param(key, value[:MLFLOW_TEXT_MAX]) for key, value in _flat(job.spec).items()]
+        for at in range(0, len(parameters), MLFLOW_PARAMETERS):
+            self._client.log_batch(run.info.run_id, params=parameters[at : at + MLFLOW_PARAMETERS])
+        return str(run.info.run_id)
+
+    def _go_on(self) -> None:
+        """Learn what the run has. Of a step that was made anew, the newest counts."""
+        self._client.update_run(self._run, status="RUNNING")
+        for one in self._client.get_metric_history(self._run, ALWAYS_WRITTEN):
+            self._known_ms[one.step] = max(one.timestamp, self._known_ms.get(one.step, 0))
 
     def _new_experiment(self, name: str, uri: str, folder: Path) -> Any:
         """Its artifacts go where its database is, not into a folder that happens to be the present one."""
@@ -113,6 +132,8 @@ class MLflow:
         return self._client.create_experiment(name, artifact_location=artifacts)
 
     def write(self, step: Step, tokens: int) -> None:
+        if round(step.committed_unix_s * 1000) <= self._known_ms.get(step.step, -1):
+            return
         moment_ms = round(_moment_s(step) * 1000)
         values = scalars(step, tokens).items()
         self._pending += [self._entities.Metric(tag, value, moment_ms, step.step) for tag, value in values]
@@ -125,11 +146,12 @@ class MLflow:
                 self._client.log_batch(self._run, metrics=self._pending[at : at + MLFLOW_BATCH])
         self._pending.clear()
 
-    def close(self, *, failed: bool = False) -> None:
-        if not failed:
-            self.flush()
+    def close(self, ended: JobState | None = None) -> None:
+        if ended is None:
+            return
+        self.flush()
         with _taken(self.place):
-            self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
+            self._client.set_terminated(self._run, status=MLFLOW_STATES[ended])
 
 
 class WandB:
@@ -167,8 +189,9 @@ class WandB:
     def flush(self) -> None:
         """It sends by itself."""
 
-    def close(self, *, failed: bool = False) -> None:
-        self._run.finish(exit_code=int(failed))
+    def close(self, ended: JobState | None = None) -> None:
+        """It has no run that waits for who goes on with it, so that of a job that goes on is finished too."""
+        self._run.finish(exit_code=WANDB_EXIT_CODES.get(ended, 0) if ended else 0)
 
 
 TRACKERS: Mapping[str, Callable[[Job, Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
@@ -181,7 +204,7 @@ def scalars(step: Step, tokens: int) -> dict[str, float]:
         "train/gradient_norm": math.nan if step.skipped else step.grad_norm,
         "train/learning_rate": step.learning_rate,
         "train/skipped": float(step.skipped),
-        "train/tokens": float(tokens),
+        ALWAYS_WRITTEN: float(tokens),
         "validation/loss": step.evaluation_loss,
     }
     return {tag: value for tag, value in values.items() if math.isfinite(value)}

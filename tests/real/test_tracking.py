@@ -14,14 +14,17 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# What `swarm track` does once it knows the job: two steps, then a rollback that makes the second anew.
+# What `swarm track` does once it knows the job: two steps, then a rollback that makes the second anew, and a third if
+# the job ended.
 WRITE = """
-import sys
+import os, sys
 from pathlib import Path
 from client.records import Job, Step
 from client.tracking import TRACKERS
 from swarm.errors import SwarmError
-job = Job(id="demo-1", created_unix_s=900.0, spec_json='{"training": {"steps": 3}, "name": "demo"}')
+from swarm.types import JobState
+created_unix_s = float(os.environ.get("CREATED", "900"))
+job = Job(id="demo-1", created_unix_s=created_unix_s, spec_json='{"training": {"steps": 3}, "name": "demo"}')
 try:
     tracker = TRACKERS[sys.argv[1]](job, Path(sys.argv[2]))
 except SwarmError as error:
@@ -30,7 +33,12 @@ tracker.write(Step(step=1, loss=3.25, committed_unix_s=1000.0), 32)
 tracker.write(Step(step=2, loss=2.5, committed_unix_s=1001.0), 64)
 tracker.flush()
 tracker.write(Step(step=2, loss=2.75, evaluation_loss=2.875, committed_unix_s=1002.0), 64)
-tracker.close()
+if sys.argv[3:]:
+    tracker.write(Step(step=3, loss=2.0, committed_unix_s=1003.0), 96)
+    tracker.close(JobState(sys.argv[3]))
+else:
+    tracker.flush()
+    tracker.close()
 print(tracker.place)
 """
 READ_MLFLOW = """
@@ -71,7 +79,7 @@ def call(python: Path, code: str, *arguments: str, cwd: Path, **variables: str) 
 
 
 @pytest.mark.timeout(400)
-def test_mlflow_has_each_step_the_job_file_and_that_it_ended(python: Path, tmp_path: Path) -> None:
+def test_mlflow_has_each_step_the_job_file_and_how_it_ended(python: Path, tmp_path: Path) -> None:
     written = call(python, WRITE, "mlflow", "runs", cwd=tmp_path)
     assert written.returncode == 0, written.stderr[-2000:]
     uri = f"sqlite:///{tmp_path}/runs/mlflow.db"
@@ -82,11 +90,18 @@ def test_mlflow_has_each_step_the_job_file_and_that_it_ended(python: Path, tmp_p
     assert sorted(found["losses"]) == [[1, 3.25, 1_000_000], [2, 2.5, 1_001_000], [2, 2.75, 1_002_000]]
     assert (found["last"]["train/loss"], found["last"]["validation/loss"]) == (2.75, 2.875)
     assert found["parameters"] == {"training.steps": "3", "name": "demo"}
-    assert (found["state"], found["name"]) == ("FINISHED", "demo-1")
+    assert (found["state"], found["name"]) == ("RUNNING", "demo-1")
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}, "nothing is left where somebody happened to be"
-    again = call(python, WRITE, "mlflow", "runs", cwd=tmp_path)
-    assert again.returncode == 1
-    assert "has a run of demo-1 already: its curves would be drawn twice" in again.stderr
+    for ended, state in (("failed", "FAILED"), ("cancelled", "KILLED"), ("succeeded", "FINISHED")):
+        again = call(python, WRITE, "mlflow", "runs", ended, cwd=tmp_path)
+        assert again.returncode == 0, again.stderr[-2000:]
+        found = json.loads(call(python, READ_MLFLOW, uri, cwd=tmp_path).stdout)
+        assert found["state"] == state
+        assert len(found["losses"]) == 4, "each step that was made is there once"
+        assert found["last"]["train/loss"] == 2.0
+    other = call(python, WRITE, "mlflow", "runs", cwd=tmp_path, CREATED="901")
+    assert other.returncode == 1
+    assert "has a run of another job demo-1: their curves would be drawn as one" in other.stderr
 
 
 def test_a_server_of_mlflow_that_does_not_answer_is_said(python: Path, tmp_path: Path) -> None:
@@ -97,7 +112,7 @@ def test_a_server_of_mlflow_that_does_not_answer_is_said(python: Path, tmp_path:
 
 
 def test_weights_and_biases_keeps_a_run_to_be_sent_later(python: Path, tmp_path: Path) -> None:
-    written = call(python, WRITE, "wandb", "runs", cwd=tmp_path, WANDB_MODE="offline")
+    written = call(python, WRITE, "wandb", "runs", "cancelled", cwd=tmp_path, WANDB_MODE="offline")
     assert written.returncode == 0, written.stderr[-2000:]
     assert written.stdout.strip() == "Weights & Biases, in runs/wandb; send it with: wandb sync"
     (kept,) = (tmp_path / "runs" / "wandb").glob("offline-run-*/run-demo-1.wandb")

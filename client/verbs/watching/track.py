@@ -18,6 +18,7 @@ from client.shell import Shell
 from client.tracking import TRACKERS, Tracker
 from swarm.errors import SwarmError
 from swarm.text import counted
+from swarm.types import JobState
 
 
 def track(
@@ -30,35 +31,43 @@ def track(
         Literal["tensorboard", "mlflow", "wandb"],
         typer.Option(help="TensorBoard, MLflow or Weights & Biases; the variables of the latter two say where."),
     ] = "tensorboard",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends, or Ctrl-C.")] = False,
 ) -> None:
     """Write loss, validation loss, gradient norm, rate and tokens of a job's steps for TensorBoard, MLflow or Weights &
-    Biases, at any time, also of a job that ended long ago."""
+    Biases, at any time, also of a job that ended long ago. Said again, it goes on with the run that MLflow has."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         view = scheduler.get(job)
         tracker = TRACKERS[to](view, folder)
         try:
-            count = _write(scheduler, view, tracker, follow=follow, shell=shell)
+            count, ended = _write(scheduler, view, tracker, follow=follow, shell=shell)
         except BaseException:
             with suppress(SwarmError):  # the first error is the one to tell
-                tracker.close(failed=True)
+                tracker.close()
             raise
-        tracker.close()
+        tracker.close(ended)
     if shell.json:
         path = folder / file_name(view.id) if to == "tensorboard" else folder
         shell.data({"to": to, "place": tracker.place, "path": str(path.resolve()), "steps": count})
     shell.say(f"{counted(count, 'step')} in {tracker.place}")
 
 
-def _write(scheduler: Scheduler, job: Job, tracker: Tracker, *, follow: bool, shell: Shell) -> int:
-    """Write the steps that there are, and with `follow` those to come; gives how many."""
+def _write(
+    scheduler: Scheduler, job: Job, tracker: Tracker, *, follow: bool, shell: Shell
+) -> tuple[int, JobState | None]:
+    """Write the steps that there are, and with `follow` those to come until the job ends or Ctrl-C.
+
+    Gives how many, and how the job ended if it did.
+    """
     written = _Written(scheduler, tracker)
     written.take(job)
+    last = job
     if follow:
-        for view in scheduler.follow(job.id, shell.say):
-            written.take(view)
-    return written.count
+        with suppress(KeyboardInterrupt):
+            for view in scheduler.follow(job.id, shell.say):
+                written.take(view)
+                last = view
+    return written.count, JobState(last.state) if last.has_ended else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from client.records import Job, Step
 from client.shell import Shell
 from client.verbs.watching import track as verb
 from client.verbs.watching.track import _Written
-from swarm.errors import CorruptFrame
+from swarm.errors import CorruptFrame, InvalidConfig
+from swarm.types import JobState
 
 
 class Told:
@@ -67,3 +68,70 @@ def test_a_job_with_the_name_of_a_path_is_refused(tmp_path: Path, monkeypatch: p
     with pytest.raises(CorruptFrame):
         verb.track(context, "tiny", tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
+
+
+class Followed(Told):
+    """A job with one step per view; after the last one comes `then`, if it is an error."""
+
+    def __init__(self, states: list[str], then: BaseException | None = None) -> None:
+        super().__init__()
+        self.views = [Job(id="job", step=number, state=state) for number, state in enumerate(states, 1)]
+        self.then = then
+        self.closed: list[JobState | None] = []
+        self.place = "a board"
+
+    def get(self, job: str) -> Job:
+        self.steps = 1
+        return self.views[0]
+
+    def follow(self, job: str, say: object) -> Iterator[Job]:
+        for view in self.views:
+            self.steps = view.step
+            yield view
+        if self.then is not None:
+            raise self.then
+
+    def close(self, ended: JobState | None = None) -> None:
+        self.closed.append(ended)
+
+
+def run_track(followed: Followed, monkeypatch: pytest.MonkeyPatch, *, follow: bool) -> None:
+    monkeypatch.setattr(verb, "dial", lambda shell: nullcontext(followed))
+    monkeypatch.setattr(verb, "TRACKERS", {"mlflow": lambda job, folder: followed})
+    context: Any = type("Context", (), {"obj": Shell()})
+    verb.track(context, "job", Path("runs"), "mlflow", follow=follow)
+
+
+@pytest.mark.parametrize(
+    ("states", "follow", "ended"),
+    [
+        (["running", "succeeded"], True, JobState.SUCCEEDED),
+        (["running", "failed"], True, JobState.FAILED),
+        (["running", "cancelled"], True, JobState.CANCELLED),
+        (["failed"], False, JobState.FAILED),
+        (["running"], False, None),
+        (["running", "one of a later version"], True, None),
+    ],
+)
+def test_a_run_ends_as_its_job_did(
+    states: list[str], follow: bool, ended: JobState | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failed and cancelled jobs, and those still at work, had finished runs."""
+    followed = Followed(states)
+    run_track(followed, monkeypatch, follow=follow)
+    assert followed.closed == [ended]
+    assert [step for step, _ in followed.written] == list(range(1, len(states) + 1))
+
+
+def test_who_follows_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C made the run of a healthy job a failed one."""
+    followed = Followed(["running", "running"], KeyboardInterrupt())
+    run_track(followed, monkeypatch, follow=True)
+    assert followed.closed == [None]
+
+
+def test_an_outage_says_nothing_about_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = Followed(["running", "running"], InvalidConfig("no answer"))
+    with pytest.raises(InvalidConfig, match="no answer"):
+        run_track(followed, monkeypatch, follow=True)
+    assert followed.closed == [None]
