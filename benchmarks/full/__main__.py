@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,15 @@ from tests.chaos.relay import why_not
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 END_S_MAX = 30.0
+UNREADABLE = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError)  # output that no row expects
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """What a command printed as JSON, None if it prints none; or why it failed."""
+
+    output: Any = None
+    fault: str = ""
 
 
 def main() -> int:
@@ -48,7 +57,7 @@ def main() -> int:
     rows = () if options.page_only else [row for row in ROWS if row.name in options.rows]
     faults = 0
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as folder:
-        printed: dict[str, Any] = {}
+        printed: dict[str, Printed] = {}
         for row in rows:
             _tell(f"{row.name}: {row.about}")
             try:
@@ -86,8 +95,11 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def measured(row: Row, options: argparse.Namespace, folder: Path, printed: dict[str, Any]) -> Found:
-    """Run a row; a benchmark that fails is its fault. `printed` has the output of commands that have run already."""
+def measured(row: Row, options: argparse.Namespace, folder: Path, printed: dict[str, Printed]) -> Found:
+    """Run a row; a benchmark that fails is its fault, and so is one that prints what the row cannot read.
+
+    `printed` has what came of commands that have run already: none runs twice, also if it failed.
+    """
     commands = [run.words(quick=options.quick) for run in row.runs]
     shown = [command.replace("{folder}/", "") for command in commands]
     found = Found(row.name, options.quick, shown, 0.0, _circumstances(options.remark))
@@ -95,19 +107,19 @@ def measured(row: Row, options: argparse.Namespace, folder: Path, printed: dict[
         return replace(found, fault=lack)
     began_s = time.monotonic()
     for command in commands:
-        if command in printed:
-            continue
-        _tell(f"  {command}")
-        try:
+        if command not in printed:
+            _tell(f"  {command}")
             printed[command] = _run(command, folder)
-        except (RuntimeError, ValueError) as error:
-            return replace(found, seconds=time.monotonic() - began_s, fault=str(error))
-    values = row.read([printed[command] for command in commands])
-    return replace(found, seconds=time.monotonic() - began_s, values=values)
+        if fault := printed[command].fault:
+            return replace(found, seconds=time.monotonic() - began_s, fault=fault)
+    found = replace(found, seconds=time.monotonic() - began_s)
+    try:
+        return replace(found, values=row.read([printed[command].output for command in commands]))
+    except UNREADABLE as error:
+        return replace(found, fault=f"what was printed cannot be read: {type(error).__name__}: {error}")
 
 
-def _run(command: str, folder: Path) -> Any:
-    """What the benchmark printed as JSON; None if it prints none. RuntimeError if it fails."""
+def _run(command: str, folder: Path) -> Printed:
     module, *flags = shlex.split(command.replace("{folder}", str(folder)))
     wants_json = "json" in flags
     child = subprocess.Popen(
@@ -129,16 +141,30 @@ def _run(command: str, folder: Path) -> Any:
             child.wait()
         raise
     if child.returncode != 0:
-        raise RuntimeError(f"`{module}` ended with {child.returncode}")
-    return json.loads(out) if wants_json else None
+        return Printed(fault=f"`{module}` ended with {child.returncode}")
+    if not wants_json:
+        return Printed()
+    try:
+        return Printed(json.loads(out))
+    except ValueError as error:
+        return Printed(fault=f"`{module}` printed no JSON: {error}")
 
 
 def _circumstances(remark: str) -> Circumstances:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    """No commit is named: history may be written anew before others see it."""
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    return Circumstances(date, os.cpu_count() or 1, _processor(), os.getloadavg()[0], commit, remark)
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+    return Circumstances(date, cores, _processor(), load, remark, has_uncommitted_changes(ROOT))
+
+
+def has_uncommitted_changes(folder: Path) -> bool | None:
+    """Of tracked files, but for documents, to which each row is written; None without git."""
+    words = ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"]
+    try:
+        told = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return bool(told.stdout.strip()) if told.returncode == 0 else None
 
 
 def _processor() -> str:

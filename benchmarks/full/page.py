@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 
-from benchmarks.full.results import Circumstances, Found, Value, middle
+from benchmarks.full.plots import AIMS, SPEEDS, has_bars
+from benchmarks.full.results import Circumstances, Found, Value
 from benchmarks.full.rows import ROWS, Measure, Row
 
 MARKS = ("<!-- all -->", "<!-- all end -->")
@@ -20,17 +21,16 @@ HOW = (
 
 def text_of(results: Mapping[str, Found]) -> str:
     """All between the marks."""
-    rows = [row for row in ROWS if row.name in results]
-    figures = [cells for row in rows for cells in _figures(row, results[row.name])]
-    commands = [cells for row in rows for cells in _commands(results[row.name])]
+    figures = [cells for row in ROWS for cells in _figures(row, results.get(row.name))]
+    commands = [cells for row in ROWS if row.name in results for cells in _commands(results[row.name])]
     parts = [
         "<!-- Made from docs/benchmarks.json: python -m benchmarks.full --page-only. Do not edit. -->",
-        _summary(rows, results),
-        "![Each figure as a share of its aim](benchmarks.svg)",
+        _summary(results),
+        *_plot(AIMS, "Each figure as a share of its aim", results),
         _table(("row", "measure", "against", "median", "least to most", "aim", "met"), figures),
-        "![Tokens per second as multiples of Schedule1F1B's](benchmarks-speed.svg)",
+        *_plot(SPEEDS, "Tokens per second as multiples of Schedule1F1B's", results),
         fill(HOW, WIDTH),
-        _table(("row", "command", "form", "date", "commit", "cores", "load", "took"), commands),
+        _table(("row", "command", "form", "date", "cores", "load", "took"), commands),
     ]
     remarks = dict.fromkeys(found.circumstances.remark for found in results.values() if found.circumstances.remark)
     return "\n\n".join([*parts, *(fill(remark, WIDTH) for remark in remarks)])
@@ -52,60 +52,60 @@ def between_marks(page: Path) -> str:
     return page.read_text().partition(f"{start}\n")[2].partition(f"\n{end}")[0]
 
 
-def _summary(rows: Sequence[Row], results: Mapping[str, Found]) -> str:
+def _plot(name: str, title: str, results: Mapping[str, Found]) -> Sequence[str]:
+    return [f"![{title}]({name})"] if has_bars(name, results) else []
+
+
+def _summary(results: Mapping[str, Found]) -> str:
+    aimed = [(row, measure) for row in ROWS for measure in row.measures if measure.aim is not None]
     verdicts = [
-        measure.met(middle(values))
-        for row in rows
-        for measure in row.measures
-        if measure.aim is not None and (values := results[row.name].values.get(measure.key))
+        measure.met(measure.middle(values))
+        for row, measure in aimed
+        if row.name in results and (values := results[row.name].values.get(measure.key))
     ]
-    return f"{sum(verdict is True for verdict in verdicts)} of {len(verdicts)} aims that were measured are met."
+    return f"Of {len(aimed)} aims, {len(verdicts)} measured, {sum(verdict is True for verdict in verdicts)} met."
 
 
-def _figures(row: Row, found: Found) -> Iterator[Sequence[str]]:
-    if found.fault:
+def _figures(row: Row, found: Found | None) -> Iterator[Sequence[str]]:
+    if found and found.fault:
         yield row.name, row.about, "", f"not measured: {found.fault}", "", "", ""
-        return
     for measure in row.measures:
-        values = found.values.get(measure.key, ())
-        if not values:
-            continue
-        verdict = {True: "yes", False: "**no**", None: ""}[measure.met(middle(values))]
-        told = (shown(middle(values), measure), _range(values, measure), _aim(measure), verdict)
-        yield row.name, measure.text, measure.against, *told
+        values = found.values.get(measure.key) if found else None
+        yield row.name, measure.text, measure.against, *_figure(measure, values or ())
 
 
-def shown(value: Value, measure: Measure, *, unit: bool = True) -> str:
-    if value is None:
-        return "never"
-    sign = "+" if measure.unit == "%" else ""
-    number = f"{value:{sign},.{measure.digits}f}"
-    return f"{number} {measure.unit}" if unit and measure.unit != "x" else number
+def _figure(measure: Measure, values: Sequence[Value]) -> Sequence[str]:
+    if not values:
+        return "not measured yet", "", _aim(measure), ""
+    found = measure.middle(values)
+    verdict = {True: "yes", False: "**no**", None: ""}[measure.met(found)]
+    return measure.shown(found), _range(values, measure), _aim(measure), verdict
 
 
 def _range(values: Sequence[Value], measure: Measure) -> str:
     if len(values) == 1:
         return "one run"
     known = [value for value in values if value is not None]
-    ends = [shown(end, measure, unit=False) for end in ((min(known), max(known)) if known else ())]
+    ends = [measure.shown(end, unit=False) for end in ((min(known), max(known)) if known else ())]
     never = f"{len(values) - len(known)} never" if len(known) < len(values) else ""
     return ", ".join(part for part in (" to ".join(ends), never) if part) + f" ({len(values)})"
 
 
 def _aim(measure: Measure) -> str:
-    return "" if measure.aim is None else f"{'≤' if measure.at_most else '≥'} {shown(measure.aim, measure)}"
+    return "" if measure.aim is None else f"{'≤' if measure.at_most else '≥'} {measure.shown(measure.aim)}"
 
 
 def _commands(found: Found) -> Iterator[Sequence[str]]:
     where = found.circumstances
     for number, command in enumerate(found.commands):
-        told = _told(found, where) if number == 0 else ("",) * 6
+        told = _told(found, where) if number == 0 else ("",) * 5
         yield found.row if number == 0 else "", f"`{COMMAND}{command}`", *told
 
 
 def _told(found: Found, where: Circumstances) -> Sequence[str]:
     form = "quick" if found.quick else "full"
-    return form, where.date, where.commit, str(where.cores), f"{where.load_before:.1f}", f"{found.seconds:.0f} s"
+    date = f"{where.date}, with uncommitted changes" if where.uncommitted else where.date
+    return form, date, str(where.cores), f"{where.load_before:.1f}", f"{found.seconds:.0f} s"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 Value = float | None  # None: it never came to it, as a loss that is not reached
 
@@ -19,8 +19,8 @@ class Circumstances:
     cores: int
     processor: str
     load_before: float  # runnable processes, mean of the last minute before the row began
-    commit: str = ""
     remark: str = ""
+    uncommitted: bool | None = None  # whether the source had changes that were not committed; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,15 @@ def read(path: Path) -> dict[str, Found]:
     if not path.exists():
         return {}
     return {
-        one["row"]: Found(**one | {"circumstances": Circumstances(**one["circumstances"])})
+        one["row"]: Found(**one | {"circumstances": _circumstances(one["circumstances"])})
         for one in json.loads(path.read_text())
     }
 
 
+def _circumstances(kept: Mapping[str, Any]) -> Circumstances:
+    """Files of before name a commit, which history may have lost: it is left out."""
+    return Circumstances(**{name: value for name, value in kept.items() if name != "commit"})
+
+
 def write(path: Path, rows: Mapping[str, Found]) -> None:
     path.write_text(json.dumps([asdict(rows[name]) for name in sorted(rows)], indent=1) + "\n")
-
-
-def middle(values: Sequence[Value]) -> Value:
-    """The median; what never came counts as the worst, and half of those make the median one of them."""
-    if sum(value is None for value in values) * 2 >= len(values):
-        return None
-    return median(-1e9 if value is None else value for value in values)

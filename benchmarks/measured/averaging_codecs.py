@@ -2,7 +2,7 @@
 
     python -m benchmarks.measured.averaging_codecs [--link 20:20] [--steps 120] [--seeds 1]
 
-A swarm of two stages with two replicas each trains the small Llama of `benchmarks.measured.convergence` to the end,
+A swarm of two stages with two replicas each trains the small Llama of `benchmarks.learning.convergence` to the end,
 once with each codec: none, bfloat16, int8. They take turns, seed by seed. Each process is at a host of its own: a
 network namespace behind links of so many Mbit/s each way and such a round-trip time. That needs root.
 
@@ -26,7 +26,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measured.convergence import small_llama
+from benchmarks.learning.convergence import small_llama
 from benchmarks.measured.throughput import link_of
 from benchmarks.measured.ways import Course, Fleet, Hosts, Swarm, changed, hosts_behind, prepared
 from swarm.job.spec import parse_job

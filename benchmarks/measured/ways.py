@@ -1,7 +1,7 @@
 """The ways of training that benchmarks compare, each as real processes: the same job, tokens and first weights.
 
     Swarm     a scheduler and its stage servers
-    Rivals    `benchmarks.measured.baselines`: one process, or the schedules of torch.distributed.pipelining over gloo
+    Rivals    `benchmarks.baselines.schedules`: one process, or the schedules of torch.distributed.pipelining over gloo
 
 Processes run on loopback, or each at a host of its own behind emulated links (`Hosts`). All are started once and wait;
 every `train` trains the job anew. So the ways can take turns.
@@ -269,7 +269,7 @@ class Fleet:
 
 
 class Rivals:
-    """The ways that `benchmarks.measured.baselines` runs: one process for `local`, a process per rank for the others.
+    """The ways that `benchmarks.baselines.schedules` runs: one process for `local`, a process per rank for the others.
 
     The rank of stage s is at host s + 1, as the swarm's stage server is.
     """
@@ -288,7 +288,7 @@ class Rivals:
         self._fleet = fleet
         self._tokens_per_step = _tokens_per_step(spec)
         self._local, self._ranks = [], []
-        module = "benchmarks.measured.baselines"
+        module = "benchmarks.baselines.schedules"
         common = (str(folder / "spec.json"), str(manifest.shards[0].path), manifest.token_dtype, str(options.threads))
         if "local" in ways:
             self._local = [fleet.start("local", module, "local", *common)]

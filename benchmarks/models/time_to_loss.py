@@ -1,10 +1,10 @@
 """How soon each way of training reaches a loss: the losses that were measured, at the speed of a modelled pipeline.
 
-    python -m benchmarks.measured.convergence --save RUNS.json
+    python -m benchmarks.learning.convergence --save RUNS.json
     python -m benchmarks.models.time_to_loss RUNS.json [--stages 2 4 8] [--table docs/convergence.md]
 
 A step's time is that of `benchmarks.models.bubbles`, which needs no learning; a loss after so many steps is that of
-`benchmarks.measured.convergence`, which needs no clock. A step before `pipeline.sync_steps` takes as long as a
+`benchmarks.learning.convergence`, which needs no clock. A step before `pipeline.sync_steps` takes as long as a
 synchronous one. What 1F1B does is "synchronous AdamW": it has the same idle time and the same updates.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 from rich.console import Console
 
-from benchmarks.measured.convergence import SYNCHRONOUS, WAYS, Run, Way, best, markdown, saved, write_between
+from benchmarks.learning.convergence import SYNCHRONOUS, WAYS, Run, Way, best, markdown, saved, write_between
 from benchmarks.models.bubbles import STAGES, Shape, step_units
 
 SYNCHRONOUS_LOOKAHEAD = next(way for way in WAYS if way.name == "synchronous, lookahead")
@@ -75,7 +75,7 @@ def by_seed(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, help="what benchmarks.measured.convergence --save wrote")
+    parser.add_argument("runs", type=Path, help="what benchmarks.learning.convergence --save wrote")
     parser.add_argument("--stages", type=int, nargs="+", default=STAGES)
     parser.add_argument("--table", type=Path, help="a Markdown file whose modelled part is replaced")
     parser.add_argument("--output", choices=("table", "json"), default="table")

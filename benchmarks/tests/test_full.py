@@ -10,16 +10,18 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from benchmarks.full.__main__ import DOCS, measured
-from benchmarks.full.page import MARKS, between_marks, shown, text_of, write_page
+from benchmarks.full.__main__ import DOCS, Printed, has_uncommitted_changes, measured
+from benchmarks.full.page import MARKS, between_marks, text_of, write_page
 from benchmarks.full.plots import AIMS, SPEEDS, shows, write_plots
-from benchmarks.full.results import Circumstances, Found, middle, read, write
+from benchmarks.full.results import Circumstances, Found, read, write
 from benchmarks.full.rows import BUBBLES, CHOSEN, ROWS, Measure, Row, Run
 from benchmarks.models.bubbles import Shape
 
@@ -45,7 +47,7 @@ PRINTED: dict[str, list[Any]] = {
     "P4": [{size: SIZE | {"TCP sendall": [{"gigabytes_per_s": 1.6}] * 2} for size in ("64 KiB", "1 MiB", "4 MiB")}],
     "P5": [{"seconds": {"ours": [3.0], "gloo": [2.0]}}] * 3,
     "P6": [HOPS],
-    "P7": [[{"kept": 1.0}, {"kept": 0.9}], {"kept": [0.9, 0.95]}, {"join": 0.99}],
+    "P7": [[{"kept": 1.0}, {"kept": 0.9}], {"kept": [0.9, 0.95]}, {"kept": [0.8]}, {"join": 0.99}],
     "P8": [ROUND],
     "C": [{"codecs": {"none": [[2.0, 4.0]], "bfloat16": [[1.0, 4.0]], "int8": [[0.5, 4.4]]}}],
 }
@@ -79,7 +81,7 @@ def test_what_is_read_are_the_ratios_that_the_measure_names() -> None:
     assert read_of["P4"] == {"64 KiB": [0.8, 0.8], "1 MiB": [0.5, 0.5]}
     assert read_of["P5"]["unequal"] == [1.5]
     assert read_of["P6"]["sessions/growth"] == pytest.approx([1000 / 64])
-    assert read_of["P7"]["kills"] == [0.9]
+    assert read_of["P7"] == {"kills": [0.9], "slow": [0.9, 0.95], "slow/64": [0.8], "join": [0.99]}
     assert read_of["C"]["int8/time"] == [0.25]
     assert read_of["C"]["int8/loss"] == pytest.approx([10.0])
 
@@ -103,13 +105,17 @@ def test_an_aim_is_a_bound_on_one_side_and_what_never_came_misses_it() -> None:
     assert [LEAST.met(value) for value in (1.5, 1.49, None)] == [True, False, False]
     assert [MOST.met(value) for value in (1.5, 1.51, None)] == [True, False, False]
     assert Measure("none", "speed", "1F1B").met(1.0) is None
-    assert [shown(value, LEAST) for value in (1.234, None)] == ["1.23", "never"]
-    assert shown(1.0, Measure("loss", "loss", "", 1.0, at_most=True, unit="%")) == "+1.00 %"
+    assert [LEAST.shown(value) for value in (1.234, None)] == ["1.23", "never"]
+    assert Measure("loss", "loss", "", 1.0, at_most=True, unit="%").shown(1.0) == "+1.00 %"
 
 
-def test_half_of_the_values_that_never_came_make_the_median_never() -> None:
-    assert middle([1.0, 3.0, None]) == 1.0
-    assert middle([3.0, None]) is None
+@pytest.mark.parametrize(("measure", "worse"), [(LEAST, 1.0), (MOST, 3.0)], ids=["at least", "at most"])
+def test_what_never_came_is_the_worst_of_the_values_and_half_of_them_make_the_median_never(
+    measure: Measure, worse: float
+) -> None:
+    assert measure.middle([1.0, 3.0, None]) == worse
+    assert measure.middle([1.0, 2.0, 3.0, None]) == (1.5 if measure is LEAST else 2.5)
+    assert measure.middle([3.0, None]) is None
 
 
 def test_results_come_back_as_they_were_and_only_the_marked_part_of_a_page_is_replaced(tmp_path: Path) -> None:
@@ -137,13 +143,63 @@ def test_plots_name_the_results_that_they_show(tmp_path: Path) -> None:
     assert "tokens/s" in (tmp_path / SPEEDS).read_text()
 
 
-def test_plots_without_any_result_are_drawn(tmp_path: Path) -> None:
-    write_plots(tmp_path, {})
-    assert shows(tmp_path / AIMS, {})
+def test_a_plot_without_bars_is_neither_there_nor_on_the_page(tmp_path: Path) -> None:
+    write_plots(tmp_path, results())
+    only = {name: found for name, found in results().items() if name == "P5"}  # has aims, but no tokens per second
+    assert not shows(tmp_path / SPEEDS, only), "the one of before is left"
+    write_plots(tmp_path, only)
+    assert [path.name for path in tmp_path.iterdir()] == [AIMS]
+    assert shows(tmp_path / AIMS, only)
+    assert shows(tmp_path / SPEEDS, only)
+    assert f"({AIMS})" in text_of(only)
+    assert f"({SPEEDS})" not in text_of(only)
+    assert f"({SPEEDS})" in text_of(results())
 
 
-def row_of(*commands: str) -> Row:
-    return Row("X", "a trial", [Run(command) for command in commands], (), lambda printed: {"all": list(printed)})
+def test_the_table_has_every_aim_and_says_what_is_not_measured_yet() -> None:
+    aims = sum(measure.aim is not None for row in ROWS for measure in row.measures)
+    measures = sum(len(row.measures) for row in ROWS)
+    nothing = text_of({})
+    assert f"Of {aims} aims, 0 measured, 0 met." in nothing
+    assert nothing.count("| not measured yet |") == measures
+    some = text_of({"P5": Found("P5", True, [], 1.0, HERE, {"equal": [1.5], "unequal": [1.5]})})
+    assert f"Of {aims} aims, 2 measured, 1 met." in some
+    assert some.count("| not measured yet |") == measures - 2
+
+
+def test_results_that_name_a_commit_are_read_without_it(tmp_path: Path) -> None:
+    write(tmp_path / "benchmarks.json", results())
+    kept = json.loads((tmp_path / "benchmarks.json").read_text())
+    for one in kept:
+        del one["circumstances"]["uncommitted"]
+        one["circumstances"]["commit"] = "0123abc"
+    (tmp_path / "benchmarks.json").write_text(json.dumps(kept))
+    assert read(tmp_path / "benchmarks.json") == results()
+
+
+def test_changes_of_the_source_are_told_and_those_of_documents_are_not(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *words], cwd=tmp_path, check=True)
+
+    assert has_uncommitted_changes(tmp_path) is None
+    git("init", "-q")
+    (tmp_path / "docs").mkdir()
+    source, document = tmp_path / "source.py", tmp_path / "docs" / "benchmarks.json"
+    for path in (source, document):
+        path.write_text("before")
+    git("add", ".")
+    git("commit", "-q", "-m", "all")
+    document.write_text("after")
+    assert has_uncommitted_changes(tmp_path) is False
+    source.write_text("after")
+    assert has_uncommitted_changes(tmp_path) is True
+    changed = replace(HERE, uncommitted=True)
+    assert "with uncommitted changes" in text_of({"P5": Found("P5", True, ["a"], 1.0, changed)})
+    assert "with uncommitted changes" not in text_of({"P5": Found("P5", True, ["a"], 1.0, HERE)})
+
+
+def row_of(*commands: str, reads: Callable[[Sequence[Any]], Any] = lambda printed: {"all": list(printed)}) -> Row:
+    return Row("X", "a trial", [Run(command) for command in commands], (), reads)
 
 
 OPTIONS = Namespace(quick=True, remark="")
@@ -153,11 +209,37 @@ def test_a_benchmark_that_fails_is_the_fault_of_its_row(tmp_path: Path) -> None:
     found = measured(row_of("json.tool --no-such-flag"), OPTIONS, tmp_path, {})
     assert found.fault == "`json.tool` ended with 2"
     assert not found.values
+    assert measured(row_of("this json"), OPTIONS, tmp_path, {}).fault.startswith("`this` printed no JSON: ")
 
 
-def test_a_command_that_has_run_already_is_not_run_again(tmp_path: Path) -> None:
-    found = measured(row_of("no.such.module --output json"), OPTIONS, tmp_path, {"no.such.module --output json": 1.0})
-    assert found.values == {"all": [1.0]}
+def test_a_command_that_has_run_already_is_not_run_again_also_if_it_failed(tmp_path: Path) -> None:
+    command = "no.such.module --output json"
+    assert measured(row_of(command), OPTIONS, tmp_path, {command: Printed(1.0)}).values == {"all": [1.0]}
+    printed: dict[str, Printed] = {}
+    fault = measured(row_of(command), OPTIONS, tmp_path, printed).fault
+    assert fault == "`no.such.module` ended with 1"
+    assert printed == {command: Printed(fault=fault)}
+    found = measured(row_of(command), OPTIONS, tmp_path, {command: Printed(fault="it failed before")})
+    assert (found.fault, found.values) == ("it failed before", {})
+
+
+@pytest.mark.parametrize(
+    ("reads", "fault"),
+    [
+        (lambda printed: printed[0]["losses"], "KeyError: 'losses'"),
+        (lambda printed: 1.0 / printed[0]["seconds"], "ZeroDivisionError: "),
+        (lambda printed: dict(zip(printed, (), strict=True)), "ValueError: "),
+        (lambda printed: sum(printed[0]), "TypeError: "),
+        (lambda printed: printed[0]["seconds"].items(), "AttributeError: "),
+    ],
+    ids=["key", "zero", "value", "type", "attribute"],
+)
+def test_output_that_a_row_cannot_read_is_its_fault(
+    tmp_path: Path, reads: Callable[[Sequence[Any]], Any], fault: str
+) -> None:
+    found = measured(row_of("a b", reads=reads), OPTIONS, tmp_path, {"a b": Printed({"seconds": 0.0})})
+    assert found.fault.startswith(f"what was printed cannot be read: {fault}")
+    assert not found.values
 
 
 def test_ctrl_c_ends_the_benchmark_that_runs_and_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.measured.convergence import SYNCHRONOUS, WAYS, Run, Way, save, saved
+from benchmarks.learning.convergence import SYNCHRONOUS, WAYS, Run, Way, save, saved
 from benchmarks.models.time_to_loss import rows, speedup, units_to
 
 UNITS = {0: 10.0, 4: 5.0, 8: 4.0}

@@ -1,8 +1,8 @@
 """How soon a swarm over slow links reaches the loss that 1F1B ends with, beside 1F1B over the same links.
 
-    python -m benchmarks.measured.loss_over_link [--link 100:20] [--seeds 3] [--steps 240] [--rate 4e-3]
+    python -m benchmarks.learning.loss_over_link [--link 100:20] [--seeds 3] [--steps 240] [--rate 4e-3]
 
-Both train the small Llama of `benchmarks.measured.convergence` on the same text, from the same first weights, in two
+Both train the small Llama of `benchmarks.learning.convergence` on the same text, from the same first weights, in two
 stages. 1F1B is Schedule1F1B of torch.distributed.pipelining over gloo, with AdamW. The swarm has the defaults of a job
 file: half late or less, lookahead, bfloat16 between stages. Each process is at a host of its own: a network namespace
 behind links of so many Mbit/s each way and such a round-trip time. That needs root.
@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measured.convergence import small_llama
+from benchmarks.learning.convergence import small_llama
 from benchmarks.measured.throughput import link_of
 from benchmarks.measured.ways import Course, Fleet, Hosts, Rivals, Swarm, changed, hosts_behind, prepared
 from swarm.job.spec import parse_job

@@ -1,6 +1,6 @@
 """What exchanging rarely costs or gains in loss: diloco and streaming beside averaging every step, at equal tokens.
 
-    python -m benchmarks.measured.outer [--seeds 1] [--steps 300] [--rates 0.004] [--table docs/islands.md]
+    python -m benchmarks.learning.outer [--seeds 1] [--steps 300] [--rates 0.004] [--table docs/islands.md]
 
 Each run is `swarm train-local` in this process, on the model and text of `convergence`. Every run sees the same tokens
 in the same number of steps: with n islands each trains an nth of the batch. One island with outer steps stands beside
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.measured.convergence import (
+from benchmarks.learning.convergence import (
     LENGTH,
     MARKS,
     SEQUENCES,

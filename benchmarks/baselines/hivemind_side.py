@@ -1,7 +1,7 @@
-"""The processes of hivemind's side of `benchmarks.measured.hivemind_servers`; they run in an environment of their own.
+"""The processes of hivemind's side of `benchmarks.baselines.hivemind_servers`; they run in an environment of their own.
 
-    python -m benchmarks.measured.hivemind_side server SPEC.json STAGE THREADS [ADDRESS ...]
-    python -m benchmarks.measured.hivemind_side trainer SPEC.json TOKENS TOKEN_DTYPE THREADS IN_FLIGHT ADDRESS ...
+    python -m benchmarks.baselines.hivemind_side server SPEC.json STAGE THREADS [ADDRESS ...]
+    python -m benchmarks.baselines.hivemind_side trainer SPEC.json TOKENS TOKEN_DTYPE THREADS IN_FLIGHT ADDRESS ...
 
 A server holds one stage of the job as an expert, says its addresses as a line of JSON, and ends with its stdin. The
 trainer says "ready", then trains all steps for each line on its stdin, and answers with a line of JSON: when each step

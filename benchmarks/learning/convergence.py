@@ -1,6 +1,6 @@
 """What overlap, lookahead and boundary codecs cost or gain in loss, over seeds, at equal tokens.
 
-    python -m benchmarks.measured.convergence [--seeds 3] [--steps 400] [--table docs/convergence.md] [--save RUNS.json]
+    python -m benchmarks.learning.convergence [--seeds 3] [--steps 400] [--table docs/convergence.md] [--save RUNS.json]
 
 Each run is `swarm train-local` in this process: the stages, codecs at the cuts, overlap and data of a swarm, whose
 weights are bitwise those of this run in reproducible mode. So one core measures what many machines would train. A seed

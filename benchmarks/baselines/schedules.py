@@ -1,7 +1,7 @@
 """What a swarm is compared with, in processes of its own: `swarm train-local`, and schedules of torch over gloo.
 
-    python -m benchmarks.measured.baselines local SPEC.json TOKENS TOKEN_DTYPE THREADS
-    python -m benchmarks.measured.baselines ranks SPEC.json TOKENS TOKEN_DTYPE THREADS RANK RENDEZVOUS REPLICAS HALVES
+    python -m benchmarks.baselines.schedules local SPEC.json TOKENS TOKEN_DTYPE THREADS
+    python -m benchmarks.baselines.schedules ranks SPEC.json TOKENS TOKEN_DTYPE THREADS RANK RENDEZVOUS REPLICAS HALVES
 
 A process says "ready". Then each line on its stdin is a way, of which it trains the whole job anew. It answers with one
 line of JSON: when each step ended, in seconds since the epoch and in processor seconds of this process, and the losses

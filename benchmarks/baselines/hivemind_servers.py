@@ -1,6 +1,6 @@
 """Tokens per second of a swarm beside hivemind's expert servers as the two stages of the same model, in one run.
 
-    python -m benchmarks.measured.hivemind_servers [--rounds 5] [--steps 3] [--in-flight 4] [--width 256] ...
+    python -m benchmarks.baselines.hivemind_servers [--rounds 5] [--steps 3] [--in-flight 4] [--width 256] ...
 
 hivemind has no pipeline of its own: a trainer sends each microbatch through one expert after the other, and the
 gradients back, as many at a time as `--in-flight` says. Its servers keep no graphs between the two, so they compute
@@ -32,7 +32,7 @@ from swarm.data.shards import TokenManifest
 from swarm.job.spec import JobSpec
 
 ROOT = Path(__file__).parents[2]
-SIDE = "benchmarks.measured.hivemind_side"
+SIDE = "benchmarks.baselines.hivemind_side"
 # hivemind, and what it needs that the project does not; hivemind's generated code wants an older protobuf.
 PACKAGES = (
     *("hivemind==1.1.12", "protobuf==6.33.6", "scipy==1.17.1", "uvloop==0.23.0", "prefetch_generator==1.0.3"),

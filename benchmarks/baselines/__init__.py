@@ -1,0 +1,1 @@
+"""What a swarm is compared with: one process, schedules of torch, hivemind."""
