@@ -41,11 +41,17 @@ def scheduler(
     ] = "",
     http_host: HttpHost = "127.0.0.1",
     http_port: Annotated[str, typer.Option(help="Port of /metrics and /healthz; 0 = any, none = off.")] = "9464",
-    db: Annotated[str, typer.Option(help="Database: sqlite (a file in --data-dir) or an SQLAlchemy URL.")] = "sqlite",
+    db: Annotated[
+        str,
+        typer.Option(
+            help="Database: sqlite (a file in --data-dir) or an SQLAlchemy URL; SWARM_DB_FILE may name a file with it."
+        ),
+    ] = "sqlite",
     broker: Annotated[
         str,
         typer.Option(
-            help="Broker where stage servers find us: mqtt:// or mqtts://HOST:PORT, embedded (on loopback) or none."
+            help="Broker where stage servers find us: mqtt:// or mqtts://HOST:PORT, embedded (on loopback) or none; "
+            "SWARM_BROKER_FILE may name a file with it."
         ),
     ] = "embedded",
     swarm: Annotated[

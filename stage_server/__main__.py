@@ -29,7 +29,11 @@ cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def stage_server(
     context: typer.Context,
     broker: Annotated[
-        str, typer.Option(help="MQTT broker where the scheduler is announced: mqtt://HOST:PORT or mqtts://HOST:PORT.")
+        str,
+        typer.Option(
+            help="MQTT broker where the scheduler is announced: mqtt://HOST:PORT or mqtts://HOST:PORT; "
+            "SWARM_BROKER_FILE may name a file with it."
+        ),
     ] = "",
     scheduler: Annotated[str, typer.Option(help="The scheduler's HOST:PORT, instead of --broker.")] = "",
     swarm: Annotated[str, typer.Option(help="Name of the scheduler's swarm at the broker.")] = DEFAULT_SWARM,

@@ -53,7 +53,7 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
             auto_envvar_prefix="SWARM",
             prog_name=name,
             standalone_mode=False,
-            default_map=secrets_in_files(os.environ, flags),
+            default_map=secrets_in_files(os.environ, flags - flags_given(sys.argv[1:])),
         )
     except typer.TyperException as error:
         print_error(usage_error(error, name))
@@ -72,10 +72,16 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
     sys.exit(0)
 
 
+def flags_given(words: Sequence[str]) -> set[str]:
+    """The names of the flags among the words of a command line, without dashes: db of --db URL and of --db=URL."""
+    return {word[2:].partition("=")[0] for word in words if word.startswith("--")}
+
+
 def secrets_in_files(environment: Mapping[str, str], flags: Collection[str]) -> dict[str, str]:
     """The values of those `flags` that may hold a password, from the files that SWARM_<FLAG>_FILE name.
 
-    A flag on the command line wins over them. InvalidConfig if a file cannot be read or SWARM_<FLAG> is set as well.
+    Leave out the flags of the command line, which win over them. InvalidConfig if a file cannot be read or SWARM_<FLAG>
+    is set as well.
     """
     found = {}
     for flag in SECRET_FLAGS:

@@ -21,6 +21,7 @@ from scheduler.metrics import SchedulerMetrics
 from stage_server.metrics import StageServerMetrics
 from swarm.errors import ERROR_BY_CODE
 from swarm.job.spec import JobSpec
+from swarm.process.lifecycle import SECRET_FLAGS
 from swarm.relay.metrics import RelayMetrics
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
@@ -82,7 +83,9 @@ def _flags(command: Any, *, served: bool = False) -> str:
         names = [*flag.opts, *flag.secondary_opts] if is_option else [flag.metavar or flag.name]
         named = ", ".join(f"`{name}`" for name in names) + (f" {flag.metavar}" if is_option and flag.metavar else "")
         variable = flag.envvar or (f"SWARM_{flag.name.upper()}" if served else "")
-        rows.append((named, _default(flag), f"`{variable}`" if variable else "", flag.help or ""))
+        variables = [variable, f"{variable}_FILE"] if served and flag.name in SECRET_FLAGS else [variable]
+        told = ", ".join(f"`{one}`" for one in variables if one)
+        rows.append((named, _default(flag), told, flag.help or ""))
     return _table(("flag", "default", "environment", "meaning"), rows) if rows else "It takes no flags of its own."
 
 

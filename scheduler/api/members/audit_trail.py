@@ -59,7 +59,7 @@ class AuditTrail:
             self._write(caller.principal.uri, method, ALLOWED, target=_target(request))
 
     def failed(self, method: str, caller: Caller, code: str, message: str) -> None:
-        """An allowed call ended with an error; a refusal by the job's owner is written already."""
+        """An allowed call ended with an error; a refusal because the job is another's is written already."""
         if method in AUDITED and code != NotOwner.code:
             self._write(caller.principal.uri, method, f"{code} {message}")
 

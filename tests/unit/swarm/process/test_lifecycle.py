@@ -18,6 +18,7 @@ from swarm.errors import InvalidConfig, NotAllowed, UsageError
 from swarm.process.lifecycle import (
     Farewell,
     check_announce,
+    flags_given,
     lock_first,
     lock_folder,
     missing_package,
@@ -164,6 +165,10 @@ def test_a_password_may_be_in_a_file(tmp_path: Path) -> None:
     assert secrets_in_files({}, {"db"}) == {}
 
 
+def test_flags_are_told_from_their_values() -> None:
+    assert flags_given(["--db", "x", "--broker=mqtt://a", "-v", "data"]) == {"db", "broker"}
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [(None, "cannot be read: No such file"), (b"", "not one line"), (b"a\nb", "not one line"), (b"\xff", "no text")],
@@ -183,7 +188,8 @@ def test_a_scheduler_reads_its_database_from_a_file_unless_a_flag_names_one(tmp_
     (tmp_path / "db").write_text("nonsense://x")
     command = [sys.executable, "-m", "scheduler", "--data-dir", str(tmp_path / "data"), "--http-port", "none"]
     for flags, told in (((), "nonsense"), (("--db", "other://y"), "other")):
-        environment = os.environ | {"SWARM_DB_FILE": str(tmp_path / "db")}
+        both = {"SWARM_DB": "third://z"} if flags else {}
+        environment = os.environ | {"SWARM_DB_FILE": str(tmp_path / "db")} | both
         ended = subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, timeout=60)
         assert ended.returncode == 3
         assert "error[" in ended.stderr
