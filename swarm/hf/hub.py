@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 import huggingface_hub
 from huggingface_hub import constants, errors
@@ -19,6 +22,9 @@ from swarm.errors import InvalidModel, NotCached, NotFound
 from swarm.text import first_line, without_passwords
 
 ANSWER_S_MAX = 3.0  # what a hub takes at most to connect, and then to begin to answer
+ATTEMPTS = 2
+BETWEEN_ATTEMPTS_S = 0.5
+CHECK_S_MAX = 8.0  # and with all attempts, the look for its address included
 
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
@@ -65,14 +71,35 @@ def check_answers(repository: str, revision: str, name: str, where: str) -> None
             return
     except errors.HFValidationError:
         return  # no id at all, which is said by who asks for it
-    try:
-        huggingface_hub.get_session().head(constants.ENDPOINT, timeout=ANSWER_S_MAX)
-    except Exception as error:  # those of its HTTP client, which has changed before
+    if (error := _unanswered()) is not None:
         place = without_passwords(constants.ENDPOINT)
         raise NotCached(
             f"{where} is not in the local cache, and the hub at {place} does not answer: {first_line(error)}",
             hint="check the network, HTTPS_PROXY and HF_ENDPOINT, and try again; or give a local folder as model.id",
         ) from error
+
+
+def _unanswered() -> Exception | None:
+    """Why nothing answers for the hub; None if something does. On a thread, as nothing bounds a look for an address."""
+    ended: SimpleQueue[Exception | None] = SimpleQueue()
+    Thread(target=lambda: ended.put(_asked()), name="hub", daemon=True).start()
+    try:
+        return ended.get(timeout=CHECK_S_MAX)
+    except Empty:
+        return TimeoutError(f"nothing came within {CHECK_S_MAX:g} s")
+
+
+def _asked() -> Exception | None:
+    """The error of the last attempt; None once there is an answer."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            huggingface_hub.get_session().head(constants.ENDPOINT, timeout=ANSWER_S_MAX)
+            return None
+        except Exception as error:  # those of its HTTP client, which has changed before
+            if attempt == ATTEMPTS:
+                return error
+            time.sleep(BETWEEN_ATTEMPTS_S)
+    return None
 
 
 def commit_of(path: Path) -> str:
