@@ -8,19 +8,22 @@ error crosses a connection as a status code, its text as the status details, and
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
-from typing import Any, NoReturn, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, NoReturn, cast
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave it out
 
 from swarm import errors
-from swarm.limits import RPCS_MAX
+from swarm.limits import RPCS_MAX, Bucket
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of
 from swarm.rpc.handshake import explained
@@ -53,6 +56,10 @@ _CODE_KEY = "swarm-code"
 _CODE = re.compile(r"^E[0-9]{4}$")
 _HINT_KEY = "swarm-hint-bin"  # "-bin": hints are UTF-8, plain metadata is ASCII
 _TEXT_BYTES_MAX = 1 << 10  # of details or hint: both together stay well below MAX_METADATA_BYTES
+
+_GRPC_LOGGER = "grpc._cython.cygrpc"
+_MALFORMED_TOLD_PER_S, _MALFORMED_TOLD_AT_ONCE = 1.0, 10
+_MALFORMED: Final = object()
 
 _log = structlog.get_logger(__name__)
 
@@ -168,7 +175,7 @@ def new_server(
     more: Options | None = None,
     meter: grpc.aio.ServerInterceptor | None = None,
 ) -> grpc.aio.Server:
-    """A server whose calls pass `meter` and then `guard`.
+    """A server whose calls pass `meter` and then `guard`, and whose requests are protobuf messages.
 
     `connection_s_max`: a connection is broken after that and CONNECTION_GRACE_S, so its caller proves himself again.
 
@@ -183,7 +190,7 @@ def new_server(
     return grpc.aio.server(
         options=options,
         maximum_concurrent_rpcs=RPCS_MAX,
-        interceptors=[one for one in (meter, guard) if one is not None],
+        interceptors=[*(one for one in (meter, guard) if one is not None), _Parsing()],
     )
 
 
@@ -396,3 +403,65 @@ def _shorten(text: str) -> str:
 
 def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="replace")
+
+
+# Requests that are no message ----------------------------------------------------------------------------------------
+
+
+class _Parsing(grpc.aio.ServerInterceptor):
+    """Answers a single request that cannot be parsed with CorruptFrame. A stream with such a message just ends."""
+
+    def __init__(self) -> None:
+        logger = logging.getLogger(_GRPC_LOGGER)
+        if not any(isinstance(one, _Short) for one in logger.filters):
+            logger.addFilter(_Short())
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler  # type: ignore[no-any-return]
+        name = "unary_stream" if handler.response_streaming else "unary_unary"
+        behaviour, method = getattr(handler, name), handler_call_details.method
+
+        def parsed(content: bytes) -> Any:
+            try:
+                return handler.request_deserializer(content)
+            except DecodeError:
+                return _MALFORMED
+
+        async def check(request: Any, context: Any) -> None:
+            if request is _MALFORMED:
+                await abort(context, errors.CorruptFrame(f"these bytes are no request of {method}"))
+
+        async def answer(request: Any, context: Any) -> Any:
+            await check(request, context)
+            return await behaviour(request, context)
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            await check(request, context)
+            async with aclosing(behaviour(request, context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        parsing: grpc.RpcMethodHandler[Any, Any] = getattr(grpc, f"{name}_rpc_method_handler")(
+            stream if inspect.isasyncgenfunction(behaviour) else answer, parsed, handler.response_serializer
+        )
+        return parsing
+
+
+class _Short(logging.Filter):
+    """Makes one line of gRPC's page about a message that cannot be parsed, and leaves most of them out in a flood."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = Bucket(_MALFORMED_TOLD_PER_S, _MALFORMED_TOLD_AT_ONCE)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.exc_info or not isinstance(record.exc_info[1], DecodeError):
+            return True
+        record.exc_info, record.levelno, record.levelname = None, logging.WARNING, "WARNING"
+        return self._told.take(time.monotonic())

@@ -40,6 +40,7 @@ from swarm.rpc.channel import (
     translate,
     write,
 )
+from swarm.wire import jobs_pb2 as pb
 
 Body = Callable[[bytes], Awaitable[bytes]]
 METHOD = "/test.Service/Call"
@@ -315,3 +316,48 @@ async def test_who_writes_too_late_still_learns_why_the_call_was_ended() -> None
     await link.close()
     await server.stop(None)
     assert ends == [StaleMessage] * 200
+
+
+NO_MESSAGE = b"\x0a\xff\xff\xff\xff\x0f"
+
+
+@asynccontextmanager
+async def taking_messages(*, streams: bool = False) -> AsyncIterator[str]:
+    """A server whose method takes one protobuf message, or a stream of them; gives its address."""
+
+    async def answer(request: pb.VersionRequest, context: Any) -> pb.VersionReply:
+        return pb.VersionReply()
+
+    async def answer_all(requests: AsyncIterator[pb.VersionRequest], context: Any) -> pb.VersionReply:
+        return pb.VersionReply(product=str(len([one async for one in requests])))
+
+    kind, behaviour = ("stream_unary", answer_all) if streams else ("unary_unary", answer)
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    handler = make(behaviour, pb.VersionRequest.FromString, pb.VersionReply.SerializeToString)
+    server = new_server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Call": handler}),))
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_bytes_that_are_no_message_get_a_typed_error() -> None:
+    async with taking_messages() as address, connect(address) as channel:
+        call = channel.unary_unary(METHOD)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(NO_MESSAGE, timeout=20)
+        assert isinstance(translate(caught.value, address), CorruptFrame)
+        await call(b"", timeout=20)
+
+
+async def test_a_flood_of_streams_of_no_message_leaves_a_few_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with taking_messages(streams=True) as address, connect(address) as channel:
+        for _ in range(50):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await channel.stream_unary(METHOD)(iter([NO_MESSAGE]), timeout=20)
+    told = [record for record in caplog.records if "Call" in record.getMessage()]
+    assert 1 <= len(told) <= 30, "ten at once, and one a second"
+    assert [record for record in told if record.exc_info] == []
