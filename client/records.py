@@ -40,6 +40,11 @@ class Island:
     exchanges: int = 0
     waits_for: str = ""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody serves it until it begins anew; its steps and exchanges mean nothing."""
+        return not self.peers
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -167,8 +167,8 @@ def job_table(view: Job) -> RenderableType:
         facts = f"{stage.layers} layers, {stage.microbatches} microbatches: {peers}"
         rows.append((f"stage {stage.stage}", Text(facts)))
     for island in view.islands:
-        made = f"step {island.step}, {counted(island.exchanges, 'exchange')}: {', '.join(island.peers)}"
-        rows.append((f"island {island.island}", Text(f"{made}; {island.waits_for}")))
+        made = f"step {island.step}, {counted(island.exchanges, 'exchange')}: {', '.join(island.peers)}; "
+        rows.append((f"island {island.island}", Text(("" if island.is_lost else made) + island.waits_for)))
     if view.checkpoint_step:
         rows.append(("checkpoint", Text(f"step {view.checkpoint_step} (all: swarm checkpoints {view.id})")))
     if view.weights_sha256:

@@ -253,12 +253,17 @@ class SchedulerMetrics:
             self._raise_to(self._reroutes, (job_id, str(stage), reason if reason in REASONS else OTHER), total)
         self._raise_to(self._duplicates, (job_id,), duplicates)
 
-    def islands(self, job_id: str, made: Sequence[tuple[int, int, int]]) -> None:
-        """Of each island of a job at work its steps, its outer steps and how many stage servers it has."""
-        gauges = (self._island_step, self._island_outer_steps, self._island_peers)
+    def islands(self, job_id: str, made: Sequence[tuple[int, int, int] | None]) -> None:
+        """Of each island of a job at work its steps, its outer steps and how many stage servers it has; None: lost."""
         for island, values in enumerate(made):
-            for gauge, value in zip(gauges, values, strict=True):
-                gauge.labels(job_id, str(island)).set(value)
+            labels = {"job_id": job_id, "island": str(island)}
+            *_, peers = values or (0,)
+            self._island_peers.labels(**labels).set(peers)
+            for at, gauge in enumerate((self._island_step, self._island_outer_steps)):
+                if values is None:
+                    gauge.remove_by_labels(labels)
+                else:
+                    gauge.labels(**labels).set(values[at])
 
     def rebalanced(self, job_id: str, duration_s: float) -> None:
         """A replica was released by its old stage, `duration_s` after that was decided."""

@@ -91,7 +91,9 @@ def _show_speeds(job: Job, metrics: SchedulerMetrics) -> None:
     metrics.speeds(job.record.id, stages, deadlines_s)
     situation = job.situation() if spec.has_outer_steps else None
     if situation is not None:
-        made = [(one.steps, one.exchanges, sum(map(len, one.peers))) for one in situation.islands]
+        made = [
+            None if one.is_lost else (one.steps, one.exchanges, sum(map(len, one.peers))) for one in situation.islands
+        ]
         metrics.islands(job.record.id, made)
 
 

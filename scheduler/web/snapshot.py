@@ -100,9 +100,8 @@ def _island(view: pb.JobView, island: IslandStanding, peers: Mapping[str, pb.Pee
     All of an outer step is shown as averaging.
     """
     steps = () if island.own is None else island.own.steps
-    return {
-        "step": island.steps,
-        "exchanges": island.exchanges,
+    made: Json = {} if island.is_lost else {"step": island.steps, "exchanges": island.exchanges}
+    return made | {
         "waits_for": island.waiting_for[:TEXT_MAX],
         "stages": {
             str(stage.stage): _stage(stage, island.own, peers) if island.own is not None else _nobody(stage)

@@ -7,14 +7,17 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
 from scheduler.api.announcer import NoAnnouncer
 from scheduler.assembly import assemble
+from scheduler.brain.explain.facts import IslandStanding
 from scheduler.jobs.ports import SchedulerPorts
-from scheduler.jobs.series import SHOW_S, show, tidy
+from scheduler.jobs.series import SHOW_S, _show_speeds, show, tidy
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.stores import Stores
 from swarm.data.tokenizer import ByteTokenizer
@@ -164,3 +167,23 @@ def test_a_restarted_scheduler_shows_the_jobs_that_it_knows(tmp_path: Path) -> N
             pass
 
     sim.run(main(), seed=1, limit_s=7200.0)
+
+
+def test_a_lost_island_has_no_step() -> None:
+    standings = (IslandStanding(0, 4, 2, ((PeerId("a"),), (PeerId("b"),)), ""), IslandStanding(1, 0, 0, (), "lost: it"))
+    spec = SimpleNamespace(
+        training=SimpleNamespace(global_batch_sequences=8, microbatches=2),
+        data=SimpleNamespace(sequence_length=16),
+        has_outer_steps=True,
+    )
+    job: Any = SimpleNamespace(
+        brain=SimpleNamespace(),
+        spec=spec,
+        stages={},
+        record=SimpleNamespace(id="j"),
+        situation=lambda: SimpleNamespace(islands=standings),
+    )
+    told: list[Any] = []
+    metrics: Any = SimpleNamespace(speeds=lambda *values: None, islands=lambda job, made: told.append(made))
+    _show_speeds(job, metrics)
+    assert told == [[(4, 2, 2), None]]

@@ -62,10 +62,15 @@ def progress_line(view: Job) -> str:
 
 
 def _islands(view: Job) -> str:
-    """How far the islands are, and how often all of them have exchanged."""
-    steps = " ".join(str(one.step) for one in view.islands[:ISLANDS_SHOWN])
-    more = " ..." if len(view.islands) > ISLANDS_SHOWN else ""
-    return f"islands at {steps}{more}, {counted(min(one.exchanges for one in view.islands), 'exchange')}"
+    """How far the islands at work are, and how often all of them have exchanged; and which are lost."""
+    at_work = [one for one in view.islands if not one.is_lost]
+    told = [f"island {one.island} lost" for one in view.islands if one.is_lost][:ISLANDS_SHOWN]
+    if at_work:
+        steps = " ".join(str(one.step) for one in at_work[:ISLANDS_SHOWN])
+        more = " ..." if len(at_work) > ISLANDS_SHOWN else ""
+        exchanges = counted(min(one.exchanges for one in at_work), "exchange")
+        told.insert(0, f"islands at {steps}{more}, {exchanges}")
+    return "; ".join(told)
 
 
 def news(view: Job, reason_before: str) -> str:

@@ -81,6 +81,11 @@ class IslandStanding:
     own: Situation | None = None  # as its own brain sees it
     numbers: tuple[int, ...] = ()  # of each of its newest steps, from 1; 0: an outer step
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody serves it until it begins anew; its steps and exchanges mean nothing."""
+        return not self.peers
+
 
 @dataclass(frozen=True, slots=True)
 class Situation:
@@ -233,9 +238,11 @@ def _wanting(job: JobStanding, idle: Sequence[IdlePeer]) -> list[Fact]:
 def _island(one: IslandStanding) -> Fact:
     who = "; ".join(f"stage {stage}: {', '.join(pool)}" for stage, pool in enumerate(one.peers))
     made = f"step {one.steps}, {counted(one.exchanges, 'exchange')}"
-    numbers = {"island": float(one.number), "step": float(one.steps), "exchanges": float(one.exchanges)}
-    told = [made, one.waiting_for, who] if one.peers else [one.waiting_for]
-    return Fact(f"island {one.number}", "; ".join(told), numbers)
+    island = {"island": float(one.number)}
+    if one.is_lost:
+        return Fact(f"island {one.number}", one.waiting_for, island)
+    numbers = island | {"step": float(one.steps), "exchanges": float(one.exchanges)}
+    return Fact(f"island {one.number}", "; ".join([made, one.waiting_for, who]), numbers)
 
 
 def _stage(situation: Situation, stage: int) -> Fact:

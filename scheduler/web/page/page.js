@@ -190,7 +190,9 @@ function showStages() {
   keep($("stages"), islands(), build, (node, island, number) => {
     if (number !== "") {
       say(node.children[0], `Island ${number}`);
-      say(node.children[1], `step ${island.step}, ${count(island.exchanges, "exchange")}; ${island.waits_for}`);
+      const is_lost = island.step === undefined;
+      const made = is_lost ? "" : `step ${island.step}, ${count(island.exchanges, "exchange")}; `;
+      say(node.children[1], made + island.waits_for);
     }
     showIsland(node.lastElementChild, island, number, most);
   });

@@ -138,6 +138,7 @@ def test_each_island_has_its_stages_and_its_steps() -> None:
     standings = (
         IslandStanding(0, 3, 1, ((A,), (C,)), "waits for the other islands", first, (3, 0)),
         IslandStanding(1, 2, 0, ((B,), ()), "step 2: nobody serves stage 1", second),
+        IslandStanding(2, 0, 0, (), "lost: nobody serves stage 0"),
     )
     values = job_values(view(), replace(SITUATION, islands=standings), [], PEERS)
     assert not {"stages", "timeline"} & set(values)
@@ -147,6 +148,9 @@ def test_each_island_has_its_stages_and_its_steps() -> None:
     assert [set(stage["replicas"]) for stage in other["stages"].values()] == [{"b"}, {"d"}]
     assert one["timeline"] == {"3": [1.0, None, None, None, 0.0, 3], "4": [2.0, 2.0, 2.5, 2.5, 0.0, 0]}
     assert other["timeline"] == {}
+    lost = values["islands"]["2"]
+    assert lost["waits_for"] == "lost: nobody serves stage 0"
+    assert not {"step", "exchanges"} & set(lost), "it has none, which is not 0"
     serving = pb.PeerView(id="a", state="serving", job="demo-1", stage=1, island="0")
     assert (peers_values([serving])["a"]["island"], "island" in peers_values([PEERS[A]])["a"]) == (0, False)
 

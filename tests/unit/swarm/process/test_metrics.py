@@ -241,6 +241,10 @@ def test_only_present_replicas_have_a_weight_and_only_a_job_at_work_has_deadline
     assert weights() == [("0", "p1", 1.0)]
     assert metrics.registry.get_sample_value("swarm_peer_speed_tokens_per_second", {"peer": "p2"}) is None
     assert metrics.registry.get_sample_value("swarm_peer_speed_tokens_per_second", {"peer": "p1"}) == 10.0
+    metrics.islands("j1", [(4, 2, 1), None])
+    for name, values in (("step", [4.0]), ("outer_steps", [2.0]), ("peers", [1.0, 0.0])):
+        assert [value for _, value in _samples(metrics.registry, f"swarm_island_{name}")] == values, "one is lost"
+    metrics.islands("j1", [(4, 2, 1), (5, 1, 3)])
     metrics.at_work_no_more("j1")
     assert weights() == []
     assert _samples(metrics.registry, "swarm_island_peers") == [], "nobody serves an island"

@@ -255,11 +255,14 @@ def test_islands_say_how_far_they_are_and_a_stage_server_which_one_it_serves() -
     islands = (
         IslandStanding(0, 4, 2, ((A,), (C,)), "waits for the other islands"),
         IslandStanding(1, 3, 1, ((B,), ()), "step 3: 1 microbatch in flight"),
+        IslandStanding(2, 0, 0, (), "lost: nobody serves stage 0"),
     )
     facts = explain_job(standing(), situation(islands=islands), [], 100.0)
     told = {fact.topic: fact.text for fact in facts}
     assert told["island 0"] == f"step 4, 2 exchanges; waits for the other islands; stage 0: {A}; stage 1: {C}"
     assert told["island 1"].startswith("step 3, 1 exchange; step 3: 1 microbatch in flight; ")
+    assert told["island 2"] == "lost: nobody serves stage 0"
+    assert [dict(fact.numbers) for fact in facts if fact.topic == "island 2"] == [{"island": 2.0}]
     serves = {fact.topic: fact.text for fact in explain_peer(peer(), situation(islands=islands), None, {}, 100.0)}
     assert serves["serves"] == f"stage 0 of island 1 of {JOB}"
     plain = {fact.topic: fact.text for fact in explain_peer(peer(), situation(), None, {}, 100.0)}
