@@ -77,12 +77,14 @@ async def run_round(
     meter = mailbox.meter(command)
     left, codec_name = leftovers.lend(command.unit, command.step), leftovers.codec_name
     part = await device.run(lambda: stage.part(command.step, command.unit))  # behind any Void that came before
-    _check_member(command.members, me.peer)
+    own = _own(command.members, me.peer)
     if command.members[-1].stop != part.numel():
         raise Refused(f"the round covers {command.members[-1].stop} elements, unit {command.unit} has {part.numel()}")
     lossy, lost = codec_name != "none", None
+    unused = reduction.clips and own.microbatches == 0  # owners leave such a part out, and leftovers with it
+    sent, kept = ((), left) if unused else (left, ())
     if lossy:
-        part, lost = await device.aside(lambda: (together(part, left), torch.zeros_like(part)))
+        part, lost = await device.aside(lambda: (together(part, sent), torch.zeros_like(part)))
     others = [member for member in command.members if member.peer != me.peer]
     chunks = {member.peer: chunks_of(member) for member in command.members}
     if not others:
@@ -109,13 +111,13 @@ async def run_round(
         return await device.aside(encode) if lossy else encode()
 
     async def reduced(some: Sequence[Chunk]) -> Tensor:
-        parts = []
+        came = []
         for member in command.members:
             if member.peer == me.peer:
-                parts.append(part[some[0].start : some[-1].stop])
+                came.append([part[some[0].start : some[-1].stop]])
             else:
-                parts.append(joined([await arrived(member, chunk, averaged=False) for chunk in some]))
-        return await device.aside(lambda: reduction.reduce(parts, command))
+                came.append([await arrived(member, chunk, averaged=False) for chunk in some])
+        return await device.aside(lambda: reduction.reduce([joined(one) for one in came], command))
 
     meter.begin(asyncio.get_running_loop().time())
     deadline_s = asyncio.get_running_loop().time() + command.timeout_s
@@ -142,7 +144,12 @@ async def run_round(
                 means[chunk] = await arrived(owner, chunk, averaged=True)
     in_order = [means[chunk] for member in command.members for chunk in chunks[member.peer]]
     rates = (meter.up_bytes_per_s, meter.down_bytes_per_s)
-    return await device.aside(lambda: _assemble(stage, command.unit, in_order, lost, rates))
+
+    def assembled() -> Mean:
+        left = together(lost, kept) if lost is not None and kept else lost
+        return _assemble(stage, command.unit, in_order, left, rates)
+
+    return await device.aside(assembled)
 
 
 def _assemble(
@@ -158,9 +165,11 @@ def joined(chunks: Sequence[Tensor]) -> Tensor:
     return chunks[0] if len(chunks) == 1 else torch.cat(list(chunks))
 
 
-def _check_member(members: Sequence[Member], peer: PeerId) -> None:
-    if all(member.peer != peer for member in members):
-        raise Refused(f"{peer} is no member of this round")
+def _own(members: Sequence[Member], peer: PeerId) -> Member:
+    for member in members:
+        if member.peer == peer:
+            return member
+    raise Refused(f"{peer} is no member of this round")
 
 
 def _word(*, averaged: bool) -> str:

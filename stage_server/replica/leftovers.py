@@ -4,7 +4,8 @@
 
 What rounding takes away at one step is sent with the next one, so errors do not add up. A step
 that is averaged again begins with the same leftovers, and only its commit uses them up. A step that is skipped, or
-averaged without this replica, leaves them alone. They are lost with the replica.
+averaged without this replica, leaves them alone, and so does one for which it had no microbatches, if parts are
+clipped: such a part counts for nothing. They are lost with the replica.
 
 Source: Karimireddy et al., "Error Feedback Fixes SignSGD" (arXiv 1901.09847), algorithm 2; there with one step size.
 """

@@ -40,7 +40,12 @@ async def send_part(
     """Send the verifier our part of the slice once more; PeerUnavailable or Refused if it does not take it."""
     owner, to = _of(average, command.owner), _of(average, command.verifier)
     chunks = chunks_of(owner)
-    values = await device.run(lambda: [part()[chunk.span].clone() for chunk in chunks])
+
+    def cut() -> list[Tensor]:
+        whole = part()  # a copy of the whole unit, if its sums lie on a GPU
+        return [whole[chunk.span].clone() for chunk in chunks]
+
+    values = await device.run(cut)
     for chunk, one in zip(chunks, values, strict=True):
         await _deliver(links, to, round_slice(me, average, chunk, coded(one, "none"), averaged=False))
 
@@ -70,21 +75,22 @@ async def reduce_again(
     """Reduce the slice from the parts that came for it, as its owner or as the verifier; `held` is the unit's mean."""
     owner = _of(average, command.owner)
     span = slice(owner.start, owner.stop)
-    parts = []
+    came: list[list[Tensor]] = []
     try:
         async with asyncio.timeout(average.timeout_s):
             for member in average.members:
                 if member.peer == me.peer:
-                    parts.append(await device.run(lambda: part()[span].clone()))
+                    came.append([await device.run(lambda: part()[span].clone())])
                 else:
-                    came = [(await mailbox.get(key_of(average, member, chunk))).values() for chunk in chunks_of(owner)]
-                    parts.append(joined(came))
+                    chunks = chunks_of(owner)
+                    came.append([(await mailbox.get(key_of(average, member, chunk))).values() for chunk in chunks])
     except TimeoutError:
         return answer_to(
-            command, fault=f"{len(parts)} of {len(average.members)} parts came within {average.timeout_s:g} s"
+            command, fault=f"{len(came)} of {len(average.members)} parts came within {average.timeout_s:g} s"
         )
 
     def compared() -> tuple[tuple[str, ...], str, str]:
+        parts = [joined(one) for one in came]
         mean = reduction.reduce(parts, average)
         return tuple(map(_sha256, parts)), _sha256(mean), _sha256(held[span])
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from stage_server.device import Timed
+
+if TYPE_CHECKING:
+    import pytest  # benchmarks use this module without it
 
 T = TypeVar("T")
 
@@ -93,3 +97,15 @@ class SimDevice:
             else:
                 if not future.done():
                     future.set_result(result)
+
+
+def noted_threads(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[threading.Thread]:
+    """The threads on which a function is called from now on, call by call."""
+    called, threads = getattr(owner, name), []
+
+    def noted(*given: Any, **named: Any) -> Any:
+        threads.append(threading.current_thread())
+        return called(*given, **named)
+
+    monkeypatch.setattr(owner, name, noted)
+    return threads

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from stage_server.brain import slice_chunks
+from stage_server.device import Device, ThreadDevice
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging import Mean, run_round
 from stage_server.replica.leftovers import Leftovers, together
@@ -20,7 +24,7 @@ from swarm.messages import Average, Member
 from swarm.model.codec import SLICE_CODECS
 from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, UnitName
-from tests.support.devices import SimDevice
+from tests.support.devices import SimDevice, noted_threads
 
 UNIT = UnitName("stage-0")
 ELEMENTS, TOKENS = 1000, 7
@@ -68,19 +72,17 @@ def average(step: int, *stops: tuple[str, int]) -> Average:
     return Average(0, step, UNIT, Round(1, 1), tuple(members), TOKENS, 3.0)
 
 
-async def averaged(table: Table, command: Average) -> list[Mean]:
+async def averaged(table: Table, command: Average, *, clips: bool = False, device: Device | None = None) -> list[Mean]:
     """All members carry out the round, and commit it."""
     links: Any = table
-    device = SimDevice(lambda: 0.0)
-    computing = asyncio.ensure_future(device.work_forever())
+    simulated = SimDevice(lambda: 0.0)
+    works, reduction = device or simulated, Reduction(None, clips)
+    computing = asyncio.ensure_future(simulated.work_forever())
     sides = [side for side in table.sides.values() if side.me.peer in {member.peer for member in command.members}]
     for side in sides:
         side.mailbox.begin(command)
     means = await asyncio.gather(
-        *(
-            run_round(command, one.me, one.stage, Reduction(None), device, links, one.mailbox, one.leftovers)
-            for one in sides
-        )
+        *(run_round(command, one.me, one.stage, reduction, works, links, one.mailbox, one.leftovers) for one in sides)
     )
     computing.cancel()
     for side, mean in zip(sides, means, strict=True):
@@ -115,3 +117,51 @@ async def test_what_is_applied_and_what_is_left_over_is_what_was_contributed(cod
     assert torch.allclose(TOKENS * alone.gradient, a.stage.sums + held, atol=1e-4), "nothing is rounded for nobody"
     assert alone.left is not None
     assert not alone.left.any()
+
+
+@pytest.mark.parametrize("codec_name", SLICE_CODECS)
+@pytest.mark.parametrize("idle", ["a", "c"], ids=["owner", "no owner"])
+async def test_a_member_without_microbatches_keeps_what_it_has_left_over_where_parts_are_clipped(
+    codec_name: str, idle: str
+) -> None:
+    """Its part is left out, so what it would have added would never come. Sums stray equally, so nothing is cut."""
+    sides = [Side(name, codec_name) for name in "abc"]
+    table, applied, contributed = Table(*sides), torch.zeros(ELEMENTS), torch.zeros(ELEMENTS)
+    held = {side.me.peer: side.stage.sums for side in sides}
+    for step in range(6):
+        command = average(step, ("a", 600), ("b", ELEMENTS), ("c", ELEMENTS))
+        idle_now = {idle} if step % 2 else set()
+        counts = [0 if member.peer in idle_now else 2 for member in command.members]
+        members = tuple(
+            replace(member, microbatches=count) for member, count in zip(command.members, counts, strict=True)
+        )
+        for side in sides:
+            side.stage.sums = torch.zeros(ELEMENTS) if side.me.peer in idle_now else held[side.me.peer]
+        means = await averaged(table, replace(command, members=members), clips=True)
+        assert len({mean.digest for mean in means}) == 1
+        applied += TOKENS * means[0].gradient
+        contributed += sum(side.stage.sums for side in sides)
+        left = torch.zeros(ELEMENTS)
+        for side in sides:
+            left = together(left, side.leftovers.lend(UNIT, step + 1))
+        assert left.any()
+        assert torch.allclose(applied + left, contributed, rtol=0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("clips", [False, True], ids=["added", "clipped"])
+async def test_chunks_are_put_together_beside_the_event_loop(clips: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where parts are clipped, the event loop copied all parts of a slice before it was reduced."""
+    monkeypatch.setattr(slice_chunks, "CHUNK_ELEMENTS_MIN", 256)
+    device = ThreadDevice(torch.device("cpu"), 1)
+    joining = noted_threads(monkeypatch, torch, "cat")
+    try:
+        await averaged(
+            Table(Side("a", "bfloat16"), Side("b", "bfloat16")),
+            average(0, ("a", ELEMENTS), ("b", ELEMENTS)),
+            clips=clips,
+            device=device,
+        )
+    finally:
+        device.close()
+    assert joining
+    assert threading.main_thread() not in joining
