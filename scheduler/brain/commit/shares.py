@@ -12,8 +12,9 @@ bounds allow. Two members move the same whatever they own, so they own the same.
 
 Rates are what members say of themselves, and rounds whose slices are shared badly are slow, but right. So what counts
 is the time: the median of what the members of a round say that it took. Where slices by bandwidth do not shorten it,
-slices are equal again, for longer each time. A job that checks replicas, or cuts false parts, keeps equal slices: a
-member is not to enlarge the slice that it reduces, and of which nobody else receives its part.
+slices are equal again, for longer each time, whoever the members are by then. A job that checks replicas, or cuts false
+parts, keeps equal slices: a member is not to enlarge the slice that it reduces, and of which nobody else receives its
+part.
 
 Source: DeDLOC (arXiv 2106.10207), reduced to rounds in which every member has a part.
 """
@@ -88,6 +89,18 @@ class _Unit:
     equal_rounds: int = 0  # that are left until other shares may be tried
     pause_rounds: int = AGAIN_ROUNDS[0]  # after they were of no use
 
+    def pause(self) -> None:
+        """Other shares were of no use."""
+        self.equal_rounds = self.pause_rounds
+        self.pause_rounds = min(2 * self.pause_rounds, AGAIN_ROUNDS[1])
+
+    def followed_by(self, members: Sequence[PeerId]) -> _Unit:
+        """The same unit among other members. Shares that nobody could judge yet were of no use, or a member whose
+        links are slow would try again with each change."""
+        if self.shares is not None and len(self.shared_s) < ROUNDS_MIN:
+            self.pause()
+        return _Unit(frozenset(members), equal_rounds=self.equal_rounds, pause_rounds=self.pause_rounds)
+
 
 class Shares:
     """The shares of one job's rounds."""
@@ -106,7 +119,7 @@ class Shares:
             return None
         known = self._units.get(unit)
         if known is None or known.members != frozenset(members):
-            known = self._units[unit] = _Unit(frozenset(members))
+            known = self._units[unit] = _Unit(frozenset(members)) if known is None else known.followed_by(members)
         self._planned[unit] = round_
         return None if known.shares is None else [known.shares[peer] for peer in members]
 
@@ -137,8 +150,7 @@ class Shares:
             if len(known.shared_s) < ROUNDS_MIN:
                 return
             if median(known.shared_s) > SHORTER_MIN * median(known.equal_s):
-                known.equal_rounds = known.pause_rounds
-                known.pause_rounds = min(2 * known.pause_rounds, AGAIN_ROUNDS[1])
+                known.pause()
                 self._turn(unit, known, None, "slices by bandwidth took no less time")
                 return
         elif len(known.equal_s) < ROUNDS_MIN or known.equal_rounds:

@@ -136,6 +136,26 @@ def test_slices_that_do_not_shorten_rounds_are_equal_again_for_longer_each_time(
     assert "took no less time" in job.told[-1]
 
 
+@pytest.mark.parametrize("tried", [ROUNDS_MIN, 1])
+def test_a_change_of_members_ends_no_pause_and_begins_one_if_shares_could_not_be_judged(tried: int) -> None:
+    """Each change began with the shortest pause: with one every 12 rounds, a third of all rounds were slow."""
+    job = Job("abcdef", recover=True)
+    job.rates["d"] = 1e300
+    job.shared_s = 3.0
+
+    def slow(rounds: int) -> int:
+        return sum(owned["d"] == ELEMENTS for owned in job.steps(rounds))
+
+    assert slow(ROUNDS_MIN) == 0
+    assert slow(tried) == tried
+    job.swarm.tell(PeerGone(PeerId("a"), "it died"))
+    assert slow(AGAIN_ROUNDS[0] // 2) == 0
+    job.swarm.tell(PeerGone(PeerId("b"), "it died"))
+    assert slow(AGAIN_ROUNDS[0] // 2) == 0, "the pause goes on"
+    assert slow(ROUNDS_MIN) == ROUNDS_MIN
+    assert slow(2 * AGAIN_ROUNDS[0]) == 0, "and the next is longer"
+
+
 def test_one_member_cannot_say_how_long_rounds_take() -> None:
     job = Job()
     job.rates["d"] = 1e300
