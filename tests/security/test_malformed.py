@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import time
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -71,6 +73,10 @@ def said(address: str, sent: bytes) -> bytes:
     return answer
 
 
+def files_of(cluster: Cluster) -> set[Path]:
+    return {path for path in cluster.folder.rglob("*") if "log" not in path.name}
+
+
 def refused(call: Any) -> grpc.StatusCode:
     with pytest.raises(grpc.RpcError) as caught:
         call()
@@ -127,10 +133,18 @@ def test_names_and_places_that_lead_elsewhere_are_refused(cluster: Cluster) -> N
         assert refused(submit(json.dumps(values), files=[file])) is grpc.StatusCode.INVALID_ARGUMENT
     elsewhere = [pb.Shard(sha256="../../../../etc/passwd")]
     assert refused(submit(json.dumps(values), shards=elsewhere)) is grpc.StatusCode.FAILED_PRECONDITION
-    before = {path for path in cluster.folder.rglob("*") if "log" not in path.name}
-    refused(lambda: cluster.put("../../../evil", b"x"))
-    assert {path for path in cluster.folder.rglob("*") if "log" not in path.name} == before
     assert list(cluster.jobs.List(pb.ListRequest(all=True), timeout=10).jobs) == []
+
+
+@pytest.mark.parametrize("levels", range(12))
+def test_a_hash_that_leads_elsewhere_is_refused_and_nothing_is_written(cluster: Cluster, levels: int) -> None:
+    name = f"evil-{uuid.uuid4().hex}"
+    leads = "../" * levels + name if levels else str(cluster.folder.parent / name)
+    before = files_of(cluster)
+    assert refused(lambda: cluster.put(leads, b"x")) is grpc.StatusCode.FAILED_PRECONDITION
+    assert files_of(cluster) == before
+    for above in cluster.folder.parents:
+        assert not list(above.glob(f"*{name}*")), "it has left the folder"
 
 
 @pytest.mark.parametrize("reference", REFERENCES, ids=range(len(REFERENCES)))
