@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import takewhile
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from scheduler.brain.explain.facts import IdlePeer
-from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, allocate, start_with
+from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, StartTurn, allocate
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
@@ -26,11 +27,20 @@ from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.starts.settings import model_costs
 from swarm.errors import SwarmError
 from swarm.events import Hello
+from swarm.job.spec import JobSpec
 from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, PeerId, PeerState
 
 SETTLE_S_MAX = 10.0  # at most this long, if peers come and go all the time
 LOOK_AGAIN_S = 5.0  # how often to look for a place for idle peers: a peer that failed to join may try again
+
+
+@dataclass(slots=True)
+class _KnownNeeds:
+    """What a replica of each stage takes, by the replicas of a stage, as long as the job file is this one."""
+
+    spec: JobSpec
+    by_replicas: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Allocator:
@@ -46,6 +56,7 @@ class Allocator:
         self._projects = ports.stores.projects
         self._runner = runner
         self._settle_s = ports.settle_s
+        self._known_needs: dict[JobId, _KnownNeeds] = {}
         self._unused: Mapping[PeerId, Mapping[JobId, str]] = {}  # why no running job took an idle peer
 
     async def run(self) -> None:
@@ -60,8 +71,7 @@ class Allocator:
                 until_s = now_s() + SETTLE_S_MAX
                 while (wait_s := min(self._peers.changed_s + self._settle_s, until_s) - now_s()) > 0:  # noqa: ASYNC110
                     await asyncio.sleep(wait_s)
-                for job in self._registry.waiting():
-                    await self._try_to_start(job)
+                await self._start_waiting()
             self._hand_out_idle()
 
     def idle(self) -> list[IdlePeer]:
@@ -81,18 +91,35 @@ class Allocator:
         """The job as the brain sees it, if `peers` peers are available to it; its stages are those of all islands."""
         assert job.waiting is not None
         islands, limits = job.spec.islands.count, job.spec.limits
-        here = (known.hello.peer for known in self._membership.peers())
         return PendingJob(
             job.record.id,
-            needs(model_costs(job.spec), split_of(job.spec), peers // islands) * islands,
+            self._needs(job, peers // islands) * islands,
             limits.min_replicas,
             now_s() - job.waiting.since_s,
             looks=_looks(job),
             room=self._room(job.record.project),
             peers_max=_peers_max(job),
-            priority=limits.priority,
-            unfit=frozenset(peer for peer in here if self._unfit(job, peer)),
+            unfit=self._all_unfit(job),
         )
+
+    def _needs(self, job: Job, peers: int) -> tuple[int, ...]:
+        """Bytes of a replica of each stage; a job that waits is asked at every turn, and this takes long."""
+        known = self._known_needs.get(job.record.id)
+        if known is None or known.spec is not job.spec:
+            known = self._known_needs[job.record.id] = _KnownNeeds(job.spec)
+        stages = len(split_of(job.spec))
+        replicas = max(1, peers // stages)
+        if replicas not in known.by_replicas:
+            known.by_replicas[replicas] = needs(model_costs(job.spec), split_of(job.spec), replicas * stages)
+        return known.by_replicas[replicas]
+
+    def _all_unfit(self, job: Job) -> frozenset[PeerId]:
+        """The peers that the job cannot use. One that is pinned to a stage serves it in the first island."""
+        unfit = job.unfit.among(lambda peer: one.hello.incarnation if (one := self._membership.get(peer)) else None)
+        if job.spec.islands.count == 1:
+            return unfit
+        stages = len(split_of(job.spec))
+        return unfit | {one.hello.peer for one in self._membership.peers() if one.hello.pinned_stage >= stages}
 
     def peers_of(self, project: str) -> int:
         """How many stage servers serve jobs of the project, or are on their way to another stage of one."""
@@ -148,13 +175,14 @@ class Allocator:
         idle = _candidates(self._membership.idle_peers())
         if not idle:
             return
-        projects = {job.record.project for job in self._registry.at_work()}
-        present = self._present()
+        at_work = self._registry.at_work()
+        projects = {job.record.project for job in at_work}
+        present = _candidates(self._membership.lasting_peers())
         handed = allocate(
             idle,
             present,
-            [self._waiting(job, len(present)) for job in self._registry.waiting()],
-            [self._running(job, job.run) for job in self._registry.at_work() if job.run is not None],
+            [self._waiting(job, len(present)) for job in self._registry.waiting()] if at_work else [],
+            [self._running(job, job.run) for job in at_work if job.run is not None],
             self._peers.reservations.now(now_s()),
             {project: room for project in projects if (room := self._room(project)) is not None},
         )
@@ -168,32 +196,52 @@ class Allocator:
             self._registry.say(job, "info", f"{join.peer} is to join: {join.reason}")
             job.run.driver.tell(Join(_replica(peer.hello, join.stage)))
 
-    def _present(self) -> list[Candidate]:
-        """All peers that are here and stay, idle or busy."""
-        known = self._membership.peers()
-        return _candidates(one for one in known if one.state is not PeerState.GONE and not one.leaving)
-
     def _unfit(self, job: Job, peer: PeerId) -> str:
         known = self._membership.get(peer)
         return job.unfit.why(peer, known.hello.incarnation) if known is not None else ""
 
-    async def _try_to_start(self, job: Job) -> None:
-        if job.waiting is None:
-            return  # it was cancelled or paused while another job's state was being written
-        if _looks(job) or _pauses(job):
-            return
-        known = self._membership.idle_peers()
-        stages = len(split_of(job.spec))  # one that is pinned to a stage serves it in the first island
-        fit = (one for one in known if job.spec.islands.count == 1 or one.hello.pinned_stage < stages)
-        idle = {one.hello.peer: one for one in fit if not self._unfit(job, one.hello.peer)}
-        before = takewhile(lambda one: one is not job, self._registry.waiting())
-        decision = start_with(
-            self._waiting(job, len(idle)),
-            [self._waiting(one, len(idle)) for one in before if _looks(one) or not _pauses(one)],
-            _candidates(idle.values()),
+    async def _start_waiting(self) -> None:
+        """Start the waiting jobs that can, the first first. Others of the scheduler have their turn after each."""
+        jobs = self._registry.waiting()
+        ids = {job.record.id for job in jobs}
+        self._known_needs = {job: known for job, known in self._known_needs.items() if job in ids}
+        turn = StartTurn(
+            _candidates(self._membership.idle_peers()),
             self._peers.reservations.now(now_s()),
-            self._present(),
+            _candidates(self._membership.lasting_peers()),
         )
+        for priority, group in groupby(jobs, key=lambda job: job.spec.limits.priority):
+            tried: list[tuple[Job, PendingJob]] = []
+            for job in group:
+                # One that waits no more was cancelled or paused while others were tried.
+                if job.waiting is not None and (_looks(job) or not _pauses(job)):
+                    tried.append((job, await self._try_to_start(job, turn)))
+                await asyncio.sleep(0)
+            if priority > jobs[-1].spec.limits.priority:
+                for _ in turn.descend(self._still_waiting(tried)):
+                    await asyncio.sleep(0)
+
+    def _still_waiting(self, tried: Iterable[tuple[Job, PendingJob]]) -> Iterator[PendingJob]:
+        """Those of the jobs that were tried and did not start, as they are now."""
+        for job, pending in tried:
+            if job.waiting is not None:
+                yield replace(pending, looks=_looks(job), room=self._room(job.record.project))
+
+    async def _try_to_start(self, job: Job, turn: StartTurn) -> PendingJob:
+        """Start the job, if that is possible; the job as the brain saw it."""
+        assert job.waiting is not None
+        reserved, unfit = self._peers.reservations.now(now_s()), self._all_unfit(job)
+        idle = {one.hello.peer: one for one in self._membership.idle_peers()}
+        turn.only({one for one in _candidates(idle.values()) if one.peer not in reserved})
+        pending = self._waiting(job, sum(peer not in unfit for peer in idle))
+        decision = turn.offer(pending)
+        if not pending.looks:
+            await self._carry_out(job, decision, idle)
+        return pending
+
+    async def _carry_out(self, job: Job, decision: Decision[dict[PeerId, int]], idle: Mapping[PeerId, Peer]) -> None:
+        """Begin the job as it was decided, or say why it waits on."""
+        assert job.waiting is not None
         if decision.plan is None:
             stalled = job.record.state is JobState.STALLED
             state = JobState.STALLED if stalled else JobState.PLACING
@@ -217,7 +265,7 @@ class Allocator:
             of_islands = [f"island {number}: {told}" for number, told in enumerate(of_islands)]
         self._registry.say(job, "info", f"placed: {'; '.join(of_islands)}")
         islands = f" in each of {len(of_islands)} islands" if len(of_islands) > 1 else ""
-        told = f"{counted(len(places), 'peer')} for {counted(stages, 'stage')}{islands}"
+        told = f"{counted(len(places), 'peer')} for {counted(len(split_of(job.spec)), 'stage')}{islands}"
         await self._registry.enter(job, JobState.LOADING, told, peers=dict(places), hint="")
 
 

@@ -19,8 +19,8 @@ waiting job must not starve either, so the peers that it would start with are re
         fewer than it started with, and takes every peer that the waiting job would have to collect.
 
 Nothing is reserved for a job that all present peers, busy ones included, could not serve: it waits for machines that
-are not running, maybe forever. Never are more peers reserved than the job needs to start. Price: a peer may be idle
-while an old job waits for peers that others have now.
+are not running, maybe forever. Those that leave or are quarantined do not count as present. Never are more peers
+reserved than the job needs to start. Price: a peer may be idle while an old job waits for peers that others have now.
 
 A stalled job that is still looking for its checkpoint is about to start: the peers that it can start with are reserved
 for it against everybody, for LOOKS_S_MAX.
@@ -28,7 +28,7 @@ for it against everybody, for LOOKS_S_MAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -65,8 +65,7 @@ class PendingJob:
     looks: bool = False  # it is stalled, and still looking for its checkpoint
     room: int | None = None  # peers that its project may still have; None: any number
     peers_max: int | None = None  # that the job takes; None: any number
-    priority: int = 0
-    unfit: frozenset[PeerId] = frozenset()  # it has expelled them
+    unfit: frozenset[PeerId] = frozenset()  # it has expelled them, or has no stage for them
 
     def plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
         """The stage of each peer, if the job started with these."""
@@ -183,30 +182,66 @@ class UnfitPeers:
         reason = self._reasons.get((peer, incarnation))
         return f"the job expelled it ({reason}); start it anew" if reason is not None else ""
 
+    def among(self, incarnations: Callable[[PeerId], int | None]) -> frozenset[PeerId]:
+        """Those that are not given to the job, of the peers as they are now."""
+        return frozenset(peer for peer, incarnation in self._reasons if incarnations(peer) == incarnation)
 
-def start_with(
-    job: PendingJob,
-    before: Iterable[PendingJob],
-    idle: Sequence[Candidate],
-    reserved: Mapping[PeerId, Reservation],
-    present: Sequence[Candidate] = (),
-) -> Decision[dict[PeerId, int]]:
-    """The stage of each peer, if the job can start now.
 
-    `before` are the waiting jobs that come before it, the first first; `present` as in `allocate`.
+class StartTurn:
+    """One turn of the waiting jobs, in the order in which they come: who can start, and what is kept from whom.
+
+        priority 5    offer, offer, ...    whoever starts takes its peers
+                      descend              those that still wait keep theirs from all below
+        priority 0    offer, offer, ...
+
+    What is free is carried along, so a job is placed a few times, however many wait. Peers that become idle meanwhile
+    are for the next turn: in this one, those that come before have not been offered them.
+
+    `idle` and `present` as in `allocate`.
     """
-    free, keepers = [one for one in idle if one.peer not in reserved], []
-    for other in before:
-        kept = _about_to_start(other, free)
-        if not kept and other.priority > job.priority and other.plan(present).plan is not None:
-            kept = other.least(free)
+
+    def __init__(
+        self, idle: Sequence[Candidate], reserved: Mapping[PeerId, Reservation], present: Sequence[Candidate]
+    ) -> None:
+        self._present = present
+        self._left = [one for one in idle if one.peer not in reserved]  # by the jobs of higher priority
+        self._above: list[JobId] = []  # the jobs of higher priority that keep some
+        self._free = self._left  # of these, what no job that is about to start keeps
+        self._keepers: list[JobId] = []
+
+    def only(self, idle: Collection[Candidate]) -> None:
+        """Of the peers, no others are idle any more: some were given away, or are gone."""
+        self._left = [one for one in self._left if one in idle]
+        self._free = [one for one in self._free if one in idle]
+
+    def offer(self, job: PendingJob) -> Decision[dict[PeerId, int]]:
+        """The stage of each peer, if the job can start now. One that looks for its checkpoint keeps what it can."""
+        if job.looks:
+            self._keep(job.job, _about_to_start(job, self._free))
+            return Decision(None, "it looks for its checkpoint")
+        decision = job.plan(self._free)
+        if decision.plan is None and self._keepers:
+            kept_for = ", ".join(self._keepers[:KEEPERS_SHOWN])
+            return Decision(None, f"{decision.reason}; others are kept for {kept_for}")
+        return decision
+
+    def descend(self, waiting: Iterable[PendingJob]) -> Iterator[None]:
+        """Jobs of lower priority come next; `waiting` are those of this one that still wait. Rests after each."""
+        self._free, self._keepers = self._left, list(self._above)
+        for job in waiting:
+            if not self._free:
+                break
+            kept = _about_to_start(job, self._free)
+            if not kept and job.plan(self._present).plan is not None:
+                kept = job.least(self._free)
+            self._keep(job.job, kept)
+            yield
+        self._left, self._above = self._free, list(self._keepers)
+
+    def _keep(self, job: JobId, kept: Collection[PeerId]) -> None:
         if kept:
-            keepers.append(other.job)
-            free = [one for one in free if one.peer not in kept]
-    decision = job.plan(free)
-    if decision.plan is None and keepers:
-        return Decision(None, f"{decision.reason}; others are kept for {', '.join(keepers[:KEEPERS_SHOWN])}")
-    return decision
+            self._keepers.append(job)
+            self._free = [one for one in self._free if one.peer not in kept]
 
 
 def allocate(
@@ -220,8 +255,8 @@ def allocate(
     """The idle peers that join running jobs, after the waiting jobs have started as far as they could.
 
     `rooms` says how many more a project may have, if that is limited; a replica that moves has its place already.
-    `present` are all peers that are here and stay, idle or busy. Jobs are in the order in which they come: those of
-    the highest priority first, of equal ones the oldest.
+    `present` are all peers that are here, stay and may serve, idle or busy. Jobs are in the order in which they come:
+    those of the highest priority first, of equal ones the oldest.
     """
     deciding = _Deciding(running, reserved, rooms or {})
     moving = [one for one in idle if one.peer in reserved]
@@ -330,6 +365,8 @@ def _kept(
     kept: dict[PeerId, _Kept] = {}
     for job in waiting:
         left = [one for one in free if one.peer not in kept]
+        if not left:
+            break
         if about := _about_to_start(job, left):
             kept |= dict.fromkeys(about, _Kept(job.job, Urgency.NEEDED))
         elif job.plan(present).plan is not None:

@@ -286,6 +286,14 @@ class Membership:
         """The peers that can be given a stage, in order of peer id."""
         return [known for known in self.peers() if known.state is PeerState.IDLE]
 
+    def lasting_peers(self) -> list[Peer]:
+        """The peers that may serve for long, idle or busy: not gone, not leaving, not quarantined, in order of id.
+
+        A quarantined name counts in every state: its stage is taken from it, and a suspect is heard again as such.
+        """
+        out = [known for known in self.peers() if known.state is not PeerState.GONE and not known.leaving]
+        return [known for known in out if known.hello.peer not in self._quarantined]
+
     def validate(self) -> None:
         for name, known in self._peers.items():
             assert known.hello.peer == name

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from scheduler.brain.fleet.allocation import (
     LOOKS_S_MAX,
@@ -16,9 +18,9 @@ from scheduler.brain.fleet.allocation import (
     PendingJob,
     Reservation,
     Reservations,
+    StartTurn,
     UnfitPeers,
     allocate,
-    start_with,
 )
 from scheduler.brain.fleet.placement import Candidate
 from swarm.types import Decision, JobId, PeerId
@@ -50,6 +52,23 @@ def running(job: JobId = A, *replicas: int, at_start: int = 0, min_replicas: int
 
 def given(handed: Allocation) -> dict[str, tuple[str, int]]:
     return {join.peer: (join.job, join.stage) for join in handed.joins}
+
+
+def start_with(
+    job: PendingJob,
+    before: Iterable[PendingJob],
+    idle: Sequence[Candidate],
+    reserved: Mapping[PeerId, Reservation],
+    present: Sequence[Candidate] = (),
+    *,
+    higher: Iterable[PendingJob] = (),
+) -> Decision[dict[PeerId, int]]:
+    """What a job is given after those of higher priority, and those `before` it of its own; none of these starts."""
+    turn = StartTurn(idle, reserved, present)
+    list(turn.descend(higher))
+    for one in before:
+        turn.offer(one)
+    return turn.offer(job)
 
 
 def busy(count: int) -> list[Candidate]:
@@ -222,6 +241,8 @@ def test_an_expelled_peer_is_kept_away_until_it_is_started_anew() -> None:
     assert unfit.why(PeerId("a"), 3) == "the job expelled it (needs 9 GiB); start it anew"
     assert unfit.why(PeerId("a"), 4) == ""
     assert unfit.why(PeerId("b"), 3) == ""
+    for incarnation, kept_away in ((3, {"a"}), (4, set()), (None, set())):
+        assert unfit.among({PeerId("a"): incarnation, PeerId("b"): 3}.get) == kept_away
 
 
 def test_the_memory_is_bounded() -> None:
@@ -276,24 +297,80 @@ def test_running_jobs_get_no_more_than_their_project_may_have_and_moves_are_free
 def test_a_waiting_job_keeps_what_it_would_start_with_from_those_of_lower_priority() -> None:
     """Peers come one by one, and a small job took each before a large one of higher priority could start."""
     idle, present = peers("x", "y"), [*peers("x", "y"), *busy(2)]
-    large = replace(waiting(C, 3), priority=5)
-    decision = start_with(waiting(B, 2), [large], idle, {}, present)
+    large = waiting(C, 3)
+    decision = start_with(waiting(B, 2), [], idle, {}, present, higher=[large])
     assert decision.plan is None
     assert decision.reason.endswith(f"(0 idle, 2 needed); others are kept for {C}")
     more = [*idle, *peers("z", "v")]
-    assert start_with(waiting(B, 1), [large], more, {}, [*more, *busy(2)]).plan == {"z": 0}
-    for other in (waiting(C, 3), replace(large, priority=0)):
-        assert start_with(waiting(B, 2), [other], idle, {}, present).plan == {"x": 0, "y": 1}, "as high as it"
+    assert start_with(waiting(B, 1), [], more, {}, [*more, *busy(2)], higher=[large]).plan == {"z": 0}
+    assert start_with(waiting(B, 2), [large], idle, {}, present).plan == {"x": 0, "y": 1}, "as high as it"
 
 
 def test_nothing_is_kept_from_lower_priorities_for_a_job_that_nobody_here_could_serve() -> None:
     idle, present = peers("x", "y"), [*peers("x", "y"), *busy(2)]
-    five = replace(waiting(C, 5), priority=5)
-    expelled = replace(waiting(C, 4), priority=5, unfit=frozenset({PeerId("x")}))
-    over_quota = replace(waiting(C, 3), priority=5, room=2)
-    for other in (five, expelled, over_quota):
-        assert start_with(waiting(B, 2), [other], idle, {}, present).plan == {"x": 0, "y": 1}
-    assert start_with(waiting(B, 2), [replace(expelled, unfit=frozenset())], idle, {}, present).plan is None
+    expelled = replace(waiting(C, 4), unfit=frozenset({PeerId("x")}))
+    for other in (waiting(C, 5), expelled, replace(waiting(C, 3), room=2)):
+        assert start_with(waiting(B, 2), [], idle, {}, present, higher=[other]).plan == {"x": 0, "y": 1}
+    assert start_with(waiting(B, 2), [], idle, {}, present, higher=[waiting(C, 4)]).plan is None
+
+
+@drawn(st.data())
+def test_a_turn_decides_as_if_every_job_looked_at_all_before_it(data: st.DataObject) -> None:
+    """What is free is carried along; here each job asks each before it anew what that keeps."""
+    small, large = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 4))
+    idle = [*peers(*(f"s{at}" for at in range(small)), memory_bytes=10), *peers(*(f"x{at}" for at in range(large)))]
+    present = [*idle, *busy(data.draw(st.integers(0, 3)))]
+    jobs = st.builds(
+        PendingJob,
+        st.sampled_from([A, B, C]),
+        st.lists(st.sampled_from([5, 50]), min_size=1, max_size=4).map(tuple),
+        st.integers(1, 2),
+        st.sampled_from([1.0, LOOKS_S_MAX]),
+        st.booleans(),
+        st.sampled_from([None, None, 2]),
+        st.sampled_from([None, 4]),
+        st.sampled_from([frozenset[PeerId](), frozenset({PeerId("x0")})]),
+    )
+    levels = data.draw(st.lists(st.lists(jobs, max_size=3), max_size=3))
+    turn, left = StartTurn(idle, {}, present), idle
+    above: list[PendingJob] = []  # of higher priority, that did not start
+    for level in levels:
+        beside: list[PendingJob] = []
+        for job in level:
+            decision = turn.offer(job)
+            free = _less_what_is_kept(left, above, beside, present)
+            expected = {} if job.looks else job.plan(free).plan
+            assert (decision.plan or {}) == (expected or {})
+            if decision.plan:
+                left = [one for one in left if one.peer not in decision.plan]
+                turn.only(left)
+            else:
+                beside.append(job)
+        list(turn.descend(beside))
+        above += beside
+
+
+def _less_what_is_kept(
+    free: list[Candidate], above: list[PendingJob], beside: list[PendingJob], present: list[Candidate]
+) -> list[Candidate]:
+    for number, other in enumerate((*above, *beside)):
+        kept: Collection[PeerId] = ()
+        if other.looks and other.waited_s < LOOKS_S_MAX and other.plan(free).plan is not None:
+            kept = other.least(free)
+        if not kept and number < len(above) and other.plan(present).plan is not None:
+            kept = other.least(free)
+        free = [one for one in free if one.peer not in kept]
+    return free
+
+
+def test_peers_that_are_no_longer_idle_are_given_to_nobody() -> None:
+    idle = peers("x", "y", "z")
+    turn = StartTurn(idle, {}, idle)
+    turn.only(peers("y", "z", "new"))
+    assert turn.offer(waiting(B, 2)).plan == {"y": 0, "z": 1}
+    turn.only(peers("z"))
+    list(turn.descend([]))
+    assert turn.offer(waiting(B, 1)).plan == {"z": 0}
 
 
 def test_a_job_starts_with_no_more_peers_than_it_takes() -> None:

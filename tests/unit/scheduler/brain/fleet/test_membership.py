@@ -300,6 +300,23 @@ def test_a_quarantined_peer_is_given_nothing_wherever_it_comes_from_until_it_is_
     members.validate()
 
 
+def test_who_leaves_is_gone_or_is_quarantined_in_whatever_state_does_not_last() -> None:
+    members = pool()
+    serving(members)
+    for name in ("gone", "leaves", "silent", "suspect"):
+        members.hello(hello(name), 0.0)
+    members.revoked(PeerId("gone"), 1.0, "no member")
+    members.leaving(PeerId("leaves"), 1.0)
+    members.disconnected(PeerId("silent"), 1, 1.0)
+    assert [known.hello.peer for known in members.lasting_peers()] == [A, "silent", "suspect"]
+    members.quarantine(PeerId("suspect"), 2.0, "wrong numbers")
+    members.disconnected(PeerId("suspect"), 1, 2.0)
+    members.quarantine(A, 2.0, "wrong numbers")
+    assert [known.hello.peer for known in members.lasting_peers()] == ["silent"]
+    members.free(PeerId("suspect"), 3.0)
+    assert [known.hello.peer for known in members.lasting_peers()] == ["silent", "suspect"]
+
+
 def test_a_name_is_quarantined_before_it_dials() -> None:
     members = pool()
     assert members.quarantine(A, 1.0, "wrong numbers") == []

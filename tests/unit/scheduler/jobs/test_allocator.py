@@ -1,0 +1,184 @@
+"""A turn of the waiting jobs: what it costs, and which peers count as able to serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scheduler.brain.fleet import allocation
+from scheduler.brain.fleet.allocation import Reservations
+from scheduler.brain.fleet.membership import Membership
+from scheduler.jobs import allocator
+from scheduler.jobs.allocator import Allocator
+from scheduler.jobs.job import Job, Waiting
+from scheduler.storage.database import JobRecord, JobTokens
+from swarm.events import Hello
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.limits import JOBS_OPEN_MAX
+from swarm.types import JobId, JobState, PeerId
+from tests.support.simulated import small_spec
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+@dataclass
+class Scene:
+    """An allocator whose jobs never get further than to be placed."""
+
+    jobs: list[Job]  # in their order
+    members: Membership = field(default_factory=Membership)
+    placed: dict[JobId, list[PeerId]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        files = SimpleNamespace(batches=lambda spec, tokens, project: None)
+        stores = SimpleNamespace(files=files, projects=SimpleNamespace(all=dict))
+        ports = SimpleNamespace(stores=stores, settle_s=0.0)
+        registry = SimpleNamespace(
+            waiting=lambda: [job for job in self.jobs if job.waiting is not None],
+            enter=self._enter,
+            say=lambda *_: None,
+        )
+        peers = SimpleNamespace(
+            reservations=Reservations(),
+            assign=lambda job, peer, stage: self.members.assign(peer, job.record.id, stage, 0),
+        )
+        runner = SimpleNamespace(begin=lambda job, batches, islands: None)
+        made: list[Any] = [ports, registry, peers, self.members, runner]
+        self.allocator = Allocator(*made)
+
+    async def _enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
+        if state is JobState.LOADING:
+            self.placed[job.record.id], job.waiting = list(changes["peers"]), None
+        job.record = job.record.entered(state, reason, 0.0)
+
+    def join(self, *peers: PeerId, pinned_stage: int = -1) -> None:
+        for peer in peers:
+            self.members.hello(Hello(peer, 1, 1, "0", "at", "http", "cpu", 1, 1 << 30, pinned_stage), 0.0)
+
+    def turn(self) -> dict[JobId, list[PeerId]]:
+        """Who started, with which peers."""
+        asyncio.run(self.allocator._start_waiting())
+        return self.placed
+
+
+def spec(folder: Path, stages: int, priority: int = 0, **changes: Any) -> JobSpec:
+    made = small_spec(folder / "text.txt", pipeline__stages=stages, limits__priority=priority, **changes)
+    return resolve(made, vocabulary_size=257, stages_if_auto=stages)
+
+
+def waits(id_: str, of: JobSpec) -> Job:
+    tokens = JobTokens((), "uint16", 257, 1.0)
+    return Job(JobRecord(JobId(id_), id_, JobState.PLACING, "", 0.0, 0.0, "{}", tokens), of, waiting=Waiting(0.0))
+
+
+def test_a_turn_of_many_waiting_jobs_is_linear_and_lets_others_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each asked all before it anew what they keep: 300 of them stopped every commit for seconds."""
+    calls: Counter[str] = Counter()
+
+    def count(module: Any, name: str) -> None:
+        counted = getattr(module, name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            calls[name] += 1
+            return counted(*args, **named)
+
+        monkeypatch.setattr(module, name, call)
+
+    for module, name in ((allocation, "place"), (allocation, "least"), (allocator, "needs"), (allocator, "PendingJob")):
+        count(module, name)
+    specs = [spec(tmp_path, 3, priority) for priority in (9, 5, 1, 0)]
+    each = JOBS_OPEN_MAX // len(specs)
+    scene = Scene([waits(f"{of.limits.priority}-{number}", of) for of in specs for number in range(each)])
+    scene.join(A, B)  # one too few
+    for busy in range(14):
+        scene.join(PeerId(f"busy-{busy}"))
+        scene.members.assign(PeerId(f"busy-{busy}"), JobId("other"), 0, 0.0)
+
+    async def turn() -> int:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        beside = asyncio.create_task(others())
+        await scene.allocator._start_waiting()
+        beside.cancel()
+        return turns
+
+    for needs in (JOBS_OPEN_MAX, 0):  # what a job needs is known at the next turn
+        calls.clear()
+        assert asyncio.run(turn()) >= JOBS_OPEN_MAX - 1
+        assert calls["PendingJob"] == JOBS_OPEN_MAX
+        assert calls["needs"] == needs
+        assert JOBS_OPEN_MAX <= calls["place"] <= 2 * JOBS_OPEN_MAX
+        assert calls["least"] <= JOBS_OPEN_MAX
+    assert scene.placed == {}
+
+
+def test_nothing_is_kept_for_a_job_that_only_a_quarantined_peer_could_complete(tmp_path: Path) -> None:
+    """The low one waited forever for peers that were kept for one that could never start."""
+
+    def jobs() -> list[Job]:
+        return [waits("high", spec(tmp_path, 3, 1)), waits("low", spec(tmp_path, 2))]
+
+    sound, quarantined, suspect = Scene(jobs()), Scene(jobs()), Scene(jobs())
+    for scene in (sound, quarantined, suspect):
+        scene.join(A, B, C)
+    sound.members.assign(C, JobId("other"), 0, 0.0)
+    assert sound.turn() == {}
+    assert sound.jobs[1].record.reason.endswith("others are kept for high")
+    for scene in (quarantined, suspect):
+        scene.members.quarantine(C, 0.0, "wrong numbers")
+    suspect.members.disconnected(C, 1, 0.0)
+    assert quarantined.turn() == suspect.turn() == {"low": [A, B]}
+
+
+def test_a_peer_pinned_to_a_stage_that_islands_lack_is_not_counted_for_them(tmp_path: Path) -> None:
+    """Two islands of two stages have four places, but no stage 2."""
+    islands = spec(tmp_path, 2, 1, islands__count=2, averaging__mode="diloco")
+    scene = Scene([waits("high", islands), waits("low", spec(tmp_path, 2))])
+    scene.join(A, B)
+    scene.join(C, pinned_stage=2)
+    scene.join(PeerId("d"))
+    assert scene.turn() == {"low": [A, B, PeerId("d")]}
+    other = Scene([waits("high", islands), waits("low", spec(tmp_path, 2))])
+    other.join(A, B, PeerId("d"))
+    other.join(C, pinned_stage=1)
+    assert list(other.turn()) == ["high"]
+
+
+def test_what_a_job_needs_follows_its_job_file(tmp_path: Path) -> None:
+    scene = Scene([])
+    job = waits("one", spec(tmp_path, 3))
+    before = scene.allocator._needs(job, 3)
+    assert scene.allocator._needs(job, 3) is before
+    job.spec = spec(tmp_path, 3, training__microbatch_sequences=4)
+    assert scene.allocator._needs(job, 3) > before
+
+
+def test_a_job_that_is_cancelled_while_others_are_tried_is_not_started(tmp_path: Path) -> None:
+    jobs = [waits("pauses", spec(tmp_path, 3)), waits("cancelled", spec(tmp_path, 3)), waits("last", spec(tmp_path, 3))]
+    jobs[0].waiting = Waiting(0.0, tries_again_s=1e12)
+    scene = Scene(jobs)
+    scene.join(A, B, C)
+
+    async def cancel() -> None:
+        turn = asyncio.create_task(scene.allocator._start_waiting())
+        await asyncio.sleep(0)  # the turn is past the first job
+        jobs[1].waiting = None
+        await turn
+
+    asyncio.run(cancel())
+    assert scene.placed == {"last": [A, B, C]}
