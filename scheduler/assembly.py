@@ -98,6 +98,7 @@ def assemble(
     listener = PeerListener(ports, registry, membership, peers, runner, drains, tasks)
     if relays is not None:
         relays.on_change = listener.on_relays
+        listener.on_relays(False)  # until one attaches
     chaos = ChaosDesk(listener, jobs, membership, connections) if allow_chaos else None
     transfer = JobTransfer(ports.stores, registry)
     sessions = Sessions(ports, membership, connections, chaos or listener, transfer, tasks, passes, cloned)

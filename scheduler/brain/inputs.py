@@ -130,7 +130,7 @@ class PeerGone:
 
 @dataclass(frozen=True, slots=True)
 class RelaysHere:
-    """The last relay of the swarm has left the scheduler, or one is here again; they are taken to be here at first."""
+    """The last relay of the swarm has left the scheduler, or one is here again; a brain takes them to be here."""
 
     here: bool
 

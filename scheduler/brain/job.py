@@ -3,7 +3,6 @@
 The brain asks its parts (parts.py) in turn and decides what comes next. It never waits and never reads a clock: each
 input comes with its time. Two rules of order hold. A commit's row is written before any replica hears of the commit,
 and a replica is told to drop work (AbortRound, Void) before it is given the work that replaces it.
-
 hearing.py says what an event of a replica means.
 """
 
@@ -121,6 +120,10 @@ class JobBrain:
     @property
     def mode(self) -> Mode:
         return self._state.mode
+
+    @property
+    def relays_here(self) -> bool:
+        return self._state.relays_here
 
     @property
     def is_over(self) -> bool:

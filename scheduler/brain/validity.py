@@ -70,6 +70,8 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
                     yield "does not say what it took and sent"
                 if settings.norm_band and len(event.sizes) != SIZES:
                     yield "does not say how large the tensors were that it took"
+                if any(size < 0.0 for size in event.sizes):  # NaN and infinity are those of tensors
+                    yield "says that a tensor is smaller than nothing"
                 for seconds in (event.forward_s, event.backward_s, event.wait_s):
                     yield "" if 0.0 <= seconds < math.inf else f"says that a microbatch took {seconds} s"
         case events.Checked():

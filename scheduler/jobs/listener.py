@@ -56,6 +56,7 @@ class PeerListener:
 
     def on_relays(self, here: bool) -> None:
         """The last relay of the swarm has left, or one is here again."""
+        self._registry.relays_here = here  # for the jobs that begin later
         for job in self._registry.all():
             if job.run is not None:
                 job.run.driver.tell(RelaysHere(here))

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 import torch
 
+from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.jobs.job import Job
 from swarm.checkpoint.reader import Checkpoint
 from swarm.data.tokenizer import ByteTokenizer
@@ -349,6 +350,25 @@ def test_an_island_begins_anew_with_replicas_of_another(tmp_path: Path, lost: in
     assert log[-1].after_step < 14, "both islands are there in the end"
     check(job, twin(spec, tokens, log))
     assert job.record.timeline == 0
+
+
+def test_an_island_that_begins_anew_knows_that_no_relay_is_here(tmp_path: Path) -> None:
+    spec = diloco(write_text(tmp_path), training__steps=16)
+    tokens, seen = Tokens.make(tmp_path, spec), []
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, in_the_second_step)
+        rig.parts.listener.on_relays(False)
+        for peer in peers_of(job, 0):
+            rig.kill(peer)
+        brain = job.brain
+        assert isinstance(brain, IslandsBrain)
+        await until(rig, job, lambda job: len(brain.present) == 1)
+        await until(rig, job, lambda job: len(brain.present) == 2)
+        seen.extend(one.relays_here for one in brain._roster.islands)
+
+    run(spec, tokens, 8, story)
+    assert seen == [False, False]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from scheduler.api.members.passes import Issuer
+from scheduler.assembly import assemble
 from scheduler.brain.state.mode import Mode
 from scheduler.jobs.driver import JobDriver
 from swarm.errors import PeerUnavailable, StorageError
 from swarm.messages import StoreHeader
+from swarm.pki.passes import PassKey
 from swarm.types import JobState
 from tests.support.scenes import SavingTask, Scene, stall
 from tests.support.simulated import SCHEDULER
@@ -404,6 +407,28 @@ def test_a_job_that_is_being_stopped_stops_when_a_stage_is_lost(tmp_path: Path, 
         assert f"swarm resume {record.id}" in record.hint
         scene.add_peer("new")
         await scene.rig.jobs.resume(scene.job, "latest", None)
+        await scene.succeeds()
+
+    stall(task, 2, act)
+
+
+def test_a_job_that_begins_while_no_relay_is_here_hears_of_it(tmp_path: Path) -> None:
+    task = SavingTask.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        rig = scene.rig
+        with_relays = assemble(rig.ports, rig.tasks, issuer=Issuer(PassKey.new(), "ours"))
+        assert not with_relays.jobs.registry.relays_here, "none has attached since the scheduler began"
+        await scene.until_kept(2)
+        assert scene.job.brain is not None
+        assert scene.job.brain.relays_here
+        rig.parts.jobs.registry.relays_here = False
+        scene.kill_stage(0)
+        await scene.until(JobState.STALLED)
+        scene.add_peer("new")
+        await scene.until(JobState.RUNNING)
+        assert scene.job.brain is not None
+        assert not scene.job.brain.relays_here
         await scene.succeeds()
 
     stall(task, 2, act)

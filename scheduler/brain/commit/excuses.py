@@ -4,9 +4,10 @@
                        └── it alone says so ──▶ excused ALONE_MAX times in WINDOW_S, then it leaves
     its set is not the ledger's ──────────────▶ done again SETS_MAX times in WINDOW_S, then it leaves
 
-While the scheduler itself sees no relay, no excuse is needed. So a member that gives a false excuse delays the job for
-a bounded time, and no other member leaves for it. Rounds that fail again and again begin at most five seconds after
-each other: alone, a member delays a step by about forty seconds. A restart of a relay takes less.
+Rounds that fail again and again begin at most five seconds after each other: alone, a member delays a step by about
+forty seconds. A restart of a relay takes less. No other member leaves for a false excuse. The delay has no bound here
+if two members agree, if the one has a stage to itself and so cannot leave, or if the scheduler sees no relay and one of
+the pair has no address (rounds.py): then the job waits, until limits.no_progress_s.
 """
 
 from __future__ import annotations

@@ -105,12 +105,12 @@ class Rounds:
         if accused is not None:
             self._state.links.accuse(peer, accused, now_s)
         pair = [one for one in (peer, accused) if one is not None]
-        if event.cause is RoundFault.RELAYS:
-            if not self._state.relays_here or self._excuses.excuses(peer, now_s):
-                return None  # neither of the two leaves, and rounds go on until a relay is back
-            pair = [peer] if peer in self._state.pool.spare() else pair  # nobody else says so: it costs nobody else
+        if event.cause is RoundFault.RELAYS and self._is_excused(averaging, pair, now_s):
+            return None  # neither of the two leaves, and rounds go on
         if count < ROUNDS_MAX or any(self._state.pool[one].is_suspect for one in pair):
             return None  # membership will say whether a suspect is gone
+        if event.cause is RoundFault.RELAYS:
+            pair = [peer]  # nobody else says so: it costs nobody else his place
         share = {member.peer: self._state.ledger.share(run.step, member.peer) for member in averaging.members}
         leaver = trouble.leaver(pair, self._state.pool.spare(), share)
         if leaver is not None:
@@ -189,6 +189,13 @@ class Rounds:
         accused = PeerId(event.accused)
         may_mean = accused != peer and accused in owns and accused in self._state.pool
         return accused if may_mean and (owns[accused] or owns[peer]) else None
+
+    def _is_excused(self, averaging: UnitAveraging, pair: list[PeerId], now_s: float) -> bool:
+        """Whether relays are to blame, as the first of the pair says; two that have addresses need none."""
+        hidden = {member.peer for member in averaging.members if not member.address}
+        if not self._state.relays_here and not hidden.isdisjoint(pair):
+            return True  # until a relay is back
+        return self._excuses.excuses(pair[0], now_s)
 
     def _other_set(self, run: StepRun, peer: PeerId, reason: str, now_s: float) -> Remedy | None:
         """A member reports another set than the ledger's: its contributions are done again, here or elsewhere."""

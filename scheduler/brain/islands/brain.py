@@ -135,9 +135,7 @@ class IslandsBrain:
             case inputs.Stuck():
                 return self._stuck(happened, now_s)
             case _:
-                assert isinstance(happened, inputs.Tick | inputs.RelaysHere), (
-                    f"no input for a job with islands: {happened}"
-                )
+                assert isinstance(happened, inputs.Tick | inputs.RelaysHere), f"not for islands: {happened}"
                 return self._tell_all(happened, now_s)
 
     # What may be asked; changes nothing ------------------------------------------------------------------------------
@@ -493,8 +491,10 @@ class IslandsBrain:
         island, replicas = division.island, tuple(division.arrived.values())
         settings = division.settings(self._roster)
         brain = JobBrain(settings, Random(self._rng.getrandbits(64)), self.courses[island])
+        relays_here = self._roster.islands[self.present[0]].relays_here
         self._roster.renew(island, brain, division.arrived)
         told = f"island {island} begins anew after step {self.courses[island].inner_steps(settings.first_step)}"
         places = [outputs.Admitted(one.peer, island * len(settings.split) + one.stage) for one in replicas]
-        begun = self._tell(island, inputs.Start(replicas), now_s)
+        begins = (inputs.RelaysHere(relays_here), inputs.Start(replicas))
+        begun = [one for told in begins for one in self._tell(island, told, now_s)]
         return [Note("info", f"{told}, as a copy of island {division.origin}"), *places, *begun]

@@ -14,6 +14,7 @@ computed again and the pair is avoided. A replica that two others contradict in 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
@@ -29,6 +30,8 @@ from swarm.text import counted, listed
 from swarm.types import Direction, Hop, Microbatch, PeerId
 
 ANSWER_S_MAX = 30.0  # then another replica is asked
+SILENT_MAX, SILENT_S = 3, 600.0  # overdue answers of a checker beside the same neighbours, until it rests for so long
+ODD_MAX = 4  # unusual sizes that one replica may report in a step
 SPOT_CHECK, NEWCOMER, NORM_BAND = "spot check", "check of a newcomer", "a size that is not usual"
 REPEATED, NEIGHBOURS = "done again by another replica", "its neighbours"
 
@@ -46,6 +49,10 @@ class Checks:
         self._touched: set[tuple[int, int]] = set()  # microbatches about which something was said
         self._bands = Bands()
         self._odd: set[Place] = set()  # that made a tensor of an unusual size
+        self._odd_said: Counter[tuple[int, PeerId]] = Counter()  # unusual sizes, by step and who reported them
+        self._given_up: Counter[PeerId] = Counter()  # checks of a replica's hops that others were asked for in vain
+        self._silent: dict[tuple[PeerId | None, ...], list[float]] = {}  # overdue answers, by checker and neighbours
+        self._unchecked: set[tuple[PeerId, str]] = set()  # replicas that were said to go unchecked, and why
         self._drawn: set[tuple[Place, PeerId]] = set()
         self._open: dict[Place, Inquiry] = {}
         self._number = 0
@@ -61,7 +68,7 @@ class Checks:
             self._claims.setdefault(step, {}).setdefault(place, {})[peer] = Work.of(event)
             self._drawn.discard((place, peer))
             self._touched.add((step, index))
-            self._weigh(place, event.sizes)
+            self._weigh(peer, place, event.sizes)
 
     def checked(self, peer: PeerId, event: Checked, now_s: float) -> None:
         """A replica has computed a hop again, or cannot; an answer to an older request changes nothing."""
@@ -109,6 +116,7 @@ class Checks:
         self._claims.pop(step, None)
         self._drawn = {drawn for drawn in self._drawn if drawn[0].step > step}
         self._odd = {place for place in self._odd if place.step > step}
+        self._odd_said = Counter({said: count for said, count in self._odd_said.items() if said[0] > step})
 
     def times_s(self) -> list[float]:
         """When an answer is overdue."""
@@ -158,14 +166,14 @@ class Checks:
             return
         self._drawn.add((place, holder))
         guard = SPOT_CHECK if self._rng.random() < self._rate else ""
-        if self._strikes.counts[holder] < self._state.settings.newcomer_hops:
+        if self._strikes.counts[holder] + self._given_up[holder] < self._state.settings.newcomer_hops:
             guard = NEWCOMER
         if place in self._odd:
             guard = NORM_BAND
         if guard and place not in self._open:
             self._open[place] = self._inquiry(place, holder, guard, {holder: work})
 
-    def _weigh(self, place: Place, sizes: Sequence[float]) -> None:
+    def _weigh(self, peer: PeerId, place: Place, sizes: Sequence[float]) -> None:
         """Look at the sizes of a replica's inputs; the hops that made odd ones will be checked."""
         if not self._state.settings.norm_band or len(sizes) < 2:
             return
@@ -175,7 +183,9 @@ class Checks:
             (place.stage + 1, Direction.BACKWARD, sizes[1]),
         ):
             if 0 <= maker <= last and self._bands.is_odd(maker, direction, rms):
-                self._odd.add(Place(place.step, maker, place.index))
+                self._odd_said[place.step, peer] += 1
+                if self._odd_said[place.step, peer] <= ODD_MAX:
+                    self._odd.add(Place(place.step, maker, place.index))
 
     def _inquiry(self, place: Place, holder: PeerId, guard: str, said: dict[PeerId, Work]) -> Inquiry:
         pool = self._state.pool
@@ -207,10 +217,12 @@ class Checks:
         if inquiry.asked is not None and inquiry.near != self._near(place):
             inquiry.asked = None  # the inputs are elsewhere now
         if inquiry.asked is not None and not self._is_answering(inquiry, now_s):
+            if now_s - inquiry.since_s >= ANSWER_S_MAX:
+                self._silent.setdefault(_beside(inquiry.asked, inquiry.near), []).append(now_s)
             inquiry.gave_up(inquiry.asked)
         if inquiry.asked is not None:
             return []
-        others = self._able(inquiry)
+        others = self._able(inquiry, now_s)
         match inquiry.stand(others):
             case Stand.ASKS:
                 self._ask(inquiry, others, now_s)
@@ -223,21 +235,42 @@ class Checks:
             case Stand.SPLIT:
                 return self._split(inquiry, now_s)
             case Stand.UNANSWERED:
-                why = "no other replica of the stage could" if not inquiry.tries else "who was asked gave no answer"
-                self._state.outbox.note("info", f"{place} of {inquiry.holder} is not checked: {why}")
+                self._leave_unchecked(inquiry)
         del self._open[place]
         return []
 
-    def _able(self, inquiry: Inquiry) -> list[PeerId]:
-        """Replicas that can compute the hop, with the bits of the holder's kind of device."""
-        pool, place = self._state.pool, inquiry.place
+    def _leave_unchecked(self, inquiry: Inquiry) -> None:
+        """Nobody has computed the hop again; the log says so once for each replica and cause."""
+        holder, why = inquiry.holder, "no other replica of the stage could"
+        if inquiry.tries:
+            self._given_up[holder] += 1
+            why = "who was asked gave no answer"
+        if (holder, why) not in self._unchecked:
+            self._unchecked.add((holder, why))
+            more = "(others of its hops may follow, without a word here)"
+            self._state.outbox.note("info", f"{inquiry.place} of {holder} is not checked: {why} {more}")
+
+    def _able(self, inquiry: Inquiry, now_s: float) -> list[PeerId]:
+        """Replicas that can compute the hop, with the bits of the holder's kind of device, and were not silent."""
+        pool, place, near = self._state.pool, inquiry.place, self._near(inquiry.place)
         return [
             peer
             for peer in sorted(pool.by_stage[place.stage])
             if pool.may_work(peer)
             and pool.takes_part(peer, place.step)
             and (not inquiry.device or pool[peer].replica.device == inquiry.device)
+            and not self._rests(_beside(peer, near), now_s)
         ]
+
+    def _rests(self, beside: tuple[PeerId | None, ...], now_s: float) -> bool:
+        """Whether a checker was silent so often that it is not asked for now.
+
+        It is counted beside its neighbours: if one of them does not hand its tensor over, an honest checker is silent.
+        """
+        late = [at_s for at_s in self._silent.pop(beside, ()) if now_s - at_s < SILENT_S]
+        if late:
+            self._silent[beside] = late
+        return len(late) >= SILENT_MAX
 
     def _is_answering(self, inquiry: Inquiry, now_s: float) -> bool:
         """Whether the answer may still come: the asked replica is trusted, and has had less than ANSWER_S_MAX."""
@@ -309,3 +342,8 @@ class Checks:
             self._claims.pop(run.step, None)
             self._drawn = {drawn for drawn in self._drawn if drawn[0].step != run.step}
             self._open = {place: one for place, one in self._open.items() if place.step != run.step}
+
+
+def _beside(checker: PeerId, near: tuple[Hop | None, ...]) -> tuple[PeerId | None, ...]:
+    """A checker, and the neighbours from which it gets its inputs."""
+    return checker, *(None if hop is None else hop.peer for hop in near)

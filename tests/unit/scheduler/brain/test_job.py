@@ -21,6 +21,7 @@ from scheduler.brain.inputs import (
     ReplicaRecord,
     Resumed,
     RowDurable,
+    Start,
     Stop,
     Tick,
 )
@@ -33,7 +34,7 @@ from scheduler.brain.state.mode import Mode
 from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged
 from swarm.events import Accumulated, Committed, Failed, Heartbeat, Hello, Leaving, Loaded, RoundFailed, UnitSize
 from swarm.messages import AbortRound, Admit, Average, Commit, LoadStage, Release, Route, SaveStage, UnitRound, Void
-from swarm.types import JobState, PeerId, Round, RoundFault, Routing, UnitName, set_digest
+from swarm.types import TIED_UNIT, JobState, PeerId, Round, RoundFault, Routing, UnitName, set_digest
 from tests.support.brain import JOB, S0, S1, A, B, C, D, Swarm, routes_in, sends
 
 
@@ -427,9 +428,12 @@ def test_of_a_pair_that_keeps_failing_one_leaves_and_its_work_is_done_again() ->
     assert {peer for peer, _ in swarm.pop(Average)} == {A, B, C, D} - {leaver}
 
 
-def blaming_relays(says: dict[PeerId, str], rounds: int, *before: RelaysHere) -> Swarm:
+def blaming_relays(says: dict[PeerId, str], rounds: int, *before: RelaysHere, hidden: str = "") -> Swarm:
     """Rounds fail every ten seconds; who speaks up, and whom it does not reach because no relay answers."""
-    swarm = Swarm(recover=True)
+    records = [
+        ReplicaRecord(PeerId(one), 1, "" if one in hidden else f"at {one}", "abcd".index(one) // 2) for one in "abcd"
+    ]
+    swarm = Swarm(begin=Start(tuple(records)), recover=True)
     swarm.until_averaging()
     for happened in before:
         swarm.tell(happened)
@@ -459,10 +463,38 @@ def test_who_alone_says_that_no_relay_answers_is_not_believed_for_ever() -> None
 
 def test_nobody_leaves_while_the_scheduler_itself_sees_no_relay() -> None:
     """An outage that only one member could see cost one of the pair its place after forty seconds."""
-    swarm = blaming_relays({A: "b"}, 4 * ALONE_MAX, RelaysHere(False))
+    for hidden in "ab":
+        swarm = blaming_relays({A: "b"}, 4 * ALONE_MAX, RelaysHere(False), hidden=hidden)
+        assert swarm.pop(Release) == []
+        swarm = blaming_relays({A: "b"}, ALONE_MAX + 1, RelaysHere(False), RelaysHere(True), hidden=hidden)
+        assert [peer for peer, _ in swarm.pop(Release)] == [A]
+
+
+@pytest.mark.parametrize("accused", ["b", ""])
+def test_two_that_need_no_relay_are_not_excused_for_ever_by_an_outage(accused: str) -> None:
+    """A liar held the job up for as long as the scheduler saw no relay, with none of the two behind one."""
+    swarm = blaming_relays({A: accused}, ALONE_MAX, RelaysHere(False), hidden="cd")
     assert swarm.pop(Release) == []
-    swarm = blaming_relays({A: "b"}, ALONE_MAX + 1, RelaysHere(False), RelaysHere(True))
+    swarm = blaming_relays({A: accused}, ALONE_MAX + 1, RelaysHere(False), hidden="cd")
     assert [peer for peer, _ in swarm.pop(Release)] == [A]
+
+
+def test_who_alone_blames_relays_and_has_a_stage_to_itself_costs_nobody_his_place() -> None:
+    """The only replica of a stage could have one of another stage expelled, with tied weights."""
+    swarm = Swarm({A: 0, C: 1, D: 1}, recover=True, units={S0: (0,), S1: (1,), TIED_UNIT: (0, 1)})
+    swarm.until_averaging()
+    numbers = set()
+    for number in range(2 * ALONE_MAX):
+        swarm.tell(Tick(), 10.0 * number)
+        asked = (command for peer, command in reversed(swarm.pop(Average)) if peer == A)
+        average = next(command for command in asked if command.unit == TIED_UNIT)
+        owns = next(one.peer for one in average.members if one.stop > one.start and one.peer != A)
+        numbers.add(average.round.number)
+        failed = RoundFailed(0, 0, TIED_UNIT, average.round, "no relay answers", owns, RoundFault.RELAYS)
+        swarm.tell(Happened(A, failed), 10.0 * number)
+    assert swarm.pop(Release) == []
+    assert not any(isinstance(one, Fail) for one in swarm.outputs)
+    assert len(numbers) == 2 * ALONE_MAX, "rounds go on"
 
 
 def test_words_about_relays_in_a_reason_excuse_nobody() -> None:

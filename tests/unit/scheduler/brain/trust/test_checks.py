@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from scheduler.brain.outputs import Fail
+from scheduler.brain.trust.checks import ODD_MAX, SILENT_MAX, SILENT_S
 from swarm.errors import ReplicaDiverged
 from swarm.events import Accumulated, Checked, Event
-from swarm.messages import Check
+from swarm.messages import Average, Check, Route
 from swarm.types import Microbatch, PeerId
 from tests.support.obedient import MICROBATCHES, STEPS, Swarm
 
@@ -106,6 +107,80 @@ def test_nobody_is_asked_while_all_sizes_are_usual_and_who_does_not_tell_them_is
     silent.start()
     silent.run(lambda: any("does not say how large" in note for note in silent.notes), most=400)
     assert any("does not say how large" in note for note in silent.notes)
+
+
+def overdue(silent: str, fault: str = "", pools: tuple[str, ...] = ("ab", "c"), **changes: object) -> tuple[Swarm, int]:
+    """A job with a checker that does not answer, or says why not; how many checks it was asked for."""
+    swarm = Swarm(pools, routing="uniform", **changes)  # type: ignore[arg-type]
+
+    def lie(peer: PeerId, event: Event) -> Event | None:
+        if isinstance(event, Checked) and peer == silent:
+            return replace(event, fault=fault, digests=()) if fault else None
+        return event
+
+    swarm.lie = lie
+    swarm.start()
+    swarm.run(most=20000)
+    swarm.assert_finished()
+    asked = [one for peer, one in swarm.told if isinstance(one, Check) and peer == silent == one.hops[one.stage].peer]
+    return swarm, len(asked)
+
+
+@pytest.mark.parametrize("fault", ["", "busy"])
+def test_a_check_that_was_given_up_counts_for_a_newcomer(fault: str) -> None:
+    """The one that could check, and did not, had every hop of the other asked again, in every step."""
+    swarm, asked = overdue("b", fault, steps=STEPS, newcomer_hops=2)
+    assert 2 <= asked <= 2 + MICROBATCHES, "those of one step may be asked at once"
+    assert swarm.brain._parts.checks._given_up == {"a": asked}
+
+
+def test_a_checker_that_was_silent_three_times_is_not_asked_for_ten_minutes() -> None:
+    swarm, asked = overdue("b", spot_check=1.0, seed=2)
+    assert SILENT_MAX <= asked < SILENT_MAX + MICROBATCHES
+    assert swarm.now_s < SILENT_S
+    checks = swarm.brain._parts.checks
+    (beside,) = checks._silent
+    assert beside == ("b", "c")
+    assert checks._rests(beside, swarm.now_s)
+    assert not checks._rests(beside, swarm.now_s + SILENT_S)
+    hops = {one.microbatch for peer, one in swarm.told if isinstance(one, Route) and peer == "a"}
+    assert len(hops) > asked, "others were left unchecked"
+
+
+def test_a_checker_is_asked_on_beside_others_than_those_whose_tensors_it_lacks() -> None:
+    """One that keeps its tensors back must not switch the checks beside others off."""
+    swarm = Swarm(("ab", "cd"), routing="uniform", spot_check=1.0)
+    checks = swarm.brain._parts.checks
+    checks._silent[PeerId("b"), PeerId("c")] = [0.0] * SILENT_MAX
+    swarm.start()
+    swarm.run()
+    swarm.assert_finished()
+    checks_of_a = [one for peer, one in swarm.told if isinstance(one, Check) and peer == "b" and not one.stage]
+    assert {one.hops[1].peer for one in checks_of_a} == {"d"}
+
+
+def test_the_log_says_once_that_a_replica_is_not_checked() -> None:
+    swarm, _ = overdue("", pools=("a", "bc"), newcomer_hops=50)
+    said = [note for note in swarm.notes if "of a is not checked: no other replica of the stage could" in note]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("size", [float("nan"), float("inf"), 0.0])
+def test_one_replica_can_have_only_some_hops_of_a_step_checked_by_what_it_says_of_sizes(size: float) -> None:
+    swarm = Swarm(("ab", "cd"), routing="uniform", norm_band=True, microbatches=6 * ODD_MAX)
+    took = Counter[int]()
+
+    def lie(peer: PeerId, event: Event) -> Event:
+        if isinstance(event, Accumulated) and peer == "c":
+            took[event.microbatch.step] += 1
+            return replace(event, sizes=(size, 1.0))
+        return event
+
+    swarm.lie = lie
+    swarm.start()
+    swarm.run(lambda: any(isinstance(command, Average) for _, command in swarm.told))
+    hops = [(peer, one.hops[0].peer) for peer, one in swarm.told if isinstance(one, Check) and one.microbatch.step == 0]
+    assert sum(peer == checker for peer, checker in hops) == ODD_MAX < took[0]
 
 
 def test_a_step_is_not_committed_while_a_check_of_it_is_open() -> None:
