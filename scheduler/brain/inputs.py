@@ -101,6 +101,26 @@ class EvaluateHere:
 
 
 @dataclass(frozen=True, slots=True)
+class OthersSave:
+    """Told to an island that begins anew: the others are writing this checkpoint, in which it has no part.
+
+    It saves nothing before that is done, so that all islands take part in the next one.
+    """
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAnew:
+    """An island was lost that had a part in this checkpoint: what is handed over of it is void.
+
+    If the job stops or ends with that version, all at work save it anew; otherwise it is left out.
+    """
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerSuspect:
     """A peer is silent, or its session broke.
 
@@ -218,6 +238,8 @@ Input: TypeAlias = (
     | Exchanged
     | EachIsland
     | EvaluateHere
+    | OthersSave
+    | SaveAnew
     | PeerSuspect
     | PeerBack
     | PeerGone

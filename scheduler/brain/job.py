@@ -25,7 +25,7 @@ from scheduler.brain.hearing import hear
 from scheduler.brain.inputs import Input, ReplicaRecord
 from scheduler.brain.outputs import BeginCheckpoint, Finish, Independent, Output, PublishCheckpoint, Stopped
 from scheduler.brain.parts import Parts
-from scheduler.brain.settings import BrainSettings
+from scheduler.brain.settings import BrainSettings, SavingRules
 from scheduler.brain.stall import nobody_back, stuck
 from scheduler.brain.state.leaves import Leave
 from scheduler.brain.state.mode import Mode, ModeEvent
@@ -73,6 +73,8 @@ class JobBrain:
                 self._parts.commits.merge(state.progress.begin(step), happened, self._parts.loading.elements)
             case inputs.EvaluateHere():
                 self._parts.evaluations.take_over()
+            case inputs.OthersSave() | inputs.SaveAnew():
+                self._parts.saving.hear(happened)
             case inputs.Tick() | inputs.RowsDurable() | inputs.EachIsland():  # the last two are for jobs with islands
                 return True
             case inputs.Start(replicas=replicas):
@@ -101,7 +103,7 @@ class JobBrain:
                 return False
             case inputs.CheckpointKept(version=version):
                 if not self._parts.saving.kept(version):
-                    return False
+                    return self._parts.saving.others_did(version)
                 state.conclude(Finish() if version == self.settings.steps else None)
             case inputs.CheckpointNotKept(version=version, reason=reason, fault=fault):
                 state.conclude(self._parts.collector.failed(version, reason, fault, now_s))
@@ -136,7 +138,7 @@ class JobBrain:
     @property
     def saves_only(self) -> bool:
         """Whether nothing but a checkpoint is under way."""
-        return self.mode.is_at_work and self._parts.is_idle and self._parts.saving.open is not None
+        return self.mode.is_at_work and self._parts.is_idle and self._parts.saving.is_under_way
 
     @property
     def owes_parts(self) -> bool:
@@ -255,9 +257,9 @@ class JobBrain:
         return None if leave is None else leave.until
 
     @property
-    def saved_since_s(self) -> float | None:
-        """When the newest checkpoint was due, by the clock of all islands."""
-        return self._parts.saving.since_s
+    def saving_rules(self) -> SavingRules:
+        """Those of an island that begins as a copy of this one."""
+        return self._parts.saving.of_copy
 
     def is_joining(self, peer: PeerId) -> bool:
         """Whether the peer still fetches state, or needs something that only other replicas of its stage have."""

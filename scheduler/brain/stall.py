@@ -34,6 +34,7 @@ LOST_HINT = "start a stage server in its place"
 STUCK_HINT = "raise limits.no_progress_s if it is only slow; else look at the logs of what it waits for: swarm logs "
 STUCK_MAX = 3  # in a row
 FAILED_HINT = f"{LOST_HINT}, then submit the job again"
+LOSSES = (FAILED_HINT, LOST_HINT)  # what whoever has lost a stage hints at
 RETRY_S = 1.0  # the first pause; doubles with each failure in a row
 RETRY_S_MAX = 60.0
 _SEEKS = "; looks for the newest checkpoint that verifies"

@@ -14,9 +14,11 @@ from swarm.job.course import TIMELINES_MAX
 from swarm.messages import PROTOCOL_VERSION, Exchange, LoadStage, Release
 from swarm.types import JobState, PeerId
 from tests.simulation.engine.islands import (
+    CHECKERS,
     JOB,
     Checker,
     Ended,
+    GoesOn,
     HandedOver,
     History,
     Kept,
@@ -32,6 +34,7 @@ from tests.simulation.engine.islands import (
     portions_once,
     row_before_merge,
     rows_in_order,
+    succeeds,
 )
 
 LONELY = Shape(islands=3, replicas=1, steps=8, losses=6)
@@ -246,6 +249,112 @@ def test_proposals_of_a_lost_island_are_in_no_later_round() -> None:
 
 def asked(world: World) -> list[Exchange]:
     return [one for replica in world.replicas.values() for one in replica.commands if isinstance(one, Exchange)]
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+SAVING = Shape(replicas=2, steps=20, every=2)
+STOPPING = Shape(islands=3, replicas=4, steps=16, every=4, losses=6, deaths=3, restarts=5, refusals=200, stops=8)
+SLOW = Shape(islands=4, replicas=4, steps=24, every=2, losses=12, refusals=300, stops=4)
+
+
+@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("shape", [STOPPING, SLOW])
+def test_a_job_pauses_when_asked_whichever_islands_are_lost_and_whatever_is_written(shape: Shape, seed: int) -> None:
+    """Or says that it goes on, as the storage refused."""
+    history = play(shape, seed)
+    claims = [checker for checker in CHECKERS if checker not in (succeeds, rows_in_order)]
+    assert [fault for checker in claims for fault in checker(history, shape)] == []
+    ended = history[-1]
+    assert isinstance(ended, Ended)
+    assert ended.state in ("succeeded", "paused")
+
+
+def begins_writing(world: World) -> bool:
+    """A checkpoint is about to be written, which takes until it is told."""
+    world.written = 0
+    return world.writing is not None
+
+
+def begun_anew(world: World) -> bool:
+    world.written = 0
+    return bool(forks(world.history)) and world.brain.present == (0, 1) and not any_loads(world)
+
+
+def written_at_once(world: World) -> bool:
+    world.written = 1000
+    return world.over
+
+
+def test_an_island_that_begins_anew_while_its_old_part_is_written_waits_for_that() -> None:
+    """It replaced the checkpoint under way by its own, and each island waited for another one for ever."""
+    world = World(SAVING, 1)
+    play_until(world, begins_writing)
+    version = world.writing
+    lose(world, 1)
+    play_until(world, begun_anew)
+    turns = len(world.database[0])
+    play_until(world, lambda one: len(one.database[0]) >= turns + 6 and begins_writing(one))
+    assert (world.writing, world.collecting) == (version, version), "the steps go on, and no other is begun"
+    play_until(world, written_at_once)
+    assert faults(world.history, replace(SAVING, losses=1)) == []
+    assert len([one for one in world.history if isinstance(one, Kept)]) > 2
+
+
+def test_an_island_without_part_in_a_slow_checkpoint_saves_the_end_with_the_others() -> None:
+    """It was refused six times, and the job failed."""
+    shape = replace(SAVING, steps=8)
+    world = World(shape, 1)
+    play_until(world, lambda one: len(one.database[1]) > 0)
+    lose(world, 1)
+    play_until(world, begins_writing)
+    play_until(world, begun_anew)
+    play_until(world, lambda one: begins_writing(one) and all(each.saves_only for each in one.brain._roster.islands))
+    for _ in range(300):
+        world.turn()
+    world.tell(inputs.Stuck(300.0))
+    assert not world.over, "it waits for the storage"
+    play_until(world, written_at_once)
+    assert faults(world.history, replace(shape, losses=1)) == []
+
+
+def test_that_a_checkpoint_is_not_kept_is_heard_although_the_first_island_is_lost() -> None:
+    """It was told to the lost one, and the others waited for ever."""
+    world = World(SAVING, 1)
+    play_until(world, begins_writing)
+    version = world.writing
+    assert version is not None
+    lose(world, 0)
+    world.writing = None
+    world.tell(inputs.CheckpointNotKept(version, "disk_full", "full"))
+    assert world.collecting is None
+    play_until(world, written_at_once)
+    assert faults(world.history, replace(SAVING, losses=1)) == []
+    assert [one for one in world.history if isinstance(one, Kept)], "later ones are kept"
+
+
+@pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLED])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("island", [0, 1])
+def test_a_pause_is_kept_although_an_island_is_lost_while_it_is_saved(
+    island: int, replicas: int, state: JobState
+) -> None:
+    """It was forgotten, and nobody told."""
+    shape = replace(SAVING, replicas=replicas, every=0)
+    world = World(shape, 3)
+    play_until(world, lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
+    world.tell(inputs.Stop(state, "enough"))
+    play_until(world, lambda one: one.collecting is not None and one.writing is None)
+    version = world.collecting
+    notes = lose(world, island)
+    assert sum("DropCheckpoint" in one for one in notes) == 1
+    assert world.brain.is_stopping
+    play_until(world, lambda one: one.collecting == version)  # saved anew, without the lost island
+    play_until(world, written_at_once)
+    assert world.history[-1] == Ended(state.value, "enough")
+    assert not any(isinstance(one, GoesOn) for one in world.history)
+    assert [one.steps for one in world.history if isinstance(one, Kept)] == [version]
+    assert list(checkpoints_level(world.history, replace(shape, losses=1))) == []
 
 
 # Doctored histories --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from swarm.types import JobState, OnStall, PeerId
 from tests.simulation.engine.islands import (
     CHECKERS,
     MICROBATCHES,
+    Asked,
     Checker,
     Composed,
     Ended,
@@ -40,6 +41,7 @@ from tests.simulation.engine.islands import (
     row_before_merge,
     rows_in_order,
     spans_tile,
+    stops_in_time,
     succeeds,
 )
 
@@ -405,6 +407,7 @@ def ended_badly(history: History) -> History:
         (islands_together, one_island_first),
         (checkpoints_level, without(HandedOver, 0)),
         (checkpoints_level, changed(HandedOver, 0, early)),
+        (stops_in_time, lambda history: [Asked(), *history]),
         (succeeds, ended_badly),
     ],
 )

@@ -110,6 +110,7 @@ class CheckpointCollector:
 
     def failed(self, version: int, reason: str, fault: str, now_s: float) -> End | None:
         """The storage refused a version; as `give_up`."""
+        self._saving.others_did(version)
         if self._saving.open is None or self._saving.open.version != version:
             return None
         self._saving.at_once = self._state.settings.second_hash and reason == "peer"

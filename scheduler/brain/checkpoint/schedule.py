@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from scheduler.brain.inputs import OthersSave, SaveAnew
 from scheduler.brain.outputs import BeginCheckpoint, PublishCheckpoint, Stopped
 from scheduler.brain.settings import SavingRules
 from swarm.events import ParameterHash, Saved
@@ -60,6 +61,7 @@ class CheckpointSchedule:
         self._course = course
         self.newest = first_step
         self.open: OpenCheckpoint | None = None
+        self.others: int | None = None  # the version that other islands write, while this one has no part in it
         self.stop: Stopped | None = None  # how the job is to end, if before its last step
         self.stop_at = 0  # the version to train up to first
         self._stages = stages
@@ -88,12 +90,20 @@ class CheckpointSchedule:
             told, held = map(self._course.inner_steps, (version, self.open.version))
             return Decision(None, f"no checkpoint at step {told}: the one at step {held} is still being written")
         self._last_s = now_s
+        if self.others is not None:
+            told = self._course.inner_steps(version)
+            return Decision(None, f"no checkpoint at step {told}: other islands still write an earlier one")
         return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"every {rules.every_s:g} s")
 
     @property
-    def since_s(self) -> float | None:
-        """When the newest one was due, or when training began; None: it has not begun."""
-        return self._last_s
+    def is_under_way(self) -> bool:
+        """Whether a checkpoint is open, or this island waits for that of the others."""
+        return self.open is not None or self.others is not None
+
+    @property
+    def of_copy(self) -> SavingRules:
+        """The rules of an island that begins as a copy: its checkpoints are due when those of this one are."""
+        return replace(self.rules, since_s=self._last_s)
 
     def begin(self, version: int, savers: Sequence[PeerId], now_s: float) -> None:
         """Collect `version`; `savers` has one peer per stage."""
@@ -145,6 +155,8 @@ class CheckpointSchedule:
             return PublishCheckpoint(held.version, held.parameters)
         if not idle or ((self.stop is None or agreed < self.stop_at) and agreed < self._steps):
             return None
+        if self.others is not None:
+            return None
         if agreed > self.newest:
             return BeginCheckpoint(agreed) if self.stop is not None or now_s >= self.again_s else None
         return self.stop if agreed < self._steps else None
@@ -159,6 +171,22 @@ class CheckpointSchedule:
             return False
         self.newest, self.open = version, None
         return True
+
+    def others_did(self, version: int) -> bool:
+        """The checkpoint of the other islands is written, or given up; False if this one did not wait for it."""
+        if self.others != version:
+            return False
+        self.others = None
+        return True
+
+    def hear(self, told: OthersSave | SaveAnew) -> None:
+        """What becomes of the checkpoint of all islands."""
+        if isinstance(told, OthersSave):
+            self.others = told.version
+            return
+        self.others_did(told.version)
+        if self.open is not None and self.open.version == told.version:
+            self.open = None
 
     def give_up(self) -> int:
         """Forget the checkpoint under way; gives its version."""

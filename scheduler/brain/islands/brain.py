@@ -7,18 +7,17 @@
 
 Each island is a JobBrain on a timeline of its own (swarm/job/islands.py), and knows nothing of the others. This brain
 has the door and the questions of a JobBrain, so drivers and views need not tell the two apart. An outer step is
-committed once every island at work has proposed; a row of one island that another island lacks would leave its replicas
-no way to merge, so their rows are written together. A checkpoint has a part of each island (saving.py). A job that is
-told to stop trains up to the next outer step, behind which all islands hold the same. A new peer joins the island with
-the fewest replicas. An island that loses a stage is lost, and the others go on without it; behind a later outer step it
-begins anew as a copy of another (forks.py). If none is left, the job stalls.
+committed once every island at work has proposed; their rows are written together, as replicas of an island that lacks
+one could not merge. A checkpoint has a part of each island (checkpoints.py). A job that is told to stop trains up to
+the next outer step, behind which all islands hold the same. A new peer joins the island with the fewest replicas. An
+island that loses a stage is lost, and the others go on; it begins anew as a copy of another (forks.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 
@@ -29,23 +28,22 @@ from scheduler.brain.explain.situation import Counts
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Input
 from scheduler.brain.islands import view
-from scheduler.brain.islands.checkpoints import JointCheckpoints
+from scheduler.brain.islands.checkpoints import Gone, JointCheckpoints, Saving
 from scheduler.brain.islands.forks import Division, Divisions, plan
 from scheduler.brain.islands.outer_steps import OuterSteps
 from scheduler.brain.islands.parity import OuterWeights
 from scheduler.brain.islands.roster import Roster
+from scheduler.brain.islands.rows import evaluation_of
 from scheduler.brain.job import JobBrain
-from scheduler.brain.outputs import CommitRow, EnterState, Fail, Finish, Note, Output, Stopped
+from scheduler.brain.outputs import CommitRow, DropCheckpoint, EnterState, Fail, Finish, Note, Output, Stopped
 from scheduler.brain.settings import BrainSettings
-from scheduler.brain.stall import FAILED_HINT, LOST_HINT, stopped_by_loss, stuck
+from scheduler.brain.stall import LOSSES, stopped_by_loss, stuck
 from scheduler.brain.state.mode import Mode
 from swarm.errors import ReplicaDiverged
 from swarm.events import Averaged, Hello, RoundFailed
-from swarm.job.course import OuterCourse, job_timeline_of
+from swarm.job.course import OuterCourse
 from swarm.messages import Commit, LoadStage, Release, SaveStage
 from swarm.types import Decision, Direction, JobState, PeerId
-
-LOSSES = (FAILED_HINT, LOST_HINT)  # what an island hints at that has lost a stage
 
 
 class IslandsBrain:
@@ -100,6 +98,7 @@ class IslandsBrain:
                 return self._begin(begins, now_s)
             case inputs.RowsDurable(rows=rows):
                 durable = [(row.timeline % len(self._roster.islands), inputs.RowDurable(row.step)) for row in rows]
+                durable.sort(key=lambda one: self._checkpoints.waits(one[0]))  # first those whose checkpoint is open
                 decided = [one for island, row in durable for one in self._tell(island, row, now_s)]
                 return [*decided, *self._pause_on_nonfinite(rows)]
             case inputs.Happened(peer=peer, event=Hello() as hello) if peer not in self._roster.island_of:
@@ -184,8 +183,7 @@ class IslandsBrain:
         return Counts.of_islands([one.counts() for one in self._roster.at_work().values()])
 
     def team(self) -> Team:
-        of = [one.team() for one in self._roster.at_work().values()]
-        return Team(*(sum(getattr(one, each.name) for one in of) for each in fields(Team)))
+        return view.team(self._roster.at_work())
 
     def admits(self, hello: Hello) -> bool:
         """Whether the island of the peer's timeline admits it."""
@@ -206,8 +204,7 @@ class IslandsBrain:
         """The reason why the job waits, for a person."""
         if exchange := self._outer.waiting_for():
             return exchange
-        told = [f"island {number} {view.island_waits_for(one)}" for number, one in self._roster.at_work().items()]
-        return "; ".join([*told, *(f"island {number} is lost" for number in sorted(self._roster.lost))])
+        return view.waiting_for(self._roster.at_work(), self._roster.lost)
 
     def story(self, step: int, index: int) -> list[str]:
         """The story of a microbatch of an inner step, at every island."""
@@ -285,10 +282,8 @@ class IslandsBrain:
                 case outputs.WriteCommit(row=row):
                     decided.append(outputs.WriteRows((row,)))
                 case outputs.WriteEvaluation(row=row):
-                    timeline = job_timeline_of(row.timeline, len(self._roster.islands))
-                    version = course.inner_steps(row.version)
-                    decided.append(outputs.WriteEvaluation(replace(row, timeline=timeline, version=version)))
-                case outputs.BeginCheckpoint() | outputs.PublishCheckpoint() | outputs.DropCheckpoint():
+                    decided.append(outputs.WriteEvaluation(evaluation_of(row, course)))
+                case outputs.BeginCheckpoint() | outputs.PublishCheckpoint() | DropCheckpoint():
                     decided += self._saves(island, output, now_s)
                 case outputs.Admitted(peer=peer, stage=stage):
                     decided.append(outputs.Admitted(peer, island * len(self.settings.split) + stage))
@@ -337,33 +332,35 @@ class IslandsBrain:
 
     # Saving and stopping ---------------------------------------------------------------------------------------------
 
-    def _saves(
-        self,
-        island: int,
-        output: outputs.BeginCheckpoint | outputs.PublishCheckpoint | outputs.DropCheckpoint,
-        now_s: float,
-    ) -> list[Output]:
+    def _saves(self, island: int, output: Saving, now_s: float) -> list[Output]:
         """Turn an island's decision about its part of a checkpoint into decisions about the whole."""
         told = replace(output, version=self.courses[island].inner_steps(output.version))
         match output:
             case outputs.BeginCheckpoint(version=version):
+                older: list[Output] = []
+                if (open_ := self._checkpoints.version) is not None and open_ != version:
+                    older = self._drop(DropCheckpoint(open_, "internal", "an island saves a newer version"), now_s)
                 begun = self._checkpoints.begin(island, version, self.present)
-                if isinstance(begun, inputs.CheckpointNotKept):
-                    return self._tell_quietly(island, begun, now_s)
-                return [told] if begun else []
+                if not isinstance(begun, bool):
+                    return [*older, *self._tell_quietly(island, begun, now_s)]
+                return [*older, told] if begun else older
             case outputs.PublishCheckpoint(version=version):
                 whole = self._checkpoints.publish(island, output)
                 if isinstance(whole, inputs.CheckpointNotKept):
                     return self._tell(island, whole, now_s)
                 return [] if whole is None else [replace(whole, version=told.version)]
-            case outputs.DropCheckpoint(version=version, reason=reason, fault=fault):
-                others = [one for one in self._checkpoints.drop(output) if one != island]
-                gone = inputs.CheckpointNotKept(version, reason, fault)
-                return [told, *(one for other in others for one in self._tell_quietly(other, gone, now_s))]
+            case DropCheckpoint():
+                return self._drop(output, now_s, already=island)
 
-    def _tell_quietly(self, island: int, gone: inputs.CheckpointNotKept, now_s: float) -> list[Output]:
+    def _drop(self, drop: DropCheckpoint, now_s: float, *, anew: bool = False, already: int = -1) -> list[Output]:
+        """Give a checkpoint up at all islands, but one that has `already`, and let those that waited for it save."""
+        gone, islands = self._checkpoints.drop(drop, anew=anew)
+        told = [one for n in islands if n != already for one in self._tell_quietly(n, gone, now_s)]
+        return [replace(drop, version=self.courses[0].inner_steps(drop.version)), *told]
+
+    def _tell_quietly(self, island: int, gone: Gone, now_s: float) -> list[Output]:
         """Let an island give up its part of a checkpoint without telling people again."""
-        told = (outputs.DropCheckpoint, Note, EnterState)
+        told = (DropCheckpoint, Note, EnterState)
         return [one for one in self._tell(island, gone, now_s) if not isinstance(one, told)]
 
     def _written(
@@ -402,7 +399,7 @@ class IslandsBrain:
         islands = self._roster.at_work()
         if all(one.saves_only for one in islands.values()):
             owing = [number for number, one in islands.items() if one.owes_parts]
-            return self._tell((owing or [*islands])[0], happened, now_s)
+            return self._tell((owing or [self._checkpoints.first])[0], happened, now_s)
         behind = [number for number, one in islands.items() if one.outer_step is None]
         if 0 < len(behind) <= len(islands) - self._roster.least:
             told = f"no step was committed for {happened.for_s:g} s, and the other islands wait"
@@ -455,9 +452,9 @@ class IslandsBrain:
         trained = "the others go on; what it has trained since the last exchange is left out"
         decided: list[Output] = [Note("warning", f"island {island} is lost: {told}; {trained}")]
         decided += self._outer.begin_again(f"island {island} is lost")
-        if (version := self._checkpoints.lacks(island)) is not None:
-            fault = f"island {island} was lost before it had handed over its part"
-            decided += self._saves(island, outputs.DropCheckpoint(version, "peer", fault), now_s)
+        if (version := self._checkpoints.lose(island)) is not None:
+            drop = DropCheckpoint(version, "peer", f"island {island} was lost before it was kept")
+            decided += self._drop(drop, now_s, anew=True)
         if island == self._evaluator:
             self._evaluator = min(self.present)
             decided += self._tell(self._evaluator, inputs.EvaluateHere(), now_s)
@@ -497,4 +494,7 @@ class IslandsBrain:
         places = [outputs.Admitted(one.peer, island * len(settings.split) + one.stage) for one in replicas]
         begins = (inputs.RelaysHere(relays_here), inputs.Start(replicas))
         begun = [one for told in begins for one in self._tell(island, told, now_s)]
+        if (version := self._checkpoints.version) is not None:
+            self._checkpoints.wait(island)
+            begun += self._tell(island, inputs.OthersSave(version), now_s)
         return [Note("info", f"{told}, as a copy of island {division.origin}"), *places, *begun]

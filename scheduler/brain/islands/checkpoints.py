@@ -3,6 +3,8 @@
     island 0    begin ───────────────── whole ─┐
     island 1          begin ─── whole          ├─▶ begin (once) ──▶ publish (once) ──▶ kept or not, told to all
     a part fails ──▶ the others give theirs up; an island that had not begun does so as soon as it begins
+    an island is lost before all is whole ──▶ what is due with the job's stop or end is saved anew without it
+    an island begins anew ──▶ it has no part in the open one, and saves nothing until that is closed
 
 Each island collects its part by itself (scheduler/brain/checkpoint). All are of one version, behind an outer step or at
 the start, where islands hold the same weights. Pure; a version is one of an island.
@@ -12,10 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from scheduler.brain.inputs import CheckpointNotKept
-from scheduler.brain.outputs import DropCheckpoint, PublishCheckpoint
+from scheduler.brain.inputs import CheckpointNotKept, SaveAnew
+from scheduler.brain.outputs import BeginCheckpoint, DropCheckpoint, PublishCheckpoint
 from swarm.events import ParameterHash
+
+Saving: TypeAlias = BeginCheckpoint | PublishCheckpoint | DropCheckpoint
+Gone: TypeAlias = CheckpointNotKept | SaveAnew  # what islands are told of one that is given up
 
 
 @dataclass(slots=True)
@@ -26,7 +32,7 @@ class _Joint:
     islands: tuple[int, ...]  # at work when it began
     begun: set[int] = field(default_factory=set)
     whole: dict[int, Mapping[int, tuple[ParameterHash, ...]]] = field(default_factory=dict)  # by island and stage
-    failed: CheckpointNotKept | None = None
+    failed: Gone | None = None
 
 
 class JointCheckpoints:
@@ -34,6 +40,7 @@ class JointCheckpoints:
 
     def __init__(self) -> None:
         self._joint: _Joint | None = None
+        self._waiting: set[int] = set()  # islands that began anew while it was open
 
     @property
     def version(self) -> int | None:
@@ -46,7 +53,7 @@ class JointCheckpoints:
         assert self._joint is not None
         return min(self._joint.begun)
 
-    def begin(self, island: int, version: int, present: tuple[int, ...]) -> bool | CheckpointNotKept:
+    def begin(self, island: int, version: int, present: tuple[int, ...]) -> bool | Gone:
         """An island begins its part: whether it is the first; or why it is to give up, as the others have.
 
         `present`: the islands at work, each of which has a part in a checkpoint that begins now.
@@ -55,8 +62,7 @@ class JointCheckpoints:
         if joint is not None and joint.version == version and island not in joint.begun:
             joint.begun.add(island)
             return joint.failed or False
-        if joint is not None and joint.failed is None and island not in joint.islands:
-            return CheckpointNotKept(version, "peer", "the one before is still being written")
+        assert self.version is None, "the one before is closed"
         self._joint = _Joint(version, present, {island})
         return True
 
@@ -65,12 +71,22 @@ class JointCheckpoints:
         islands = () if self._joint is None else self._joint.islands
         return islands.index(island) if island in islands else -1
 
-    def lacks(self, island: int) -> int | None:
-        """The version of a checkpoint that cannot become whole without the island; None if there is none."""
+    def lose(self, island: int) -> int | None:
+        """An island is lost: the version that cannot become whole without it, or that no other island has begun."""
         joint = self._joint
-        if joint is None or joint.failed is not None or island not in joint.islands:
+        self._waiting.discard(island)
+        if joint is None:
             return None
-        return None if len(joint.whole) == len(joint.islands) else joint.version
+        joint.begun.discard(island)
+        is_spared = island not in joint.islands or len(joint.whole) == len(joint.islands)
+        return None if joint.failed is not None or (is_spared and joint.begun) else joint.version
+
+    def wait(self, island: int) -> None:
+        """An island begins anew while one is open."""
+        self._waiting.add(island)
+
+    def waits(self, island: int) -> bool:
+        return island in self._waiting
 
     def publish(self, island: int, part: PublishCheckpoint) -> PublishCheckpoint | CheckpointNotKept | None:
         """An island has handed over its part: the checkpoint once it is the last one.
@@ -90,14 +106,17 @@ class JointCheckpoints:
             return CheckpointNotKept(part.version, "peer", fault)
         return PublishCheckpoint(part.version, first)
 
-    def drop(self, drop: DropCheckpoint) -> list[int]:
-        """An island has given up the checkpoint: those that must do so too; none if it was given up already."""
+    def drop(self, drop: DropCheckpoint, *, anew: bool) -> tuple[Gone, list[int]]:
+        """It is given up: what is told to whom, those that have begun it and those that wait; to none if it was."""
+        gone = SaveAnew(drop.version) if anew else CheckpointNotKept(drop.version, drop.reason, drop.fault)
         joint = self._joint
         if joint is None or joint.version != drop.version or joint.failed is not None:
-            return []
-        joint.failed = CheckpointNotKept(drop.version, drop.reason, drop.fault)
-        return sorted(joint.begun)
+            return gone, []
+        joint.failed, told = gone, [*sorted(joint.begun), *sorted(self._waiting)]
+        self._waiting.clear()
+        return gone, told
 
     def close(self) -> None:
         """It is kept."""
         self._joint = None
+        self._waiting.clear()

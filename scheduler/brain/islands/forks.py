@@ -36,8 +36,7 @@ class Division:
 
     def settings(self, roster: Roster) -> BrainSettings:
         """Those of the island that begins. It saves when the others do, and one of them evaluates."""
-        before, origin = roster.islands[self.island].settings, roster.islands[self.origin]
-        saving = replace(before.saving, since_s=origin.saved_since_s)
+        before, saving = roster.islands[self.island].settings, roster.islands[self.origin].saving_rules
         timeline, first_step = self.fork.timeline, self.fork.version
         return replace(before, timeline=timeline, first_step=first_step, files=(), evaluates=False, saving=saving)
 

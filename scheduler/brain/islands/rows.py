@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.brain.explain.step_times import StepTimes
-from scheduler.brain.outputs import CommitRow, Fork
-from swarm.job.course import Course, OuterCourse
+from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
+from swarm.job.course import Course, OuterCourse, job_timeline_of
 from swarm.job.outer_log import OuterRecord
 
 
@@ -123,3 +123,9 @@ def together(rows: Sequence[CommitRow], timeline: int, step: int) -> CommitRow:
 def numbers(steps: Sequence[StepTimes], course: Course) -> tuple[int, ...]:
     """The number of each step of an island for people, from 1; 0: an outer step."""
     return tuple(0 if course.is_outer(one.step) else course.inner_steps(one.step) + 1 for one in steps)
+
+
+def evaluation_of(row: EvaluationRow, course: OuterCourse) -> EvaluationRow:
+    """What an island evaluated, as the job's."""
+    timeline = job_timeline_of(row.timeline, course.inner.islands)
+    return replace(row, timeline=timeline, version=course.inner_steps(row.version))

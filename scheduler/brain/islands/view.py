@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from scheduler.brain.checkpoint.schedule import OpenCheckpoint
 from scheduler.brain.explain.facts import IslandStanding, Situation
+from scheduler.brain.explain.reasons import Team
 from scheduler.brain.islands.rows import numbers
 from scheduler.brain.job import JobBrain
 from swarm.job.course import OuterCourse
@@ -47,6 +48,18 @@ def situation(
         checkpoint=_checkpoint([one.checkpoint for one in of.values() if one.checkpoint is not None], courses[0]),
         islands=tuple(sorted(standings, key=lambda one: one.number)),
     )
+
+
+def team(islands: Mapping[int, JobBrain]) -> Team:
+    """All replicas of the islands at work."""
+    of = [one.team() for one in islands.values()]
+    return Team(*(sum(getattr(one, each.name) for one in of) for each in fields(Team)))
+
+
+def waiting_for(islands: Mapping[int, JobBrain], lost: Mapping[int, str]) -> str:
+    """The reason why each island waits."""
+    told = [f"island {number} {island_waits_for(one)}" for number, one in islands.items()]
+    return "; ".join([*told, *(f"island {number} is lost" for number in sorted(lost))])
 
 
 def island_waits_for(island: JobBrain) -> str:

@@ -36,7 +36,7 @@ from swarm.events import (
 )
 from swarm.job.course import IslandCourse, OuterCourse
 from swarm.messages import PROTOCOL_VERSION, Average, Command, Commit, Exchange, LoadStage, Release, Route, SaveStage
-from swarm.types import JobId, OnStall, PeerId, Round, UnitName
+from swarm.types import JobId, JobState, OnStall, PeerId, Round, UnitName
 
 JOB, STAGES, MICROBATCHES = JobId("job"), 2, 2
 UNITS = {UnitName("stage-0"): (0,), UnitName("stage-1"): (1,), UnitName("tied"): (0, 1)}
@@ -58,6 +58,7 @@ class Shape:
     refusals: int = 0  # of a thousand checkpoints, and of parts of them
     least: int = 1  # islands.min
     losses: int = 0  # of islands: all replicas of one of its stages die at once
+    stops: int = 0  # a person asks for a pause, once
 
 
 # What happened -------------------------------------------------------------------------------------------------------
@@ -135,6 +136,16 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A person asked for a pause, or a restarted scheduler found that one did."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """People were told that the job does not pause, or that its end is not saved yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """How the job ended."""
 
@@ -193,6 +204,9 @@ class World:
             for peer in [PeerId(f"i{island}-s{stage}-{number}")]
         }
         self.collecting: int | None = None  # as a sink: the checkpoint that takes files
+        self.writing: int | None = None  # the one that is being written
+        self.written = 0  # of a thousand turns: those in which it is done
+        self.is_asked = False
         self.brain = self._brain()
         starts = tuple(
             Start(tuple(one.record for one in self.replicas.values() if one.island == island))
@@ -265,15 +279,14 @@ class World:
                 assert self.collecting is None, "one at a time"
                 self.collecting = version
             case outputs.DropCheckpoint(version=version):
-                self.collecting = None
+                assert self.collecting in (version, None)
+                self.collecting = self.writing = None
             case outputs.PublishCheckpoint(version=version):
                 assert self.collecting == version
-                if self._strikes(self.shape.refusals):
-                    decided.extend(self.brain.step(inputs.CheckpointNotKept(version, "disk_full", "full"), self.now_s))
-                    return
-                self.collecting = None
-                self.history.append(Kept(version))
-                decided.extend(self.brain.step(inputs.CheckpointKept(version), self.now_s))
+                self.writing, self.written = version, self.rng.choice([500, 50, 5])
+            case outputs.EnterState(state=JobState.RUNNING):
+                self.is_asked = False
+                self.history.append(GoesOn())
             case outputs.Finish():
                 self._end("succeeded", "")
             case outputs.Fail(message=message):
@@ -290,7 +303,8 @@ class World:
 
         `told`: before anybody comes back.
         """
-        self.epoch, self.collecting = self.epoch + 1, None
+        self.epoch, self.collecting, self.writing = self.epoch + 1, None, None
+        asked: list[Input] = [inputs.Stop(JobState.PAUSED, "asked")] if self.is_asked else []
         self.brain = self._brain()
         begins = []
         for island in range(self.shape.islands):
@@ -302,7 +316,8 @@ class World:
         for one in self.replicas.values():
             one.commands.clear()
         at_work = tuple(one if one.committed >= exchanged else None for one in begins)
-        for happened in (EachIsland(at_work), *told):
+        self.history += [Asked()] if asked else []  # islands that are settled first may have gone on
+        for happened in (EachIsland(at_work), *asked, *told):
             self.tell(happened)
         for peer, one in sorted(self.replicas.items()):
             if one.is_free:
@@ -323,6 +338,10 @@ class World:
             self._kill()
         elif self._strikes(self.shape.restarts):
             self.restart()
+        if self.shape.stops and not self.over and self._strikes(self.shape.stops):
+            self.stop()
+        if self.writing is not None and not self.over and self._strikes(self.written):
+            self.write()
         busy = sorted(peer for peer, one in self.replicas.items() if one.commands)
         if self.over:
             return
@@ -334,6 +353,24 @@ class World:
         event = self._answer(one, one.commands.popleft())
         if event is not None:
             self.tell(inputs.Happened(one.record.peer, event))
+
+    def stop(self) -> None:
+        """A person asks for a pause, once all islands have begun; not while one is asked for."""
+        if not self.is_asked and all(self.database[island] for island in range(self.shape.islands)):
+            self.is_asked = True
+            self.history.append(Asked())
+            self.tell(inputs.Stop(JobState.PAUSED, "asked"))
+
+    def write(self) -> None:
+        """The checkpoint that is being written is kept, or refused."""
+        version, self.writing = self.writing, None
+        assert version is not None
+        if self._strikes(self.shape.refusals):
+            self.tell(inputs.CheckpointNotKept(version, "disk_full", "full"))
+            return
+        self.collecting = None
+        self.history.append(Kept(version))
+        self.tell(inputs.CheckpointKept(version))
 
     def _strikes(self, of_a_thousand: int) -> bool:
         return self.rng.random() < of_a_thousand / 1000
@@ -615,6 +652,20 @@ def counting_up_to(history: History, shape: Shape, steps: int) -> list[int]:
     return counting(kept, shape)
 
 
+def stops_in_time(history: History, shape: Shape) -> Iterator[str]:
+    """A pause that was asked for is kept behind the next outer step, or people are told that the job goes on."""
+    trained: int | None = None  # outer steps since it was asked for
+    for one in history:
+        if isinstance(one, Asked):
+            trained = 0
+        elif isinstance(one, GoesOn):
+            trained = None
+        elif isinstance(one, Rows) and trained is not None:
+            trained += any(course_of(shape, row.timeline % shape.islands).is_outer(row.step) for row in one.rows)
+            if trained > 1:
+                yield "a pause was asked for, and the job trains on"
+
+
 def succeeds(history: History, shape: Shape) -> Iterator[str]:
     """The job ends well: what is done to it may cost time only."""
     ends = [one for one in history if isinstance(one, Ended)]
@@ -630,6 +681,7 @@ CHECKERS: tuple[Checker, ...] = (
     row_before_merge,
     islands_together,
     checkpoints_level,
+    stops_in_time,
     succeeds,
 )
 

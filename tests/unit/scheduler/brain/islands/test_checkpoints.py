@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.brain.inputs import CheckpointNotKept
+from scheduler.brain.inputs import CheckpointNotKept, SaveAnew
 from scheduler.brain.islands.checkpoints import JointCheckpoints
 from scheduler.brain.outputs import DropCheckpoint, PublishCheckpoint
 from swarm.events import ParameterHash
@@ -31,14 +31,16 @@ def test_an_island_that_begins_after_another_gave_up_hears_why() -> None:
     joint.begin(0, 3, ALL)
     joint.begin(1, 3, ALL)
     drop = DropCheckpoint(3, "peer", "it broke")
-    assert joint.drop(drop) == [0, 1]
-    assert joint.drop(drop) == [], "told once"
+    gone = CheckpointNotKept(3, "peer", "it broke")
+    assert joint.drop(drop, anew=False) == (gone, [0, 1])
+    assert joint.drop(drop, anew=False) == (gone, []), "told once"
     assert joint.version is None
-    assert joint.begin(2, 3, ALL) == CheckpointNotKept(3, "peer", "it broke")
+    assert joint.begin(2, 3, ALL) == gone
     assert joint.begin(0, 3, ALL) is True, "tried once more"
     assert joint.begin(2, 3, ALL) is False
+    joint.drop(drop, anew=False)
     assert joint.begin(1, 6, ALL) is True, "a newer one"
-    assert joint.drop(drop) == [], "it is of an older one"
+    assert joint.drop(drop, anew=False) == (gone, []), "it is of an older one"
 
 
 def test_islands_whose_weights_differ_keep_no_checkpoint() -> None:
@@ -63,21 +65,43 @@ def test_islands_at_work_are_numbered_without_gaps() -> None:
     )
 
 
-def test_a_checkpoint_lacks_an_island_until_all_parts_are_there() -> None:
+def test_a_checkpoint_lacks_an_island_that_is_lost_before_all_parts_are_there() -> None:
     joint = JointCheckpoints()
-    assert joint.lacks(0) is None
+    assert joint.lose(0) is None
+    for island in ALL:
+        joint.begin(island, 3, ALL)
+    assert joint.lose(3) is None, "it has no part"
+    joint.publish(0, part(3))
+    assert joint.lose(0) == 3, "others are not there"
+    drop = DropCheckpoint(3, "peer", "island 0 was lost")
+    assert joint.drop(drop, anew=True) == (SaveAnew(3), [1, 2])
+    assert joint.begin(1, 3, (1, 2)) is True, "saved anew, if it is due"
+    assert joint.begin(2, 3, (1, 2)) is False
+
+
+def test_a_whole_checkpoint_does_without_an_island_that_is_lost_while_another_has_begun_it() -> None:
+    joint = JointCheckpoints()
     for island in (0, 1):
         joint.begin(island, 3, (0, 1))
-    assert [joint.lacks(island) for island in range(3)] == [3, 3, None]
-    joint.publish(0, part(3))
-    assert joint.lacks(0) == 3, "another one is not there"
-    joint.publish(1, part(3))
-    assert joint.lacks(0) is None, "it is whole"
+        joint.publish(island, part(3))
+    assert joint.lose(0) is None
+    assert (joint.version, joint.first) == (3, 1), "who is lost hears nothing"
+    assert joint.lose(1) == 3, "nobody would hear what became of it"
 
 
-def test_an_island_that_begins_anew_does_not_disturb_an_older_checkpoint() -> None:
+def test_an_island_that_begins_anew_waits_for_the_one_that_is_open() -> None:
     joint = JointCheckpoints()
     joint.begin(0, 3, (0,))
-    begun = joint.begin(1, 6, (0, 1))
-    assert begun == CheckpointNotKept(6, "peer", "the one before is still being written")
-    assert (joint.version, joint.number_of(1)) == (3, -1)
+    joint.wait(1)
+    assert [joint.waits(island) for island in (0, 1)] == [False, True]
+    assert joint.number_of(1) == -1
+    drop = DropCheckpoint(3, "disk_full", "full")
+    assert joint.drop(drop, anew=False) == (CheckpointNotKept(3, "disk_full", "full"), [0, 1])
+    assert not joint.waits(1)
+    joint.begin(0, 6, (0, 1))
+    joint.wait(1)
+    joint.lose(1)
+    assert not joint.waits(1)
+    joint.wait(1)
+    joint.close()
+    assert not joint.waits(1)
