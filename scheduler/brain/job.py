@@ -2,8 +2,8 @@
 
 The brain asks its parts (parts.py) in turn and decides what comes next. It never waits and never reads a clock: each
 input comes with its time. Two rules of order hold. A commit's row is written before any replica hears of the commit,
-and a replica is told to drop work (AbortRound, Void) before it is given the work that replaces it.
-hearing.py says what an event of a replica means.
+and a replica is told to drop work (AbortRound, Void) before it is given the work that replaces it. hearing.py says what
+an event of a replica means.
 """
 
 from __future__ import annotations
@@ -231,9 +231,8 @@ class JobBrain:
 
     def present(self, stage: int) -> int:
         """How many replicas a stage has that are heard, with those that join it."""
-        pool, joiners = self._state.pool, self._state.joiners
-        heard = sum(not pool[peer].is_suspect for peer in pool.by_stage[stage])
-        return heard + sum(joiner.replica.stage == stage for joiner in joiners)
+        heard = sum(not self._state.pool[peer].is_suspect for peer in self._state.pool.by_stage[stage])
+        return heard + sum(joiner.replica.stage == stage for joiner in self._state.joiners)
 
     def stage_of(self, peer: PeerId) -> int | None:
         """The stage that a replica serves; None if the peer is none."""
@@ -242,19 +241,18 @@ class JobBrain:
     def delegates(self, stage: int, step: int) -> list[ReplicaRecord]:
         """The replicas of a stage that may take part in an outer step for this island."""
         pool = self._state.pool
-        able = [pool[peer] for peer in pool.by_stage[stage] if pool.takes_part(peer, step)]
+        able = (pool[peer] for peer in pool.by_stage[stage] if pool.takes_part(peer, step))
         return [standing.replica for standing in able if not standing.is_suspect]
 
     def may_divide(self, stage: int, step: int) -> list[ReplicaRecord]:
         """The replicas of a stage that hold, or will hold, all of the state behind a step, and are not to leave."""
-        pool = self._state.pool
-        able = [one for one in self.delegates(stage, step) if pool.leaves.wants(one.peer) is None]
-        return [one for one in able if not pool[one.peer].needs_donors]
+        pool, able = self._state.pool, self.delegates(stage, step)
+        return [one for one in able if pool.leaves.wants(one.peer) is None and not pool[one.peer].needs_donors]
 
     def leaves_from(self, peer: PeerId) -> int | None:
         """The first step of which a replica that leaves is no member; None if it does not leave, or is gone."""
         leave = self._state.pool.leaves.wants(peer) if peer in self._state.pool else None
-        return None if leave is None else leave.until
+        return leave.until if leave is not None else None
 
     @property
     def saving_rules(self) -> SavingRules:
