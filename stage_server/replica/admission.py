@@ -9,10 +9,10 @@ from stage_server.brain.early_inputs import Claim
 from stage_server.brain.link_codecs import allowed
 from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.ports import Assignment
-from stage_server.replica.mailbox import Mailbox
+from stage_server.replica.averaging.mailbox import Mailbox
 from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.model import codec
-from swarm.model.exchange import proposal_bytes
+from swarm.model.islands.exchange import proposal_bytes
 from swarm.model.stage import Stage
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 

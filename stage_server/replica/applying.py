@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stage_server.ports import Assignment
 from swarm.messages import Commit
-from swarm.model.exchange import merge_of
+from swarm.model.islands.exchange import merge_of
 from swarm.model.stage import Stage
 from swarm.types import UnitName
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stage_server.brain.slice_chunks import Chunk
 from stage_server.ports import ReplicaId
-from stage_server.replica.leftovers import Coded
+from stage_server.replica.averaging.leftovers import Coded
 from swarm.errors import RetryElsewhere
 from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model import codec

@@ -28,15 +28,15 @@ from stage_server.brain.work_queue import WorkQueue
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.admission import HeaderChecks
 from stage_server.replica.applying import apply
+from stage_server.replica.averaging.leftovers import Leftovers
+from stage_server.replica.averaging.mailbox import Mailbox
+from stage_server.replica.averaging.reduction import Reduction
+from stage_server.replica.averaging.rounds import RoundRunner
 from stage_server.replica.checker import Checker
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
-from stage_server.replica.leftovers import Leftovers
-from stage_server.replica.mailbox import Mailbox
 from stage_server.replica.packing import Letter, Packed, boundary, pack, pack_encoded, question
-from stage_server.replica.reduction import Reduction
 from stage_server.replica.reports import Reports
-from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import Donor
 from stage_server.state.joiner import missed_record
 from stage_server.state.saving import Saving

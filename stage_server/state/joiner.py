@@ -23,7 +23,7 @@ from stage_server.state.loading import build_and_probe, unit_sizes
 from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
 from swarm.events import Failed, Loaded
 from swarm.messages import Follow
-from swarm.model.exchange import merge_of_deltas
+from swarm.model.islands.exchange import merge_of_deltas
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest
 from swarm.rpc.links.peers import PeerLinks

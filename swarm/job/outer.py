@@ -6,8 +6,8 @@
 
 An island trains by itself and, behind some inner steps, proposes how far it has moved from the anchor: the outer
 weights, which all islands share. A merge makes new outer weights out of all proposals and gives them to every island.
-Both happen behind the same inner steps at all islands, so the job file alone decides them. `swarm.model.outer` has the
-mathematics.
+Both happen behind the same inner steps at all islands, so the job file alone decides them. `swarm.model.islands` has
+the mathematics.
 
 Pure values; standard library only.
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OuterUpdate:
-    """The six numbers of an outer version, named as in `swarm.model.outer.advance`."""
+    """The six numbers of an outer version, named as in `swarm.model.islands.outer.advance`."""
 
     a: float
     d: float
@@ -34,7 +34,7 @@ class OuterUpdate:
 
 @dataclass(frozen=True, slots=True)
 class MergeRule:
-    """The three numbers with which an island merges new outer weights, named as in `swarm.model.outer.merged`."""
+    """The three numbers with which an island merges outer weights, named as in `swarm.model.islands.outer.merged`."""
 
     k: float
     s: float

@@ -37,8 +37,8 @@ from swarm.job.spec import LOWERED, JobSpec
 from swarm.model import exact_sums
 from swarm.model.digests import digest_of
 from swarm.model.families import Draw, StageModule, stored_name
+from swarm.model.islands.outer import Merge, OuterWeights
 from swarm.model.optimizers import Optimizer
-from swarm.model.outer import Merge, OuterWeights
 from swarm.model.runtime import step_device, sum_device, to_device, to_host
 from swarm.model.state import InitialState, raw_bytes
 from swarm.model.units import UnitUse, module_names, places_of, tied_name, views

@@ -19,7 +19,7 @@ from swarm.job.outer import REPLACE
 from swarm.job.outer_log import OuterRecord, TookPart
 from swarm.job.spec import JobSpec
 from swarm.model.families import stored_name
-from swarm.model.outer import Merge, compose
+from swarm.model.islands.outer import Merge, compose
 from swarm.model.stage import Stage
 from swarm.model.state import place_of
 

@@ -13,7 +13,7 @@ from stage_server.lean_imports import lean_imports
 with lean_imports():
     from stage_server.__main__ import cli
     from stage_server.brain.cell import CellTable
-    from stage_server.replica import rounds
+    from stage_server.replica.averaging import rounds
     from stage_server.replica.replica import Replica
     from stage_server.session.server import StageServer
 from swarm.events import Averaged, Committed, Event

@@ -11,10 +11,10 @@ from torch import Tensor
 from stage_server.brain.slice_chunks import CHUNK_ELEMENTS_MIN, chunks_of
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging import Mean, run_round
-from stage_server.replica.leftovers import Leftovers
-from stage_server.replica.mailbox import Mailbox
-from stage_server.replica.reduction import Reduction
+from stage_server.replica.averaging.leftovers import Leftovers
+from stage_server.replica.averaging.mailbox import Mailbox
+from stage_server.replica.averaging.one_round import Mean, run_round
+from stage_server.replica.averaging.reduction import Reduction
 from swarm.events import ParameterNorm
 from swarm.messages import Average, Member
 from swarm.model.exact_sums import mean_of_parts

@@ -20,7 +20,7 @@ from swarm.events import Event
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.messages import LoadStage
-from swarm.model.exchange import proposal_bytes
+from swarm.model.islands.exchange import proposal_bytes
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice
 from swarm.types import Direction, EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 
 import pytest
@@ -80,7 +79,6 @@ def test_a_mean_of_many_tiles_is_that_of_all_at_once(bits: int | None, monkeypat
     assert torch.equal(mean_of_parts(parts, 4096, bits), whole)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel")
 @pytest.mark.parametrize("bits", [None, 30])
 def test_to_average_takes_little_more_memory_than_the_mean(bits: int | None) -> None:
     """A float64 copy of the whole sum was made: 8 bytes for each parameter of a stage, in every round."""

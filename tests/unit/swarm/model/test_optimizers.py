@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,7 +78,6 @@ def test_a_scaled_step_is_the_step_of_scaled_gradients_and_leaves_the_gradients_
     assert all(torch.equal(one[name], two[name]) for name in names)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel")
 def test_what_is_scaled_is_there_for_one_parameter_at_a_time() -> None:
     """A scaled copy of all gradients was made first: 4 bytes for each parameter of a stage, in every step."""
     parameters = {f"w{number}": torch.ones(1 << 20) for number in range(32)}

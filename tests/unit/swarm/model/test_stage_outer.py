@@ -12,7 +12,7 @@ from swarm.job.families import HEAD
 from swarm.job.outer import REPLACE, MergeRule, nesterov
 from swarm.job.spec import JobSpec
 from swarm.model.families import EMBEDDING
-from swarm.model.outer import Merge, compose
+from swarm.model.islands.outer import Merge, compose
 from swarm.model.stage import Stage
 from swarm.types import Microbatch
 from tests.support.whole_steps import CPU, B, T, commit, run, spec_of, stages_of, text

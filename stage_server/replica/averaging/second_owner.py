@@ -19,11 +19,11 @@ from torch import Tensor
 from stage_server.brain.slice_chunks import Chunk, chunks_of
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging import joined
-from stage_server.replica.leftovers import coded
-from stage_server.replica.mailbox import Mailbox, SliceKey
+from stage_server.replica.averaging.leftovers import coded
+from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
+from stage_server.replica.averaging.one_round import joined
+from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.packing import Letter, deliver, round_slice
-from stage_server.replica.reduction import Reduction
 from swarm.errors import Refused
 from swarm.events import Rechecked
 from swarm.messages import Average, Member, Recheck

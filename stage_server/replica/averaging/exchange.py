@@ -18,12 +18,12 @@ from torch import Tensor
 
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging import Mean, send_slice
-from stage_server.replica.mailbox import Mailbox, SliceKey
+from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
+from stage_server.replica.averaging.one_round import Mean, send_slice
 from stage_server.replica.packing import proposal
 from swarm.errors import Refused, RoundBroken
 from swarm.messages import Envoy, Exchange
-from swarm.model.exchange import decoded, mean_proposal, proposed
+from swarm.model.islands.exchange import decoded, mean_proposal, proposed
 from swarm.model.stage import Stage
 from swarm.rpc.links.peers import PeerLinks
 

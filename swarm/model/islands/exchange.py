@@ -1,5 +1,5 @@
-"""Proposals of islands for a unit, and the mean that all islands compute of them: the mathematics of swarm.model.outer
-on flat tensors.
+"""Proposals of islands for a unit, and the mean that all islands compute of them: the mathematics of `outer` on flat
+tensors.
 
     at each envoy   anchor - w ──coded, parameter by parameter──▶ bytes ──▶ envoys of the other islands
                     bytes of all islands ──decoded──▶ P ──compose──▶ D, the same bits everywhere ──▶ merge
@@ -20,7 +20,7 @@ from swarm.job.islands import outer_plan
 from swarm.job.outer import REPLACE
 from swarm.job.spec import JobSpec
 from swarm.model import codec
-from swarm.model.outer import Merge, compose
+from swarm.model.islands.outer import Merge, compose
 from swarm.model.stage import Stage
 from swarm.types import UnitName
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stage_server.brain.early_inputs import EARLY_BYTES_MAX, EARLY_BYTES_OF_SENDER_MAX
-from stage_server.replica.mailbox import Mailbox, SliceKey
+from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
 from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model.codec import SLICE_CODECS, decode_slice, encode_slice

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
-from stage_server.replica.leftovers import Leftovers
-from stage_server.replica.mailbox import Mailbox
-from stage_server.replica.reduction import Reduction
-from stage_server.replica.rounds import RoundRunner
+from stage_server.replica.averaging.leftovers import Leftovers
+from stage_server.replica.averaging.mailbox import Mailbox
+from stage_server.replica.averaging.reduction import Reduction
+from stage_server.replica.averaging.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
 from swarm.events import Averaged, ParameterNorm, Rechecked, RoundFailed
 from swarm.messages import AbortRound, Average, Commit, Member, Recheck, UnitRound

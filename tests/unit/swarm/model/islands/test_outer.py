@@ -1,4 +1,4 @@
-"""swarm.model.outer: the two linear forms between islands."""
+"""swarm.model.islands.outer: the two linear forms between islands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swarm.job.outer import REPLACE, MergeRule, OuterUpdate, nesterov
 from swarm.model.codec import round_trip
-from swarm.model.outer import OuterState, advance, compose, merged, proposal
+from swarm.model.islands.outer import OuterState, advance, compose, merged, proposal
 
 SHAPE = (5, 67)
 

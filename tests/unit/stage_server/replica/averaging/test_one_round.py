@@ -15,10 +15,10 @@ from torch import Tensor
 from stage_server.brain import slice_chunks
 from stage_server.device import Device, ThreadDevice
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging import Mean, run_round
-from stage_server.replica.leftovers import Leftovers, together
-from stage_server.replica.mailbox import Mailbox
-from stage_server.replica.reduction import Reduction
+from stage_server.replica.averaging.leftovers import Leftovers, together
+from stage_server.replica.averaging.mailbox import Mailbox
+from stage_server.replica.averaging.one_round import Mean, run_round
+from stage_server.replica.averaging.reduction import Reduction
 from swarm.events import ParameterNorm
 from swarm.messages import Average, Member
 from swarm.model.codec import SLICE_CODECS

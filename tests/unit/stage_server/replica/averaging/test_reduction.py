@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stage_server.replica.reduction import Reduction
+from stage_server.replica.averaging.reduction import Reduction
 from swarm.messages import Average, Member
 from swarm.types import PeerId, Round, UnitName
 

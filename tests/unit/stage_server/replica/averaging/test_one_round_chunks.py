@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stage_server.brain import slice_chunks
-from stage_server.replica.averaging import Mean
+from stage_server.replica.averaging.one_round import Mean
 from swarm.errors import Refused, RoundBroken
 from swarm.messages import Average, Member
 from swarm.model.exact_sums import mean_of_parts

@@ -1,4 +1,4 @@
-"""swarm.model.exchange: islands that send each other coded bytes make the merge of one process, bit for bit."""
+"""swarm.model.islands.exchange: islands that send each other coded bytes make the merge of one process, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from swarm.errors import CorruptFrame
 from swarm.job.outer import REPLACE, nesterov
 from swarm.job.spec import JobSpec
-from swarm.model.exchange import decoded, mean_proposal, merge_of, merge_of_deltas, proposal_bytes, proposed
-from swarm.model.outer import Merge, compose
+from swarm.model.islands.exchange import decoded, mean_proposal, merge_of, merge_of_deltas, proposal_bytes, proposed
+from swarm.model.islands.outer import Merge, compose
 from swarm.model.stage import Stage
 from swarm.types import Microbatch
 from tests.support.whole_steps import commit, run, spec_of, stages_of

@@ -1,4 +1,4 @@
-"""stage_server.replica.exchange: envoys that tell each other bytes make one mean, or say who is to blame."""
+"""stage_server.replica.averaging.exchange: envoys that tell each other bytes make one mean, or say who is to blame."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import xxhash
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
-from stage_server.replica import exchange
-from stage_server.replica.averaging import Mean
-from stage_server.replica.mailbox import Mailbox
+from stage_server.replica.averaging import exchange
+from stage_server.replica.averaging.mailbox import Mailbox
+from stage_server.replica.averaging.one_round import Mean
 from swarm.errors import PeerUnavailable, Refused, RoundBroken
 from swarm.events import ParameterNorm
 from swarm.messages import Envoy, Exchange

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stage_server.replica.leftovers import Leftovers, coded, together
+from stage_server.replica.averaging.leftovers import Leftovers, coded, together
 from swarm.model.codec import SLICE_CODECS
 from swarm.types import UnitName
 

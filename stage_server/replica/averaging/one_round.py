@@ -35,10 +35,10 @@ from stage_server.brain.round_meter import RoundMeter
 from stage_server.brain.slice_chunks import Chunk, chunks_of, under_way_max
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
-from stage_server.replica.leftovers import Coded, Leftovers, coded, together
-from stage_server.replica.mailbox import Mailbox, SliceKey
+from stage_server.replica.averaging.leftovers import Coded, Leftovers, coded, together
+from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
+from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.packing import Letter, deliver, round_slice
-from stage_server.replica.reduction import Reduction
 from swarm.errors import NoWay, Refused, RoundBroken, SwarmError
 from swarm.events import ParameterNorm
 from swarm.messages import Average, Envoy, Member

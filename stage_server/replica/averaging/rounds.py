@@ -17,16 +17,16 @@ from functools import partial
 from torch import Tensor
 
 from stage_server.ports import ReplicaId, ReplicaPorts
-from stage_server.replica.averaging import Mean, run_round
-from stage_server.replica.exchange import run_exchange
-from stage_server.replica.leftovers import Leftovers
-from stage_server.replica.mailbox import Mailbox
-from stage_server.replica.reduction import Reduction
-from stage_server.replica.second_owner import answer_to, reduce_again, send_part
+from stage_server.replica.averaging.exchange import run_exchange
+from stage_server.replica.averaging.leftovers import Leftovers
+from stage_server.replica.averaging.mailbox import Mailbox
+from stage_server.replica.averaging.one_round import Mean, run_round
+from stage_server.replica.averaging.reduction import Reduction
+from stage_server.replica.averaging.second_owner import answer_to, reduce_again, send_part
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.events import Averaged, RoundFailed
 from swarm.messages import AbortRound, Average, Commit, Exchange, Recheck
-from swarm.model.exchange import proposal_bytes
+from swarm.model.islands.exchange import proposal_bytes
 from swarm.model.stage import Stage
 from swarm.types import Round, RoundFault, UnitName
 

@@ -1,0 +1,1 @@
+"""Rounds of averaging: those of a unit among replicas, and those of outer steps among islands."""
