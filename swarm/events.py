@@ -171,8 +171,7 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class Rechecked:
-    """Hashes of a slice of a round: the parts that this member took, their mean, and the mean that all hold; or
-    `fault`."""
+    """Hashes of a slice of a round: this member's parts, their mean, and the mean that all hold; or `fault`."""
 
     timeline: int
     step: int

@@ -78,8 +78,7 @@ TensorHeader: TypeAlias = Boundary | EvaluationBoundary | Slice | Need
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The scheduler's statement of a stage server's job and stage, which it shows to the stage servers that it
-    dials."""
+    """The scheduler's word on a stage server's job and stage, shown to the stage servers that it dials."""
 
     cluster: str
     job: JobId
@@ -113,8 +112,7 @@ class StateRequest:
 
 @dataclass(frozen=True, slots=True)
 class StateReply:
-    """The kind of bytes that follow: state of `version`, or records up to `version`; the replica's log begins at
-    `reach`."""
+    """The kind of bytes that follow: state of `version`, or records up to it; the replica's log begins at `reach`."""
 
     version: int
     reach: int

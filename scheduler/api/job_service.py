@@ -145,8 +145,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             return explanation("job", about.record.id, self._overview.job_facts(about))
 
     def _find(self, reference: str) -> Job | Peer:
-        """The thing that a person named: a stage server by its whole id, else a job, else a peer by the beginning of
-        its id."""
+        """The thing that a person named: a stage server by its id, a job, or a peer by the beginning of its id."""
         if (exact := self._membership.get(PeerId(reference))) is not None:
             return exact
         try:

@@ -170,8 +170,7 @@ class PublishCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Vouch:
-    """The checkpoint of `version` may hold these files (sha256 by path), beside those of other Vouch outputs, and no
-    more."""
+    """The checkpoint of `version` may hold these files (sha256 by path) and those of its other Vouch outputs."""
 
     version: int
     files: Mapping[str, str]

@@ -121,8 +121,7 @@ class JobRegistry:
         return _in_turn(job for job in reversed(self.all()) if job.record.state is JobState.RUNNING)
 
     def queue(self, is_seen: Callable[[Job], bool]) -> JobQueue:
-        """The jobs that wait for stage servers, and those that have some; their progress only for jobs that the caller
-        sees."""
+        """Jobs that wait for stage servers and jobs that have some; progress only of jobs that the caller sees."""
 
         def holder(job: Job) -> Holder:
             progress = (job.progress.steps_done, job.spec.training.steps, job.left_s) if is_seen(job) else ()

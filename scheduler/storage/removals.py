@@ -27,8 +27,7 @@ _STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class RemovedJob:
-    """A job that is no longer listed; `checkpoint_dir` as in its file, empty for the data folder or if the folder is
-    kept."""
+    """A job no longer listed; `checkpoint_dir` as in its file, empty for the data folder or if it is kept."""
 
     id: JobId
     checkpoint_dir: str = ""

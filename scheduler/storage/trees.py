@@ -1,5 +1,4 @@
-"""Removes a folder with all that is in it, and nothing elsewhere: no link is followed, even one that was planted
-late."""
+"""Removes a folder with all that is in it, and nothing elsewhere: no link is followed, even a late one."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ Entrance: TypeAlias = Callable[[bytes | None], Person]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The content of the page for a visitor at a moment; `clock_s` is the time then by the clock of the job's
-    timeline."""
+    """The content of the page for a visitor at a moment; `clock_s`: that moment on the job's timeline."""
 
     at_s: float
     now_unix_s: float

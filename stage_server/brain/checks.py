@@ -103,8 +103,7 @@ class CheckTable:
     # Lending -----------------------------------------------------------------------------------------------------
 
     def lend(self, command: Check) -> Direction | None:
-        """Let a checker ask for our output of a microbatch: FORWARD y, BACKWARD dx; None if we are no neighbour of its
-        hop."""
+        """A checker may ask for our output of a microbatch: FORWARD y, BACKWARD dx. None if we are no neighbour."""
         if abs(command.stage - self.stage) != 1:
             return None
         output = Direction.FORWARD if command.stage > self.stage else Direction.BACKWARD

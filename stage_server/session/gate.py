@@ -109,8 +109,7 @@ class PassGate:
         return asyncio.get_running_loop().time() + self._ahead_s
 
     def _turned_away(self, who: str, error: SwarmError) -> SwarmError:
-        """The error for a refused caller. It tells no details to strangers; honest callers that come late are not
-        counted."""
+        """The error for a refused caller: no details for strangers. Honest callers that come late are not counted."""
         if not isinstance(error, StaleMessage):
             self._refused(who, error)
         return type(error)(REFUSAL)

@@ -165,8 +165,7 @@ class StageServer:
             await self._detached.wait()
 
     async def serve(self) -> None:
-        """Stay attached to a scheduler, through all its restarts; returns only by cancellation or
-        IncompatibleVersion."""
+        """Stay attached through all restarts of the scheduler; ends only by cancellation or IncompatibleVersion."""
         try:
             while True:
                 await self._one_session()

@@ -109,8 +109,7 @@ async def _from_hub(command: LoadStage, spec: JobSpec, ports: ReplicaPorts) -> I
 
 
 async def _announced(work: Awaitable[T], sign_of_life: str, every_s: float, log: Logger) -> T:
-    """The result of `work`, with a log line every `every_s` meanwhile. On cancellation the outcome of `work` is
-    dropped."""
+    """The result of `work`, which is dropped on cancellation; a log line every `every_s` meanwhile."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=every_s))[0]:

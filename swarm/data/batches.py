@@ -106,8 +106,7 @@ def sample_count(tokens: int, sequence_length: int) -> int:
 
 
 def split_samples(tokens: int, sequence_length: int, validation_ratio: float) -> tuple[int, int]:
-    """Samples to train on and, behind them, held out for validation: both at least 1 if the ratio is not 0.
-    InvalidData."""
+    """Samples to train on and, behind them, held out: both at least 1 if the ratio is not 0. InvalidData."""
     samples = sample_count(tokens, sequence_length)
     if validation_ratio == 0:
         return samples, 0

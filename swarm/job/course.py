@@ -20,8 +20,7 @@ def job_timeline_of(timeline: int, islands: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InnerStep:
-    """The portion and rate step of one step. The portion also seeds dropout, so equal portions drop alike on every
-    island."""
+    """The portion and rate step of one step. The portion also seeds dropout, alike on every island."""
 
     portion: int  # global_batch_sequences samples of the data order: portion q begins with sample q * that number
     rate_step: int  # its place in the schedule of the learning rate

@@ -298,8 +298,7 @@ def _tensor_of(payload: memoryview, dtype: str, shape: Shape) -> Tensor:
 
 
 def _landing(shape: Shape) -> Tensor:
-    """Memory for a boundary tensor; pinned if this process uses a GPU, so that the GPU can fetch it in the
-    background."""
+    """Memory for a boundary tensor; pinned in a process with a GPU, which then fetches it in the background."""
     uses_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch gives it no types
     return torch.empty(shape, dtype=torch.float32, pin_memory=uses_gpu)
 

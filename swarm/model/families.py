@@ -273,8 +273,7 @@ def _embedding(family: Family, classes: Classes, config: Any) -> nn.Embedding:
 
 
 def _attention_kind(config: Any, index: int) -> str:
-    """The kind of a layer's attention: everything before, or a window. Families that list no kinds have one for all
-    layers."""
+    """The kind of a layer's attention: all before it, or a window. Some families have one for all layers."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return str(kinds[index])

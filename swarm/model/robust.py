@@ -37,8 +37,7 @@ BLOCK_ELEMENTS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The content of a part: the sum of `microbatches` microbatches of a stage. A tied weight has parts of two
-    stages."""
+    """The content of a part: the sum of `microbatches` of a stage. A tied weight has parts of two stages."""
 
     stage: int
     microbatches: int

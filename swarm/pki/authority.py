@@ -153,8 +153,7 @@ class Authority:
 
 
 def pin_of(certificate: x509.Certificate) -> str:
-    """The pin that names the authority with this certificate in join tokens; InvalidConfig if its key is none of
-    ours."""
+    """The pin of the authority with this certificate in join tokens; InvalidConfig if its key is not ours."""
     return _pin(keys.public_key(certificate))
 
 

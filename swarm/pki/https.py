@@ -27,8 +27,7 @@ class Https:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # proves nothing, so every handshake fails
 
     def context(self) -> ssl.SSLContext:
-        """The TLS context of the next handshake, with the older certificate if the new one cannot be written just
-        now."""
+        """The TLS context of the next handshake; with the older certificate if the new one cannot be written."""
         identity = self._wallet.identity
         if identity is not None and identity is not self._shown:
             with suppress(InvalidConfig):

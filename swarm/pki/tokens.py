@@ -29,8 +29,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class JoinLine:
-    """The parts of a join line: the address, the pin of the authority to trust there, and the secret that proves the
-    invitation."""
+    """The parts of a join line: address, pin of the authority to trust there, secret that proves the invitation."""
 
     address: str
     pin: str

@@ -193,8 +193,7 @@ class Gatekeeper:
         return self.members.person(caller.principal)
 
     def visitor(self, certificate_der: bytes | None) -> Person:
-        """The visitor of the page with this certificate. Raises an error, and logs it for audit, if the role may not
-        list jobs."""
+        """The page's visitor with this certificate; an error, logged for audit, if the role may not list jobs."""
         who = "nobody"
         try:
             caller = caller_with(certificate_der)

@@ -71,8 +71,7 @@ class Reach:
             self._log.warning("stage server cannot be dialled", peer=hello.peer, address=hello.address, reason=fault)
 
     async def _fault_of(self, hello: Hello) -> str:
-        """Why the peer's address does not serve others; "" if it does, as seen from here. Not everybody may learn the
-        address."""
+        """Why others cannot dial the peer; "" if they can, as seen from here. Not everybody may learn the address."""
         if is_loopback(hello.address.rpartition(":")[0]):
             session = self._connections.get(hello.peer)
             origin = unquote(session.connection).partition(":")[2].rpartition(":")[0] if session is not None else ""

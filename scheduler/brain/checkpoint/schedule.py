@@ -41,8 +41,7 @@ Move: TypeAlias = BeginCheckpoint | PublishCheckpoint | Stopped
 
 @dataclass(slots=True)
 class OpenCheckpoint:
-    """A checkpoint under way: the replicas that still have to hand over a stage, and the parts that were handed
-    over."""
+    """A checkpoint under way: replicas that still have to hand over a stage, and the parts that came."""
 
     version: int
     since_s: float

@@ -78,8 +78,7 @@ def vote(
 
 
 def average_of(report: Averaged) -> Hashable:
-    """The part of a report in which all members of a round must agree: the bytes of the average, and each parameter's
-    norm."""
+    """What all members of a round must report alike: the bytes of the average, and each parameter's norm."""
     norms = {norm.name: norm.squared_norm for norm in report.norms}
     return report.digest, tuple((name, "nan" if math.isnan(norms[name]) else norms[name]) for name in sorted(norms))
 

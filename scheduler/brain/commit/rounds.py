@@ -86,8 +86,7 @@ class Rounds:
         return self._compare(run, event.unit, averaging, now_s)
 
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> Remedy | None:
-        """A member could not average: the round is repeated, perhaps after a pause; gives a remedy once that does not
-        help."""
+        """A member could not average: repeat the round, perhaps after a pause; a remedy once that does not help."""
         averaging, run = self._present(peer, event), self._state.progress.runs.get(event.step)
         if event.cause is RoundFault.RELAYS:
             self._excuses.blames_relays(peer, now_s)
@@ -183,8 +182,7 @@ class Rounds:
         return []
 
     def _accused(self, averaging: UnitAveraging, peer: PeerId, event: RoundFailed) -> PeerId | None:
-        """The accused peer, if the accusation can be true: the two must exchange slices, so one of them must own
-        one."""
+        """The accused peer, if the accusation can be true: the two exchange slices only if one of them owns one."""
         owns = {member.peer: member.stop > member.start for member in averaging.members}
         accused = PeerId(event.accused)
         may_mean = accused != peer and accused in owns and accused in self._state.pool

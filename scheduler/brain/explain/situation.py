@@ -1,5 +1,4 @@
-"""The situation of a job at work: its replicas, the reason why it waits, its numbers. facts.py makes sentences of
-it."""
+"""The situation of a job at work: its replicas, why it waits, its numbers. facts.py makes sentences of it."""
 
 from __future__ import annotations
 

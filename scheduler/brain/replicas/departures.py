@@ -1,5 +1,4 @@
-"""Departures of replicas: they leave once nothing depends on them (state/leaves.py), or are lost with their
-contributions."""
+"""Replicas leave once nothing depends on them (state/leaves.py), or are lost with their contributions."""
 
 from __future__ import annotations
 

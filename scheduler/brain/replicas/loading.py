@@ -122,8 +122,7 @@ class Loading:
         return self._unlike_probes(stage, {replica.peer: event.probe}, {replica.peer: replica.device})
 
     def _differences(self) -> Iterator[list[Remedy]]:
-        """Remedies for differences in unit sizes, optimizer results and loaded bytes, each among the stages that share
-        them."""
+        """Remedies where stages that share a unit differ in its size, the optimizer's results or the loaded bytes."""
         reports, settings, by_stage = self._reports(), self._state.settings, self._state.pool.by_stage
         for unit in settings.units:
             sizes = {peer: {size.unit: size.elements for size in one.units} for peer, one in reports.items()}
@@ -138,8 +137,7 @@ class Loading:
             yield vote(alike, f"the bytes of stage {stage} after loading", by_stage, recover=settings.recover)
 
     def _unlike_probes(self, stage: int, probes: dict[PeerId, str], devices: dict[PeerId, str]) -> str:
-        """Why replicas that share weights with the stage do not fit; `probes` and `devices` add further ones. Empty if
-        they fit."""
+        """Why replicas that share weights with the stage do not fit; also `probes` and `devices`. Empty if they fit."""
         stages = self._step_together[stage]
         known = {peer: one.probe for peer, one in self._reports().items() if one.stage in stages}
         at = {peer: self._state.pool[peer].replica.device for peer in known}

@@ -1,5 +1,4 @@
-"""The census after a restart of the scheduler: peers come back with Hello and report their cells, then the job goes
-on."""
+"""The census after a restart of the scheduler: peers come back, report their cells, and the job goes on."""
 
 from __future__ import annotations
 

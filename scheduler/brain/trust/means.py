@@ -189,8 +189,7 @@ class Means:
             self._state.outbox.note("info", told)
 
     def _learn(self, one: _MeanInquiry, about: Target, members: list[PeerId]) -> ReductionFinding:
-        """Note the part that was given. If two readers got different ones, its giver and the owner contradict each
-        other."""
+        """Note the part given. If two readers got different ones, giver and owner contradict each other."""
         at = members.index(about.giver)
         took = {peer: word.took[at] for peer, word in one.said.items() if peer != about.giver}
         if len(set(took.values())) > 1:

@@ -31,8 +31,7 @@ class Stand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Hashes of a member's report: the parts that it took, the mean that it computed, and the mean that it was
-    given."""
+    """Hashes of a member's report: the parts it took, the mean it computed, and the mean it was given."""
 
     took: tuple[str, ...]
     computed: str

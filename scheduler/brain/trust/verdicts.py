@@ -67,8 +67,7 @@ def odd_ones(said: Mapping[PeerId, Work]) -> tuple[PeerId, ...]:
 
 
 def inconstant(said: Mapping[PeerId, Work], again: Mapping[PeerId, Work]) -> PeerId | None:
-    """The only replica whose second result from the same inputs differs from its first; None if there is none, or
-    several."""
+    """The one replica that computes different results from the same inputs; None if there is not exactly one."""
     found = [peer for peer, work in said.items() if again[peer].results != work.results]
     same_inputs = all(again[peer].inputs == work.inputs for peer, work in said.items())
     return found[0] if same_inputs and len(found) == 1 else None

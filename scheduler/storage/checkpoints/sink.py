@@ -302,8 +302,7 @@ def _try_out(storage: Storage) -> None:
 
 
 def _stage_bytes_max(spec: JobSpec, place: int) -> int:
-    """The most bytes that the files of a stage may have together: weights, those before, the optimizer's state,
-    headers."""
+    """The most bytes that the files of a stage may have: weights, those before, the optimizer's state, headers."""
     split = spec.pipeline.split
     assert split != "auto"
     stage = place % len(split)

@@ -59,8 +59,7 @@ class Quarantine:
         return record
 
     async def keep(self, peer: PeerId) -> None:
-        """Store the record of a stage server; if the database refuses it, it is kept in memory until the scheduler
-        ends."""
+        """Store the record of a stage server; in memory until the scheduler ends if the database refuses it."""
 
         async def put() -> None:
             record = self._records.get(peer)

@@ -110,8 +110,7 @@ def proposal(anchor: Tensor, weights: Tensor, codec: str) -> Tensor:
 
 
 def compose(proposals: Iterable[Tensor], shares: Sequence[float]) -> Tensor:
-    """The mean proposal D. Both arguments are in order of islands, and this fixes its bits. Proposals are taken one at
-    a time."""
+    """The mean proposal D: both arguments in order of islands, which fixes its bits; one proposal at a time."""
     total: Tensor | None = None
     for share, one in zip(shares, proposals, strict=True):
         if total is None:

@@ -93,8 +93,7 @@ class Dialler:
         raise PeerUnavailable(f"{peer} is not reached: {answer}")
 
     def broke(self, connection: Connection, why: str) -> None:
-        """The link broke by itself; `why` is gRPC's text. If it went through a relay, other links there may break as
-        well."""
+        """The link broke by itself; `why`: gRPC's text. Through a relay, other links there may break as well."""
         now_s = asyncio.get_running_loop().time()
         self._paths.blame(connection.way, now_s)
         if connection.stood_at_s is None or connection.way != DIRECT:
