@@ -12,6 +12,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/\"'<>]{1,500}@")
+_SECRET_IN_QUERY = re.compile(
+    r"([?&;][\w.~%-]{0,40}(?:passw(?:or)?d|passphrase|pwd|secret|token|key|sig|signature|credential|auth)=)[^\s&;#\"'<>\\]{1,4096}",
+    re.IGNORECASE | re.ASCII,
+)
 _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(B|KiB|MiB|GiB|TiB)?")
@@ -70,8 +74,9 @@ def printable(text: str) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """The text without the user and password of each URL: mqtt://…@host."""
-    return _CREDENTIALS.sub(r"\1…@", text) if "@" in text else text
+    """The text without the secrets of each URL: mqtt://…@host, postgresql://host/name?sslpassword=…"""
+    text = _CREDENTIALS.sub(r"\1…@", text) if "@" in text else text
+    return _SECRET_IN_QUERY.sub(r"\1…", text) if "=" in text else text
 
 
 def size(count: float) -> str:

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from swarm.errors import NotAllowed
+from swarm.job.course import TIMELINES_MAX
+
 
 def resumed(first_steps: Sequence[int], timeline: int, step: int) -> tuple[int, ...]:
-    """The first steps once a new timeline resumes from a checkpoint of `timeline` after `step` steps."""
+    """The first steps once a new timeline resumes from a checkpoint of `timeline` after `step` steps; NotAllowed."""
+    if len(first_steps) >= TIMELINES_MAX:
+        raise NotAllowed(
+            f"the job has begun anew {TIMELINES_MAX} times",
+            hint="start another one from its newest checkpoint: swarm submit FILE --resume-from JOB:latest",
+        )
     left = (max(first, step + 1) for first in first_steps[timeline + 1 :])
     return (*first_steps[: timeline + 1], *left, step)
 

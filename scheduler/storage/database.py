@@ -30,6 +30,7 @@ from scheduler.storage.data_folder import bind
 from scheduler.storage.executor import run_blocking
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.messages import StateFile
+from swarm.text import without_passwords
 from swarm.types import DEFAULT_PROJECT, JobId, JobState, PeerId, Round, UnitName
 
 T = TypeVar("T")
@@ -203,7 +204,7 @@ class Database:
             epoch, name = await run_blocking(executor, start)
         except (SQLAlchemyError, OSError) as error:
             raise InvalidConfig(
-                f"the database {engine.url.render_as_string()} cannot be used: {_cause(error)}",
+                f"the database {without_passwords(engine.url.render_as_string())} cannot be used: {_cause(error)}",
                 hint="check --data-dir: the folder must exist and be writable"
                 if engine.dialect.name == "sqlite"
                 else "check that the server runs, and the host, user and database in --db",
@@ -441,7 +442,7 @@ def make_engine(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
     except ArgumentError:
-        shown = url.rpartition("@")[2][:100]  # what comes before may be a password
+        shown = without_passwords(url.rpartition("@")[2])[:100]  # what comes before may be a password
         raise InvalidConfig(f'--db "{shown}" is no database URL', hint=_HINT) from None
     if parsed.drivername not in _DRIVERS:
         raise InvalidConfig(f"--db {parsed.drivername} is not supported", hint=_HINT)
@@ -453,7 +454,8 @@ def make_engine(url: str) -> sa.Engine:
             hint='install it with: pip install "swarm-stages[postgres]"',
         ) from None
     except ArgumentError as error:
-        raise InvalidConfig(f"--db {parsed.render_as_string()} cannot be used: {error}", hint=_HINT) from None
+        shown = without_passwords(parsed.render_as_string())
+        raise InvalidConfig(f"--db {shown} cannot be used: {_cause(error)}", hint=_HINT) from None
 
 
 def _next_epoch(engine: sa.Engine) -> int:
@@ -490,4 +492,4 @@ def _or_nan(loss: float | None) -> float:
 
 
 def _cause(error: Exception) -> str:
-    return str(getattr(error, "orig", None) or error)
+    return without_passwords(str(getattr(error, "orig", None) or error))

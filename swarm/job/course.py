@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from swarm.job.schedule import evaluation_due
 
-TIMELINES_MAX = 1 << 14  # of a job with islands: the lives of an island are numbered above that
+TIMELINES_MAX = 1 << 14  # of a job; the lives of its islands are numbered above that
 
 
 def job_timeline_of(timeline: int, islands: int) -> int:

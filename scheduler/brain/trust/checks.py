@@ -15,7 +15,9 @@ computed again and the pair is avoided. A replica that two others contradict in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from itertools import product
+from operator import eq
 from random import Random
 
 from scheduler.brain.commit.digests import Remedy, StartOver
@@ -35,6 +37,8 @@ ODD_MAX = 4  # unusual sizes that one replica may report in a step
 SPOT_CHECK, NEWCOMER, NORM_BAND = "spot check", "check of a newcomer", "a size that is not usual"
 REPEATED, NEIGHBOURS = "done again by another replica", "its neighbours"
 
+Beside = tuple[PeerId | None, ...]  # the replicas from which a checker gets its inputs
+
 
 class Checks:
     """The checks of one job; nothing happens unless the job file asks for them."""
@@ -51,7 +55,7 @@ class Checks:
         self._odd: set[Place] = set()  # that made a tensor of an unusual size
         self._odd_said: Counter[tuple[int, PeerId]] = Counter()  # unusual sizes, by step and who reported them
         self._given_up: Counter[PeerId] = Counter()  # checks of a replica's hops that others were asked for in vain
-        self._silent: dict[tuple[PeerId | None, ...], list[float]] = {}  # overdue answers, by checker and neighbours
+        self._silent: dict[tuple[PeerId, int], list[tuple[float, Beside]]] = {}  # overdue answers, by checker and stage
         self._unchecked: set[tuple[PeerId, str]] = set()  # replicas that were said to go unchecked, and why
         self._drawn: set[tuple[Place, PeerId]] = set()
         self._open: dict[Place, Inquiry] = {}
@@ -218,7 +222,8 @@ class Checks:
             inquiry.asked = None  # the inputs are elsewhere now
         if inquiry.asked is not None and not self._is_answering(inquiry, now_s):
             if now_s - inquiry.since_s >= ANSWER_S_MAX:
-                self._silent.setdefault(_beside(inquiry.asked, inquiry.near), []).append(now_s)
+                late = self._silent.setdefault((inquiry.asked, place.stage), [])
+                late.append((now_s, _beside(inquiry.near)))
             inquiry.gave_up(inquiry.asked)
         if inquiry.asked is not None:
             return []
@@ -259,18 +264,20 @@ class Checks:
             if pool.may_work(peer)
             and pool.takes_part(peer, place.step)
             and (not inquiry.device or pool[peer].replica.device == inquiry.device)
-            and not self._rests(_beside(peer, near), now_s)
+            and not self._rests(peer, place.stage, _beside(near), now_s)
         ]
 
-    def _rests(self, beside: tuple[PeerId | None, ...], now_s: float) -> bool:
-        """Whether a checker was silent so often that it is not asked for now.
+    def _rests(self, checker: PeerId, stage: int, near: Beside, now_s: float) -> bool:
+        """Whether a checker was silent so often that it is not asked for now: beside these neighbours, or at all.
 
-        It is counted beside its neighbours: if one of them does not hand its tensor over, an honest checker is silent.
+        If a neighbour does not hand its tensor over, an honest checker is silent. So silence is counted beside each,
+        and is the checker's own where one such neighbour on each side does not explain all of it.
         """
-        late = [at_s for at_s in self._silent.pop(beside, ()) if now_s - at_s < SILENT_S]
+        late = [one for one in self._silent.pop((checker, stage), ()) if now_s - one[0] < SILENT_S]
         if late:
-            self._silent[beside] = late
-        return len(late) >= SILENT_MAX
+            self._silent[checker, stage] = late
+        times = Counter(beside for _, beside in late)
+        return times[near] >= SILENT_MAX or (times.total() >= SILENT_MAX and not _explained(set(times)))
 
     def _is_answering(self, inquiry: Inquiry, now_s: float) -> bool:
         """Whether the answer may still come: the asked replica is trusted, and has had less than ANSWER_S_MAX."""
@@ -344,6 +351,11 @@ class Checks:
             self._open = {place: one for place, one in self._open.items() if place.step != run.step}
 
 
-def _beside(checker: PeerId, near: tuple[Hop | None, ...]) -> tuple[PeerId | None, ...]:
-    """A checker, and the neighbours from which it gets its inputs."""
-    return checker, *(None if hop is None else hop.peer for hop in near)
+def _beside(near: tuple[Hop | None, ...]) -> Beside:
+    return tuple(None if hop is None else hop.peer for hop in near)
+
+
+def _explained(besides: Set[Beside]) -> bool:
+    """Whether one neighbour on each side takes part in all of these."""
+    suspects = product(*map(set, zip(*besides, strict=True)))
+    return any(all(any(map(eq, one, beside)) for beside in besides) for one in suspects)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -70,10 +71,23 @@ def test_a_time_span_that_is_not_known_is_a_dash() -> None:
         ("at s3://key:SE/CRET@b", "at s3://key:SE/CRET@b"),  # a password with a slash is no URL's
         ('{"dir":"ftp://SECRET@h/x","to":"postgresql+psycopg://a:SECRET@h/db"}', None),
         ("nobody@example.org reads https://example.org/@x", "nobody@example.org reads https://example.org/@x"),
+        ("postgresql://h/db?user=a&password=SECRET&sslmode=require", None),
+        ("postgresql+psycopg://a:SECRET@h/db?sslkey=SECRET;sslPassword=SECRET#x", None),
+        ('{"dir":"s3://b/c?X-Amz-Security-Token=SECRET\\"","to":"https://h/?x_api_key=SECRET"}', None),
+        ("https://h/?a=1&sig=SEC%2FRET)", "https://h/?a=1&sig=…"),
+        ("https://h/?page=2&tokens=3&keyword=x design=1", "https://h/?page=2&tokens=3&keyword=x design=1"),
     ],
 )
-def test_what_stands_before_the_host_of_a_url_is_left_out(text: str, shown: str | None) -> None:
+def test_the_secrets_of_a_url_are_left_out(text: str, shown: str | None) -> None:
+    """The user and password before the host, and what a query says under the name of a secret."""
     assert without_passwords(text) == (shown or text.replace("a:SECRET", "…").replace("SECRET", "…"))
+
+
+def test_text_that_looks_like_many_secrets_is_read_in_time() -> None:
+    began_s = time.process_time()
+    for text in ("?" + "a" * 40, "&token" * 2, "?key=", "?password="):
+        without_passwords(text * 20_000)
+    assert time.process_time() - began_s < 2.0
 
 
 def test_a_librarys_error_is_one_line_without_passwords() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
+from swarm.errors import NotAllowed
+from swarm.job.course import TIMELINES_MAX
 
 
 def test_what_came_after_a_resume_s_step_does_not_count() -> None:
@@ -25,3 +29,11 @@ def test_a_future_that_was_left_counts_again_once_it_is_taken_up() -> None:
     assert [step for step in range(2, 12) if checkpoint_counts(1, step, first_steps)] == []
     assert [step for step in range(9, 12) if checkpoint_counts(2, step, first_steps)] == [9, 10, 11]
     assert resumed(first_steps, 2, 11)[-2:] == (9, 11)
+
+
+def test_a_job_has_no_more_timelines_than_can_be_told_from_the_lives_of_its_islands() -> None:
+    """The next one would be taken for a second life on timeline 0."""
+    most = resumed((0,) * (TIMELINES_MAX - 1), 0, 4)
+    assert len(most) == TIMELINES_MAX
+    with pytest.raises(NotAllowed, match="begun anew 16384 times"):
+        resumed(most, 0, 4)

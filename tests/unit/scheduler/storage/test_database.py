@@ -344,3 +344,12 @@ async def test_an_idle_scheduler_notices_that_another_one_took_its_database(
         await asyncio.wait_for(watching, 10)
     await first.close()
     await second.close()
+
+
+async def test_an_error_about_a_database_leaves_out_its_passwords(tmp_path: Path) -> None:
+    """A driver takes passwords in the query as well, and sqlalchemy shows those."""
+    at = f"sqlite:///file:{tmp_path}/missing/a.db?uri=true&sslpassword=SECRET"
+    for url in (at, "nothing u:SECRET@h/x?password=SECRET"):
+        with pytest.raises(InvalidConfig) as caught:
+            await Database.open(url, None)
+        assert "SECRET" not in str(caught.value)

@@ -23,6 +23,9 @@ from swarm.job.islands import (
 from swarm.job.outer import nesterov
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job, spec_from_json
+from swarm.job.trust import TrustSection
+
+TRUSTED = {key: True if value is False else 1 for key, value in TrustSection().model_dump().items()}  # everything on
 
 
 def spec_of(mode: str = "diloco", count: int = 2, **sections: dict[str, Any]) -> JobSpec:
@@ -127,8 +130,7 @@ def test_a_swarm_trains_diloco_and_says_where_streaming_trains() -> None:
     [
         ("pipeline", "overlap", 2, "set it to 0"),
         ("pipeline", "overlap", "all", "set it to 0"),
-        ("trust", "spot_check", 0.5, "remove it"),
-        ("trust", "second_hash", True, "remove it"),
+        *(("trust", key, value, "remove it") for key, value in TRUSTED.items()),
     ],
 )
 def test_what_a_swarm_cannot_do_with_islands_yet_is_refused_with_what_can_be_done(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.brain.outputs import Fail
-from scheduler.brain.trust.checks import ODD_MAX, SILENT_MAX, SILENT_S
+from scheduler.brain.trust.checks import ANSWER_S_MAX, ODD_MAX, SILENT_MAX, SILENT_S
 from swarm.errors import ReplicaDiverged
 from swarm.events import Accumulated, Checked, Event
 from swarm.messages import Average, Check, Route
@@ -121,7 +121,7 @@ def overdue(silent: str, fault: str = "", pools: tuple[str, ...] = ("ab", "c"), 
     swarm.lie = lie
     swarm.start()
     swarm.run(most=20000)
-    swarm.assert_finished()
+    assert len(swarm.rows) == changes.get("steps", STEPS), swarm.notes[-5:]
     asked = [one for peer, one in swarm.told if isinstance(one, Check) and peer == silent == one.hops[one.stage].peer]
     return swarm, len(asked)
 
@@ -139,10 +139,9 @@ def test_a_checker_that_was_silent_three_times_is_not_asked_for_ten_minutes() ->
     assert SILENT_MAX <= asked < SILENT_MAX + MICROBATCHES
     assert swarm.now_s < SILENT_S
     checks = swarm.brain._parts.checks
-    (beside,) = checks._silent
-    assert beside == ("b", "c")
-    assert checks._rests(beside, swarm.now_s)
-    assert not checks._rests(beside, swarm.now_s + SILENT_S)
+    assert set(checks._silent) == {("b", 0)}
+    assert checks._rests(PeerId("b"), 0, (PeerId("c"),), swarm.now_s)
+    assert not checks._rests(PeerId("b"), 0, (PeerId("c"),), swarm.now_s + SILENT_S)
     hops = {one.microbatch for peer, one in swarm.told if isinstance(one, Route) and peer == "a"}
     assert len(hops) > asked, "others were left unchecked"
 
@@ -151,12 +150,32 @@ def test_a_checker_is_asked_on_beside_others_than_those_whose_tensors_it_lacks()
     """One that keeps its tensors back must not switch the checks beside others off."""
     swarm = Swarm(("ab", "cd"), routing="uniform", spot_check=1.0)
     checks = swarm.brain._parts.checks
-    checks._silent[PeerId("b"), PeerId("c")] = [0.0] * SILENT_MAX
+    checks._silent[PeerId("b"), 0] = [(0.0, (PeerId("c"),))] * SILENT_MAX
     swarm.start()
     swarm.run()
     swarm.assert_finished()
     checks_of_a = [one for peer, one in swarm.told if isinstance(one, Check) and peer == "b" and not one.stage]
     assert {one.hops[1].peer for one in checks_of_a} == {"d"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_checker_that_is_silent_beside_everybody_costs_a_few_waits(seed: int) -> None:
+    """Three beside each pair of neighbours were up to 27 between two stages of three replicas."""
+    swarm, asked = overdue("s", pools=("abc", "rst", "xyz"), spot_check=1.0, seed=seed, steps=24)
+    late = swarm.brain._parts.checks._silent[PeerId("s"), 1]
+    assert SILENT_MAX <= len(late) == asked <= 4 * SILENT_MAX
+    assert len({beside for _, beside in late}) > 1
+    assert swarm.now_s < (2 * SILENT_MAX) * ANSWER_S_MAX
+
+
+def test_a_neighbour_on_each_side_that_keeps_its_tensors_back_switches_no_checker_off() -> None:
+    """One liar in each of three stages is a minority everywhere: two of them must not hide the third from checks."""
+    checks = Swarm(("abc", "rst", "xyz"), spot_check=1.0).brain._parts.checks
+    withheld = [("a", "x"), ("a", "y"), ("a", "z"), ("b", "x"), ("c", "x")]
+    checks._silent[PeerId("s"), 1] = [(0.0, (PeerId(one), PeerId(other))) for one, other in withheld]
+    assert not any(checks._rests(PeerId("s"), 1, (PeerId(one), PeerId(other)), 1.0) for one in "abc" for other in "xyz")
+    checks._silent[PeerId("s"), 1].append((0.0, (PeerId("b"), PeerId("y"))))
+    assert all(checks._rests(PeerId("s"), 1, (PeerId(one), PeerId(other)), 1.0) for one in "abc" for other in "xyz")
 
 
 def test_the_log_says_once_that_a_replica_is_not_checked() -> None:
