@@ -346,7 +346,7 @@ def _read_p8(printed: Sequence[Any]) -> Values:
 
 C = [
     Run(
-        "benchmarks.measured.averaging_codecs --link 20:20 --output json",
+        "benchmarks.learning.averaging_codecs --link 20:20 --output json",
         "--steps 60 --seeds 1",
         "--steps 240 --seeds 3",
     )

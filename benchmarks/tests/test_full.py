@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -86,14 +87,19 @@ def test_what_is_read_are_the_ratios_that_the_measure_names() -> None:
     assert read_of["C"]["int8/loss"] == pytest.approx([10.0])
 
 
+def source(module: str) -> str:
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).read_text()
+
+
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_command_is_a_benchmark_that_takes_its_flags(quick: bool) -> None:
     for words in {run.words(quick=quick) for row in ROWS for run in row.runs}:
         module, *flags = shlex.split(words)
-        found = importlib.util.find_spec(module)
-        assert found is not None
-        assert found.origin is not None
-        text = Path(found.origin).read_text()
+        text = source(module)
+        text += "".join(map(source, re.findall(r"(?m)^from (benchmarks\.[\w.]+) import", text)))
         assert [flag for flag in flags if flag.startswith("--") and f'"{flag}"' not in text] == [], words
 
 
