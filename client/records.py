@@ -114,6 +114,7 @@ class Peer:
     incarnation: int = 0
     island: str = ""  # the number of the one that it serves; empty: its job has none
     slow_bfloat16: bool = False  # its device computes it many times slower than float32
+    site: str = ""  # where it is, as its owner named the place
 
 
 @dataclass(frozen=True, slots=True)

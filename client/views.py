@@ -87,6 +87,7 @@ def peer_values(view: Peer) -> dict[str, Any]:
         "job": view.job or None,
         "stage": view.stage if view.job else None,
         "island": int(view.island) if view.island else None,
+        "site": view.site or None,
         "pace_s": finite(view.pace_s),
     }
 
@@ -184,13 +185,14 @@ def _where(view: Peer) -> str:
 
 
 def peers_table(views: Sequence[Peer]) -> RenderableType:
-    now_unix_s = time.time()
+    now_unix_s, has_sites = time.time(), any(view.site for view in views)
     rows = [
         (
             Text(view.id),
             state(view.state),
             Text(_where(view)),
             Text(view.job or "-"),
+            *((Text(view.site or "-"),) if has_sites else ()),
             Text(view.device),
             Text(str(view.threads)),
             Text(size(view.memory_bytes) if view.memory_bytes else "-"),
@@ -202,8 +204,22 @@ def peers_table(views: Sequence[Peer]) -> RenderableType:
         )
         for view in views
     ]
-    columns = ("PEER", "STATE", "STAGE", "JOB", "DEVICE", "THREADS", "MEMORY", "PACE", "WORK", "ADDRESS", "SINCE")
-    dropped_first = ("ADDRESS", "THREADS", "WORK", "DEVICE", "SINCE", "PACE", "MEMORY", "STAGE", "JOB")
+    site = ("SITE",) if has_sites else ()
+    columns = (
+        "PEER",
+        "STATE",
+        "STAGE",
+        "JOB",
+        *site,
+        "DEVICE",
+        "THREADS",
+        "MEMORY",
+        "PACE",
+        "WORK",
+        "ADDRESS",
+        "SINCE",
+    )
+    dropped_first = ("ADDRESS", "THREADS", "WORK", "DEVICE", "SINCE", "PACE", "MEMORY", *site, "STAGE", "JOB")
     return FittedTable((*columns, "REASON"), rows, dropped_first=dropped_first)
 
 

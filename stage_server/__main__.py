@@ -94,6 +94,14 @@ def stage_server(
     join_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The same, from a file.", show_default=False)
     ] = None,
+    site: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where this server is: those of one site have fast links to each other and serve one island.",
+            show_default="not said",
+        ),
+    ] = "",
     via_relay: Annotated[
         bool,
         typer.Option("--via-relay", help="Others cannot dial this server: be reached through the relays of the swarm."),
@@ -131,6 +139,7 @@ def stage_server(
         orphan_timeout_s=orphan_timeout,
         drain_timeout_s=drain_timeout,
         insecure=insecure,
+        site=site,
         via_relay=via_relay,
         join=read_line(join, join_file),
         allow_chaos=allow_chaos,

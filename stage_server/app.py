@@ -166,6 +166,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             pinned_stage=options.stage,
             via_relay=options.via_relay,
             slow_bfloat16=is_slow_at_bfloat16(device_name),
+            site=options.site,
         )
         bus: Bus | None = None
         if options.broker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,7 @@ class StageServerOptions:
     log_level: str
     log_format: LogFormat
     via_relay: bool = False  # others cannot dial it
+    site: str = ""  # where it is; those of one site have fast links to each other
 
     @property
     def is_alone(self) -> bool:
@@ -108,6 +110,10 @@ class StageServerOptions:
             raise InvalidConfig(
                 f"--threads {self.threads} is too many for {counted(cores, 'core')}",
                 hint="--threads auto takes one for each core",
+            )
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{0,63}", self.site):
+            raise UsageError(
+                f'--site is a name of letters, digits, "_", "." and "-", not "{self.site[:80]}"', hint="--site berlin"
             )
         if self.via_relay and self.insecure:
             raise UsageError("--via-relay needs certificates", hint="leave out --insecure")

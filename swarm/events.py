@@ -50,6 +50,7 @@ class Hello:
     join: int = 0  # the number under which it fetches the stage's state; 0 = it is a replica, or idle
     via_relay: bool = False  # it listens at relays
     slow_bfloat16: bool = False  # its device computes bfloat16 many times slower than float32
+    site: str = ""  # where it is, as its owner names the place; those of one site have fast links to each other
 
 
 @dataclass(frozen=True, slots=True)

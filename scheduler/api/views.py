@@ -117,6 +117,7 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
         product=hello.product,
         incarnation=hello.incarnation,
         slow_bfloat16=hello.slow_bfloat16,
+        site=hello.site,
         island=f"{island_at(job, hello.peer)}" if job is not None and job.spec.has_outer_steps else "",
     )
 

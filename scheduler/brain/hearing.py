@@ -168,8 +168,8 @@ def _on_hello(parts: Parts, hello: events.Hello, now_s: float) -> None:
         if not parts.reattach.admits(hello):
             state.outbox.release(peer, "the job went on without it")
             return
-        pinned = hello.pinned_stage >= 0
-        parts.reattach.enlist(ReplicaRecord(peer, hello.incarnation, hello.address, hello.stage, hello.device, pinned))
+        where = (hello.address, hello.stage, hello.device, hello.pinned_stage >= 0, hello.site)
+        parts.reattach.enlist(ReplicaRecord(peer, hello.incarnation, *where))
     parts.reattach.heard(hello)
     if state.census is not None and not parts.reattach.holds_stage(hello):
         departures = parts.departures

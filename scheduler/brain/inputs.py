@@ -21,6 +21,7 @@ class ReplicaRecord:
     stage: int
     device: str = ""  # as the peer names it
     pinned: bool = False  # to its stage
+    site: str = ""  # where it is; empty: not said
 
 
 @dataclass(frozen=True, slots=True)

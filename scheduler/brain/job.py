@@ -229,10 +229,10 @@ class JobBrain:
         """The replicas of each stage."""
         return tuple(tuple(pool) for pool in self._state.pool.by_stage)
 
-    def present(self, stage: int) -> int:
-        """How many replicas a stage has that are heard, with those that join it."""
-        heard = sum(not self._state.pool[peer].is_suspect for peer in self._state.pool.by_stage[stage])
-        return heard + sum(joiner.replica.stage == stage for joiner in self._state.joiners)
+    def present(self, stage: int) -> list[ReplicaRecord]:
+        """The replicas of a stage that are heard, and those that join it."""
+        joining = [joiner.replica for joiner in self._state.joiners if joiner.replica.stage == stage]
+        return self._state.pool.heard(stage) + joining
 
     def stage_of(self, peer: PeerId) -> int | None:
         """The stage that a replica serves; None if the peer is none."""

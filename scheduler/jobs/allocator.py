@@ -100,6 +100,7 @@ class Allocator:
             room=self._room(job.record.project),
             peers_max=_peers_max(job),
             unfit=self._all_unfit(job),
+            islands=islands,
         )
 
     def _needs(self, job: Job, peers: int) -> tuple[int, ...]:
@@ -287,13 +288,14 @@ def _peers_max(job: Job) -> int | None:
 
 def _candidates(peers: Iterable[Peer]) -> list[Candidate]:
     return [
-        Candidate(one.hello.peer, one.hello.pinned_stage, memory_bytes=one.hello.memory_bytes)
-        for one in sorted(peers, key=lambda one: one.hello.peer)
+        Candidate(hello.peer, hello.pinned_stage, memory_bytes=hello.memory_bytes, site=hello.site)
+        for hello in sorted((one.hello for one in peers), key=lambda hello: hello.peer)
     ]
 
 
 def _replica(hello: Hello, stage: int) -> ReplicaRecord:
-    return ReplicaRecord(hello.peer, hello.incarnation, hello.address, stage, hello.device, hello.pinned_stage >= 0)
+    pinned = hello.pinned_stage >= 0
+    return ReplicaRecord(hello.peer, hello.incarnation, hello.address, stage, hello.device, pinned, hello.site)
 
 
 def _describe(peers: Mapping[PeerId, int]) -> str:

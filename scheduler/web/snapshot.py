@@ -166,6 +166,7 @@ def peers_values(views: Iterable[pb.PeerView]) -> Json:
             "state": view.state,
             "job": view.job,
             "device": view.device,
+            "site": view.site,
             "memory": size(view.memory_bytes) if view.memory_bytes else "",
             "address": view.address,
             "version": view.product,

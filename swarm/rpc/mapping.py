@@ -191,7 +191,7 @@ def _open(pb: Any, kinds: Mapping[str, type[Any]]) -> Any:
 # The rules ------------------------------------------------------------------------------------------------------------
 
 _ID = re.compile(r"[A-Za-z0-9_.:@-]*")
-_IDS = frozenset({"accused", "job", "owner", "peer", "sender", "to", "unit", "verifier"})
+_IDS = frozenset({"accused", "job", "owner", "peer", "sender", "site", "to", "unit", "verifier"})
 _ONE_OF: Mapping[str, frozenset[str]] = {
     "direction": frozenset(Direction),
     "cause": frozenset(RoundFault),

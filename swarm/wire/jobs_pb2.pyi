@@ -373,7 +373,7 @@ class PeersRequest(_message.Message):
     def __init__(self, state: _Optional[str] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class PeerView(_message.Message):
-    __slots__ = ("id", "state", "reason", "since_unix_s", "address", "http_address", "device", "threads", "memory_bytes", "job", "stage", "pace_s", "outstanding", "product", "incarnation", "island", "slow_bfloat16")
+    __slots__ = ("id", "state", "reason", "since_unix_s", "address", "http_address", "device", "threads", "memory_bytes", "job", "stage", "pace_s", "outstanding", "product", "incarnation", "island", "slow_bfloat16", "site")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -391,6 +391,7 @@ class PeerView(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ISLAND_FIELD_NUMBER: _ClassVar[int]
     SLOW_BFLOAT16_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     reason: str
@@ -408,7 +409,8 @@ class PeerView(_message.Message):
     incarnation: int
     island: str
     slow_bfloat16: bool
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., pace_s: _Optional[float] = ..., outstanding: _Optional[int] = ..., product: _Optional[str] = ..., incarnation: _Optional[int] = ..., island: _Optional[str] = ..., slow_bfloat16: _Optional[bool] = ...) -> None: ...
+    site: str
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., pace_s: _Optional[float] = ..., outstanding: _Optional[int] = ..., product: _Optional[str] = ..., incarnation: _Optional[int] = ..., island: _Optional[str] = ..., slow_bfloat16: _Optional[bool] = ..., site: _Optional[str] = ...) -> None: ...
 
 class PeerList(_message.Message):
     __slots__ = ("peers",)

@@ -159,6 +159,15 @@ def test_an_island_begins_anew_with_half_of_the_replicas_of_another() -> None:
     assert took_part == [1, 2, 2, 2, 2], "the exchange behind the loss was without it"
 
 
+def test_an_island_that_another_site_has_joined_is_left_to_it_behind_an_exchange() -> None:
+    """Both islands were at lyon; a replica for each stage of the second is at berlin."""
+    sites = {f"i{i}-s{stage}-{number}": "lyon" for i in range(2) for stage in range(2) for number in range(2)}
+    world = World(Shape(steps=12), 0, sites | {"i1-s0-0": "berlin", "i1-s1-1": "berlin"})
+    play_until(world, lambda one: one.over)
+    assert faults(world.history, world.shape) == []
+    assert {peer for peer, one in world.replicas.items() if one.is_free} == {"i1-s0-1", "i1-s1-0"}
+
+
 def any_loads(world: World) -> bool:
     return any(isinstance(command, LoadStage) for one in world.replicas.values() for command in one.commands)
 

@@ -295,7 +295,7 @@ def test_several_that_come_at_once_are_sent_where_each_will_be_needed() -> None:
         coming[PeerId(f"new-{number}")] = decision.plan
     for heard, (peer, stage) in enumerate(coming.items()):
         brain.step(inputs.Join(ReplicaRecord(peer, 1, "", stage)), world.now_s)
-        counts = [[one.present(stage) for stage in range(2)] for one in brain._roster.islands]
+        counts = [[len(one.present(stage)) for stage in range(2)] for one in brain._roster.islands]
         assert sum(map(sum, counts)) == 8 + heard + 1
         decision = brain.where_to_join(Candidate(PeerId("late")), [0, 1], world.now_s, coming)
         assert decision.plan == 0, "those that have come since count once"

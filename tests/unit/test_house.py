@@ -35,9 +35,7 @@ COVERED_BY = {
     ),
     "unit/scheduler/brain/checkpoint/test_schedule.py": ("scheduler/brain/checkpoint/collection",),
     "simulation/test_outer_steps.py": ("scheduler/brain/islands/brain", "scheduler/brain/islands/parity"),
-    "simulation/test_lost_islands.py": (
-        *("scheduler/brain/islands/outer_steps", "scheduler/brain/islands/roster", "scheduler/brain/islands/view"),
-    ),
+    "simulation/test_lost_islands.py": (*("scheduler/brain/islands/outer_steps", "scheduler/brain/islands/view"),),
     "simulation/test_trace.py": ("scheduler/brain/trace",),
     "simulation/test_draining.py": ("scheduler/brain/explain/situation",),
     "simulation/test_series.py": ("scheduler/jobs/series",),

@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from enum import IntEnum
 
-from scheduler.brain.fleet.placement import Candidate, least, place
+from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place
 from scheduler.brain.settings import ON_ITS_WAY_S_MAX
 from swarm.text import counted
 from swarm.types import DEFAULT_PROJECT, Decision, JobId, PeerId
@@ -56,7 +56,10 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class PendingJob:
-    """A job that waits for peers to start with; `needs` are the bytes that a replica of each stage takes."""
+    """A job that waits for peers to start with; `needs` are the bytes that a replica of each stage takes.
+
+    Its stages are those of all its `islands`, one island after the other.
+    """
 
     job: JobId
     needs: tuple[int, ...]
@@ -66,6 +69,7 @@ class PendingJob:
     room: int | None = None  # peers that its project may still have; None: any number
     peers_max: int | None = None  # that the job takes; None: any number
     unfit: frozenset[PeerId] = frozenset()  # it has expelled them, or has no stage for them
+    islands: int = 1
 
     def plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
         """The stage of each peer, if the job started with these."""
@@ -74,22 +78,29 @@ class PendingJob:
             return Decision(
                 None, f"its project may have {counted(self.room, 'stage server')} more, and the job needs {needed}"
             )
-        peers = [one for one in peers if one.peer not in self.unfit]
+        peers, homes = self._at_home(peers)
         bounds = [bound for bound in (self.room, self.peers_max) if bound is not None]
         if bounds and min(bounds) < len(peers):
-            peers = self._within(peers, min(bounds))
-        return place(peers, len(self.needs), self.min_replicas, self.needs)
+            peers = self._within(peers, homes, min(bounds))
+        return place(peers, len(self.needs), self.min_replicas, self.needs, homes)
 
     def least(self, peers: Sequence[Candidate]) -> frozenset[PeerId]:
         """The peers that bring the job nearest to a start, and no more than it needs to start."""
         if self.room is not None and self.room < len(self.needs) * self.min_replicas:
             return frozenset()
-        peers = [one for one in peers if one.peer not in self.unfit]
-        return least(peers, len(self.needs), self.min_replicas, self.needs)
+        peers, homes = self._at_home(peers)
+        return least(peers, len(self.needs), self.min_replicas, self.needs, homes)
 
-    def _within(self, peers: Sequence[Candidate], room: int) -> list[Candidate]:
+    def _at_home(self, peers: Sequence[Candidate]) -> tuple[list[Candidate], tuple[str, ...]]:
+        """The peers that the job can use, and the sites of its stages."""
+        able = [one for one in peers if one.peer not in self.unfit]
+        stages = len(self.needs) // self.islands
+        homes = homes_of(able, self.islands, self.min_replicas, self.needs[:stages])
+        return [at_home(one, homes, stages) for one in able], homes
+
+    def _within(self, peers: Sequence[Candidate], homes: Sequence[str], room: int) -> list[Candidate]:
         """As many as there is room for, with those that the job needs to start."""
-        needed = self.least(peers)
+        needed = least(peers, len(self.needs), self.min_replicas, self.needs, homes)
         ordered = sorted(peers, key=lambda one: (one.peer not in needed, -one.speed, one.peer))
         return ordered[:room]
 

@@ -3,12 +3,18 @@
 Every idle peer that can hold a stage is used. Pins are obeyed. The other peers go, fastest first, to the stage that has
 the fewest replicas so far (then the least speed, then the lowest number), so the stages differ by at most one replica
 wherever pins and memory allow it.
+
+    sites    berlin: a b c d     lyon: e f     (not said): g
+    islands  0 = berlin: a b c d               1 = lyon: e f g
+
+A job with islands has a place for each stage of each island, and an island's home is one site: only those who are
+there, or who do not say where they are, serve it. So no step of an island waits for a slow link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm.text import counted, size
 from swarm.types import Decision, PeerId
@@ -24,6 +30,7 @@ class Candidate:
     pinned_stage: int = ANY_STAGE
     speed: float = 1.0
     memory_bytes: int = 0
+    site: str = ""  # where it is; empty: not said
 
     def holds(self, size_bytes: int) -> bool:
         """Whether this much fits; a peer that does not say what it has is assumed to hold anything."""
@@ -35,21 +42,56 @@ def stages_for(peers: int) -> int:
     return max(1, peers // 2)
 
 
+def homes_of(candidates: Sequence[Candidate], islands: int, min_replicas: int, needs: Sequence[int]) -> tuple[str, ...]:
+    """The home of each place of a job with islands, whose stages need so many bytes each; () if sites do not matter.
+
+    Each site that can serve an island alone is home to one, the largest first; then to a second one, and so on. Islands
+    that are left go to smaller sites, which peers without a site may complete, and then to such peers alone ("").
+    """
+    by_site: dict[str, list[Candidate]] = {}
+    for one in candidates:
+        by_site.setdefault(one.site, []).append(one)
+    sites = sorted(by_site.keys() - {""}, key=lambda site: (-len(by_site[site]), site))
+    if islands == 1 or not sites:
+        return ()
+    homes: list[str] = []
+    for each in range(1, islands + 1):
+        several = tuple(needs) * each
+        homes += [s for s in sites if place(by_site[s], len(several), min_replicas, several).plan is not None]
+    homes += [site for site in sites if site not in homes]
+    homes = sorted(homes[:islands]) + [""] * (islands - len(homes))
+    return tuple(home for home in homes for _ in needs)
+
+
+def at_home(one: Candidate, homes: Sequence[str], stages: int) -> Candidate:
+    """The peer pinned to its stage of the first island at its site, instead of that of the first island."""
+    if one.pinned_stage == ANY_STAGE or not one.site or one.site not in homes:
+        return one
+    return replace(one, pinned_stage=homes.index(one.site) // stages * stages + one.pinned_stage)
+
+
 def place(
-    candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int] = ()
+    candidates: Sequence[Candidate],
+    stages: int,
+    min_replicas: int,
+    needs: Sequence[int] = (),
+    homes: Sequence[str] = (),
 ) -> Decision[dict[PeerId, int]]:
     """Spread the peers evenly over the stages that they can hold; the plan gives each placed peer its stage.
 
-    `needs` has the bytes of a replica of each stage. A peer stays idle if no stage fits it, or if its pinned stage does
-    not. There is no plan if some stage would have fewer than `min_replicas`; the reason then names the stages, how many
-    replicas each still needs, and how much memory they must have.
+    `needs` has the bytes of a replica of each stage, `homes` its site if that matters. A peer stays idle if no stage
+    fits it, or if its pinned stage does not. There is no plan if some stage would have fewer than `min_replicas`; the
+    reason then names the stages, how many replicas each still needs, and how much memory they must have.
     """
     needs = needs or (0,) * stages
-    members, free, useless = _must_have(candidates, stages, min_replicas, needs)
+    homes = homes or ("",) * stages
+    members, free, useless = _must_have(candidates, stages, min_replicas, needs, homes)
     for one in free:
-        members[_neediest(members, [one.holds(need) for need in needs])].append(one)
+        members[_neediest(members, _fitting(one, needs, homes))].append(one)
 
     aside = "".join(f"; {reason}" for reason in sorted(useless))
+    if any(homes):
+        aside += f"; the stage servers of an island are of one site, here {', '.join(sorted({*homes} - {''}))}"
     lacking = [(stage, min_replicas - len(pool)) for stage, pool in enumerate(members) if len(pool) < min_replicas]
     if lacking:
         short = ", ".join(f"stage {stage} needs {counted(count, 'replica')} more" for stage, count in lacking)
@@ -62,15 +104,20 @@ def place(
 
 
 def least(
-    candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int] = ()
+    candidates: Sequence[Candidate],
+    stages: int,
+    min_replicas: int,
+    needs: Sequence[int] = (),
+    homes: Sequence[str] = (),
 ) -> frozenset[PeerId]:
     """The peers with which a job would start, or come nearest to a start, and no more than it needs."""
-    members, _, _ = _must_have(candidates, stages, min_replicas, needs or (0,) * stages)
+    needs, homes = needs or (0,) * stages, homes or ("",) * stages
+    members, _, _ = _must_have(candidates, stages, min_replicas, needs, homes)
     return frozenset(one.peer for pool in members for one in pool[:min_replicas])
 
 
 def _must_have(
-    candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int]
+    candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int], homes: Sequence[str]
 ) -> tuple[list[list[Candidate]], list[Candidate], list[str]]:
     """The pinned peers and the minimum of every stage; the peers that are left; why others are of no use."""
     assert min(stages, min_replicas) >= 1
@@ -78,26 +125,27 @@ def _must_have(
     useless = []
     free = []
     for one in sorted(candidates, key=lambda candidate: (-candidate.speed, candidate.peer)):
-        fitting = [stage for stage in range(stages) if one.holds(needs[stage])]
+        fitting = _fitting(one, needs, homes)
         if one.pinned_stage >= stages:
             useless.append(f"{one.peer} is pinned to stage {one.pinned_stage}, which this job lacks")
         elif one.pinned_stage != ANY_STAGE and one.pinned_stage not in fitting:
             useless.append(f"{one.peer} is pinned to stage {one.pinned_stage}, which does not fit it")
         elif not fitting:
-            useless.append(f"no stage fits {one.peer}")
+            is_far = any(homes) and one.site not in ("", *homes)
+            useless.append(f"no island is at {one.site}" if is_far else f"no stage fits {one.peer}")
         elif one.pinned_stage != ANY_STAGE:
             members[one.pinned_stage].append(one)
         else:
-            free.append((one, len(fitting)))
+            free.append((one, fitting))
 
     # First what every stage must have. Big stages choose first, and nobody takes a peer that could hold more than
     # others can: a peer that can hold a stage can hold all smaller ones, so nothing is lost by that.
     demanding = sorted(range(stages), key=lambda stage: (-needs[stage], stage))
     for level in range(min_replicas):
         for stage in demanding:
-            able = [entry for entry in free if entry[0].holds(needs[stage])]
+            able = [entry for entry in free if stage in entry[1]]
             if len(members[stage]) <= level and able:
-                chosen = min(able, key=lambda entry: entry[1])
+                chosen = min(able, key=lambda entry: len(entry[1]))
                 free.remove(chosen)
                 members[stage].append(chosen[0])
     return members, [one for one, _ in free], useless
@@ -112,8 +160,14 @@ def _memory(candidates: Sequence[Candidate], needs: Sequence[int]) -> str:
     return f"; {need}, the largest idle peer is {largest.peer} with {size(largest.memory_bytes)}"
 
 
-def _neediest(members: list[list[Candidate]], fits: Sequence[bool]) -> int:
+def _fitting(one: Candidate, needs: Sequence[int], homes: Sequence[str]) -> list[int]:
+    """The stages that a peer may serve: what fits into it, of the islands at its site."""
+    may = [not one.site or not any(homes) or home == one.site for home in homes]
+    return [stage for stage, need in enumerate(needs) if may[stage] and one.holds(need)]
+
+
+def _neediest(members: list[list[Candidate]], fitting: Sequence[int]) -> int:
     return min(
-        (stage for stage in range(len(members)) if fits[stage]),
+        fitting,
         key=lambda stage: (len(members[stage]), sum(one.speed for one in members[stage])),
     )

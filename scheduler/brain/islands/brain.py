@@ -29,7 +29,7 @@ from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Input
 from scheduler.brain.islands import view
 from scheduler.brain.islands.checkpoints import Gone, JointCheckpoints, Saving
-from scheduler.brain.islands.forks import Division, Divisions, plan
+from scheduler.brain.islands.forks import Division, Divisions
 from scheduler.brain.islands.outer_steps import OuterSteps
 from scheduler.brain.islands.parity import OuterWeights
 from scheduler.brain.islands.roster import Roster
@@ -122,7 +122,7 @@ class IslandsBrain:
             case inputs.Happened(peer=peer) | inputs.PeerBack(peer=peer) | inputs.AskToLeave(peer=peer):
                 return self._told(peer, happened, now_s)
             case inputs.Join(replica=replica):
-                self._roster.island_of[replica.peer] = self._roster.neediest([replica.stage])[0]
+                self._roster.admit(replica)
                 return self._told(replica.peer, happened, now_s)
             case inputs.CheckpointKept(version=version) | inputs.CheckpointNotKept(version=version):
                 return self._written(happened, version, now_s)
@@ -464,13 +464,8 @@ class IslandsBrain:
         """Let lost islands begin anew behind an outer step, where others can give replicas for all their stages."""
         if self.is_stopping or step + 1 == self.settings.steps:
             return []
-        decided: list[Output] = []
-        for division in plan(self._roster, step + 1):
-            for peer in division.awaited:
-                leave = inputs.AskToLeave(peer, f"goes over to island {division.island}")
-                decided += self._tell(division.origin, leave, now_s)
-            self._divisions.add(division)
-        return decided
+        leaves = self._divisions.begin(self._roster, step + 1)
+        return [one for island, leave in leaves for one in self._tell(island, leave, now_s)]
 
     def _settle(self, now_s: float) -> list[Output]:
         """Begin the islands whose replicas have all gone over; give up those that lack a stage."""

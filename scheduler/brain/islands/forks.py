@@ -4,16 +4,19 @@
         ──each has made the commit of s, and left──▶ whole: the island begins with version s + 1, on a new timeline
         ──none of them is left at a stage──▶ given up
 
+Replicas of another site than the island's own go together, so an island is of one site (roster.py). Where a whole
+pipeline of a site without an island has joined one of several at another site, those of that one leave it.
+
 Behind an outer step all islands hold the outer weights and nothing else, so nothing of the other island counts twice,
 and no state has to travel. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.inputs import AskToLeave, ReplicaRecord
 from scheduler.brain.islands.roster import Roster
 from scheduler.brain.outputs import Fork
 from scheduler.brain.settings import BrainSettings
@@ -56,6 +59,15 @@ class Divisions:
     def add(self, division: Division) -> None:
         self._of.append(division)
 
+    def begin(self, roster: Roster, version: int) -> list[tuple[int, AskToLeave]]:
+        """Divide islands behind an outer step; gives who is to leave which island."""
+        leaves = []
+        for one in plan(roster, version):
+            self.add(one)
+            leaves += [(one.origin, AskToLeave(peer, f"goes over to island {one.island}")) for peer in one.awaited]
+        moved = "its island is another site's now"
+        return leaves or [(island, AskToLeave(peer, moved)) for island, peer in handed_over(roster, version)]
+
     def settled(self, roster: Roster) -> list[Division]:
         """Those for which nobody is awaited any more; they are forgotten here."""
         found = []
@@ -87,20 +99,57 @@ class Divisions:
 def plan(roster: Roster, version: int) -> list[Division]:
     """Which lost islands begin with `version` as copies of which others, and with which replicas.
 
-    An island gives half of the replicas of each stage, if `limits.min_replicas` remain on both sides; the one with the
-    most comes first, and each gives to one.
+    An island gives those of another site than its own, else half of the replicas of each stage, if
+    `limits.min_replicas` remain on both sides; the one with the most comes first, and each gives to one.
     """
     if not roster.lost:
         return []
-    at_work = roster.at_work()
-    settings = next(iter(at_work.values())).settings
-    stages, least = range(len(settings.split)), max(1, settings.rebalance.min_replicas)
-    able = {n: [one.may_divide(stage, version - 1) for stage in stages] for n, one in at_work.items()}
+    least, able = _able(roster, version)
     many = sorted(able, key=lambda island: (-min(map(len, able[island])), -sum(map(len, able[island])), island))
     givers = [island for island in many if all(len(pool) >= 2 * least for pool in able[island])]
     divisions = []
     for island, origin in zip(sorted(roster.lost), givers, strict=False):
-        going = {one.peer: one for pool in able[origin] for one in sorted(pool, key=lambda one: one.peer)[1::2]}
+        pools, guests = able[origin], _guests(able[origin], roster.home(origin), least)
+        if guests and any(len(pool) - len(some) < least for pool, some in zip(pools, guests, strict=True)):
+            guests = []
+        halves = [sorted(pool, key=lambda one: one.peer)[1::2] for pool in pools]
+        going = {one.peer: one for pool in guests or halves for one in pool}
         fork = Fork(roster.next_timeline(island), roster.timelines[origin], version)
         divisions.append(Division(island, origin, fork, going))
     return divisions
+
+
+def handed_over(roster: Roster, version: int) -> list[tuple[int, PeerId]]:
+    """Who leaves which island with `version`, so that it is of one site.
+
+    Where an island has `limits.min_replicas` for each stage of a site that is at no other island, those stay, and those
+    of sites that are at others go.
+    """
+    least, able = _able(roster, version)
+    sites = {island: {one.site for pool in pools for one in pool} - {""} for island, pools in able.items()}
+    leaves = []
+    for island, pools in able.items():
+        elsewhere = {site for other, found in sites.items() if other != island for site in found}
+        if any(_enough(pools, site, least) for site in sites[island] - elsewhere):
+            leaves += [(island, one.peer) for pool in pools for one in pool if one.site in elsewhere]
+    return leaves
+
+
+def _able(roster: Roster, version: int) -> tuple[int, dict[int, list[list[ReplicaRecord]]]]:
+    """`limits.min_replicas`; the replicas of each stage of each island that may leave it with `version`."""
+    at_work = roster.at_work()
+    settings = next(iter(at_work.values())).settings
+    able = {n: [one.may_divide(at, version - 1) for at in range(len(settings.split))] for n, one in at_work.items()}
+    return max(1, settings.rebalance.min_replicas), able
+
+
+def _guests(pools: Sequence[Sequence[ReplicaRecord]], home: str, least: int) -> list[list[ReplicaRecord]]:
+    """Of each stage those from one other site than the island's home, if there are enough of them; else nobody."""
+    sites = sorted({one.site for pool in pools for one in pool} - {"", home})
+    return next((found for site in sites if (found := _enough(pools, site, least))), [])
+
+
+def _enough(pools: Sequence[Sequence[ReplicaRecord]], site: str, least: int) -> list[list[ReplicaRecord]]:
+    """Those of a site for each stage; nobody if there are too few for some."""
+    of_site = [[one for one in pool if one.site == site] for pool in pools]
+    return of_site if all(len(pool) >= least for pool in of_site) else []

@@ -4,15 +4,20 @@
 
 Each life of an island has a timeline of its own, so nothing of an earlier one is taken for it. Questions only, but for
 the two arrows.
+
+The home of an island is a site. A peer joins the island at its site. If there is none, it joins one whose site has
+several, or any while one is lost: behind an exchange that island is its site's (forks.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from scheduler.brain.fleet.placement import Candidate
+from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.islands.exchange import Delegation
 from scheduler.brain.job import JobBrain
 from scheduler.brain.state.mode import Mode
@@ -31,6 +36,7 @@ class Roster:
     least: int
     lost: dict[int, str] = field(default_factory=dict)  # islands that are not at work, and why
     island_of: dict[PeerId, int] = field(default_factory=dict)
+    _sent: dict[PeerId, str] = field(default_factory=dict)  # the sites of those that are on their way
     _given: dict[int, int] = field(default_factory=dict)  # the newest timeline that was meant for a next life
 
     # The arrows ------------------------------------------------------------------------------------------------------
@@ -102,21 +108,68 @@ class Roster:
         """The islands, those with the fewest in these stages first: replicas, joiners, and peers `sent` to each."""
         wanted, islands = set(stages), self.at_work()
         coming = {number: [*sent.get(number, {}).values()] for number in islands}
-        held = {n: sum(one.present(at) + coming[n].count(at) for at in wanted) for n, one in islands.items()}
+        held = {n: sum(len(one.present(at)) + coming[n].count(at) for at in wanted) for n, one in islands.items()}
         return sorted(held, key=held.__getitem__)
+
+    def home(self, island: int) -> str:
+        """The site of most replicas of an island at work, of those that say where they are; empty if none does."""
+        counts = Counter(one.site for stage in self._stages for one in self.islands[island].present(stage) if one.site)
+        return min(counts, key=lambda site: (-counts[site], site)) if counts else ""
+
+    def open_to(self, site: str) -> list[int]:
+        """The islands that a peer of a site may join: those of its site, else one that may become its site's."""
+        homes = {island: self.home(island) for island in self.present}
+        if not site or not any(homes.values()):
+            return list(homes)
+        own = [island for island, home in homes.items() if home == site]
+        guests = [n for n in homes if any(r.site == site for at in self._stages for r in self.islands[n].present(at))]
+        nobodys = [island for island, home in homes.items() if not home]
+        doubled = [island for island, home in homes.items() if [*homes.values()].count(home) > 1]
+        return own or guests or nobodys or doubled or (list(homes) if self.lost else [])
+
+    def admit(self, replica: ReplicaRecord) -> None:
+        """The peer joins: settle in which island."""
+        self._sent.pop(replica.peer, None)
+        self.island_of[replica.peer] = self._nearest(replica.site, [replica.stage])[0]
+
+    def _nearest(
+        self, site: str, stages: Iterable[int], sent: Mapping[int, Mapping[PeerId, int]] = MappingProxyType({})
+    ) -> list[int]:
+        """The islands, those that are open to the site first, and of those the neediest."""
+        able = self.open_to(site)
+        return sorted(self.neediest(stages, sent), key=lambda island: island not in able)
 
     def where_to_join(
         self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int]
     ) -> Decision[int]:
-        """A stage of the island with the fewest replicas."""
+        """A stage of the island with the fewest replicas, of those that are open to the peer's site."""
         islands = self.at_work()
         sent: dict[int, dict[PeerId, int]] = {number: {} for number in islands}
         for peer, stage in coming.items():  # as if all came now
             if not any(one.is_joining(peer) or one.stage_of(peer) is not None for one in islands.values()):
-                sent[self.neediest([stage], sent)[0]][peer] = stage
-        numbers = self.neediest(range(len(next(iter(islands.values())).settings.split)), sent)
-        decisions = [islands[number].where_to_join(idle, fitting, now_s, sent[number]) for number in numbers]
-        return next((one for one in decisions if one.plan is not None), decisions[0])
+                sent[self._nearest(self._sent.get(peer, ""), [stage], sent)[0]][peer] = stage
+        fits = list(fitting)
+        decision: Decision[int] = Decision(None, f"no island is at {idle.site}, where it is")
+        for island in (one for one in self.neediest(self._stages, sent) if one in self.open_to(idle.site)):
+            lacking = self._lacking(island, idle.site, fits, sent[island])
+            decision = islands[island].where_to_join(idle, lacking, now_s, sent[island])
+            if decision.plan is not None:
+                self._sent[idle.peer] = idle.site
+                break
+        return decision
+
+    def _lacking(self, island: int, site: str, fitting: Sequence[int], coming: Mapping[PeerId, int]) -> Sequence[int]:
+        """Of the stages, those with the fewest of a site that is not the island's own: it needs one for each stage."""
+        if not site or self.home(island) in ("", site):
+            return fitting
+        counts = Counter(dict.fromkeys(fitting, 0))
+        counts.update(stage for stage in fitting for one in self.islands[island].present(stage) if one.site == site)
+        counts.update(stage for peer, stage in coming.items() if stage in counts and self._sent.get(peer) == site)
+        return [stage for stage, count in counts.items() if count == min(counts.values())]
+
+    @property
+    def _stages(self) -> range:
+        return range(len(self.islands[0].settings.split))
 
     def delegations(self, step: int) -> list[Delegation]:
         """Who may go for each island to an outer step, and for how many tokens."""

@@ -132,6 +132,10 @@ class Pool:
     def suspects(self) -> list[PeerId]:
         return [peer for peer, standing in self._standings.items() if standing.is_suspect]
 
+    def heard(self, stage: int) -> list[ReplicaRecord]:
+        """The replicas of a stage that are no suspects."""
+        return [self._standings[peer].replica for peer in self.by_stage[stage] if not self._standings[peer].is_suspect]
+
     def may_work(self, peer: PeerId) -> bool:
         return not self._standings[peer].is_suspect and peer not in self.leaves
 

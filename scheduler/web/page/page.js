@@ -395,7 +395,7 @@ function showPool() {
     badge(name.firstElementChild, one.state);
     const island = one.island === undefined ? "" : ` in island ${one.island}`;
     say(serves, one.job ? `stage ${one.stage}${island} of ${one.job}` : "");
-    say(device, one.state === "relay" ? "" : one.device || "");
+    say(device, one.state === "relay" ? "" : (one.device || "") + (one.site ? ` at ${one.site}` : ""));
     say(memory, one.memory || "");
     say(speed, pace(one.pace_s));
     say(work, one.load === undefined ? "" : String(one.load));

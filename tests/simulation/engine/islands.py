@@ -11,7 +11,7 @@ what passed the door of the brain and what replicas did; checkers at the end of 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
@@ -186,7 +186,9 @@ class Replica:
 class World:
     """The brain, its replicas and its database."""
 
-    def __init__(self, shape: Shape, seed: int) -> None:
+    def __init__(self, shape: Shape, seed: int, sites: Mapping[str, str] | None = None) -> None:
+        """`sites`: where replicas are, by peer."""
+        where = sites or {}
         self.shape, self.rng, self.history = shape, Random(seed), list[object]()
         self.epoch, self.now_s, self.over = 1, 0.0, False
         self.on_stall: OnStall = "wait"
@@ -197,7 +199,12 @@ class World:
             for island in range(shape.islands)
         ]
         self.replicas = {
-            peer: Replica(ReplicaRecord(peer, 1, f"at {peer}", stage), island, island, self.courses[island])
+            peer: Replica(
+                ReplicaRecord(peer, 1, f"at {peer}", stage, site=where.get(peer, "")),
+                island,
+                island,
+                self.courses[island],
+            )
             for island in range(shape.islands)
             for stage in range(STAGES)
             for number in range(shape.replicas)
@@ -323,7 +330,7 @@ class World:
             if one.is_free:
                 continue
             hello = Hello(peer, 1, PROTOCOL_VERSION, "", f"at {peer}", "", "cpu", 1, 0, -1, JOB, one.timeline,
-                          one.version, (), one.record.stage)  # fmt: skip
+                          one.version, (), one.record.stage, site=one.record.site)  # fmt: skip
             self.tell(inputs.Happened(peer, hello))
             for event in (self._loaded(one), *one.said):
                 self.tell(inputs.Happened(peer, event))

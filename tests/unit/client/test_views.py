@@ -74,6 +74,14 @@ def test_islands_are_shown_with_what_they_wait_for_and_of_a_stage_server_the_one
     assert [peer_values(Peer("c", job="j", stage=1, island=one))["island"] for one in ("1", "")] == [1, None]
 
 
+def test_the_site_of_stage_servers_is_shown_where_one_has_said_it() -> None:
+    with_site = printed(peers_table([Peer("c", site="lyon"), Peer("d")]), 200)
+    assert "SITE" in with_site[0].split()
+    assert "lyon" in with_site[1].split()
+    assert "SITE" not in printed(peers_table([Peer("d")]), 200)[0].split()
+    assert [peer_values(Peer("c", site=one))["site"] for one in ("lyon", "")] == ["lyon", None]
+
+
 def test_a_follower_says_why_a_running_job_is_in_another_situation(capsys: pytest.CaptureFixture[str]) -> None:
     """A full disk was in `ls` only: `submit` showed the last step for minutes."""
     show = _plain(Shell())

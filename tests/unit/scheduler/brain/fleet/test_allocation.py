@@ -392,3 +392,19 @@ def test_a_running_job_that_has_as_many_as_it_takes_leaves_the_others_to_the_nex
     assert given(allocate(idle[:1], idle, [], [empty], {})) == {"x": (A, 0)}, "a stage that nobody serves comes first"
     moves = {PeerId("x"): Reservation(A, 1, 9.0)}
     assert given(allocate(idle[:1], idle, [], [full], moves)) == {"x": (A, 0)}, "it has its place already"
+
+
+def test_the_stage_servers_of_a_site_are_placed_in_one_island() -> None:
+    job = PendingJob(B, (10,) * 4, 1, 1.0, islands=2)
+    sited = [replace(one, site=site) for one, site in zip(peers(*"abcde"), ("x", "y", "x", "y", "x"), strict=True)]
+    plan = job.plan(sited).plan
+    assert plan is not None
+    assert {peer: place // 2 for peer, place in plan.items()} == {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0}
+    assert job.least(sited) < {"a", "b", "c", "d", "e"}
+    few = replace(job, peers_max=4).plan(sited).plan
+    assert few is not None
+    assert {"b", "d"} < few.keys()
+    pinned = [replace(one, pinned_stage=1) if one.peer == "b" else one for one in sited]
+    assert (job.plan(pinned).plan or {})["b"] == 3, "its stage, at its site"
+    assert job.plan(sited[:3]).plan is None
+    assert replace(job, unfit=frozenset({PeerId("b")})).plan(sited).plan is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.fleet.placement import Candidate, place
+from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, place
 from swarm.types import PeerId
 
 
@@ -65,3 +67,77 @@ def test_without_pins_stages_differ_by_one_and_order_does_not_matter(pins, stage
     assert [list(decision.plan.values()).count(stage) for stage in range(stages)] == sizes
     assert all(decision.plan[one.peer] == one.pinned_stage for one in candidates if 0 <= one.pinned_stage < stages)
     assert sum(pinned) <= len(decision.plan)
+
+
+# Sites ---------------------------------------------------------------------------------------------------------------
+
+
+def at(**sites: int) -> list[Candidate]:
+    """So many peers at each site, named for it; `nowhere` is none."""
+    return [
+        Candidate(PeerId(f"{site}-{number}"), site="" if site == "nowhere" else site)
+        for site, count in sites.items()
+        for number in range(count)
+    ]
+
+
+def islands(candidates: list[Candidate], count: int, stages: int = 2, min_replicas: int = 1) -> list[list[str]]:
+    """The peers of each island, by name without its number; no islands if the job cannot start."""
+    homes = homes_of(candidates, count, min_replicas, (0,) * stages)
+    plan = place(candidates, stages * count, min_replicas, homes=homes).plan or {}
+    of = [[peer.rpartition("-")[0] for peer, at in plan.items() if at // stages == one] for one in range(count)]
+    return of if plan else []
+
+
+def test_those_of_a_site_serve_one_island() -> None:
+    assert islands(at(lyon=3, berlin=2), 2) == [["berlin"] * 2, ["lyon"] * 3]
+    assert islands(at(lyon=3, berlin=2, nowhere=2), 2) == [["berlin"] * 2 + ["nowhere"] * 2, ["lyon"] * 3]
+    assert homes_of(at(nowhere=4), 2, 1, (0, 0)) == (), "sites do not matter where nobody has one"
+    assert homes_of(at(lyon=4, berlin=2), 1, 1, (0, 0)) == (), "nor with one island"
+
+
+def test_a_site_that_is_too_small_is_completed_by_those_without_one_but_not_by_another() -> None:
+    assert islands(at(lyon=2, berlin=1, nowhere=1), 2) == [["berlin", "nowhere"], ["lyon"] * 2]
+    assert islands(at(lyon=3, berlin=1), 2) == []
+    homes = homes_of(at(lyon=3, berlin=1), 2, 1, (0, 0))
+    decision = place(at(lyon=3, berlin=1), 4, 1, homes=homes)
+    assert decision.reason.startswith("stage 1 needs 1 replica more")
+    assert decision.reason.endswith("the stage servers of an island are of one site, here berlin, lyon")
+
+
+def test_the_largest_sites_have_the_islands_and_the_others_none() -> None:
+    decision = place(at(rome=2, lyon=3, berlin=4), 4, 1, homes=homes_of(at(rome=2, lyon=3, berlin=4), 2, 1, (0, 0)))
+    assert {peer.rpartition("-")[0] for peer in decision.plan or {}} == {"lyon", "berlin"}
+    assert "no island is at rome" in decision.reason
+
+
+def test_a_site_has_several_islands_where_there_are_not_enough_others() -> None:
+    assert islands(at(lyon=4), 2) == [["lyon"] * 2] * 2
+    assert islands(at(lyon=5, berlin=2), 3) == [["berlin"] * 2, ["lyon"] * 3, ["lyon"] * 2]
+
+
+def test_a_pinned_peer_serves_its_stage_at_its_site() -> None:
+    homes = homes_of(at(berlin=2, lyon=2), 2, 1, (0, 0))
+    pinned = Candidate(PeerId("p"), 1, site="lyon")
+    assert at_home(pinned, homes, 2).pinned_stage == 3
+    assert at_home(replace(pinned, site=""), homes, 2).pinned_stage == 1
+    assert at_home(replace(pinned, site="rome"), homes, 2).pinned_stage == 1
+    assert at_home(replace(pinned, pinned_stage=-1), homes, 2).pinned_stage == -1
+
+
+@given(st.lists(st.sampled_from(["", "a", "b", "c"]), max_size=14), st.integers(2, 3), st.integers(1, 2), st.randoms())
+def test_no_island_has_two_sites_and_order_does_not_matter(sites, count, stages, rng) -> None:
+    candidates = [Candidate(PeerId(f"p{number:02}"), site=site) for number, site in enumerate(sites)]
+    homes = homes_of(candidates, count, 1, (0,) * stages)
+    decision = place(candidates, count * stages, 1, homes=homes)
+    shuffled = list(candidates)
+    rng.shuffle(shuffled)
+    assert homes_of(shuffled, count, 1, (0,) * stages) == homes
+    assert place(shuffled, count * stages, 1, homes=homes).plan == decision.plan
+    site_of = {one.peer: one.site for one in candidates}
+    for island in range(count):
+        members = [peer for peer, place in (decision.plan or {}).items() if place // stages == island]
+        assert len({site_of[peer] for peer in members} - {""}) <= 1
+    whole = [site for site in {*sites} - {""} if sites.count(site) >= stages]
+    if len(whole) >= count:
+        assert decision.plan is not None

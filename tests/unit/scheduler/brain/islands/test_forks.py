@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.brain.inputs import ReplicaRecord
-from scheduler.brain.islands.forks import Division, Divisions, plan
+from scheduler.brain.islands.forks import Division, Divisions, handed_over, plan
 from scheduler.brain.outputs import Fork
 from swarm.job.course import TIMELINES_MAX
 from swarm.types import PeerId
@@ -17,8 +17,8 @@ def division(*peers: PeerId) -> Division:
     return Division(1, 0, Fork(9, 0, 3), awaited)
 
 
-def loaded(**shape: int) -> World:
-    world = World(Shape(**shape), 0)
+def loaded(sites: dict[str, str] | None = None, **shape: int) -> World:
+    world = World(Shape(**shape), 0, sites)
     while not all(world.database[island] for island in range(world.shape.islands)):
         world.turn()
     return world
@@ -65,3 +65,35 @@ def test_who_is_lost_on_the_way_does_not_go_over() -> None:
     assert divisions.lost(A), "it is nobody's now"
     (one,) = divisions
     assert (one.awaited, one.arrived) == ({}, {})
+
+
+# Three replicas of each stage of island 0 are at lyon, one is at berlin, where the lost island was.
+MIXED = {f"i0-s{stage}-{number}": "berlin" if number == 0 else "lyon" for stage in range(2) for number in range(4)}
+
+
+def test_those_of_another_site_go_over_together_and_nobody_else() -> None:
+    roster = loaded(MIXED, islands=2, replicas=4).brain._roster
+    roster.lose(1, "gone")
+    (one,) = plan(roster, 3)
+    assert sorted(one.awaited) == ["i0-s0-0", "i0-s1-0"]
+
+
+def test_half_of_a_site_goes_over_if_nobody_is_of_another_at_some_stage() -> None:
+    roster = loaded(MIXED | {"i0-s1-0": "lyon"}, islands=2, replicas=4).brain._roster
+    roster.lose(1, "gone")
+    (one,) = plan(roster, 3)
+    assert sorted(one.awaited) == ["i0-s0-1", "i0-s0-3", "i0-s1-1", "i0-s1-3"]
+
+
+def test_those_whose_site_is_at_another_island_leave_one_that_is_whole_without_them() -> None:
+    guests = {"i1-s0-0": "berlin", "i1-s1-1": "berlin"}
+    lyon = {f"i{i}-s{stage}-{number}": "lyon" for i in range(2) for stage in range(2) for number in range(2)}
+    roster = loaded(lyon | guests, islands=2).brain._roster
+    assert handed_over(roster, 3) == [(1, "i1-s0-1"), (1, "i1-s1-0")]
+    leaves = Divisions().begin(roster, 3)
+    assert [(island, leave.peer) for island, leave in leaves] == handed_over(roster, 3)
+    roster = loaded(lyon | {"i1-s0-0": "berlin"}, islands=2).brain._roster
+    assert handed_over(roster, 3) == [], "it has nobody at the other stage"
+    apart = lyon | {peer: "berlin" for peer in lyon if peer.startswith("i1")} | {"i0-s0-0": "berlin"}
+    strayed = loaded(apart | {"i0-s1-0": "berlin"}, islands=2).brain._roster
+    assert handed_over(strayed, 3) == [(0, "i0-s0-0"), (0, "i0-s1-0")], "they have an island"

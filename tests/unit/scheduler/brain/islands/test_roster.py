@@ -1,0 +1,62 @@
+"""scheduler.brain.islands.roster: which island a peer joins, by its site."""
+
+from __future__ import annotations
+
+from scheduler.brain.fleet.placement import Candidate
+from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.islands.roster import Roster
+from swarm.types import PeerId
+from tests.simulation.engine.islands import Shape, World
+
+NEW = PeerId("new")
+
+
+def roster(islands: int = 2, **sites: str) -> Roster:
+    """Islands of two stages x two replicas; `sites` says where those of an island (i0), or one (i0_s0_1), are."""
+    named = {name.replace("_", "-"): site for name, site in sites.items()}
+    peers = [f"i{i}-s{stage}-{number}" for i in range(islands) for stage in range(2) for number in range(2)]
+    world = World(Shape(islands=islands), 0, {peer: named.get(peer, named.get(peer[:2], "")) for peer in peers})
+    while not all(world.database[island] for island in range(islands)):
+        world.turn()
+    return world.brain._roster
+
+
+def test_the_home_of_an_island_is_the_site_of_most_of_its_replicas() -> None:
+    mixed = roster(i0="lyon", i0_s0_1="berlin", i0_s1_0="")
+    assert [mixed.home(island) for island in (0, 1)] == ["lyon", ""]
+
+
+def test_a_peer_joins_the_island_at_its_site_though_another_has_fewer_replicas() -> None:
+    two = roster(i0="lyon", i1="berlin")
+    assert [two.open_to(site) for site in ("lyon", "berlin", "rome", "")] == [[0], [1], [], [0, 1]]
+    refused = two.where_to_join(Candidate(NEW, site="rome"), [0, 1], 1.0, {})
+    assert (refused.plan, refused.reason) == (None, "no island is at rome, where it is")
+    for number in range(3):
+        peer = PeerId(f"new-{number}")
+        assert two.where_to_join(Candidate(peer, site="berlin"), [0, 1], 1.0, {}).plan is not None
+        two.admit(ReplicaRecord(peer, 1, "", 0, site="berlin"))
+        assert two.island_of[peer] == 1
+
+
+def test_without_sites_all_islands_are_open() -> None:
+    two = roster()
+    assert two.open_to("rome") == [0, 1]
+    assert two.where_to_join(Candidate(NEW, site="rome"), [0, 1], 1.0, {}).plan is not None
+
+
+def test_a_site_without_an_island_gets_one_of_two_at_one_site_or_any_while_one_is_lost() -> None:
+    three = roster(islands=3, i0="lyon", i1="berlin", i2="lyon")
+    assert three.open_to("rome") == [0, 2]
+    two = roster(i0="lyon", i1="berlin")
+    two.lose(1, "gone")
+    assert two.open_to("berlin") == [0]
+
+
+def test_those_of_another_site_spread_over_the_stages() -> None:
+    """Two that came at once went to one stage, so the other one never had any, and the island no second home."""
+    two = roster(i0="lyon", i1="berlin")
+    two.lose(1, "gone")
+    first = two.where_to_join(Candidate(PeerId("x"), site="berlin"), [0, 1], 1.0, {}).plan
+    assert first is not None
+    second = two.where_to_join(Candidate(PeerId("y"), site="berlin"), [0, 1], 1.0, {PeerId("x"): first}).plan
+    assert second == 1 - first
