@@ -74,7 +74,7 @@ def values(kind: type[Any], name: str) -> st.SearchStrategy[Any]:
     kind = getattr(kind, "__supertype__", kind)
     if name in WORDS:
         return st.sampled_from(WORDS[name])
-    if name in ("job", "peer", "unit", "sender", "accused", "to", "owner", "verifier"):
+    if name in ("job", "peer", "unit", "sender", "accused", "to", "owner", "verifier", "site"):
         return names
     if name == "pinned_stage":
         return st.integers(-1, 2**31 - 1)
