@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -318,14 +319,14 @@ class Crew:
         node = ""
         actor = self._actors[name] = self._cluster.host()
         try:
-            about = await actor.about.remote()
+            about = await answer(actor.about.remote())
             node = f"on {about['node']} "
             check_versions(about)
             flags, environment = self._flags(about["node"]), await self._environment()
             self._started.add(name)
             try:
                 async with asyncio.timeout(START_S_MAX):
-                    facts = await actor.start.remote(flags, environment)
+                    facts = await answer(actor.start.remote(flags, environment))
             except TimeoutError:
                 raise DeadlinePassed(f"{node}is not ready after {START_S_MAX:.0f} s") from None
             if facts:
@@ -333,7 +334,7 @@ class Crew:
                 self._ready[name] = facts if self._cluster.is_local else facts | {"http": ""}
                 if len(self._ready) == self._cluster.count:
                     self._complete.set()
-            code, tail = await actor.ended.remote()
+            code, tail = await answer(actor.ended.remote())
             raise ProcessEnded(f"{node}{how_it_ended(code)}{self._noted(name, tail)}")
         except self._cluster.ray.exceptions.RayError as error:
             if "ModuleNotFoundError" in str(error):
@@ -383,7 +384,29 @@ class Crew:
 
 
 async def _stopped(actor: Any) -> None:
-    await actor.stop.remote(END_S_MAX)
+    await answer(actor.stop.remote(END_S_MAX))
+
+
+async def answer(asked: Any) -> Any:
+    """What an actor gives, once it does. Whoever waits can be cancelled and Ray does not notice: its client for
+    ray://HOST:PORT prints a traceback about futures that were."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(given: Future[Any]) -> None:
+        if waiter.done():
+            return
+        if (error := given.exception()) is not None:
+            waiter.set_exception(error)
+        else:
+            waiter.set_result(given.result())
+
+    def given(future: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, future)
+
+    asked.future().add_done_callback(given)
+    return await waiter
 
 
 def check_versions(about: dict[str, str]) -> None:

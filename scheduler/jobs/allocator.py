@@ -72,6 +72,8 @@ class Allocator:
                 while (wait_s := min(self._peers.changed_s + self._settle_s, until_s) - now_s()) > 0:  # noqa: ASYNC110
                     await asyncio.sleep(wait_s)
                 await self._start_waiting()
+            if self._registry.at_work() and self._membership.idle_peers():
+                await self._learn_needs()
             self._hand_out_idle()
 
     def idle(self) -> list[IdlePeer]:
@@ -113,6 +115,12 @@ class Allocator:
         if replicas not in known.by_replicas:
             known.by_replicas[replicas] = needs(model_costs(job.spec), split_of(job.spec), replicas * stages)
         return known.by_replicas[replicas]
+
+    async def _learn_needs(self) -> None:
+        """Find out what waiting jobs need while idle peers are handed out. Others have their turn after each job."""
+        for job in self._registry.waiting():
+            self._needs(job, len(self._membership.lasting_peers()) // job.spec.islands.count)
+            await asyncio.sleep(0)
 
     def _all_unfit(self, job: Job) -> frozenset[PeerId]:
         """The peers that the job cannot use. One that is pinned to a stage serves it in the first island."""

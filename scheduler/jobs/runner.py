@@ -248,7 +248,7 @@ class _Effects:
             case outputs.Vouch():
                 self._sink.vouch(output)
             case outputs.DropCheckpoint(version=version, reason=reason, fault=fault):
-                self._sink.drop()
+                self._sink.drop(is_false=reason == "peer")
                 job.unsaved = f"the checkpoint at step {version} could not be written: {fault}"
                 self._metrics.checkpoint_failed(job.record.id, reason)
             case _:

@@ -48,6 +48,7 @@ class CheckpointWriter:
         self._spec = spec
         self._step = step
         self._files: dict[str, StoredFile] = {}
+        self._is_published = False
         with _writing(step):
             self.name = _free_name(storage, step)
             self._draft = storage.begin(self.name, tag)
@@ -92,6 +93,7 @@ class CheckpointWriter:
                 self._draft.discard()
                 self._storage.point(known.name)
                 return known
+            self._is_published = True
             self._draft.publish(json_bytes(_manifest(self._spec, facts, sha256, files)))
             self._storage.point(self.name)
         return find(self._storage, self.name)
@@ -102,6 +104,14 @@ class CheckpointWriter:
 
     def discard(self) -> None:
         self._draft.discard()
+
+    def withdraw(self) -> None:
+        """Remove it, however far it got; `latest` names the one before again. StorageError."""
+        self._draft.discard()
+        if self._is_published and self.name in self._storage.names():
+            self._storage.remove(self.name)
+            if left := list_checkpoints(self._storage)[0]:
+                self._storage.point(left[-1].name)
 
     def written(self, file: StoredFile) -> None:
         self._files[file.path] = file

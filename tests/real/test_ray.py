@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,8 @@ import psutil
 import pytest
 from ray.cluster_utils import Cluster
 
-from tests.support.services import until
+from swarm.process.children import dying_with_parent
+from tests.support.services import free_port, until
 from tests.support.simulated import write_text
 
 STEPS = 150
@@ -68,6 +71,30 @@ def cluster() -> Iterator[Cluster]:
         cluster.shutdown()
 
 
+@pytest.fixture
+def client_of_ray(tmp_path: Path) -> Iterator[str]:
+    """Where Ray Client reaches a cluster of one node on loopback, as from a machine that is no part of it."""
+    port = free_port()
+    head = ["start", "--head", "--block", "--port=0", "--node-ip-address=127.0.0.1", "--num-cpus=1"]
+    head += [f"--ray-client-server-port={port}", "--include-dashboard=false"]
+    with (tmp_path / "ray.log").open("w") as log:
+        command = dying_with_parent([sys.executable, "-m", "ray.scripts.scripts", *head])
+        ray = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def answers() -> bool:
+        assert ray.poll() is None, (tmp_path / "ray.log").read_text()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return True
+        return False
+
+    try:
+        until("Ray Client answers", answers, timeout_s=90.0)
+        yield f"ray://127.0.0.1:{port}"
+    finally:
+        ray.terminate()  # and with it all that it has started
+        ray.wait(timeout=60)
+
+
 def add_node(cluster: Cluster) -> Any:
     return cluster.add_node(num_cpus=1, node_ip_address="127.0.0.1")
 
@@ -108,3 +135,22 @@ def test_a_job_outlives_a_node_of_its_cluster_with_the_bits_of_one_process(clust
         for process in (up, alone):
             process.kill()
             process.wait()
+
+
+@pytest.mark.timeout(180)
+def test_a_cluster_that_is_reached_through_ray_client_trains_a_job(client_of_ray: str, tmp_path: Path) -> None:
+    """It trained, and then printed a traceback of Ray's."""
+    write_text(tmp_path)
+    (tmp_path / "job.toml").write_text(JOB.replace(f"steps = {STEPS}", "steps = 3").replace("stages = 2", "stages = 1"))
+    flags = ("--stages", "1", "--replicas", "1", "--port", "0", "--data-dir", "data", "--job", "job.toml")
+    up = swarm(tmp_path, "up", "--ray", client_of_ray, *flags)
+    try:
+        out, _ = up.communicate(timeout=150)
+        said = (tmp_path / "up.err").read_text()
+        assert up.returncode == 0, said
+        assert out.startswith("tiny-")
+        assert "Traceback" not in said, said
+        assert stage_servers() == []
+    finally:
+        up.kill()
+        up.wait()

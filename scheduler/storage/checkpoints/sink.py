@@ -65,6 +65,7 @@ class _Open:
     arriving: set[str] = field(default_factory=set)  # files that are being written
     sizes: dict[int, dict[str, int]] = field(default_factory=dict)  # announced bytes by place and path
     vouched: dict[str, str] = field(default_factory=dict)  # sha256 by path; empty: nobody is asked
+    is_false: bool = False  # wrong bytes may be in it: it must not be kept, however far it is
 
     def reserve(self, header: StoreHeader, bytes_max: int) -> None:
         """Take a file in hand; Refused if it is being written already, or the stage cannot weigh so much."""
@@ -80,7 +81,7 @@ class _Open:
 
     @property
     def is_being_published(self) -> bool:
-        """Whether it is being completed; it then ends by itself, kept or failed."""
+        """Whether it is being completed; it then ends by itself."""
         return self.publishing is not None and not self.publishing.done()
 
 
@@ -193,11 +194,16 @@ class CheckpointSink:
         assert self._open is not None
         self._open.publishing = self._start(self._publish(self._open, move))
 
-    def drop(self) -> None:
-        """Forget what was collected; a checkpoint that is being published may still be completed."""
+    def drop(self, *, is_false: bool = False) -> None:
+        """Forget what was collected. A checkpoint that is being published may still be completed, unless `is_false`:
+        then whoever handed over a part of it may have held wrong bytes, and nothing of it is kept."""
         held, self._open = self._open, None
-        if held is not None and held.writer is not None and not held.is_being_published:
+        if held is None or held.writer is None:
+            return
+        if not held.is_being_published:
             self._discarding = self._start(self._discard(held.writer, self._discarding))
+        elif is_false:
+            held.is_false, self._discarding = True, held.publishing
 
     async def close(self) -> None:
         """Finish what is being published; drop what is not complete."""
@@ -221,6 +227,7 @@ class CheckpointSink:
 
     async def _publish(self, held: _Open, move: PublishCheckpoint) -> None:
         loop = asyncio.get_running_loop()
+        failed: CheckpointFailed | None = None
 
         def at_work() -> None:
             loop.call_soon_threadsafe(self._listener.at_work)
@@ -235,13 +242,17 @@ class CheckpointSink:
                 hint = "check the disk: what was written is not what is read back"
                 raise CheckpointFailed(f"it does not read back: {fault}", hint=hint)
         except CheckpointFailed as error:
-            self._listener.failed(held.version, error)
-            return
+            failed = error
         except SwarmError as error:  # hashes that contradict each other, or a report that makes no sense
-            self._listener.failed(held.version, CheckpointFailed(error.message, hint=error.hint, reason="peer"))
-            return
+            failed = CheckpointFailed(error.message, hint=error.hint, reason="peer")
         except Exception as error:
-            self._listener.failed(held.version, CheckpointFailed(f"internal error: {error!r}", reason="internal"))
+            failed = CheckpointFailed(f"internal error: {error!r}", reason="internal")
+        if held.is_false:
+            assert held.writer is not None
+            await self._withdraw(held.writer)
+            return
+        if failed is not None:
+            self._listener.failed(held.version, failed)
             return
         if self._open is held:
             self._open = None
@@ -275,6 +286,12 @@ class CheckpointSink:
         except SwarmError:
             return  # it never began
         await self._run(made.discard)
+
+    async def _withdraw(self, writer: asyncio.Future[CheckpointWriter]) -> None:
+        try:
+            await self._run((await asyncio.shield(writer)).withdraw)
+        except SwarmError as error:
+            self._listener.note("error", f"a checkpoint with wrong bytes may be left, do not use it: {error.message}")
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = self._tasks.create_task(work)

@@ -3,13 +3,15 @@ one."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from concurrent.futures import Future
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from client.up.actors import check_versions, connected, device_for, listening_host, remove_stale
+from client.up.actors import answer, check_versions, connected, device_for, listening_host, remove_stale
 from swarm.errors import IncompatibleVersion, InvalidConfig, UsageError
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.lifecycle import lock_folder
@@ -91,3 +93,26 @@ def test_the_folder_of_an_actor_that_was_killed_goes_and_no_other(tmp_path: Path
         remove_stale(tmp_path)
     kept = {"swarm-ray-alive", "swarm-ray-begun", "swarm-ray-link", "swarm-up-other", "far"}
     assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+async def test_whoever_waits_for_an_actor_can_be_cancelled_and_ray_does_not_notice() -> None:
+    """Ray's client for ray://HOST:PORT printed a traceback about futures that were cancelled."""
+
+    class Asked:
+        def __init__(self) -> None:
+            self.given: Future[str] = Future()
+
+        def future(self) -> Future[str]:
+            return self.given
+
+    never, later, lost = Asked(), Asked(), Asked()
+    waiting = [asyncio.create_task(answer(one)) for one in (never, later, lost)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    later.given.set_result("here")
+    lost.given.set_exception(OSError("gone"))
+    given = await asyncio.gather(*waiting, return_exceptions=True)
+    assert given[1] == "here"
+    assert [type(given[0]), type(given[2])] == [asyncio.CancelledError, OSError]
+    never.given.set_result("it may still be given")
+    await asyncio.sleep(0)

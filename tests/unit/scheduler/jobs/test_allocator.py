@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,18 +36,23 @@ class Scene:
     jobs: list[Job]  # in their order
     members: Membership = field(default_factory=Membership)
     placed: dict[JobId, list[PeerId]] = field(default_factory=dict)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         files = SimpleNamespace(batches=lambda spec, tokens, project: None)
         stores = SimpleNamespace(files=files, projects=SimpleNamespace(all=dict))
         ports = SimpleNamespace(stores=stores, settle_s=0.0)
         registry = SimpleNamespace(
+            all=lambda: self.jobs,
+            at_work=lambda: [job for job in self.jobs if job.waiting is None],
             waiting=lambda: [job for job in self.jobs if job.waiting is not None],
             enter=self._enter,
             say=lambda *_: None,
         )
         peers = SimpleNamespace(
+            changed_s=0.0,
             reservations=Reservations(),
+            wake=self.wake,
             assign=lambda job, peer, stage: self.members.assign(peer, job.record.id, stage, 0),
         )
         runner = SimpleNamespace(begin=lambda job, batches, islands: None)
@@ -78,6 +84,22 @@ def waits(id_: str, of: JobSpec) -> Job:
     return Job(JobRecord(JobId(id_), id_, JobState.PLACING, "", 0.0, 0.0, "{}", tokens), of, waiting=Waiting(0.0))
 
 
+async def turns_beside(work: Coroutine[Any, Any, None]) -> int:
+    """How many turns others had while it worked."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(others())
+    await work
+    beside.cancel()
+    return turns
+
+
 def test_a_turn_of_many_waiting_jobs_is_linear_and_lets_others_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,28 +125,60 @@ def test_a_turn_of_many_waiting_jobs_is_linear_and_lets_others_work(
         scene.join(PeerId(f"busy-{busy}"))
         scene.members.assign(PeerId(f"busy-{busy}"), JobId("other"), 0, 0.0)
 
-    async def turn() -> int:
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        beside = asyncio.create_task(others())
-        await scene.allocator._start_waiting()
-        beside.cancel()
-        return turns
-
     for needs in (JOBS_OPEN_MAX, 0):  # what a job needs is known at the next turn
         calls.clear()
-        assert asyncio.run(turn()) >= JOBS_OPEN_MAX - 1
+        assert asyncio.run(turns_beside(scene.allocator._start_waiting())) >= JOBS_OPEN_MAX - 1
         assert calls["PendingJob"] == JOBS_OPEN_MAX
         assert calls["needs"] == needs
         assert JOBS_OPEN_MAX <= calls["place"] <= 2 * JOBS_OPEN_MAX
         assert calls["least"] <= JOBS_OPEN_MAX
     assert scene.placed == {}
+
+
+def test_others_work_while_it_is_found_out_what_waiting_jobs_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With each peer that came or went, a thousand waiting jobs were looked at in one go."""
+    jobs = [waits(str(number), spec(tmp_path, 3)) for number in range(100)]
+    for job in jobs:
+        job.waiting = Waiting(0.0, tries_again_s=1e12)
+    working = waits("working", spec(tmp_path, 1))
+    working.waiting = None
+    scene = Scene([*jobs, working])
+    scene.join(A)
+    for busy in range(8):
+        scene.join(PeerId(f"busy-{busy}"))
+        scene.members.assign(PeerId(f"busy-{busy}"), JobId("other"), 0, 0.0)
+    turns = 0
+    needed: list[int] = []  # of each job, when others have had so many turns
+    handed = asyncio.Event()
+    found_out, hand_out = allocator.needs, scene.allocator._hand_out_idle
+
+    def find_out(*args: Any) -> Any:
+        needed.append(turns)
+        return found_out(*args)
+
+    def hand_out_and_say() -> None:
+        hand_out()
+        handed.set()
+
+    async def others() -> None:
+        nonlocal turns
+        while not handed.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        scene.wake.set()
+        task = asyncio.create_task(scene.allocator.run())
+        await others()
+        task.cancel()
+
+    monkeypatch.setattr(allocator, "needs", find_out)
+    monkeypatch.setattr(scene.allocator, "_hand_out_idle", hand_out_and_say)
+    asyncio.run(run())
+    assert len(needed) == len(jobs)
+    assert max(Counter(needed).values()) == 1, "one job a turn"
 
 
 def test_nothing_is_kept_for_a_job_that_only_a_quarantined_peer_could_complete(tmp_path: Path) -> None:

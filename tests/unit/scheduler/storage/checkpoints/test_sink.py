@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ import pytest
 from safetensors.numpy import save
 
 from scheduler.brain.outputs import PublishCheckpoint, Vouch
+from scheduler.storage.checkpoints import sink
 from scheduler.storage.checkpoints.sink import CheckpointSink, Subject, _stage_bytes_max, _try_out
 from scheduler.storage.state_files import CheckpointFiles
 from swarm.checkpoint.reader import Checkpoint, list_checkpoints, newest
@@ -267,6 +269,49 @@ async def test_parts_of_a_checkpoint_are_served(tmp_path: Path) -> None:
     for other in ("manifest.json", "../x", "model/config.json"):
         with pytest.raises(NotFound):
             await read(other, 0, 1)
+
+
+async def test_one_with_wrong_bytes_is_not_kept_although_it_is_being_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica was expelled for wrong bytes while what it had handed over was read back: it became the newest."""
+    is_reading, may_go_on = threading.Event(), threading.Event()
+    heard = Heard()
+
+    def wait(checkpoint: Checkpoint, **_: object) -> str:
+        is_reading.set()
+        assert may_go_on.wait(30.0)
+        return ""
+
+    executor = ThreadPoolExecutor(2)
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks, executor)
+        made.publish(await put_all(made, 2))
+        await made.close()
+        monkeypatch.setattr(sink, "fault_of", wait)
+        for reason, kept in (("peer", [2]), ("timeout", [2, 4])):
+            made.publish(await put_all(made, 4))
+            assert await asyncio.to_thread(is_reading.wait, 30.0)
+            made.drop(is_false=reason == "peer")
+            if reason == "peer":  # the same version is collected again, from others
+                made.begin(4)
+                payload = save(tensors(4, 0))
+                path = "model/model-00001-of-00002.safetensors"
+                again = asyncio.create_task(made.put(header(0, path, payload), chunks(payload)))
+                await asyncio.sleep(0)
+                may_go_on.set()
+                await again
+                made.drop()
+            may_go_on.set()
+            await made.close()
+            assert [one.step for one in list_checkpoints(LocalStorage(tmp_path), JOB_ID)[0]] == kept
+            assert (tmp_path / "latest").read_text() == f"step-{kept[-1]:08d}\n"
+            is_reading.clear()
+            may_go_on.clear()
+    executor.shutdown()
+    assert [one.step for one in heard.kept_] == [2, 4]
+    assert (heard.failed_, heard.notes) == ([], [])
+    assert {path.name for path in tmp_path.iterdir()} == {"latest", "step-00000002", "step-00000004"}
 
 
 @pytest.mark.parametrize("is_threaded", [False, True])
