@@ -1,0 +1,70 @@
+"""Floods below gRPC: pings, settings and calls that are taken back, as fast as a port takes them.
+
+Between machines only members come that far, since TLS is in the way. Who asks is answered meanwhile, no session is
+lost, and what a process keeps for a connection that reads no answers has an end.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarm.wire import jobs_pb2 as pb
+from tests.support.http2 import ATTACKS, misusing
+from tests.support.processes import Cluster
+
+pytestmark = pytest.mark.timeout(180)
+
+SECONDS = 6.0
+ANSWER_S_MAX = {"continuations": 60.0}  # half a second of work, which takes long on a busy machine
+GREW_MIB_MAX = {"continuations": 512}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("http2")) as made:
+        made.add_servers(1)
+        yield made
+
+
+def memory_mib(pid: int) -> int:
+    """What a process holds now."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096 >> 20
+
+
+@pytest.mark.parametrize("target", ["scheduler", "stage server"])
+@pytest.mark.parametrize("kind", ATTACKS)
+def test_a_flood_below_grpc_keeps_nobody_from_an_answer_and_fills_no_memory(
+    cluster: Cluster, kind: str, target: str
+) -> None:
+    (peer,) = cluster.peers()
+    process = cluster.scheduler if target == "scheduler" else cluster.servers[peer.id]
+    address, member = (cluster.address, cluster.address) if target == "scheduler" else (peer.address, "")
+    before_mib, asked = memory_mib(process.child.pid), 0
+    answer_s_max = ANSWER_S_MAX.get(kind, 5.0)
+    with misusing(kind, address, member) as told:
+        until_s = time.monotonic() + SECONDS
+        while time.monotonic() < until_s:
+            began_s = time.monotonic()
+            cluster.jobs.Version(pb.VersionRequest(), timeout=answer_s_max)
+            if kind not in ANSWER_S_MAX:
+                with urllib.request.urlopen(f"http://{process.ready['http']}/healthz", timeout=answer_s_max) as reply:
+                    assert reply.status == 200
+            asked += 1
+            assert time.monotonic() - began_s < answer_s_max
+            time.sleep(0.1)
+        grew_mib = memory_mib(process.child.pid) - before_mib
+    assert told.sent_bytes > 1 << 20, "it was a flood"
+    assert asked
+    assert grew_mib < GREW_MIB_MAX.get(kind, 256)
+    assert process.child.poll() is None
+    cluster.jobs.Version(pb.VersionRequest(), timeout=60.0)
+    assert [one.id for one in cluster.peers()] == [peer.id]
+    log = process.log.read_text()
+    assert "Traceback" not in log
+    assert len(log) < 1 << 20, "nobody fills the disk with logs"
