@@ -157,24 +157,43 @@ class MLflow:
 class WandB:
     """Writes steps as a run of Weights & Biases, or with WANDB_MODE=offline below DIR/wandb, for `wandb sync`.
 
-    InvalidConfig if the package is not installed or the run cannot be begun.
+    It goes on with the run of the job that there is. InvalidConfig if the package is not installed or the run cannot be
+    begun, NotAllowed if there is one of another job with that name, or one that was not sent yet.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
         with _installed("wandb"):
             wandb: Any = import_module("wandb")
         self.place = "Weights & Biases"
+        self._known_ms: dict[int, int] = {}  # when the steps were made that somebody wrote before
+        name = file_name(job.id)
+        if unsent := sorted(folder.glob(f"wandb/offline-run-*-{name}")):
+            raise NotAllowed(
+                f"{unsent[0]} has steps that were not sent: their curves would be drawn twice",
+                hint=f"send it and go on there: wandb sync {unsent[0]}; or remove it: rm -r {unsent[0]}",
+            )
+        began = {"created_unix_s": str(job.created_unix_s)}
         with _taken(self.place):
             folder.mkdir(parents=True, exist_ok=True)
             self._run: Any = wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or PROJECT,
-                id=file_name(job.id),
+                id=name,
                 name=job.id,
                 dir=str(folder),
-                config=_flat(job.spec),
-                resume="never",  # what is there already would be drawn twice
+                resume="allow",
                 settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
             )
+            known = dict(self._run.config).get("created_unix_s") if self._run.resumed else None
+        if self._run.resumed and known != began["created_unix_s"]:
+            self._run.finish()
+            raise NotAllowed(
+                f"{self.place} has a run of another job {job.id}: their curves would be drawn as one",
+                hint="delete that run there, or set WANDB_PROJECT",
+            )
+        with _taken(self.place):
+            if self._run.resumed:
+                self._go_on(wandb)
+            self._run.config.update(_flat(job.spec) | began, allow_val_change=True)
         self.place += (
             f": {without_passwords(self._run.url)}"
             if self._run.url
@@ -183,7 +202,15 @@ class WandB:
         # Its own counter of steps only rises, and a job goes back.
         self._run.define_metric("*", step_metric="step")
 
+    def _go_on(self, wandb: Any) -> None:
+        """Learn what the run has. Of a step that was made anew, the newest counts."""
+        for row in wandb.Api().run(self._run.path).scan_history(keys=["step", "time"]):
+            step, moment_ms = int(row["step"]), round(row["time"] * 1000)
+            self._known_ms[step] = max(moment_ms, self._known_ms.get(step, 0))
+
     def write(self, step: Step, tokens: int) -> None:
+        if round(step.committed_unix_s * 1000) <= self._known_ms.get(step.step, -1):
+            return
         self._run.log({"step": step.step, "time": _moment_s(step)} | scalars(step, tokens))
 
     def flush(self) -> None:

@@ -13,6 +13,7 @@ scheduler=${1:?usage: sbatch slurm.sh HOST:PORT JOIN-FILE}
 join=${2:?usage: sbatch slurm.sh HOST:PORT JOIN-FILE}
 # Slurm sends SIGTERM two minutes before the time is up: enough to hand the work over.
 export scheduler join
+# shellcheck disable=SC2016  # the shell of each task expands them
 exec srun --kill-on-bad-exit=0 bash -c '
   exec swarm stage-server --scheduler "$scheduler" --join-file "$join" --device auto \
     --listen "$(hostname -i | cut -d" " -f1):0" --http-port 0 --threads "$SLURM_CPUS_PER_TASK" \

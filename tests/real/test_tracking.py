@@ -120,3 +120,6 @@ def test_weights_and_biases_keeps_a_run_to_be_sent_later(python: Path, tmp_path:
     for part in (b"train/loss", b"validation/loss", b"3.25", b"2.5", b"2.75", b"2.875", b"training.steps"):
         assert part in record
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+    again = call(python, WRITE, "wandb", "runs", "cancelled", cwd=tmp_path, WANDB_MODE="offline")
+    assert again.returncode == 1
+    assert "has steps that were not sent: their curves would be drawn twice" in again.stderr

@@ -38,6 +38,7 @@ PACKAGES = {
     "promtool": "prometheus",
     "chromium": "chromium",
     "chromedriver": "chromium-driver",
+    "systemd-analyze": "systemd",
 }
 UNPRIVILEGED = "nobody"
 

@@ -34,7 +34,7 @@ def track(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends, or Ctrl-C.")] = False,
 ) -> None:
     """Write loss, validation loss, gradient norm, rate and tokens of a job's steps for TensorBoard, MLflow or Weights &
-    Biases, at any time, also of a job that ended long ago. Said again, it goes on with the run that MLflow has."""
+    Biases, at any time, also of a job that ended long ago. Said again, it goes on with the run that is there."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         view = scheduler.get(job)

@@ -77,3 +77,71 @@ def test_curves_are_never_drawn_twice(tmp_path: Path) -> None:
     TensorBoard(Job(id="job"), tmp_path).close()
     with pytest.raises(NotAllowed, match="exists already"):
         TensorBoard(Job(id="job"), tmp_path)
+
+
+class _Config(dict[str, str]):
+    def __init__(self, kept: dict[str, str]) -> None:
+        super().__init__(kept)
+        self._kept = kept
+
+    def update(self, values: Any, *, allow_val_change: bool) -> None:  # type: ignore[override]
+        self._kept.update(values)
+
+
+class FakeWandB(ModuleType):
+    """The calls of its client that a run is made with, and one run at its service."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.rows: list[dict[str, float]] = []
+        self.config: dict[str, str] = {}
+        self.began = self.finished = 0
+        self.Settings = dict
+
+    def init(self, **flags: Any) -> Any:
+        assert flags["resume"] == "allow"
+        self.began += 1
+        return SimpleNamespace(
+            resumed=self.began > 1,
+            config=_Config(self.config),
+            path="me/swarm/job",
+            url="https://wandb.ai/me/swarm/runs/job",
+            log=self.rows.append,
+            define_metric=lambda *_, **__: None,
+            finish=self._finish,
+        )
+
+    def _finish(self, **_: Any) -> None:
+        self.finished += 1
+
+    def Api(self) -> Any:
+        return SimpleNamespace(run=lambda path: SimpleNamespace(scan_history=lambda keys: list(self.rows)))
+
+
+def test_weights_and_biases_goes_on_with_the_run_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second `swarm track` was refused, and so a run that was followed ended with a lost connection."""
+    service = FakeWandB()
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    job = Job(id="job", created_unix_s=900.0)
+    steps = [Step(step=number, loss=3.0, committed_unix_s=1000.0 + number) for number in (1, 2, 3)]
+    first = TRACKERS["wandb"](job, tmp_path)
+    for step in steps[:2]:
+        first.write(step, 0)
+    first.close()
+    again = TRACKERS["wandb"](job, tmp_path)
+    for step in [*steps, Step(step=2, loss=2.0, committed_unix_s=2000.0)]:  # the last one was made anew
+        again.write(step, 0)
+    assert [(row["step"], row["time"]) for row in service.rows] == [(1, 1001), (2, 1002), (3, 1003), (2, 2000)]
+    with pytest.raises(NotAllowed, match="has a run of another job job"):
+        TRACKERS["wandb"](Job(id="job", created_unix_s=901.0), tmp_path)
+    assert (service.began, service.finished) == (3, 2)
+
+
+def test_steps_that_were_not_sent_to_weights_and_biases_are_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandB())
+    (tmp_path / "wandb" / "offline-run-20260101_000000-job").mkdir(parents=True)
+    with pytest.raises(NotAllowed, match="were not sent") as caught:
+        TRACKERS["wandb"](Job(id="job"), tmp_path)
+    assert "wandb sync" in caught.value.hint
