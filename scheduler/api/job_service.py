@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -21,13 +21,14 @@ from scheduler.api.views import explanation, fitting, log_entry, log_filter, ste
 from scheduler.brain.explain.facts import Fact, explain_peer
 from scheduler.brain.explain.trust import explain_trust
 from scheduler.brain.fleet.membership import Membership, Peer
+from scheduler.brain.members.places import Places
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.history import history
 from scheduler.jobs.job import Job
 from scheduler.storage.executor import run_blocking
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.job.spec import JobSpec, spec_from_json
-from swarm.limits import FOLLOWERS_MAX, JOBS_LISTED_MAX, SPEC_BYTES_MAX
+from swarm.limits import FOLLOWED_BY_ONE_MAX, FOLLOWERS_MAX, JOBS_LISTED_MAX, SPEC_BYTES_MAX
 from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc import channel
 from swarm.types import JobState, PeerId
@@ -69,7 +70,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self._product = product
         self._wall_s = wall_s
         self._chaos = chaos
-        self._followers = 0
+        self._followers = Places(FOLLOWERS_MAX, FOLLOWED_BY_ONE_MAX, "calls follow jobs or pull weights")
 
     async def Version(self, request: pb.VersionRequest, context: Context) -> pb.VersionReply:
         return pb.VersionReply(product=self._product, protocol=PROTOCOL_VERSION, epoch=self._epoch)
@@ -82,8 +83,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def PutShard(self, request_iterator: AsyncIterator[pb.ShardChunk], context: Context) -> pb.PutShardReply:
         async with _answering(context):
-            project = self._seen.person().project
-            return pb.PutShardReply(sha256=await self._uploads.put(project, request_iterator))
+            person = self._seen.person()
+            return pb.PutShardReply(sha256=await self._uploads.put(person.project, request_iterator, person))
 
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobView:
         async with _answering(context):
@@ -259,7 +260,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             job = self._seen.find("History", request.job)
             with self._following():
                 database, newest = self._jobs.stores.database, job.progress.steps_done
-                async for steps in history(database, job.record, job.spec, request.every, newest, request.after):
+                every, after = (min(number, job.spec.training.steps) for number in (request.every, request.after))
+                async for steps in history(database, job.record, job.spec, every, newest, after):
                     yield pb.StepList(steps=[pb.StepView(**asdict(one)) for one in steps])
 
     async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.StepTrace:
@@ -278,15 +280,16 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.FileChunk]:
         async with _answering(context):
             job = self._seen.find("Pull", request.job)
-            checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, request.step)
-            for file in checkpoint.files:
-                if not file.path.startswith(MODEL):
-                    continue
-                name = file.path.removeprefix(MODEL)
-                yield pb.FileChunk(header=pb.FileHeader(path=name, size_bytes=file.size_bytes, sha256=file.sha256))
-                chunks = checkpoint.chunks(file.path)
-                while (chunk := await self._next(chunks)) is not None:
-                    yield pb.FileChunk(payload=chunk)
+            with self._following():  # each has a file open
+                checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, request.step)
+                for file in checkpoint.files:
+                    if not file.path.startswith(MODEL):
+                        continue
+                    name = file.path.removeprefix(MODEL)
+                    yield pb.FileChunk(header=pb.FileHeader(path=name, size_bytes=file.size_bytes, sha256=file.sha256))
+                    chunks = checkpoint.chunks(file.path)
+                    while (chunk := await self._next(chunks)) is not None:
+                        yield pb.FileChunk(payload=chunk)
 
     async def _next(self, chunks: Iterator[bytes]) -> bytes | None:
         try:
@@ -296,16 +299,9 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 f"the checkpoint cannot be read: {error}", hint="it may have been removed: pull again"
             ) from error
 
-    @contextmanager
-    def _following(self) -> Iterator[None]:
-        """Counts a watcher as long as it watches; NotAllowed if too many do."""
-        if self._followers >= FOLLOWERS_MAX:
-            raise NotAllowed(f"{FOLLOWERS_MAX} others follow jobs, logs or drains already", hint="try again later")
-        self._followers += 1
-        try:
-            yield
-        finally:
-            self._followers -= 1
+    def _following(self) -> AbstractContextManager[None]:
+        """A place for the caller as long as it follows; NotAllowed if there is none."""
+        return self._followers.taken(self._seen.person())
 
     async def _spec(self, text: str) -> JobSpec:
         """The spec that a client sent, read on a thread; InvalidConfig."""

@@ -14,14 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from scheduler.brain.members.projects import check_bytes
+from scheduler.brain.members.places import Places
+from scheduler.brain.members.projects import ANYBODY, Person, check_bytes
 from scheduler.storage.database import JobTokens
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.stores import Stores
 from swarm.checkpoint.storage import Files
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_MESSAGE_BYTES_MAX, tokenizer_file_name
-from swarm.errors import InvalidConfig, InvalidData, NotAllowed, Refused
+from swarm.errors import InvalidConfig, InvalidData, Refused
 from swarm.limits import (
     FILES_MAX,
     HASHES_ASKED_MAX,
@@ -31,6 +32,7 @@ from swarm.limits import (
     UPLOAD_IDLE_S_MAX,
     UPLOAD_S_PER_MIB,
     UPLOADS_MAX,
+    UPLOADS_OF_ONE_MAX,
 )
 from swarm.messages import StateFile
 from swarm.text import size
@@ -59,6 +61,7 @@ class Uploads:
         self._files = stores.files
         self._projects = stores.projects
         self._open: set[_Upload] = set()
+        self._places = Places(UPLOADS_MAX, UPLOADS_OF_ONE_MAX, "files are being uploaded")
         self._threads = stores.threads  # not the database's, which commits wait for
 
     def path(self, project: str, sha256: str) -> Path:
@@ -73,10 +76,12 @@ class Uploads:
             self._threads, lambda: [shard for shard in shards if not _keep(self.path(project, shard.sha256))]
         )
 
-    async def put(self, project: str, chunks: AsyncIterator[pb.ShardChunk]) -> str:
+    async def put(self, project: str, chunks: AsyncIterator[pb.ShardChunk], by: Person = ANYBODY) -> str:
         """Take one file and give its hash; NotAllowed, QuotaReached, Refused or InvalidData."""
-        if len(self._open) >= UPLOADS_MAX:
-            raise NotAllowed(f"{UPLOADS_MAX} files are being uploaded already", hint="try again in a moment")
+        with self._places.taken(by):
+            return await self._put(project, chunks)
+
+    async def _put(self, project: str, chunks: AsyncIterator[pb.ShardChunk]) -> str:
         upload = _Upload(project)
         self._open.add(upload)
         try:

@@ -40,7 +40,7 @@ from swarm.job.changes import check_changes, check_state, check_steps
 from swarm.job.islands import check_for_swarm
 from swarm.job.partition import resolve, shape_text
 from swarm.job.spec import JobSpec
-from swarm.limits import JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SPEC_BYTES_MAX, SUBMITS_MAX
+from swarm.limits import HOPS_MAX, JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SPEC_BYTES_MAX, SUBMITS_MAX
 from swarm.messages import StateFile
 from swarm.types import JobId, JobState, PeerId, PeerState
 
@@ -104,6 +104,8 @@ class Jobs:
         files: tuple[StateFile, ...],
         by: Person,
     ) -> Job:
+        if spec.name.startswith("-"):
+            raise InvalidConfig(f'name = "{spec.name}" would be taken for a flag', hint="let it begin with a letter")
         resolved = await self._resolved(spec, tokens)
         sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.project))
         await self.stores.checkpoints.open(resolved, JobId(spec.name))  # for its checks
@@ -208,6 +210,7 @@ class Jobs:
         resolved = await self.aside(lambda: _resolve(spec, tokens, idle, present))
         if (size_bytes := len(resolved.model_dump_json())) > SPEC_BYTES_MAX:
             raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
+        check_hops(resolved)
         return resolved
 
     async def cancel(self, job: Job, reason: str, *, checkpoint: bool = True) -> None:
@@ -324,6 +327,16 @@ class Jobs:
             if ended:
                 return
             await changed.wait()
+
+
+def check_hops(spec: JobSpec) -> None:
+    """InvalidConfig for steps of so many microbatches that the entries of one hold everybody up."""
+    microbatches, stages = spec.training.microbatches, len(split_of(spec))
+    if microbatches * stages > HOPS_MAX:
+        raise InvalidConfig(
+            f"a step has {microbatches} microbatches; with {stages} stages, {HOPS_MAX // stages} is the limit",
+            hint="raise training.microbatch_sequences, or lower training.global_batch_sequences",
+        )
 
 
 def _first(spec: JobSpec) -> str:

@@ -82,9 +82,9 @@ class Feed:
         self._looks: OrderedDict[tuple[Person, str], Look] = OrderedDict()
         self._read: OrderedDict[str, _Read] = OrderedDict()
 
-    async def enter(self, certificate: bytes | None) -> None:
-        """Raise the error of `entrance` unless the visitor may look."""
-        self._entrance(certificate)
+    async def enter(self, certificate: bytes | None) -> Person:
+        """The visitor; the error of `entrance` unless he may look."""
+        return self._entrance(certificate)
 
     async def look(self, certificate: bytes | None, reference: str) -> Look:
         """All that the visitor may see, with the named job in full, or else the newest one that runs.

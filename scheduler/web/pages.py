@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from importlib import resources
 from typing import Any, Protocol
 
@@ -20,14 +21,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from scheduler.brain.members.places import Places
+from scheduler.brain.members.projects import Person
 from scheduler.web.feed import Look
 from scheduler.web.listener import HttpConnection
 from scheduler.web.site import MainLoop, connection_of, text
 from scheduler.web.snapshot import Json, patch
-from swarm.errors import SwarmError
+from swarm.errors import NotAllowed, SwarmError
+from swarm.limits import STREAMS_MAX, STREAMS_OF_ONE_MAX
 from swarm.text import is_loopback
 
-STREAMS_MAX = 16
 TELL_S_MIN = 0.5  # between two events of a stream
 ALIVE_S = 10.0  # a stream says something so often, so that its reader knows that it lives
 LOOK_S_MAX = 30.0
@@ -55,8 +58,8 @@ HEADERS = {
 class Looks(Protocol):
     """Gives the content of the page for a visitor; asked on the scheduler's loop."""
 
-    async def enter(self, certificate: bytes | None) -> None:
-        """Raise a SwarmError unless a visitor with this certificate (DER), or without one, may look."""
+    async def enter(self, certificate: bytes | None) -> Person:
+        """The visitor with this certificate (DER), or without one; a SwarmError unless he may look."""
 
     async def look(self, certificate: bytes | None, reference: str) -> Look:
         """The visitor's content now, with the job that `reference` names; the same error as `enter`."""
@@ -69,7 +72,7 @@ class Pages:
         self._loop = loop
         self._feed = feed
         self._is_local = is_local
-        self._streams = 0
+        self._streams = Places(STREAMS_MAX, STREAMS_OF_ONE_MAX, "streams show this page")
         folder = resources.files("scheduler.web") / "page"
         self._files = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
 
@@ -77,36 +80,33 @@ class Pages:
         return [*(Route(path, self._file) for path in self._files), Route("/events", self._events)]
 
     async def _file(self, request: Request) -> Response:
-        if (refused := await self._refusal(request)) is not None:
-            return refused
+        if isinstance(person := await self._entering(request), Response):
+            return person
         content, kind = self._files[request.url.path]
         return Response(content, headers=HEADERS, media_type=kind)
 
     async def _events(self, request: Request) -> Response:
-        if (refused := await self._refusal(request)) is not None:
-            return refused
-        if self._streams >= STREAMS_MAX:
-            return text(503, f"{STREAMS_MAX} others look at this page already: try again later")
-        self._streams += 1
+        if isinstance(person := await self._entering(request), Response):
+            return person
+        try:
+            self._streams.take(person)
+        except NotAllowed as error:
+            return text(503, f"{error.message}: {error.hint}")
         connection = connection_of(request.scope)
-        return _EventStream(self, connection, self._tell(connection, request.query_params.get("job", "")))
+        told = self._tell(connection, request.query_params.get("job", ""))
+        return _EventStream(partial(self._streams.leave, person), connection, told)
 
-    def ended(self) -> None:
-        """A stream has ended."""
-        self._streams -= 1
-
-    async def _refusal(self, request: Request) -> Response | None:
-        """Why the caller may not look; None if it may."""
+    async def _entering(self, request: Request) -> Person | Response:
+        """The caller, or the answer to one who may not look."""
         if self._is_local and not _names_this_machine(request.headers.get("host", "")):
             # Another site's page could make a browser believe that its name leads here, and read everything.
             return text(403, "open this page by the name localhost, or by an address")
         try:
-            await self._loop.ask(self._feed.enter(connection_of(request.scope).certificate()))
+            return await self._loop.ask(self._feed.enter(connection_of(request.scope).certificate()))
         except SwarmError as error:
             return text(403, f"{error.message}\n{error.hint}".strip())
         except TimeoutError:
             return text(503, "the scheduler is busy: try again")
-        return None
 
     async def _tell(self, connection: HttpConnection, job: str) -> AsyncIterator[bytes]:
         """Everything, then what has changed, until the visitor may no longer look."""
@@ -133,9 +133,9 @@ class Pages:
 class _EventStream(StreamingResponse):
     """A stream that is no request with a deadline any more; a reader that takes nothing is dropped."""
 
-    def __init__(self, pages: Pages, connection: HttpConnection, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, ended: Callable[[], None], connection: HttpConnection, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, headers=HEADERS, media_type="text/event-stream")
-        self._pages = pages
+        self._ended = ended
         self._connection = connection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,7 +150,7 @@ class _EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, in_time)
         finally:
-            self._pages.ended()
+            self._ended()
 
 
 def _event(name: str, values: dict[str, Any]) -> bytes:

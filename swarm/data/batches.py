@@ -148,7 +148,7 @@ class Batches:
         self._seed = seed
         self._end_of_text = end_of_text
         self.samples, self.validation_samples = split_samples(data.tokens, sequence_length, validation_ratio)
-        self._counted: OrderedDict[int, int] = OrderedDict()
+        self._counted: OrderedDict[int, NDArray[np.int64]] = OrderedDict()  # targets that count, by microbatch
 
     @classmethod
     def of_job(cls, spec: JobSpec, data: TokenData, end_of_text: int) -> Batches:
@@ -173,23 +173,29 @@ class Batches:
 
     def microbatch(self, portion: int, microbatch: int) -> tuple[TokenIds, TokenIds]:
         """Tokens and targets, int32 [B, T] each; a target of -100 does not count."""
-        return self._rows(self.sample_indexes(portion, microbatch))
+        tokens, targets = self._rows(self.sample_indexes(portion, microbatch))
+        if self._end_of_text != NO_END_OF_TEXT:
+            self._counts(portion)[microbatch] = int(np.count_nonzero(targets != IGNORED))
+        return tokens, targets
 
     def tokens_of(self, portion: int) -> int:
         """Targets that count in a portion, at least 1: the divisor of its step's gradient and loss."""
         if self._end_of_text == NO_END_OF_TEXT:
             return self._batch * self._length
-        if (known := self._counted.get(portion)) is not None:
-            return known
-        first = portion * self._batch
-        ends = sum(
-            self._ends(self._sample(number) * self._length, self._length)
-            for number in range(first, first + self._batch)
-        )
-        counted = self._counted[portion] = max(1, self._batch * self._length - ends)
-        if len(self._counted) > COUNTED_PORTIONS_MAX:
-            self._counted.popitem(last=False)
-        return counted
+        known = self._counts(portion)
+        for microbatch in map(int, np.flatnonzero(known < 0)):
+            starts = [index * self._length for index in self.sample_indexes(portion, microbatch)]
+            ends = sum(self._ends(start, self._length) for start in starts)
+            known[microbatch] = self._sequences * self._length - ends
+        return max(1, int(known.sum()))
+
+    def _counts(self, portion: int) -> NDArray[np.int64]:
+        """Those of the microbatches that were read, and -1: a step that is fed is counted on the way."""
+        if (known := self._counted.get(portion)) is None:
+            known = self._counted[portion] = np.full(self._microbatches, -1, dtype=np.int64)
+            if len(self._counted) > COUNTED_PORTIONS_MAX:
+                self._counted.popitem(last=False)
+        return known
 
     # Validation --------------------------------------------------------------------------------------------------
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from swarm.errors import INTERRUPTED
 
+FILES_WANTED = 1 << 16
 PRIVATE_UMASK = 0o077  # texts, weights and logs are for their owner alone: folders 0700, files 0600
+
+
+def files_max() -> int:
+    """How many files, connections among them, this process may have open."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return FILES_WANTED if soft == resource.RLIM_INFINITY else soft
+
+
+def open_more_files() -> None:
+    """Raise that as far as the system lets us: many shells begin with 1024, which one stranger can dial."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # macOS has a limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager
@@ -19,13 +36,14 @@ def quiet_start() -> Iterator[None]:
 
     gRPC's own messages on stderr are switched off unless GRPC_VERBOSITY asks for them: our own errors already report a
     busy port. This must happen before gRPC is loaded. A closed stream (`>&-`) is replaced by the null device. Files
-    that the process writes are for its owner alone.
+    that the process writes are for its owner alone. It may open as many as the system lets it.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115  # as long as we live
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.umask(PRIVATE_UMASK)
+    open_more_files()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else somebody wants it to be ignored: nohup, a script's "&"
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

@@ -23,9 +23,10 @@ from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave it out
 
 from swarm import errors
-from swarm.limits import RPCS_MAX, Bucket
+from swarm.limits import CONNECTIONS_TAKEN_MAX, HANDSHAKE_S_MAX, RPCS_MAX, Bucket
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of
+from swarm.process.startup import files_max
 from swarm.rpc.handshake import explained
 from swarm.text import is_address, is_loopback
 from swarm.types import PeerId
@@ -81,6 +82,9 @@ def server_options() -> Options:
     return [
         *_common_options(),
         ("grpc.so_reuseport", 0),  # a busy port is an error, not a shared port
+        # Whoever dials and says nothing holds a file descriptor, and files must be opened meanwhile.
+        ("grpc.max_allowed_incoming_connections", min(CONNECTIONS_TAKEN_MAX, files_max() // 2)),
+        ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_S_MAX)),
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
         # Accept the pings that `client_options` sends; the default treats them as abuse and closes the connection.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_INTERVAL_MS // 2),

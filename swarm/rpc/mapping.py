@@ -32,6 +32,7 @@ T = TypeVar("T")
 TEXT_BYTES_MAX = 64 << 10
 SPEC_BYTES_MAX = 1 << 20
 TOKENS_BYTES_MAX = 4 << 20
+WORDS_BYTES_MAX = 1 << 10  # what lists of stage servers show of each
 ID_LENGTH_MAX = 128
 INTEGER_MAX = (1 << 63) - 1  # the largest integer of databases and numpy
 NUMBER_MAX = 1e12  # seconds and ratios; larger values would overflow elsewhere
@@ -200,7 +201,13 @@ _ONE_OF: Mapping[str, frozenset[str]] = {
     "part": frozenset({"state", "records"}),
     "level": frozenset({"debug", "info", "warning", "error", "critical"}),
 }
-_SIZES: Mapping[str, int] = {"spec_json": SPEC_BYTES_MAX, "tokens": TOKENS_BYTES_MAX, "targets": TOKENS_BYTES_MAX}
+_SIZES: Mapping[str, int] = {
+    "spec_json": SPEC_BYTES_MAX,
+    "tokens": TOKENS_BYTES_MAX,
+    "targets": TOKENS_BYTES_MAX,
+    "device": WORDS_BYTES_MAX,
+    "product": WORDS_BYTES_MAX,
+}
 
 
 def _checker(where: str, name: str, kind: type[Any]) -> Convert:

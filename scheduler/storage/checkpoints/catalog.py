@@ -109,7 +109,7 @@ class CheckpointCatalog:
         if any(real.is_relative_to(other.resolve()) for other in self._others):
             return real
         own = any(real.is_relative_to(root / room) for room in _OWN_ROOMS)
-        if own or not real.is_relative_to(root):
+        if own or not real.is_relative_to(root) or real.is_file():
             raise InvalidConfig(
                 f'checkpoint.dir = "{folder}" is no folder in which this scheduler may keep checkpoints',
                 hint=f"leave it out, or let the scheduler be started with --checkpoint-root {real.parent}",
@@ -253,7 +253,7 @@ class CheckpointCatalog:
 
 
 # Folders of the data folder that a job may not name as the place of its checkpoints.
-_OWN_ROOMS = ("jobs", "shards", "lock")
+_OWN_ROOMS = ("jobs", "shards", "lock", "pki", "profiles")
 
 
 @dataclass(frozen=True, slots=True)

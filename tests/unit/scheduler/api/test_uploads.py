@@ -13,10 +13,11 @@ import pytest
 
 from scheduler.api import uploads
 from scheduler.api.uploads import Uploads
-from scheduler.brain.members.projects import Quota
+from scheduler.brain.members.projects import Person, Quota
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.errors import InvalidData, NotAllowed, QuotaReached
+from swarm.pki.names import Role
 from swarm.types import DEFAULT_PROJECT
 from swarm.wire import jobs_pb2 as pb
 from tests.support.members import database_url
@@ -77,6 +78,20 @@ async def test_so_many_uploads_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
     go_on.set()
     assert await asyncio.gather(*waiting) == [SHA256, SHA256]
     assert await one.put(P, sent()) == SHA256
+
+
+async def test_one_person_leaves_uploads_to_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody sent a byte now and then of so many files that nobody of another project could send any."""
+    monkeypatch.setattr(uploads, "UPLOADS_OF_ONE_MAX", 1)
+    one, go_on = await made(tmp_path), asyncio.Event()
+    eve, ann = (Person(Role.SUBMITTER, name, P) for name in ("eve", "ann"))
+    waiting = asyncio.create_task(one.put(P, sent(then=go_on), eve))
+    await asyncio.sleep(0)
+    with pytest.raises(NotAllowed, match="1 of your files"):
+        await one.put(P, sent(), eve)
+    assert await one.put(P, sent(), ann) == SHA256
+    go_on.set()
+    assert await waiting == SHA256
 
 
 async def test_a_disk_is_never_promised_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

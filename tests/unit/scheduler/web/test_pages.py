@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.brain.members.projects import ANYBODY, Person
 from scheduler.web import pages as module
 from scheduler.web.feed import Look
 from scheduler.web.pages import Pages
@@ -39,10 +40,12 @@ class Shown:
         self.looks = 0
         self.padding = padding
         self.refusal: NotAdmitted | None = None
+        self.person = ANYBODY
 
-    async def enter(self, certificate: bytes | None) -> None:
+    async def enter(self, certificate: bytes | None) -> Person:
         if self.refusal is not None:
             raise self.refusal
+        return self.person
 
     async def look(self, certificate: bytes | None, reference: str) -> Look:
         await self.enter(certificate)
@@ -137,17 +140,11 @@ async def test_streams_are_few_and_one_that_ended_makes_room(monkeypatch: pytest
     monkeypatch.setattr(module, "TELL_S_MIN", 0.05)
     monkeypatch.setattr(module, "STREAMS_MAX", 2)
 
-    def open_stream(port: int) -> socket.socket:
-        line = socket.create_connection(("127.0.0.1", port), timeout=10)
-        line.sendall(f"GET /events HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
-        assert line.recv(12) == b"HTTP/1.1 200"
-        return line
-
     with shown(Shown()) as port:
         one, other = [await asyncio.to_thread(open_stream, port) for _ in range(2)]
         assert await asyncio.to_thread(_status, port) == 503
         told = await asyncio.to_thread(get, port, "/events")
-        assert told == (503, "2 others look at this page already: try again later\n")
+        assert told == (503, "2 streams show this page already: try again in a moment\n")
         assert (await asyncio.to_thread(get, port, "/"))[0] == 200
         one.close()
         deadline_s = time.monotonic() + 5
@@ -155,6 +152,26 @@ async def test_streams_are_few_and_one_that_ended_makes_room(monkeypatch: pytest
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.05)
         other.close()
+
+
+async def test_one_visitor_leaves_streams_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A viewer opened the page as often as it could be opened, and nobody else was shown anything."""
+    monkeypatch.setattr(module, "STREAMS_OF_ONE_MAX", 1)
+    feed = Shown()
+    feed.person = Person(Role.VIEWER, "eve", "default")
+    with shown(feed) as port:
+        line = await asyncio.to_thread(open_stream, port)
+        assert await asyncio.to_thread(_status, port) == 503
+        feed.person = Person(Role.VIEWER, "ann", "default")
+        assert await asyncio.to_thread(_status, port) == 200
+        line.close()
+
+
+def open_stream(port: int) -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", port), timeout=10)
+    line.sendall(f"GET /events HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
+    assert line.recv(12) == b"HTTP/1.1 200"
+    return line
 
 
 def _status(port: int) -> int:
@@ -219,8 +236,8 @@ class OfPeople(Shown):
         super().__init__()
         self._side = side
 
-    async def enter(self, certificate: bytes | None) -> None:
-        self._side.admission.visitor(certificate)
+    async def enter(self, certificate: bytes | None) -> Person:
+        return self._side.admission.visitor(certificate)
 
 
 @asynccontextmanager

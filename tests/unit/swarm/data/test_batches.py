@@ -130,3 +130,16 @@ def test_both_parts_get_at_least_one_sample(tokens: int, ratio: float, expected:
 def test_one_sample_cannot_be_divided() -> None:
     with pytest.raises(InvalidData, match="16 tokens, 1 sample of 8: nothing is left"):
         split_samples(16, 8, 0.1)
+
+
+def test_a_step_that_was_read_is_counted_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler stood still before each commit of a large batch, as it looked through all texts of it again."""
+    row = [1, 2, END, 4, 5, END, END, 8, 9, 10, 11, 12, 13, END, 15, 16, 17]
+    expected = make(row).tokens_of(0)
+    half, whole = make(row), make(row)
+    half.microbatch(0, 1)
+    assert half.tokens_of(0) == half.tokens_of(0) == expected == 12
+    monkeypatch.setattr(TokenData, "occurrences", None)
+    for index in range(2):
+        whole.microbatch(0, index)
+    assert whole.tokens_of(0) == expected

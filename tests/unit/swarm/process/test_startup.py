@@ -141,3 +141,15 @@ def test_an_output_that_is_closed_or_full_is_no_traceback(here: Path, redirectio
     assert b"unexpected" not in done.stderr
     assert b"Exception" not in done.stderr
     assert code == 0 or b"error[E0300]: the disk is full" in done.stderr
+
+
+@pytest.mark.parametrize(("soft", "hard", "expected"), [(200, 400, 400), (300, 300, 300)])
+def test_a_program_may_open_what_the_system_lets_it(soft: int, hard: int, expected: int) -> None:
+    """A scheduler that was started in a shell had 1024 files, which one stranger dialled up."""
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from swarm.process.startup import files_max, open_more_files\n"
+        "open_more_files(); print(files_max())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert int(told.stdout) == expected

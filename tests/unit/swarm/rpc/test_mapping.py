@@ -11,7 +11,7 @@ import pytest
 from swarm import events, messages, peer_messages
 from swarm.errors import Refused
 from swarm.limits import COUNTS_MAX
-from swarm.rpc.mapping import from_event, from_message, to_message
+from swarm.rpc.mapping import WORDS_BYTES_MAX, from_event, from_message, to_message
 from swarm.wire import frame_pb2, session_pb2
 
 
@@ -68,6 +68,14 @@ def test_a_hello_of_a_million_cells_costs_nothing_but_its_bytes() -> None:
     with pytest.raises(Refused, match=r"Hello\.cells has 900000 elements"):
         from_event(parsed)
     assert time.monotonic() - began_s < 0.1
+
+
+def test_what_lists_show_of_a_stage_server_is_short() -> None:
+    """A stage server called its device by 60,000 letters, and everybody who looked at the list was sent them."""
+    for field in ("device", "product"):
+        told = session_pb2.Hello(peer="p", **{field: "x" * (WORDS_BYTES_MAX + 1)})
+        with pytest.raises(Refused, match=rf"Hello\.{field}"):
+            from_event(session_pb2.Event(hello=told))
 
 
 def test_we_do_not_send_what_the_other_side_would_refuse() -> None:

@@ -50,11 +50,15 @@ def test_a_job_says_where_its_checkpoints_go(tmp_path: Path) -> None:
         "{root}/data/link",
         "{root}/data/jobs/other-1/checkpoints",
         "{root}/data/shards",
+        "{root}/data/pki",
+        "{root}/data/profiles/mine",
+        "{root}/data/audit.jsonl",
     ],
 )
 def test_a_folder_that_nobody_gave_the_scheduler_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "link").symlink_to(tmp_path)
+    (tmp_path / "data" / "audit.jsonl").touch()
     with pytest.raises(InvalidConfig, match="may keep checkpoints") as caught:
         where(CheckpointCatalog(tmp_path / "data", None), folder.format(root=tmp_path))
     assert "--checkpoint-root" in caught.value.hint
