@@ -174,6 +174,7 @@ async def serve(options: SchedulerOptions) -> None:
             issuer=issuer,
             cloned=cloned,
             keep_jobs_s=options.keep_jobs_s,
+            inviter=(lambda peer: "") if admission is None else admission.members.inviter,
         )
         await scheduler.load()
 

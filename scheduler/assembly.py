@@ -74,11 +74,12 @@ def assemble(
     issuer: Issuer | None = None,
     cloned: Callable[[PeerId, str], None] | None = None,
     keep_jobs_s: float = 0.0,
+    inviter: Callable[[PeerId], str] = lambda peer: "",
 ) -> Scheduler:
     """Make every part, each from those above it. Background work runs in `tasks`.
 
     Without an `issuer` stage servers get no passes. `cloned` hears of an identity that two processes have. Jobs are
-    removed `keep_jobs_s` after their end; 0: never.
+    removed `keep_jobs_s` after their end; 0: never. `inviter` says who invited a stage server.
     """
     membership = membership or Membership()
     connections = Connections(ports.log)
@@ -91,7 +92,7 @@ def assemble(
     timelines = Timelines(ports, registry)
     rollback = Rollback(ports, registry, peers, timelines)
     runner = JobRunner(ports, registry, peers, membership, rollback, tasks)
-    allocator = Allocator(ports, registry, peers, membership, runner)
+    allocator = Allocator(ports, registry, peers, membership, runner, inviter)
     restart = Restart(ports, registry, peers, timelines, rollback, runner, tasks)
     removal = JobRemoval(ports, registry, keep_jobs_s)
     jobs = Jobs(ports, registry, peers, membership, timelines, allocator, drains, removal)

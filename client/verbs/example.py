@@ -128,6 +128,7 @@ norm_band = false               # true: so are hops that make tensors of an unus
 recount = 0.0                   # the share of steps of which another computes the sum of one once more; others': 0.02
 second_owner = 0.0              # the share of rounds of which another reduces a slice once more; others' machines: 0.1
 second_hash = false             # true: others hash what one of them saves; a save whose hashes differ is not accepted
+inviter_quota = false           # true: stage servers that joined with one person's tokens are a minority in each stage
 """
 
 _CONFIG = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -47,8 +47,16 @@ class Allocator:
     """Starts waiting jobs and lets idle peers join running ones."""
 
     def __init__(
-        self, ports: SchedulerPorts, registry: JobRegistry, peers: Peers, membership: Membership, runner: JobRunner
+        self,
+        ports: SchedulerPorts,
+        registry: JobRegistry,
+        peers: Peers,
+        membership: Membership,
+        runner: JobRunner,
+        inviter: Callable[[PeerId], str] = lambda peer: "",
     ) -> None:
+        """`inviter` says who invited a stage server; "" if that is not known."""
+        self._inviter = inviter
         self._registry = registry
         self._peers = peers
         self._membership = membership
@@ -103,6 +111,7 @@ class Allocator:
             peers_max=_peers_max(job),
             unfit=self._all_unfit(job),
             islands=islands,
+            per_inviter=job.spec.trust.per_inviter(limits.min_replicas),
         )
 
     def _needs(self, job: Job, peers: int) -> tuple[int, ...]:
@@ -177,16 +186,18 @@ class Allocator:
             where,
             job.record.project,
             self._left(job, len(here)),
+            job.spec.trust.per_inviter(job.spec.limits.min_replicas),
+            Counter((one.stage, self._inviter(one.hello.peer)) for one in here),
         )
 
     def _hand_out_idle(self) -> None:
         """Let idle peers join running jobs."""
-        idle = _candidates(self._membership.idle_peers())
+        idle = self._candidates(self._membership.idle_peers())
         if not idle:
             return
         at_work = self._registry.at_work()
         projects = {job.record.project for job in at_work}
-        present = _candidates(self._membership.lasting_peers())
+        present = self._candidates(self._membership.lasting_peers())
         handed = allocate(
             idle,
             present,
@@ -205,6 +216,18 @@ class Allocator:
             self._registry.say(job, "info", f"{join.peer} is to join: {join.reason}")
             job.run.driver.tell(Join(_replica(peer.hello, join.stage)))
 
+    def _candidates(self, peers: Iterable[Peer]) -> list[Candidate]:
+        return [
+            Candidate(
+                hello.peer,
+                hello.pinned_stage,
+                memory_bytes=hello.memory_bytes,
+                site=hello.site,
+                inviter=self._inviter(hello.peer),
+            )
+            for hello in sorted((one.hello for one in peers), key=lambda hello: hello.peer)
+        ]
+
     def _unfit(self, job: Job, peer: PeerId) -> str:
         known = self._membership.get(peer)
         return job.unfit.why(peer, known.hello.incarnation) if known is not None else ""
@@ -215,9 +238,9 @@ class Allocator:
         ids = {job.record.id for job in jobs}
         self._known_needs = {job: known for job, known in self._known_needs.items() if job in ids}
         turn = StartTurn(
-            _candidates(self._membership.idle_peers()),
+            self._candidates(self._membership.idle_peers()),
             self._peers.reservations.now(now_s()),
-            _candidates(self._membership.lasting_peers()),
+            self._candidates(self._membership.lasting_peers()),
         )
         for priority, group in groupby(jobs, key=lambda job: job.spec.limits.priority):
             tried: list[tuple[Job, PendingJob]] = []
@@ -241,7 +264,7 @@ class Allocator:
         assert job.waiting is not None
         reserved, unfit = self._peers.reservations.now(now_s()), self._all_unfit(job)
         idle = {one.hello.peer: one for one in self._membership.idle_peers()}
-        turn.only({one for one in _candidates(idle.values()) if one.peer not in reserved})
+        turn.only({one for one in self._candidates(idle.values()) if one.peer not in reserved})
         pending = self._waiting(job, sum(peer not in unfit for peer in idle))
         decision = turn.offer(pending)
         if not pending.looks:
@@ -292,13 +315,6 @@ def _peers_max(job: Job) -> int | None:
     """How many stage servers the job takes at most; None: any number."""
     replicas_max = job.spec.limits.max_replicas
     return replicas_max * len(split_of(job.spec)) * job.spec.islands.count if replicas_max else None
-
-
-def _candidates(peers: Iterable[Peer]) -> list[Candidate]:
-    return [
-        Candidate(hello.peer, hello.pinned_stage, memory_bytes=hello.memory_bytes, site=hello.site)
-        for hello in sorted((one.hello for one in peers), key=lambda hello: hello.peer)
-    ]
 
 
 def _replica(hello: Hello, stage: int) -> ReplicaRecord:

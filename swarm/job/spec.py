@@ -271,7 +271,7 @@ class JobSpec(Section):
         if 0 < most < least:
             raise ValueError(f"limits.max_replicas = {most} is less than limits.min_replicas = {least}: raise it")
         compresses = self.averaging.compression != "none"
-        self.trust.check(reproducible=self.training.reproducible, compresses_slices=compresses)
+        self.trust.check(reproducible=self.training.reproducible, compresses_slices=compresses, min_replicas=least)
         self._check_islands()
         if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
             return self  # not grounded yet: the layers are known when it is

@@ -25,13 +25,28 @@ class TrustSection(Section):
     # The share of rounds of averaging of which one slice is reduced once more, by another member: 0 = off.
     second_owner: Annotated[float, Field(ge=0, le=1)] = 0.0
 
+    # Whether fewer than half of a stage's replicas may be of one inviter: of those who joined with one person's tokens.
+    inviter_quota: bool = False
+
     @property
     def hashes_hops(self) -> bool:
         """Whether replicas say by hash what they took and made at each hop."""
         return self.spot_check > 0.0 or self.recount > 0.0 or self.newcomer_hops > 0 or self.norm_band
 
-    def check(self, *, reproducible: bool, compresses_slices: bool) -> None:
+    def per_inviter(self, min_replicas: int) -> int:
+        """How many replicas of a stage may be of one inviter; 0: any number.
+
+        It follows from the least number of replicas, so it is a minority still when others have left.
+        """
+        return (min_replicas - 1) // 2 if self.inviter_quota else 0
+
+    def check(self, *, reproducible: bool, compresses_slices: bool, min_replicas: int) -> None:
         """ValueError if the job cannot be checked."""
+        if self.inviter_quota and not self.per_inviter(min_replicas):
+            raise ValueError(
+                f"trust.inviter_quota = true leaves no inviter a minority of {min_replicas} replicas: set "
+                "limits.min_replicas = 3 or more, or leave trust.inviter_quota out"
+            )
         if self.hashes_hops and not reproducible:
             names = ("spot_check", "newcomer_hops", "norm_band", "recount")
             name = next(name for name in names if getattr(self, name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -139,6 +140,7 @@ class Rig:
     build: BuildStage = Stage
     hub: HubPolicy = field(default_factory=lambda: HubPolicy(("*",)))
     record: bool = False  # what happens to the brains of jobs
+    inviter: Callable[[PeerId], str] = lambda peer: ""  # who invited a stage server
     slowness: dict[PeerId, float] = field(default_factory=dict)  # how many times as long a peer computes
 
     @classmethod
@@ -181,7 +183,7 @@ class Rig:
                 lambda: WALL_START_UNIX_S + loop.time(),
                 log,
             )
-            self.parts = scheduler = assemble(ports, tasks)
+            self.parts = scheduler = assemble(ports, tasks, inviter=lambda peer: self.inviter(peer))
             self.jobs, self.membership, self.sessions = scheduler.jobs, scheduler.membership, scheduler.sessions
             await scheduler.load()
             self.network.add_handler(SCHEDULER, scheduler.sessions)

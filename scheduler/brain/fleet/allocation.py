@@ -28,8 +28,9 @@ for it against everybody, for LOOKS_S_MAX.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place
@@ -41,6 +42,7 @@ PATIENCE_S = 600.0
 LOOKS_S_MAX = 60.0
 _NO_ROOM = "its project has as many stage servers as its quota allows"
 _FULL = "it has as many stage servers as its limits.max_replicas allows"
+_OF_ONE = "its stages have as many of this one's inviter as its trust.inviter_quota allows"
 KEEPERS_SHOWN = 3
 UNFIT_MAX = 256  # peers that one job has expelled; of more, the oldest are forgotten
 
@@ -70,6 +72,7 @@ class PendingJob:
     peers_max: int | None = None  # that the job takes; None: any number
     unfit: frozenset[PeerId] = frozenset()  # it has expelled them, or has no stage for them
     islands: int = 1
+    per_inviter: int = 0  # replicas of a stage of one inviter; 0: any number
 
     def plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
         """The stage of each peer, if the job started with these."""
@@ -82,14 +85,14 @@ class PendingJob:
         bounds = [bound for bound in (self.room, self.peers_max) if bound is not None]
         if bounds and min(bounds) < len(peers):
             peers = self._within(peers, homes, min(bounds))
-        return place(peers, len(self.needs), self.min_replicas, self.needs, homes)
+        return place(peers, len(self.needs), self.min_replicas, self.needs, homes, self.per_inviter)
 
     def least(self, peers: Sequence[Candidate]) -> frozenset[PeerId]:
         """The peers that bring the job nearest to a start, and no more than it needs to start."""
         if self.room is not None and self.room < len(self.needs) * self.min_replicas:
             return frozenset()
         peers, homes = self._at_home(peers)
-        return least(peers, len(self.needs), self.min_replicas, self.needs, homes)
+        return least(peers, len(self.needs), self.min_replicas, self.needs, homes, self.per_inviter)
 
     def _at_home(self, peers: Sequence[Candidate]) -> tuple[list[Candidate], tuple[str, ...]]:
         """The peers that the job can use, and the sites of its stages."""
@@ -100,7 +103,7 @@ class PendingJob:
 
     def _within(self, peers: Sequence[Candidate], homes: Sequence[str], room: int) -> list[Candidate]:
         """As many as there is room for, with those that the job needs to start."""
-        needed = least(peers, len(self.needs), self.min_replicas, self.needs, homes)
+        needed = least(peers, len(self.needs), self.min_replicas, self.needs, homes, self.per_inviter)
         ordered = sorted(peers, key=lambda one: (one.peer not in needed, -one.speed, one.peer))
         return ordered[:room]
 
@@ -121,6 +124,10 @@ class ActiveJob:
     where_to_join: Callable[[Candidate, Collection[int], Mapping[PeerId, int]], Decision[int]]
     project: str = DEFAULT_PROJECT
     room: int | None = None  # peers that it may take beside those that it has and awaits; None: any number
+    per_inviter: int = 0  # replicas of a stage of one inviter; 0: any number
+    invited: Mapping[tuple[int, str], int] = field(
+        default_factory=dict
+    )  # replicas by stage and inviter, all that are here
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +305,7 @@ class _Deciding:
         self._rooms = dict(rooms)
         self._left = {job.job: job.room for job in running if job.room is not None}
         self._running = running
+        self._invited = {job.job: Counter(job.invited) for job in running}
         self._counts = {job.job: list(job.replicas) for job in running}
         for coming in reserved.values():
             if coming.job in self._counts:
@@ -337,13 +345,19 @@ class _Deciding:
                 return
 
     def _joins(self, one: Candidate, job: ActiveJob, stages: Collection[int]) -> bool:
-        fitting = [stage for stage in stages if one.holds(job.needs[stage])]
+        invited = self._invited[job.job]
+        takes = [stage for stage in stages if not job.per_inviter or invited[stage, one.inviter] < job.per_inviter]
+        if not takes:
+            self._refuse(one, job, _OF_ONE)
+            return False
+        fitting = [stage for stage in takes if one.holds(job.needs[stage])]
         coming = {join.peer: join.stage for join in self.joins.values() if join.job == job.job}
         decision = job.where_to_join(one, fitting, coming)
         if decision.plan is None:
             self._refuse(one, job, decision.reason)
             return False
         self.joins[one.peer] = Join(one.peer, job.job, decision.plan, decision.reason)
+        invited[decision.plan, one.inviter] += 1
         self.why_not.pop(one.peer, None)
         return True
 

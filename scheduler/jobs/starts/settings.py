@@ -80,7 +80,7 @@ def brain_settings(
         second_hash=spec.trust.second_hash,
         deadlines=DeadlineSettings(pipeline.deadline_k, pipeline.deadline_min_s, pipeline.deadline_max_s),
         rebalance=RebalanceSettings(
-            rebalance=pipeline.rebalance,
+            rebalance=pipeline.rebalance and not spec.trust.inviter_quota,  # moves know of no inviters
             interval_s=pipeline.rebalance_interval_s,
             min_gain=pipeline.rebalance_min_gain,
             cooldown_s=pipeline.rebalance_cooldown_s,

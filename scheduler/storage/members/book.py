@@ -26,7 +26,7 @@ from swarm.pki.identity import Identity, issue
 from swarm.pki.names import MEMBERS, PEOPLE, Principal, Role, check_name
 from swarm.pki.tokens import JoinLine, new_line, secret_hash
 from swarm.rpc.guard import Caller
-from swarm.types import DEFAULT_PROJECT
+from swarm.types import DEFAULT_PROJECT, PeerId
 
 TOKEN_TTL_S_MAX = 30 * 86400.0
 TOKEN_USES_MAX = 1000
@@ -92,6 +92,11 @@ class Members:
         """The person of this name, as projects know people; a caller that is not in the book has no project."""
         member = self._members.get((principal.role, principal.name))
         return Person(principal.role, principal.name, "" if member is None else member.project)
+
+    def inviter(self, peer: PeerId) -> str:
+        """Who made the token with which a stage server joined, or vouched for it; "" if it is not in the book."""
+        member = self._members.get((Role.STAGE_SERVER, peer))
+        return "" if member is None else member.invited_by
 
     def _check_known(self, caller: Caller) -> None:
         principal = caller.principal

@@ -136,7 +136,8 @@ def test_a_swarm_trains_diloco_and_says_where_streaming_trains() -> None:
 def test_what_a_swarm_cannot_do_with_islands_yet_is_refused_with_what_can_be_done(
     section: str, key: str, value: object, what: str
 ) -> None:
-    training = {"training": {"reproducible": True}, "averaging": {"mode": "diloco"}}
+    limits = {"limits": {"min_replicas": 3}}
+    training = {"training": {"reproducible": True}, "averaging": {"mode": "diloco"}} | limits
     pipeline = {"pipeline": {"compression": "none"}}
     spec = spec_of(**(training | pipeline | {section: pipeline.get(section, {}) | {key: value}}))
     with pytest.raises(InvalidConfig, match=rf"{section}\.{key} does not work yet in a swarm") as refused:

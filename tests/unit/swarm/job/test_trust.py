@@ -8,9 +8,10 @@ import pytest
 
 from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec, parse_job
+from swarm.job.trust import TrustSection
 
 
-def job(trust: dict[str, Any], *, reproducible: bool = True) -> JobSpec:
+def job(trust: dict[str, Any], *, reproducible: bool = True, min_replicas: int = 1) -> JobSpec:
     return parse_job(
         {
             "name": "t",
@@ -18,6 +19,7 @@ def job(trust: dict[str, Any], *, reproducible: bool = True) -> JobSpec:
             "data": {"source": "x"},
             "training": {"reproducible": reproducible},
             "pipeline": {"compression": "none"},
+            "limits": {"min_replicas": min_replicas},
             "trust": trust,
         }
     )
@@ -51,6 +53,19 @@ def test_hops_are_hashed_where_newcomers_or_unusual_sizes_are_checked(key: str, 
     assert job({key: value}).trust.hashes_hops
     with pytest.raises(InvalidConfig, match=rf"trust\.{key} = (50|true) compares results bit for bit"):
         job({key: value}, reproducible=False)
+
+
+@pytest.mark.parametrize(("replicas", "most"), [(3, 1), (4, 1), (5, 2), (9, 4)])
+def test_whoever_invited_several_has_a_minority_of_the_least_replicas(replicas: int, most: int) -> None:
+    assert TrustSection(inviter_quota=True).per_inviter(replicas) == most < replicas / 2
+    assert TrustSection().per_inviter(replicas) == 0
+
+
+def test_two_replicas_leave_no_inviter_a_minority() -> None:
+    with pytest.raises(InvalidConfig, match=r"no inviter a minority of 2 replicas") as refused:
+        job({"inviter_quota": True}, min_replicas=2)
+    assert "limits.min_replicas = 3" in f"{refused.value}"
+    assert job({"inviter_quota": True}, min_replicas=3, reproducible=False).trust.inviter_quota
 
 
 def test_sums_that_need_not_be_equal_cannot_be_recounted() -> None:

@@ -31,6 +31,7 @@ from swarm.pki.identity import Application
 from swarm.pki.names import MEMBERS, Principal, Role, scheduler_of
 from swarm.pki.tokens import JoinLine
 from swarm.rpc.guard import Caller
+from swarm.types import PeerId
 from tests.support.members import Clock, caller_of, database_url, fingerprint_of
 
 GPU = Role.STAGE_SERVER
@@ -298,6 +299,7 @@ async def test_a_renewal_gives_the_callers_own_name_whatever_is_asked(tmp_path: 
         assert caller_of(await members.renew(caller, Application("admin").request_pem)).principal == caller.principal
         (member,) = members.members()
         assert (member.name, member.ends_unix_s, member.invited_by) == ("gpu-1", clock.unix_s + LIFE_S, "admin me")
+        assert (members.inviter(PeerId("gpu-1")), members.inviter(PeerId("nobody"))) == ("admin me", "")
 
 
 async def test_a_key_that_the_book_does_not_know_is_refused(tmp_path: Path) -> None:
