@@ -22,7 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from client.profiles import DEFAULT, config_file, read_profile
 from swarm.errors import SwarmError, UsageError
-from swarm.text import is_address, size
+from swarm.text import as_date, is_address, size
 
 SCHEMA = "swarm.cli/1"
 PROGRESS_LINE_S = 5.0
@@ -175,8 +175,8 @@ class _Lines:
 
 
 def utc(unix_s: float) -> str | None:
-    """ISO-8601 in UTC; None for 0."""
-    if not unix_s or not math.isfinite(unix_s):
+    """ISO-8601 in UTC; None for 0 and for what is no time."""
+    if not as_date(unix_s):
         return None
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_s))
     return f"{whole}.{int(unix_s % 1 * 1000):03d}Z"

@@ -24,6 +24,7 @@ _ADDRESS = re.compile(
     r"(?P<host>[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9_.-]{1,15})?\]):(?P<port>[0-9]{1,5})"
 )
 _TARGET_KINDS = frozenset({"dns", "google-c2p", "ipv4", "ipv6", "passthrough", "unix", "unix-abstract", "vsock", "xds"})
+UNIX_S_MAX = 253_402_300_799.0  # the last second that has a date
 
 
 def counted(number: int, noun: str) -> str:
@@ -98,6 +99,11 @@ def parse_size(text: str) -> int:
             f'"{printable(text[:40])}" is not a size: write bytes, or a number with KiB, MiB, GiB or TiB such as 64MiB'
         )
     return int(float(found[1]) * _UNIT_BYTES[found[2] or "B"])
+
+
+def as_date(unix_s: float) -> float:
+    """The time that somebody told, if it has a date; else 0."""
+    return unix_s if 0 <= unix_s <= UNIX_S_MAX else 0.0
 
 
 def utc(unix_s: float) -> str:

@@ -118,6 +118,6 @@ def _change_json(path: Path, change: Any) -> None:
         return
     try:
         values = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidModel(f"{path.name} is no JSON: {error}") from None
     path.write_text(json.dumps(change(values), indent=2, sort_keys=True) + "\n")

@@ -24,7 +24,7 @@ from swarm.pki.names import Role
 from swarm.process.logs import Logger
 from swarm.rpc.guard import check_caller
 from swarm.rpc.session import CONNECTION
-from swarm.text import utc
+from swarm.text import UNIX_S_MAX, utc
 from swarm.types import PeerId, PeerState
 
 # A peer that leaves this many commands unread has stopped reading.
@@ -32,7 +32,6 @@ COMMANDS_WAITING_MAX = 8192
 HELLO_S_MAX = 10.0
 TICK_S = 0.25
 HEARTBEAT_S = 1.0  # how often a stage server says that it is there
-UNIX_S_MAX = 253_402_300_799.0  # that can be written as a date
 STOOD_STILL_S = 0.5  # a tick that is late by more than this says that this process did not run
 
 

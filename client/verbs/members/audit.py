@@ -16,7 +16,7 @@ from client.views import FittedTable
 from swarm.errors import InvalidConfig
 from swarm.process.audit import logs
 from swarm.process.audit import verify as breaks_of
-from swarm.text import counted, printable
+from swarm.text import as_date, counted, printable
 
 _COLUMNS = ("TIME", "ACTOR", "PROJECT", "ACTION", "TARGET", "RESULT")
 AUDIT_FILE = platformdirs.user_data_path("swarm") / "scheduler" / "audit.jsonl"
@@ -80,7 +80,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _cells(line: dict[str, Any]) -> tuple[Text, ...]:
     at_s = line.get("time_unix_s")
-    shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)) if isinstance(at_s, int | float) else "-"
+    shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(as_date(at_s))) if isinstance(at_s, int | float) else "-"
     return (
         Text(shown),
         *(Text(printable(str(line.get(key) or "-"))) for key in ("actor", "project", "action", "target", "result")),

@@ -14,7 +14,7 @@ from client.flags import JobName, offers
 from client.shell import Shell, utc
 from swarm.errors import NotFound, UsageError
 from swarm.process.logs import LOG_LEVELS
-from swarm.text import seconds
+from swarm.text import as_date, seconds
 from swarm.wire import jobs_pb2 as pb
 
 _STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "red", "critical": "bold red"}
@@ -64,7 +64,7 @@ def logs(
 
 def log_line(entry: pb.LogEntry) -> Text:
     """One line for people, in local time."""
-    moment = time.strftime("%H:%M:%S", time.localtime(entry.time_unix_s))
+    moment = time.strftime("%H:%M:%S", time.localtime(as_date(entry.time_unix_s)))
     who = "scheduler" if not entry.peer else entry.peer + (f" stage {entry.stage}" if entry.stage >= 0 else "")
     # A peer's text must not move the cursor.
     message = "".join(character if character.isprintable() else " " for character in entry.message)

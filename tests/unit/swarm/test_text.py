@@ -8,6 +8,8 @@ import time
 import pytest
 
 from swarm.text import (
+    UNIX_S_MAX,
+    as_date,
     counted,
     duration,
     first_line,
@@ -17,6 +19,7 @@ from swarm.text import (
     seconds,
     size,
     spoken_duration,
+    utc,
     without_passwords,
 )
 
@@ -124,3 +127,11 @@ def test_text_of_others_does_not_move_the_cursor(bad: str) -> None:
     assert shown.isprintable()
     assert shown.endswith("ä[/x]b")
     assert printable("plain, grün, 漢字") == "plain, grün, 漢字"
+
+
+@pytest.mark.parametrize("told", [1e308, math.inf, -1.0, math.nan, UNIX_S_MAX + 1])
+def test_a_time_that_no_calendar_has_is_none(told: float) -> None:
+    """`swarm status`, `logs` and `history` ended with an internal error over the times of a scheduler that lied."""
+    assert as_date(told) == 0
+    assert utc(as_date(told)) == "1970-01-01 00:00:00 UTC"
+    assert as_date(UNIX_S_MAX) == UNIX_S_MAX
