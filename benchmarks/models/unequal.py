@@ -9,7 +9,8 @@ takes 0.5 ms, a boundary tensor 2 ms, a round, a row and an optimizer step a few
 away from a replica that is late.
 
 Percent is committed microbatches per second, after three steps, against the speed of the slowest stage: the sum of the
-speeds of its replicas. "alone" chooses each stage's replica by itself, "alike" leads from like to like (lanes.py).
+speeds of its replicas. "alone" chooses each stage's replica by itself, "alike" as the scheduler does: from like to
+like (lanes.py), and in time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import mean
 
@@ -60,6 +61,7 @@ class Fleet:
         return min(map(sum, self.speeds)) / UNIT_S
 
 
+TEN_TIMES_SLOWER = Fleet("2 stages of 1:1:1:0.1", ((1.0, 1.0, 1.0, 0.1),) * 2, 25)
 FLEETS = (
     Fleet("2 stages of 1:2:4", ((1.0, 2.0, 4.0),) * 2, 28),
     Fleet("2 stages of 1:2:4", ((1.0, 2.0, 4.0),) * 2, 56),
@@ -68,6 +70,9 @@ FLEETS = (
     Fleet("1:2:4, then 1:1:2:3", ((1.0, 2.0, 4.0), (1.0, 1.0, 2.0, 3.0)), 56),
     Fleet("3 stages of 8, from 1 to 4", (tuple(4.0 ** (number / 7.0) for number in range(8)),) * 3, 128),
     Fleet("2 stages of 3, all equal", ((1.0, 1.0, 1.0),) * 2, 48),
+    TEN_TIMES_SLOWER,
+    replace(TEN_TIMES_SLOWER, microbatches=64),
+    Fleet("1:1:1:0.1, then all equal", ((1.0, 1.0, 1.0, 0.1), (1.0,) * 4), 25),
 )
 OVERLAPS = (0.0, 0.25, 0.5)  # of a step
 

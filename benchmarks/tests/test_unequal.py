@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.models.unequal import FLEETS, Fleet, Model, kept
+from benchmarks.models.unequal import FLEETS, TEN_TIMES_SLOWER, Fleet, Model, kept
 from scheduler.brain.routing import lanes
 
 
@@ -25,3 +25,11 @@ def test_routes_from_like_to_like_keep_more_of_unequal_replicas(overlap: float) 
 def test_equal_replicas_are_routed_as_before() -> None:
     fleet = Fleet("equal", ((1.0, 1.0),) * 2, 12)
     assert kept(fleet, 0.0, alike=True, seeds=1, steps=6) == kept(fleet, 0.0, alike=False, seeds=1, steps=6)
+
+
+@pytest.mark.parametrize(("overlap", "least"), [(0.0, 0.75), (0.5, 0.87)])
+def test_a_replica_that_is_ten_times_slower_costs_no_more_than_whole_microbatches_do(
+    overlap: float, least: float
+) -> None:
+    """A step of 25 has less than one microbatch for it: it was given some all the same, and all waited for it."""
+    assert kept(TEN_TIMES_SLOWER, overlap, alike=True, seeds=2, steps=10) > least

@@ -165,7 +165,7 @@ class Dispatch:
             if opens:
                 progress.begin(step)
                 ledger.open(step)
-            peers = self._choose([None] * self._stages, now_s)
+            peers = self._choose([None] * self._stages, step, now_s)
             if peers is None:
                 return
             for peer in peers:
@@ -186,7 +186,7 @@ class Dispatch:
                 before = [self._state.ledger.at_work(run.step, stage, index) for stage in range(self._stages)]
                 usable = set(self._state.pool) - set(self._state.pool.suspects())
                 fixed = [one or (asked if asked in usable else None) for one, asked in zip(fixed, before, strict=True)]
-            peers = self._choose(fixed, now_s)
+            peers = self._choose(fixed, run.step, now_s)
             if peers is None:
                 return  # tried again with the next event
             if not raised:
@@ -236,13 +236,13 @@ class Dispatch:
             if late.waited_s < slack * (self._state.ledger.outstanding(peer) + 1) * self._loads.best_s(stage):
                 self._stragglers.look_again(late, now_s)
                 continue  # its queue explains that, or that it is new
-            self._loads.measured(peer, late.waited_s)
+            self._loads.waited(peer, late.waited_s)
             if self._has_other(stage, hops):
                 self._state.outbox.note("warning", f"{late.reason}: given to another replica")
                 self._state.ledger.take(step, stage, index, late.reason, now_s)
         if now_s >= self._relax_s:
             self._relax_s = now_s + RELAX_S
-            self._relaxes = self._loads.relax()
+            self._relaxes = self._loads.relax(now_s)
 
     def times_s(self) -> list[float]:
         """When `hurry` may have something to do although nothing happens."""
@@ -261,7 +261,7 @@ class Dispatch:
         """Assert that the kept turns and deadlines equal those computed anew."""
         self._stragglers.validate()
 
-    def _choose(self, fixed: Sequence[PeerId | None], now_s: float) -> tuple[PeerId, ...] | None:
+    def _choose(self, fixed: Sequence[PeerId | None], step: int, now_s: float) -> tuple[PeerId, ...] | None:
         """Choose one replica per stage, keeping the fixed ones."""
         loads = [
             StageLoad(load.stage, (self._loads.load(kept, keep=True),)) if kept else load
@@ -271,8 +271,9 @@ class Dispatch:
             links = self._state.links
             decision = choose_route(loads, now_s, self._rng, links.cost_s, links.touches)
         else:
-            to_do = self._state.ledger.in_flight() + self._to_feed()
-            decision = self._policy.choose(loads, now_s, self._rng, to_do)
+            ledger = self._state.ledger
+            to_do = ledger.in_flight() + self._to_feed()
+            decision = self._policy.choose(loads, now_s, self._rng, to_do, ledger.left(until=step))
         self._why_not = "" if decision.plan else decision.reason
         return decision.plan
 

@@ -74,6 +74,12 @@ class Lanes:
         self._draw()
         return self._per_s
 
+    @property
+    def best_s(self) -> float:
+        """The pace of the fastest replica, as the lanes were drawn."""
+        self._draw()
+        return self._pace_s[self._order[-1]]
+
     def pace_s(self, peer: PeerId) -> float:
         """Seconds per microbatch, as the lanes were drawn."""
         return self._pace_s[peer]

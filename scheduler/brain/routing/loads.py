@@ -70,20 +70,28 @@ class Loads:
     def measured(self, peer: PeerId, seconds: float) -> None:
         """The replica took `seconds` for a microbatch."""
         self._pace.observe(peer, seconds)
+        self._paced(peer)
+
+    def waited(self, peer: PeerId, seconds: float) -> None:
+        """The replica has had a microbatch for so long and is not done."""
+        self._pace.waited(peer, seconds)
+        self._paced(peer)
+
+    def _paced(self, peer: PeerId) -> None:
         self._changed.add(peer)
         stage = self._state.pool.stage_of(peer)
         if self._pace.is_known(peer):
             self._unmeasured[stage].discard(peer)
         self._changed |= self._unmeasured[stage]
 
-    def relax(self) -> bool:
-        """Assume that slow replicas without work became faster; gives whether there are any."""
+    def relax(self, now_s: float) -> bool:
+        """Assume that slow replicas long without work became faster; gives whether any are slow."""
         faster: list[PeerId] = []
         for peers in self._state.pool.by_stage:
             idle = [peer for peer in peers if not self._state.ledger.outstanding(peer)]
-            faster += self._pace.relax(idle, peers)
+            faster += self._pace.relax(idle, peers, now_s)
         self._changed.update(faster)
-        return bool(faster)
+        return bool(faster) or self._pace.is_relaxing
 
     def is_measured(self, peer: PeerId) -> bool:
         return self._pace.is_known(peer)

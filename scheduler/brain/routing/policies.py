@@ -92,11 +92,12 @@ class RoutingPolicy(Protocol):
         """The peer finished `units` of work in `seconds`, waiting included."""
 
     def choose(
-        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf
+        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf, of_step: float = 0.0
     ) -> Decision[tuple[PeerId, ...]]:
         """One replica with credit per stage, or no plan and why. All randomness comes from `rng`.
 
-        `to_do`: the microbatches that are in flight or can be fed before the next commit.
+        `to_do`: the microbatches that are in flight or can be fed before the next commit. `of_step`: those of this
+        microbatch's step and older ones.
         """
 
 
@@ -122,36 +123,49 @@ class LeastCompletion(RoutingPolicy):
         self._given[peer] = self._count
 
     def choose(
-        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf
+        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf, of_step: float = 0.0
     ) -> Decision[tuple[PeerId, ...]]:
         ranked = [load.ranked for load in loads]
         if not all(ranked):
             return Decision(None, _lacking(loads) or "")
         if sum(load.lanes.is_unequal for load in loads) > 1:
-            path = self._like_to_like(loads, to_do, rng)
+            path = self._like_to_like(loads, to_do, of_step, rng)
         else:
             path = tuple(self._next(load, soonest, rng) for load, soonest in zip(loads, ranked, strict=True))
         cost_s = sum(soonest[0][0] for soonest in ranked)
         return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
 
-    def _like_to_like(self, loads: Sequence[StageLoad], to_do: float, rng: Random) -> tuple[PeerId, ...]:
+    def _like_to_like(
+        self, loads: Sequence[StageLoad], to_do: float, of_step: float, rng: Random
+    ) -> tuple[PeerId, ...]:
         """A route through replicas that stand alike in their stages: slow ones behind slow ones, fast behind fast.
 
         While there is much to do, slow replicas get a little more than would end with the others, as a pipeline needs
-        about the same number in flight at any speed. No replica gets work that it would end after all the others.
+        about the same number in flight at any speed. No replica gets work that it would end after all the others, and
+        no route leads through several slow ones that would be late together. A replica without work may take what ends
+        before its own step is committed: a step may have less for it than a whole microbatch.
         """
-        end_s = max(to_do / load.lanes.per_s for load in loads if load.lanes.is_unequal)
+        per_s = min(load.lanes.per_s for load in loads if load.lanes.is_unequal)
+        others_s, step_s = to_do / per_s, max(to_do, of_step) / per_s
         lane, path = ALL, list[PeerId]()
+        behind_s = 0.0  # the fastest route
         for load in loads:
             lanes, ranked = load.lanes, load.ranked
             if lanes.is_unequal:
+                idle = {one.peer for one in load.replicas if not one.outstanding}
+                in_time = [
+                    (cost_s, peer)
+                    for cost_s, peer in ranked
+                    if max(cost_s, behind_s + lanes.pace_s(peer)) <= (step_s if peer in idle else others_s)
+                ]
                 near = set(lanes.beside(lane))
-                in_time = ranked[: bisect_right(ranked, end_s, key=itemgetter(0))]
                 in_time = [one for one in in_time if one[1] in near] or in_time
                 weighted = sorted((cost_s * lanes.pace_s(peer) ** (PACE_POWER - 1.0), peer) for cost_s, peer in in_time)
                 ranked = weighted or ranked
             path.append(self._next(load, ranked, rng))
-            lane = lanes.of(path[-1]) if lanes.is_unequal else lane
+            if lanes.is_unequal:
+                lane = lanes.of(path[-1])
+                behind_s += lanes.pace_s(path[-1]) - lanes.best_s
         return tuple(path)
 
     def _next(self, load: StageLoad, ranked: Sequence[tuple[float, PeerId]], rng: Random) -> PeerId:
@@ -168,7 +182,7 @@ class Uniform(RoutingPolicy):
     """Any replica, with equal probability: the baseline that knows nothing."""
 
     def choose(
-        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf
+        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf, of_step: float = 0.0
     ) -> Decision[tuple[PeerId, ...]]:
         if (lacking := _lacking(loads)) is not None:
             return Decision(None, lacking)
@@ -229,7 +243,7 @@ class Iwrr(RoutingPolicy):
         turns.weight = IWRR_NEWEST + (1.0 - IWRR_NEWEST) * turns.weight
 
     def choose(
-        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf
+        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf, of_step: float = 0.0
     ) -> Decision[tuple[PeerId, ...]]:
         if (lacking := _lacking(loads)) is not None:
             return Decision(None, lacking)

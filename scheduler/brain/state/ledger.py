@@ -390,6 +390,10 @@ class Ledger:
         """Microbatches that were fed and lack a holder at some stage."""
         return sum(opened.open for opened in self._steps.values())
 
+    def left(self, until: int) -> int:
+        """Microbatches of open steps up to this one that lack a holder at some stage, or were not fed."""
+        return sum(one.open + self.microbatches - one.fed for step, one in self._steps.items() if step <= until)
+
     def committed(self) -> tuple[int, ...]:
         """Contributions in closed steps, per stage: all that entered, less what open steps hold.
 

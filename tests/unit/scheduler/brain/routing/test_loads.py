@@ -91,8 +91,18 @@ def test_a_replica_that_comes_back_is_measured_anew(books: BrainState, loads: Lo
 def test_a_slow_replica_without_work_is_tried_again(loads: Loads) -> None:
     loads.measured(A, 1.0)
     loads.measured(B, 0.2)
-    assert loads.relax()
+    assert loads.relax(100.0), "it will be"
+    assert loads.by_stage()[0][0].pace_s == 1.0
+    assert loads.relax(130.0)
     assert loads.by_stage()[0][0].pace_s == pytest.approx(0.6)
-    for _ in range(8):
-        loads.relax()
-    assert not loads.relax(), "as good as equal"
+    for turn in range(16):
+        loads.relax(200.0 + 40.0 * turn)
+    assert not loads.relax(900.0), "as good as equal"
+
+
+def test_a_replica_that_only_kept_others_waiting_is_tried_again_at_once(loads: Loads) -> None:
+    loads.measured(A, 0.2)
+    loads.waited(A, 20.0)
+    loads.measured(B, 0.2)
+    assert loads.relax(0.0)
+    assert loads.by_stage()[0][0].pace_s == pytest.approx((0.3 * 20.0 + 0.7 * 0.2 + 0.2) / 2.0)

@@ -44,3 +44,49 @@ def test_a_forgotten_replica_is_measured_anew() -> None:
     pace.forget(A)
     pace.observe(A, 1.0)
     assert pace.of(A) == 1.0
+
+
+def slow_and_fast() -> Pace:
+    """A takes five seconds, B half a second."""
+    pace = Pace()
+    pace.observe(A, 5.0)
+    pace.observe(B, 0.5)
+    return pace
+
+
+def test_a_slow_replica_is_tried_after_thirty_times_what_it_takes() -> None:
+    """Ten times slower and tried every few seconds, one replica of four cost a step half its speed."""
+    pace = slow_and_fast()
+    assert pace.relax([A], [A, B], 10.0) == []
+    assert pace.is_relaxing
+    assert pace.relax([A], [A, B], 159.9) == []
+    assert pace.relax([A], [A, B], 160.0) == [A]
+    assert pace.of(A) == 2.75
+
+
+def test_work_in_between_begins_the_wait_anew() -> None:
+    pace = slow_and_fast()
+    pace.relax([A], [A, B], 0.0)
+    pace.relax([B], [A, B], 100.0)
+    assert not pace.is_relaxing
+    assert pace.relax([A], [A, B], 160.0) == []
+    assert pace.relax([A], [A, B], 310.0) == [A]
+
+
+@pytest.mark.parametrize("seconds", [5.0, 0.5])
+def test_a_trial_counts_more_than_what_was_believed(seconds: float) -> None:
+    pace = slow_and_fast()
+    pace.relax([A], [A, B], 0.0)
+    pace.relax([A], [A, B], 150.0)
+    pace.observe(A, seconds)
+    assert pace.of(A) == seconds
+    pace.observe(A, 1.0)
+    assert pace.of(A) == pytest.approx(0.3 + 0.7 * seconds), "only the first"
+
+
+def test_a_replica_that_computes_like_others_is_tried_soon_after_it_kept_them_waiting() -> None:
+    pace = slow_and_fast()
+    pace.observe(A, 0.5)
+    pace.waited(A, 60.0)
+    assert pace.relax([A], [A, B], 0.0) == [A]
+    assert pace.relax([A], [A, B], 5.0) == [A]

@@ -325,9 +325,9 @@ def unequal(queues: Sequence[dict[str, int]]) -> list[StageLoad]:
     ]
 
 
-def likes(queues: Sequence[dict[str, int]], to_do: float) -> str:
+def likes(queues: Sequence[dict[str, int]], to_do: float, of_step: float = 0.0) -> str:
     """The names of the replicas that are chosen, without their stages."""
-    plan = LeastCompletion().choose(unequal(queues), 0.0, Random(0), to_do).plan
+    plan = LeastCompletion().choose(unequal(queues), 0.0, Random(0), to_do, of_step).plan
     assert plan is not None
     return "".join(peer[0] for peer in plan)
 
@@ -376,3 +376,22 @@ def test_a_route_goes_beside_a_lane_whose_replicas_would_be_late() -> None:
     rate = 1 / 0.1 + 1 / 0.2 + 1 / 0.4
     assert likes([first, second], math.inf) == "zz"
     assert likes([first, second], 1.0 * rate) == "zx"
+
+
+RATE = 1 / 0.1 + 1 / 0.2 + 1 / 0.4
+
+
+def test_a_replica_without_work_takes_what_it_ends_before_its_own_step_is_committed() -> None:
+    """One that is due less than a whole microbatch of what is left would else get none, though nobody waits for it."""
+    idle = {"x": 2, "y": 9, "z": 0}
+    assert likes([idle, {"x": 0, "y": 0, "z": 0}], 0.39 * RATE)[0] == "x"
+    assert likes([idle, {"x": 0, "y": 0, "z": 0}], 0.39 * RATE, 0.41 * RATE)[0] == "z"
+    busy = {"x": 2, "y": 9, "z": 1}
+    assert likes([busy, {"x": 0, "y": 0, "z": 0}], 0.39 * RATE, 0.81 * RATE)[0] == "x"
+
+
+def test_a_route_does_not_lead_through_slow_replicas_that_are_late_together() -> None:
+    """Two that took ten times as long, one behind the other, held up each step for as long as it took."""
+    idle, free = {"x": 6, "y": 9, "z": 0}, {"x": 0, "y": 0, "z": 0}
+    assert likes([idle, free], 0.71 * RATE) == "zz"
+    assert likes([idle, free], 0.69 * RATE) == "zx"

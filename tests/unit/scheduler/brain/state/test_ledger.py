@@ -43,6 +43,14 @@ def test_a_step_is_full_when_every_stage_holds_every_microbatch() -> None:
     assert ledger.sets(0) == {A: {0, 1}, C: {0, 1}}
 
 
+def test_what_is_left_of_a_step_is_in_flight_or_not_fed() -> None:
+    ledger = book(microbatches=3)
+    ledger.open(1)
+    assert (ledger.left(0), ledger.left(1)) == (3, 6)
+    ledger.accumulated(A, done(0), 0.0)
+    assert (ledger.left(0), ledger.left(1)) == (2, 5)
+
+
 def test_a_contribution_counts_once_however_often_it_is_told() -> None:
     ledger = book()
     assert [ledger.accumulated(A, done(0), 0.0) for _ in range(3)] == [
