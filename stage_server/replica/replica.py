@@ -305,6 +305,7 @@ class Replica:
     # Actions -----------------------------------------------------------------------------------------------------
 
     def _carry_out(self, actions: tuple[cell.Action, ...]) -> None:
+        forgotten: list[Microbatch] = []
         for action in actions:
             match action:
                 case cell.Compute():
@@ -315,6 +316,7 @@ class Replica:
                     self._ask(action)
                 case cell.Forget(microbatch=microbatch):
                     self._forget(microbatch)
+                    forgotten.append(microbatch)
                 case cell.DropOutput(microbatch=microbatch, direction=direction):
                     self._outputs.drop((microbatch, direction))
                 case cell.ForgetSums(step=step):
@@ -325,6 +327,8 @@ class Replica:
                     self._ports.emit(self._commitments.signed(event))
                 case _:
                     assert_never(action)
+        if forgotten:
+            self._device.run(lambda: self._stage.drop(*forgotten))
         self._metrics.queue_depth(
             self.me.stage,
             forward=self._queue.waiting(Direction.FORWARD),
@@ -351,7 +355,6 @@ class Replica:
         for direction in Direction:
             self._inputs.pop((microbatch, direction), None)
             self._outputs.drop((microbatch, direction))
-        self._device.run(lambda: self._stage.drop(microbatch))
 
     async def _compute_forever(self) -> None:
         while True:

@@ -174,9 +174,8 @@ class Stage:
         if graph is None:
             raise NotFound(f"stage {self.stage} holds no graph of {microbatch}: forward comes first")
         output = self._output(graph) if graph.output is None else graph.output
-        module = self.weights.of(graph.version)
-        names, parameters = zip(*module.named_parameters(), strict=True)
-        wanted = parameters if self._first else (graph.source, *parameters)
+        parameters = self.weights.buffer(graph.version).parameters
+        wanted = [*(() if self._first else (graph.source,)), *parameters.values()]
         assert self._last or g is not None, "the gradient of a boundary tensor is needed"
         start = None if self._last or g is None else to_device(g, self.device)
         gradients = torch.autograd.grad(output, wanted, start)
@@ -184,7 +183,7 @@ class Stage:
         if not self._first:
             dx, *rest = gradients
             gradients = tuple(rest)
-        by_name = {name: each.to(self._sum_device) for name, each in zip(names, gradients, strict=True)}
+        by_name = {name: each.to(self._sum_device) for name, each in zip(parameters, gradients, strict=True)}
         acceptable = self._acceptable(by_name)
         if dx is not None and encode is not None:
             dx, acceptable = to_host(encode(dx), acceptable)
@@ -231,8 +230,9 @@ class Stage:
         )
         return (None, float(output)) if self._last else (output, 0.0)
 
-    def drop(self, microbatch: Microbatch) -> None:
-        self._graphs.pop(microbatch, None)
+    def drop(self, *microbatches: Microbatch) -> None:
+        for microbatch in microbatches:
+            self._graphs.pop(microbatch, None)
 
     def void(self, step: int) -> None:
         """Forget the sums of a step: every microbatch of it must be accumulated again."""
@@ -271,8 +271,7 @@ class Stage:
         parameters, as in torch.optim.
         """
         assert step == self.version, f"step {step} is applied to version {self.version}"
-        for microbatch in [microbatch for microbatch in self._graphs if microbatch.step <= step]:
-            self.drop(microbatch)
+        self.drop(*[microbatch for microbatch in self._graphs if microbatch.step <= step])
         self.void(step)
         parameters = {name: self.weights.to_step(name, step) for name in self.weights.newest()}
         if not skip:

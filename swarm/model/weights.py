@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swarm.errors import StaleMessage
 from swarm.job.spec import LOWERED, JobSpec
@@ -25,10 +25,17 @@ from swarm.model.state import InitialState
 
 @dataclass(slots=True)
 class Buffer:
-    """The module of one version."""
+    """The module of one version, and its parameters by name: listing a module's takes a twentieth of a microbatch."""
 
     version: int
     module: StageModule
+    parameters: dict[str, nn.Parameter]
+    values: dict[str, Tensor]  # without gradients; they share the parameters' memory
+
+    @classmethod
+    def of(cls, version: int, module: StageModule) -> Buffer:
+        named = dict(module.named_parameters())
+        return cls(version, module, named, {name: parameter.detach() for name, parameter in named.items()})
 
 
 class Weights:
@@ -46,7 +53,7 @@ class Weights:
             if spec.model.dtype == LOWERED:
                 whole = _lower(module)
                 self._masters = self._masters or whole
-            self.buffers.append(Buffer(version, module))
+            self.buffers.append(Buffer.of(version, module))
 
     @property
     def version(self) -> int:
@@ -55,36 +62,40 @@ class Weights:
 
     def of(self, version: int) -> StageModule:
         """The module to compute with; StaleMessage if the version is not held."""
+        return self.buffer(version).module
+
+    def buffer(self, version: int) -> Buffer:
+        """The same with its parameters."""
         for buffer in self.buffers:
             if buffer.version == version:
-                return buffer.module
+                return buffer
         held = ", ".join(str(buffer.version) for buffer in self.buffers)
         raise StaleMessage(f"stage {self._stage} is asked for weights {version}, it holds {held}")
 
     def newest(self) -> dict[str, Tensor]:
         """The newest version of every parameter, float32, in an order that all replicas of the stage share."""
-        return self._masters or _parameters(self.of(self.version))
+        return self._masters or self.buffer(self.version).values
 
     def older(self) -> dict[str, Tensor]:
         """The parameters of the version before, as they are held; empty if there is none."""
         for buffer in self.buffers:
             if buffer.version < self.version:
-                return _parameters(buffer.module)
+                return buffer.values
         return {}
 
     def held(self, name: str, version: int) -> list[Tensor]:
         """The tensors that make up a parameter that is of `version` (others may not be yet): its float32 values, then
         those of the version before as they are held. Not copies; `changed` must follow a change."""
-        newest = self._buffer_of(version).module
-        others = [buffer.module for buffer in self.buffers if buffer.module is not newest]
-        return [self._masters.get(name, _parameter(newest, name)), *(_parameter(other, name) for other in others)]
+        newest = self._buffer_of(version)
+        others = [buffer for buffer in self.buffers if buffer is not newest]
+        return [self._masters.get(name, newest.values[name]), *(other.values[name] for other in others)]
 
     @torch.no_grad()
     def to_step(self, name: str, version: int) -> Tensor:
         """A parameter's float32 values at `version`, where a step in place makes the next one; `changed` follows."""
         if name in self._masters:
             return self._masters[name]
-        old, new = (_parameter(self._buffer_of(one).module, name) for one in (version, version + 1))
+        old, new = (self._buffer_of(one).values[name] for one in (version, version + 1))
         if new is not old:
             new.copy_(old)
         return new
@@ -93,7 +104,7 @@ class Weights:
     def changed(self, names: Iterable[str], version: int) -> None:
         """Make the copies of parameters whose masters are of `version` now."""
         for name in names if self._masters else ():
-            _parameter(self._buffer_of(version).module, name).copy_(self._masters[name])
+            self._buffer_of(version).values[name].copy_(self._masters[name])
 
     def settle(self, version: int) -> None:
         """Record that all parameters are of `version`."""
@@ -123,11 +134,3 @@ def _lower(module: StageModule) -> dict[str, Tensor]:
     for parameter in module.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     return whole
-
-
-def _parameters(module: StageModule) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in module.named_parameters()}
-
-
-def _parameter(module: StageModule, name: str) -> Tensor:
-    return module.get_parameter(name).detach()

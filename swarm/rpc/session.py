@@ -12,17 +12,19 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from contextvars import ContextVar
+from functools import partial
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused
-from swarm.events import Event, Hello
+from swarm.events import Event, Forwarded, Heartbeat, Hello, Logged
 from swarm.limits import MESSAGE_ASIDE_BYTES
 from swarm.messages import Command, FetchRequest, StoreHeader
 from swarm.pki.identity import Identity
 from swarm.pki.names import scheduler_of
+from swarm.rpc.batching import Batches, parts
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, check_address, connect, public_error, translate, write
 from swarm.rpc.handshake import with_times
 from swarm.rpc.links.frames import CHUNK_BYTES
@@ -33,6 +35,7 @@ SERVICE: Final = "swarm.wire.Session"
 DRAIN_S: Final = 5.0  # how long a handler may take to notice that its peer is gone
 ENCODED_BYTES_MAX: Final = 16 << 20  # of the newest commands, which may go to other peers too
 INBOX_LIMIT: Final = 64  # events that wait for the handler; then the stage server waits
+UNHURRIED: Final = (Forwarded, Heartbeat, Logged)  # nobody decides anything sooner because of them
 
 _BREAK_SHOWS_S: Final = 0.05
 _OBJECT_BYTES: Final = 4 << 10  # about what a command takes beside its encoding
@@ -110,7 +113,8 @@ class GrpcSchedulerLink:
         sending = asyncio.create_task(_send_events(call, events), name=f"events to {self._address}")
         try:
             async for data in call:
-                yield from_command(parse(session_pb2.Command, data))
+                for command in parts(session_pb2.Command, data):
+                    yield from_command(command)
         except grpc.RpcError as error:
             found = translate(error, self._address)
             raise await asyncio.to_thread(with_times, found, self._address) from None
@@ -159,15 +163,21 @@ class GrpcSchedulerLink:
 
 async def _send_events(call: _Call, events: AsyncIterator[Event]) -> None:
     """Write events until they end or the call does."""
+    batches = Batches(partial(write, call))
+    writing = asyncio.create_task(batches.write_all(), name="session events")
     try:
         async for event in events:
-            await write(call, _within_limit(to_event(event).SerializeToString()))
+            data = _within_limit(to_event(event).SerializeToString())
+            await batches.put(data, hurry=not isinstance(event, UNHURRIED))
+        await batches.finish()
         await call.done_writing()
     except (grpc.RpcError, asyncio.InvalidStateError):
         pass  # the call has ended; its reader learns why
     except Exception:
         call.cancel()
         raise
+    finally:
+        writing.cancel()
 
 
 def _within_limit(data: bytes) -> bytes:
@@ -226,8 +236,7 @@ class _SessionService:
         self._encoded = Encoded()
 
     async def attach(self, requests: AsyncIterator[bytes], context: _Context) -> None:
-        async def write(epoch: int, command: Command) -> None:
-            data = self._encoded(epoch, command)
+        async def send(data: bytes) -> None:
             try:
                 await context.write(data)
             except Exception as error:
@@ -236,16 +245,27 @@ class _SessionService:
                     raise
                 events.fail(_broken())
 
+        async def write(epoch: int, command: Command) -> None:
+            await batches.put(self._encoded(epoch, command))
+
         CONNECTION.set(context.peer())
         async with answering(context):
             events: Pipe[Event] = Pipe(INBOX_LIMIT)
+            batches = Batches(send)
             reading = asyncio.create_task(_read_events(requests, events), name="session events")
+            writing = asyncio.create_task(batches.write_all(), name="session commands")
             try:
-                # gRPC cancels this when the connection breaks.
-                await serve_session(self._handler, events, write)
+                try:
+                    # gRPC cancels this when the connection breaks.
+                    await serve_session(self._handler, events, write)
+                except Exception:
+                    await batches.finish()
+                    raise
+                await batches.finish()
             finally:
                 reading.cancel()
-                await asyncio.wait({reading})
+                writing.cancel()
+                await asyncio.wait({reading, writing})
 
     async def store(self, requests: AsyncIterator[bytes], context: _Context) -> bytes:
         CONNECTION.set(context.peer())
@@ -329,10 +349,9 @@ async def _payloads(first: session_pb2.StoreChunk, chunks: AsyncIterator[bytes])
 async def _read_events(requests: AsyncIterator[bytes], events: Pipe[Event]) -> None:
     try:
         async for data in requests:
-            if len(data) < MESSAGE_ASIDE_BYTES:
-                await events.put(_event(data))
-            else:
-                await events.put(await asyncio.to_thread(_event, data))
+            aside = len(data) >= MESSAGE_ASIDE_BYTES
+            for event in await asyncio.to_thread(_events, data) if aside else _events(data):
+                await events.put(event)
         # gRPC shows a broken stream as ended first and cancels the call right after: wait for that.
         await asyncio.sleep(_BREAK_SHOWS_S)
         events.end()
@@ -340,15 +359,16 @@ async def _read_events(requests: AsyncIterator[bytes], events: Pipe[Event]) -> N
         events.fail(public_error(error))
 
 
-def _event(data: bytes) -> Event:
-    event = from_event(parse(session_pb2.Event, data))
-    if isinstance(event, Hello):
-        # Other stage servers will dial it, because the scheduler tells them to.
-        if event.address or not event.via_relay:
-            check_address(event.address)
-        if event.http_address:
-            check_address(event.http_address)
-    return event
+def _events(data: bytes) -> list[Event]:
+    found = [from_event(one) for one in parts(session_pb2.Event, data)]
+    for event in found:
+        if isinstance(event, Hello):
+            # Other stage servers will dial it, because the scheduler tells them to.
+            if event.address or not event.via_relay:
+                check_address(event.address)
+            if event.http_address:
+                check_address(event.http_address)
+    return found
 
 
 def _broken() -> PeerUnavailable:

@@ -61,6 +61,8 @@ def deadline_s(samples: Sequence[float], settings: DeadlineSettings) -> float:
     """Seconds after which a hop is too late, given `samples`, the seconds of completed hops."""
     if len(samples) < SAMPLES_MIN:
         return settings.max_s
+    if 1.001 * max(samples) * (1.0 + NORMAL * settings.k) < settings.min_s:
+        return settings.min_s  # median and MAD are no greater than the greatest sample: no need to know them
     middle = _median(samples)
     spread = _median([abs(sample - middle) for sample in samples])
     return _within(middle + settings.k * max(NORMAL * spread, SPREAD_MIN * middle), settings)

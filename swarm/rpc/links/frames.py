@@ -88,7 +88,7 @@ def message(frames: Iterable[Parts]) -> bytes:
     """One message with these frames, in order; joined once, here."""
     parts: list[bytes | memoryview] = []
     for frame in frames:
-        parts += (b"\x0a", _encode_varint(sum(map(len, frame))), *frame)
+        parts += (b"\x0a", encode_varint(sum(map(len, frame))), *frame)
     return b"".join(parts)
 
 
@@ -324,14 +324,14 @@ def _frame(sequence: int, header: bytes, offset: int, payload: memoryview) -> Pa
     """One frame; fields that protobuf would leave out (zero, empty) are left out."""
     parts: list[bytes | memoryview] = []
     if sequence:
-        parts += [b"\x08", _encode_varint(sequence)]
+        parts += [b"\x08", encode_varint(sequence)]
     if header:
-        parts += [b"\x12", _encode_varint(len(header)), header]
+        parts += [b"\x12", encode_varint(len(header)), header]
     if offset:
-        parts += [b"\x18", _encode_varint(offset)]
+        parts += [b"\x18", encode_varint(offset)]
     parts += [b"\x29", _checksum(sequence, offset, header, payload).to_bytes(8, "little")]
     if payload:
-        parts += [b"\x22", _encode_varint(len(payload)), payload]
+        parts += [b"\x22", encode_varint(len(payload)), payload]
     return parts
 
 
@@ -390,7 +390,8 @@ def _varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     raise CorruptFrame("a frame has a number of more than 64 bits")
 
 
-def _encode_varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

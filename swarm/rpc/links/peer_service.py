@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from swarm.errors import DeadlinePassed, Refused, RetryElsewhere, SwarmError
-from swarm.peer_messages import Pass, StateRequest, TensorHeader
+from swarm.peer_messages import Boundary, Pass, StateRequest, TensorHeader
 from swarm.rpc import passes
 from swarm.rpc.channel import answering, public_error
 from swarm.rpc.guard import CALLER, check_caller
@@ -34,6 +34,10 @@ MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
 PULLS_MAX: Final = 16  # answers that this process holds at a time
 PULLS_OF_HOST_MAX: Final = 8
 PULL_CHUNK_S_MAX: Final = 30.0  # how long a caller may take to read 1 MiB of an answer
+SMALL_BYTES: Final = (
+    16 << 10
+)  # before compression: no link is measured by such tensors (stage_server/brain/link_codecs)
+RECEIPT_S: Final = 0.005  # how long the receipt of a small one may wait for others
 
 _Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -127,7 +131,7 @@ class _PeerService:
         try:
             error = await take(self._receiver, self._traffic, tensor)
             answers.owed -= 1
-            await answers.send(tensor.sequence, error)
+            await answers.send(tensor.sequence, error, hurry=error is not None or not _is_small(tensor.header))
         finally:
             room.release()
 
@@ -139,6 +143,11 @@ def _check_sender(shown: Pass | None, message: TensorHeader | StateRequest) -> N
         return
     if (message.sender, message.incarnation, message.job) != (shown.peer, shown.incarnation, shown.job):
         raise Refused(f"{shown.peer} has no pass to speak in the name of {message.sender}")
+
+
+def _is_small(header: TensorHeader) -> bool:
+    """Whether it is a boundary tensor of which nobody waits for the receipt."""
+    return isinstance(header, Boundary) and frames.uncompressed_bytes(header) <= SMALL_BYTES
 
 
 async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor) -> SwarmError | None:
@@ -159,15 +168,22 @@ class _Answers:
         self._context = context
         self._lock = asyncio.Lock()
         self._waiting: list[frame_pb2.Receipt] = []
+        self._soon = False  # a call waits for others
         self.owed = 0  # tensors that the receiver works on
 
-    async def send(self, sequence: int, error: SwarmError | None) -> None:
-        """Returns once the receipt was written, perhaps by another call along with its own."""
+    async def send(self, sequence: int, error: SwarmError | None, *, hurry: bool = True) -> None:
+        """Write a receipt, perhaps along with others; without hurry another call may do so, up to RECEIPT_S later."""
         receipt = frame_pb2.Receipt(sequence=sequence)
         if error is not None:
             receipt.error_code = error.code
             receipt.error_message = error.message
         self._waiting.append(receipt)
+        if not hurry:
+            if self._soon:
+                return
+            self._soon = True
+            await asyncio.sleep(RECEIPT_S)
+            self._soon = False
         async with self._lock:
             if not self._waiting:
                 return

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler.brain.inputs import PeerBack, ReplicaRecord, RowDurable, Start, Tick
+from scheduler.brain.inputs import PeerBack, PeerSuspect, ReplicaRecord, RowDurable, Start, Tick
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Effect, EvaluationRow, Finish, Output, WriteCommit
 from scheduler.brain.watchdog import Watchdog
@@ -122,3 +122,62 @@ def test_nobody_is_late_for_a_database_that_was_waited_for(waits_s: float) -> No
     assert times == pytest.approx([0.0, counted_s, counted_s, counted_s + 5.0])
     assert times == sorted(times)
     assert ended_s - began_s == pytest.approx(waits_s + 5.0)
+
+
+class Punctual:
+    """A brain whose next look is put off, or brought forward, by what it hears; it notes when it looks."""
+
+    saves_again_s = -math.inf
+    is_stopping = False
+
+    def __init__(self) -> None:
+        self.due_s = math.inf
+        self.looked_s: list[float] = []
+
+    def step(self, happened: object, now_s: float) -> list[Output]:
+        match happened:
+            case PeerSuspect(reason=seconds):
+                self.due_s = now_s + float(seconds)
+            case Tick():
+                assert now_s >= self.due_s
+                self.looked_s.append(now_s)
+                self.due_s = math.inf
+            case PeerBack():
+                return [Finish()]
+        return []
+
+
+def test_an_alarm_that_was_put_off_rings_when_it_is_due_and_one_that_was_brought_forward_does_too() -> None:
+    """The driver keeps an alarm that is early enough, and looks again when it rings."""
+    brain: Any = Punctual()
+
+    async def main() -> tuple[list[float], int]:
+        loop = asyncio.get_running_loop()
+        made, call_at = 0, loop.call_at
+
+        def counted(when: float, callback: Any, *args: Any, **named: Any) -> asyncio.TimerHandle:
+            nonlocal made
+            made += callback == driver._ring
+            return call_at(when, callback, *args, **named)
+
+        loop.call_at = counted  # type: ignore[method-assign]
+        batches: Any = None
+        effects: Any = None
+        driver = JobDriver(brain, batches, effects, Watchdog(1e6, 0.0))
+        running = asyncio.ensure_future(driver.run(Start(())))
+        began_s = loop.time()
+        for _ in range(50):  # each puts the look off: 10 s from then
+            await asyncio.sleep(0.1)
+            driver.tell(PeerSuspect(A, "10", True))
+        await asyncio.sleep(20.0)
+        driver.tell(PeerSuspect(A, "100", True))
+        await asyncio.sleep(1.0)
+        driver.tell(PeerSuspect(A, "2", True))  # sooner than what was due
+        await asyncio.sleep(5.0)
+        driver.tell(PeerBack(A))
+        await running
+        return [looked_s - began_s for looked_s in brain.looked_s], made
+
+    looked_s, alarms = sim.run(main(), seed=0)
+    assert looked_s == pytest.approx([15.0, 28.0])
+    assert alarms < 10, "50 inputs need no alarm each"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
 from scheduler.brain.routing.deadlines import MISSES_PER_DOUBLING, Deadlines, WatchedHop, deadline_s
@@ -31,6 +33,15 @@ def test_the_deadline_is_median_plus_k_deviations() -> None:
     assert deadline_s([10.0] * 8, SETTINGS) == pytest.approx(13.0)  # even times: 5 % of the median for each k
     assert deadline_s([0.001] * 8, SETTINGS) == 1.0
     assert deadline_s([1000.0] * 8, SETTINGS) == 120.0
+
+
+@pytest.mark.parametrize("slowest_s", [0.05, 0.1, 0.10102, 0.10103, 0.102, 0.5])
+def test_a_deadline_that_no_sample_can_raise_is_the_same_without_sorting_them(slowest_s: float) -> None:
+    for samples in ([slowest_s] * 8, [slowest_s / 3, slowest_s] * 8, [0.0] * 7 + [slowest_s]):
+        middle = median(samples)
+        spread = median([abs(sample - middle) for sample in samples])
+        full_s = middle + SETTINGS.k * max(1.4826 * spread, 0.05 * middle)
+        assert deadline_s(samples, SETTINGS) == max(SETTINGS.min_s, full_s)
 
 
 def test_before_eight_completions_all_patience_is_granted() -> None:

@@ -1,0 +1,72 @@
+"""swarm.rpc.links.peer_service: receipts that nobody waits for go together, and none waits for long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from swarm.errors import StaleMessage
+from swarm.peer_messages import Boundary, Need, Slice, TensorHeader
+from swarm.rpc.links.peer_service import RECEIPT_S, SMALL_BYTES, _Answers, _is_small
+from swarm.types import Direction, JobId, Microbatch, PeerId, Round, UnitName
+from swarm.wire import frame_pb2
+from tests.support.sim import loop as sim
+
+JOB, PEER = JobId("j"), PeerId("p")
+
+
+class Stream:
+    """Notes when each message of receipts was written, and what was in it."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[float, list[int]]] = []
+
+    async def write(self, data: bytes) -> None:
+        receipts = frame_pb2.Receipts.FromString(data).receipts
+        self.written.append((asyncio.get_running_loop().time(), [one.sequence for one in receipts]))
+
+    def done(self) -> bool:
+        return False
+
+
+def test_receipts_that_nobody_waits_for_go_together_and_none_waits_for_long() -> None:
+    async def main() -> list[tuple[float, list[int]]]:
+        stream: Any = Stream()
+        answers = _Answers(stream)
+        async with asyncio.TaskGroup() as tasks:
+            for sequence in range(4):
+                tasks.create_task(answers.send(sequence, None, hurry=False))
+                await asyncio.sleep(RECEIPT_S / 10)
+            await asyncio.sleep(1.0)
+            tasks.create_task(answers.send(4, None, hurry=False))
+            await asyncio.sleep(RECEIPT_S / 10)
+            tasks.create_task(answers.send(5, StaleMessage("it has moved on")))
+        began_s = stream.written[0][0] - RECEIPT_S
+        return [(time_s - began_s, sequences) for time_s, sequences in stream.written]
+
+    (first_s, first), (second_s, second) = sim.run(main(), seed=0)
+    assert (first, second) == ([0, 1, 2, 3], [4, 5])
+    assert second_s - first_s == pytest.approx(1.0 - 0.5 * RECEIPT_S)
+
+
+def boundary(dtype: str, elements: int, codec: str) -> Boundary:
+    return Boundary(JOB, Microbatch(0, 0, 0), Direction.FORWARD, 1, 1, PEER, 1, dtype, (elements,), codec, 9)
+
+
+@pytest.mark.parametrize(
+    ("header", "is_small"),
+    [
+        (boundary("float32", SMALL_BYTES // 4, "none"), True),
+        (boundary("float32", SMALL_BYTES // 4 + 1, "none"), False),
+        (boundary("int8", SMALL_BYTES // 4 + 1, "int8"), False),
+        (Slice(JOB, 0, 0, UnitName("stage-0"), Round(1, 1), True, 0, PEER, 1, "float32", 1, 4), False),
+        (Need(JOB, Microbatch(0, 0, 0), Direction.FORWARD, 0, 1, PEER, 1), False),
+    ],
+)
+def test_a_round_a_question_and_the_measure_of_a_link_wait_for_no_other_receipt(
+    header: TensorHeader, is_small: bool
+) -> None:
+    """A delay would make links look slow, and choose another codec for them."""
+    assert _is_small(header) is is_small
