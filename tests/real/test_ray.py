@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,14 +79,13 @@ def client_of_ray(tmp_path: Path) -> Iterator[str]:
         command = dying_with_parent([sys.executable, "-m", "ray.scripts.scripts", *head])
         ray = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def answers() -> bool:
-        assert ray.poll() is None, (tmp_path / "ray.log").read_text()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-            return True
-        return False
+    def has_started() -> bool:
+        said = (tmp_path / "ray.log").read_text()
+        assert ray.poll() is None, said
+        return "Ray runtime started" in said
 
     try:
-        until("Ray Client answers", answers, timeout_s=90.0)
+        until("Ray has started", has_started, timeout_s=90.0)
         yield f"ray://127.0.0.1:{port}"
     finally:
         ray.terminate()  # and with it all that it has started
