@@ -102,6 +102,14 @@ def stage_server(
             show_default="not said",
         ),
     ] = "",
+    proxy: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Dial stage servers at other hosts through this HTTP proxy, which must allow CONNECT.",
+            show_default="none",
+        ),
+    ] = "",
     via_relay: Annotated[
         bool,
         typer.Option("--via-relay", help="Others cannot dial this server: be reached through the relays of the swarm."),
@@ -140,6 +148,7 @@ def stage_server(
         drain_timeout_s=drain_timeout,
         insecure=insecure,
         site=site,
+        proxy=proxy,
         via_relay=via_relay,
         join=read_line(join, join_file),
         allow_chaos=allow_chaos,

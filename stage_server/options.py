@@ -74,6 +74,7 @@ class StageServerOptions:
     log_format: LogFormat
     via_relay: bool = False  # others cannot dial it
     site: str = ""  # where it is; those of one site have fast links to each other
+    proxy: str = ""  # an HTTP proxy on the way to all hosts but the own
 
     @property
     def is_alone(self) -> bool:
@@ -115,6 +116,8 @@ class StageServerOptions:
             raise UsageError(
                 f'--site is a name of letters, digits, "_", "." and "-", not "{self.site[:80]}"', hint="--site berlin"
             )
+        if self.proxy and not is_address(self.proxy):
+            raise UsageError(f'--proxy is HOST:PORT, not "{self.proxy}"', hint="--proxy 127.0.0.1:3128")
         if self.via_relay and self.insecure:
             raise UsageError("--via-relay needs certificates", hint="leave out --insecure")
         check_listen(self.listen or "127.0.0.1:0")

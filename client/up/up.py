@@ -28,6 +28,7 @@ from client.connection import identity_for
 from client.records import Job, record
 from client.shell import DEFAULT_SCHEDULER, Shell
 from client.up.actors import Cluster, Crew, connected
+from client.up.between import Between, SlowLink, host_of
 from client.up.demo import NAME, demo_job, free_name, report
 from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
 from client.verbs.submit import check_job
@@ -69,6 +70,14 @@ def up(
             help="Start as many for each of ISLANDS islands; a --job without islands is trained in this number.",
         ),
     ] = 1,
+    between: Annotated[
+        str,
+        typer.Option(
+            metavar="RATE,DELAY",
+            help="With --islands: emulate this link between each two of them, such as 50Mbit,100ms (there and back).",
+            show_default="none",
+        ),
+    ] = "",
     device: Annotated[str, typer.Option(envvar="SWARM_DEVICE", help="auto, cpu, cuda:N or mps.")] = "auto",
     job: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Submit this job, follow it, then stop everything.")
@@ -113,6 +122,11 @@ def up(
         raise UsageError("--demo and --job exclude each other", hint="swarm up --demo, or swarm up --job FILE")
     if demo and islands > 1:
         raise UsageError("--demo trains without islands", hint=f"swarm up --islands {islands} --job FILE")
+    link = SlowLink.parse(between) if between else None
+    if link is not None and (islands == 1 or ray):
+        raise UsageError(
+            "--between is a link between islands, on this machine", hint=f"swarm up --islands 2 --between {between}"
+        )
     folder = data_dir
     if folder is None and not demo:
         folder = platformdirs.user_data_path("swarm") / "up"
@@ -123,7 +137,7 @@ def up(
         check_listen(listen)
     host, _, given_port = listen.rpartition(":")
     port = int(given_port) if given_port else port
-    options = UpOptions(stages, replicas, device, job, demo, folder, port, allow_chaos, islands)
+    options = UpOptions(stages, replicas, device, job, demo, folder, port, allow_chaos, islands, between=link)
     if not ray:
         return asyncio.run(up_and_wait(shell, options))
     shell.say(f"connecting to Ray at {ray}" if ray != "local" else "starting Ray on this machine")
@@ -145,6 +159,7 @@ class UpOptions:
     allow_chaos: bool = False
     islands: int = 1
     cluster: Cluster | None = None  # where the stage servers are; None: here
+    between: SlowLink | None = None
 
     @property
     def host(self) -> str:
@@ -212,7 +227,12 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
             broker = await stack.enter_async_context(local_broker(log=fleet.logs / "broker.log"))
         stack.push_async_callback(fleet.end)  # before the broker ends: peers say farewell there
         roots = _checkpoint_roots(spec)
-        scheduler, servers = await _start(shell, options, programs, fleet, broker, folder, roots)
+        proxies: Sequence[str] = ()
+        if options.between is not None:
+            wires = await stack.enter_async_context(Between(options.islands, options.between))
+            proxies = wires.proxies
+            stack.callback(lambda: shell.say(wires.told()))
+        scheduler, servers = await _start(shell, options, programs, fleet, broker, folder, roots, proxies)
         address = scheduler.ready["address"]
         jobs = await stack.enter_async_context(_jobs(shell, address))
         crew: Crew | None = None
@@ -264,6 +284,7 @@ async def _start(
     broker: str,
     folder: Path,
     checkpoint_roots: Sequence[Path],
+    proxies: Sequence[str],
 ) -> tuple[Child, list[Child]]:
     shared = ["--broker", broker, *(["--allow-chaos"] * options.allow_chaos)]
     port = options.port
@@ -277,8 +298,11 @@ async def _start(
     # Stage servers find the scheduler by themselves, so they need not wait for it.
     count = options.stage_servers
     servers = []
-    for name in (f"peer-{index}" for index in range(count if options.cluster is None else 0)):
-        flags = _stage_server_flags(options.device, count, folder / name)
+    for index in range(count if options.cluster is None else 0):
+        name, island = f"peer-{index}", index * options.islands // count
+        flags = _stage_server_flags(options.device, count, folder / name, host_of(island) if proxies else HOST)
+        if proxies:
+            flags += ["--site", f"site-{island}", "--proxy", proxies[island]]
         servers.append(await fleet.start(name, [*programs.stage_server, *shared, *flags]))
     children = (scheduler, *servers)
     async with _telling(
@@ -291,10 +315,10 @@ async def _start(
     return scheduler, servers
 
 
-def _stage_server_flags(device: str, count: int, folder: Path) -> list[str]:
+def _stage_server_flags(device: str, count: int, folder: Path, host: str) -> list[str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [
-        *("--listen", f"{HOST}:0"),
+        *("--listen", f"{host}:0"),
         *("--http-port", "0"),
         *("--threads", str(max(1, cores // count))),
         *("--device", device),

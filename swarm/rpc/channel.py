@@ -51,6 +51,11 @@ def ping_within(seconds: float) -> Options:
     return [("grpc.http2.ping_timeout_ms", limit_ms), ("grpc.keepalive_timeout_ms", limit_ms)]
 
 
+def through_proxy(address: str) -> Options:
+    """Dial through the HTTP proxy at this address; empty: none."""
+    return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", f"http://{address}")] if address else []
+
+
 THROUGH_RELAY = ping_within(20.0)
 
 _CODE_KEY = "swarm-code"

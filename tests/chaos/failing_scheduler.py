@@ -6,9 +6,15 @@ import sys
 from collections.abc import Callable
 
 from scheduler.__main__ import cli
+from scheduler.api.sessions import Connections
+from scheduler.brain.islands.outer_steps import OuterSteps
 from scheduler.storage.database import Database
+from swarm.events import Averaged
+from swarm.messages import Commit, Exchange
 from swarm.process.lifecycle import run_cli
 from tests.chaos.failpoints import Failpoint, take_flags
+
+OUTER_EVERY = 4
 
 
 def averaged_row(point: Failpoint) -> None:
@@ -21,7 +27,44 @@ def row_commit(point: Failpoint) -> None:
     point.after(Database, "put_commit")
 
 
-POINTS: dict[str, Callable[[Failpoint], None]] = {"Averaged/row": averaged_row, "row/Commit": row_commit}
+def level_exchange(point: Failpoint) -> None:
+    """All islands have come to an outer step, and no envoy was told."""
+    point.before(Connections, "send", lambda _, peer, command: isinstance(command, Exchange))
+
+
+def exchange_averaged(point: Failpoint) -> None:
+    """An envoy holds the mean of what all islands propose, and the scheduler has not heard it."""
+    point.before(OuterSteps, "heard", lambda _, peer, event, now_s: isinstance(event, Averaged))
+
+
+def exchanged_rows(point: Failpoint) -> None:
+    """All envoys hold the mean, and no row says so."""
+    point.before(Database, "put_commits", lambda _, job, rows, *rest: len(rows) > 1)
+
+
+def rows_merge(point: Failpoint) -> None:
+    """The rows of all islands are durable, and nobody has merged."""
+    point.after(Database, "put_commits", lambda _, job, rows, *rest: len(rows) > 1)
+
+
+def merge_agreed(point: Failpoint) -> None:
+    """Some were told to merge, and others were not."""
+    point.before(Connections, "send", lambda _, peer, command: isinstance(command, Commit) and is_outer(command.step))
+
+
+def is_outer(step: int) -> bool:
+    """Whether a step is an outer one, in a job that exchanges every OUTER_EVERY steps."""
+    return step % (OUTER_EVERY + 1) == OUTER_EVERY
+
+
+OUTER_POINTS: dict[str, Callable[[Failpoint], None]] = {
+    "level/Exchange": level_exchange,
+    "Exchange/Averaged": exchange_averaged,
+    "Averaged/rows": exchanged_rows,
+    "rows/merge": rows_merge,
+    "merge/agreed": merge_agreed,
+}
+POINTS = {"Averaged/row": averaged_row, "row/Commit": row_commit, **OUTER_POINTS}
 
 if __name__ == "__main__":
     name, hit, rest = take_flags(sys.argv[1:])

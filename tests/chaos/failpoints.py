@@ -30,12 +30,13 @@ class Failpoint:
         sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def before(self, owner: Any, name: str) -> None:
-        """Pass right before `owner.name` is called."""
+    def before(self, owner: Any, name: str, counts: Callable[..., bool] = lambda *_: True) -> None:
+        """Pass right before `owner.name` is called, of the calls whose arguments count."""
         original: Callable[..., Any] = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.passed()
+            if counts(*args):
+                self.passed()
             return original(*args, **kwargs)
 
         setattr(owner, name, call)

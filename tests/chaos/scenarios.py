@@ -16,7 +16,7 @@ from typing import Any
 
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import members_pb2, members_pb2_grpc
-from tests.chaos import failing_stage_server
+from tests.chaos import failing_stage_server, islands
 from tests.chaos.relay import Relay
 from tests.chaos.repeating_stage_server import SAID
 from tests.chaos.trial import COMMIT_S_MAX, MICROBATCHES, Broken, Trial, Void, Work, gaps_s, percentile
@@ -734,5 +734,20 @@ SCENARIOS = [
     Scenario("F14", "the scheduler dies while it saves", saves_while_killed, short=False),
     Scenario("F18", "a window far too large", overload, short=False),
     Scenario("F20", "a gradient that is not a number", not_a_number),
+    Scenario(
+        "islands-kill",
+        "an island is killed whole, and its site comes back",
+        islands.an_island_is_killed_whole,
+        short=False,
+    ),
+    Scenario(
+        "islands-cut", "sites cut apart, then one from all", islands.an_island_is_cut_off, network=True, short=False
+    ),
+    Scenario(
+        "islands-rounds",
+        "the scheduler dies at each edge of an outer round",
+        islands.the_scheduler_dies_in_an_exchange,
+        short=False,
+    ),
     Scenario("F25", "peers move while others die", moves_under_churn, needs="rebalancing", short=False),
 ]

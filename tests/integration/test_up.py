@@ -64,10 +64,13 @@ for name in ("--listen", "--http-port", "--broker", "--threads", "--device", "--
     flags.add_argument(name)
 flags.add_argument("--drain-timeout")
 flags.add_argument("--allow-hub")
+flags.add_argument("--site")
+flags.add_argument("--proxy")
 flags.add_argument("--hub-token", action="store_true")
 flags = flags.parse_args()
 folder = pathlib.Path(flags.data_dir)
 folder.mkdir(parents=True, exist_ok=True)
+(folder / "flags").write_text(json.dumps(vars(flags)))
 def asked_to_end(number, frame):
     (folder / "ended").touch()
     if not (folder.parent.parent / "stubborn").exists():
@@ -114,6 +117,7 @@ import asyncio, json, sys
 from pathlib import Path
 from client.up import fleet, up
 from client.shell import Shell
+from client.up.between import SlowLink
 from swarm.errors import SwarmError
 here = Path.cwd()
 def program(name):
@@ -123,6 +127,8 @@ fleet.END_S_MAX = options.pop("end_s", 2.0)
 up.DEFAULT_PORT = options.pop("usual_port", up.DEFAULT_PORT)
 for name in ("job", "data_dir"):
     options[name] = Path(options[name]) if options.get(name) else None
+if "between" in options:
+    options["between"] = SlowLink.parse(options["between"])
 options = up.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": False} | options))
 programs = fleet.Programs(program("scheduler"), program("stage"), program("client"), program("sample"))
 fleet.START_S_MAX = up.START_S_MAX = 30.0
@@ -372,6 +378,17 @@ def test_a_job_without_islands_is_trained_in_as_many_as_were_asked_for(here: Pat
     assert "starting 2 stages x 1 replicas x 2 islands" in up.seen
     assert "--set islands.count=2 --set averaging.mode=diloco" in up.seen
     assert len(list(here.glob("data/peer-*/ended"))) == 4
+
+
+def test_islands_with_a_slow_link_between_them_are_sites_of_their_own(here: Path, made: list[Up]) -> None:
+    up = _started(here, made, job=str(here / "job.toml"), islands=2, between="50Mbit,100ms", end_s=5.0)
+    assert up.end() == 0
+    assert "between islands: 0 B from 0 to 1, 0 B from 1 to 0" in up.seen
+    flags = [json.loads((here / f"data/peer-{number}/flags").read_text()) for number in range(4)]
+    assert [one["site"] for one in flags] == ["site-0", "site-0", "site-1", "site-1"]
+    assert [one["listen"] for one in flags] == ["127.0.1.1:0"] * 2 + ["127.0.2.1:0"] * 2
+    proxies = [one["proxy"].rpartition(":")[0] for one in flags]
+    assert proxies == ["127.0.1.1"] * 2 + ["127.0.2.1"] * 2
 
 
 def test_ctrl_c_while_a_job_runs_ends_its_follower_too(here: Path, made: list[Up]) -> None:

@@ -27,6 +27,7 @@ from swarm.rpc.channel import (
     connect,
     connect_to_peer,
     ping_within,
+    through_proxy,
 )
 from swarm.rpc.links.paths import DIRECT, DIRECT_S, Paths
 from swarm.rpc.links.tunnel import Tunnel, open_tunnel
@@ -118,8 +119,8 @@ class Dialler:
             self._ping_s[neighbour] = shorter_s
 
     def _made(self, address: str, peer: PeerId | None) -> Connection:
-        pings = ping_within(self._ping_s.get(peer or address, PING_S))
-        return Connection(connect_to_peer(address, peer, self._wallet, pings), neighbour=peer or address)
+        more = ping_within(self._ping_s.get(peer or address, PING_S)) + through_proxy(self._paths.proxy_to(address))
+        return Connection(connect_to_peer(address, peer, self._wallet, more), neighbour=peer or address)
 
     async def _direct(self, address: str, peer: PeerId, timeout_s: float = DIRECT_S) -> Connection:
         return await standing(self._made(address, peer), timeout_s, address)

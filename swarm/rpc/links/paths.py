@@ -27,8 +27,10 @@ DIRECT = RelayAt("", "")
 class Paths:
     """One process's knowledge of the ways to others."""
 
-    def __init__(self, relays: Sequence[RelayAt] = ()) -> None:
+    def __init__(self, relays: Sequence[RelayAt] = (), proxy: str = "", host: str = "") -> None:
+        """`proxy`: an HTTP proxy on the way to all hosts but this process's own `host`; empty: none."""
         self._relays = tuple(relays)
+        self._proxy, self._host = proxy, host
         self._won: dict[PeerId, tuple[str, float]] = {}  # the relay that carried, and until when it is preferred
         self._blamed: dict[str, float] = {}  # relays, and until when
 
@@ -43,6 +45,10 @@ class Paths:
             return blake2b(f"{peer} {one.name}".encode(), digest_size=8).digest()
 
         return tuple(sorted(self._relays, key=rank)[:RELAYS_OF_PEER])
+
+    def proxy_to(self, address: str) -> str:
+        """The HTTP proxy through which an address is dialled; empty: none."""
+        return "" if address.rpartition(":")[0] == self._host else self._proxy
 
     def order(self, address: str, peer: PeerId | None, now_s: float) -> list[RelayAt]:
         """The ways to try, in this order; DIRECT is one. `address` is the peer's own, or empty."""

@@ -89,3 +89,9 @@ def test_a_relay_that_is_gone_is_no_way() -> None:
     paths.know([relay for relay in RELAYS if relay != one])
     assert one not in paths.order(HERE, P, 1.0)
     assert paths.order(HERE, P, 1.0)[0] == DIRECT
+
+
+def test_a_proxy_is_on_the_way_to_all_hosts_but_the_own() -> None:
+    paths = Paths(proxy="127.0.0.1:3128", host="127.0.1.1")
+    assert [paths.proxy_to(f"127.0.{site}.1:7000") for site in (1, 2)] == ["", "127.0.0.1:3128"]
+    assert Paths().proxy_to("127.0.2.1:7000") == ""

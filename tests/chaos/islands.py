@@ -1,0 +1,149 @@
+"""What is done to jobs with islands: an island is killed whole, cut off, and the scheduler dies in an exchange.
+
+The proof is the twin's: one process repeats what became of the islands (`swarm train-local --outer-log`).
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from random import Random
+
+import torch
+
+from client.cli import run
+from swarm.job.outer_log import OUTER_LOG, OuterRecord, read
+from swarm.reference.trainer import train_local
+from tests.chaos import failing_scheduler
+from tests.chaos.relay import Relay
+from tests.chaos.trial import Broken, Job, Trial, Void
+
+SITES = ("lyon", "berlin")
+CUT_S = 60.0
+
+
+def job_of(trial: Trial, steps: int) -> Job:
+    """A job of two islands of two stages, which exchange every fourth step."""
+    changes: dict[str, object] = {
+        "islands__count": len(SITES),
+        "averaging__mode": "diloco",
+        "outer__every_steps": failing_scheduler.OUTER_EVERY,
+        "training__global_batch_sequences": 8,
+    }
+    return trial.job(2, steps, **changes)
+
+
+def islands_of(trial: Trial, job: Job) -> list[set[str]]:
+    """The stage servers that serve each island."""
+    found: list[set[str]] = [set() for _ in SITES]
+    for peer in trial.peers():
+        if peer.job == job.id and peer.island:
+            found[int(peer.island)].add(peer.id)
+    return found
+
+
+def proves(trial: Trial, job: Job) -> tuple[OuterRecord, ...]:
+    """The job ends with the weights of one process that repeats its log, which is given."""
+    view = trial.wait(job.id, 900.0)
+    if view.state != "succeeded":
+        raise Broken(f"the job is {view.state}: {view.reason}")
+    model = trial.folder / f"model-{job.id}"
+    if run(["pull", job.id, str(model), "--scheduler", trial.address]) != 0:
+        raise Broken("the model cannot be pulled")
+    path = model / OUTER_LOG
+    log = read(path.read_bytes()) if path.exists() else ()
+    torch.set_num_threads(1)
+    expected = train_local(job.spec, job.tokens.batches(job.spec), device=torch.device("cpu"), log=log)
+    if (view.weights_sha256, view.loss) != (expected.sha256, expected.losses[-1]):
+        raise Broken("the weights or the loss are not those of one process with the outer log")
+    trial.microbatches += job.spec.training.steps * job.spec.training.microbatches
+    trial.clean()
+    return log
+
+
+def an_island_is_killed_whole(folder: Path, seed: str, long: bool) -> Trial:
+    """kill -9 of all stage servers of an island; the other goes on, and the island comes back with its site."""
+    with Trial(folder, seed) as trial:
+        sites = {peer: site for site in SITES for peer in trial.add_servers(4 if long else 2, "--site", site)}
+        job = job_of(trial, 400 if long else 120)
+        trial.until_step(job, 6)
+        before = islands_of(trial, job)
+        if any(len({sites[peer] for peer in members}) != 1 for members in before):
+            raise Broken(f"an island has two sites: {before}")
+        lost = trial.rng.randrange(len(SITES))
+        for peer in before[lost]:
+            trial.servers[peer].kill(signal.SIGKILL)
+        trial.until("lost", lambda: bool(trial.said(trial.scheduler, f"island {lost} is lost")), 60.0)
+        trial.heals(job)
+        for peer in before[lost]:
+            trial.respawn(peer, "--site", sites[peer])
+        trial.until(
+            "the island is its site's again",
+            lambda: islands_of(trial, job)[lost] == before[lost] or trial.view(job).state != "running",
+            300.0,
+        )
+        if trial.view(job).state != "running":
+            raise Void("the job had ended before the island was back")
+        log = proves(trial, job)
+        trial.figures["without_it"] = sum(one.islands != (0, 1) for one in log)
+        if not trial.figures["without_it"] or not any(one.begins for one in log):
+            raise Broken(f"the log does not say that the island was away and began anew: {log}")
+        return trial
+
+
+def an_island_is_cut_off(folder: Path, seed: str, long: bool) -> Trial:
+    """The links between two sites are cut; then those of one site to all others, the scheduler too."""
+    cut_s = CUT_S if long else 8.0
+    hosts = [[1, 2], [3, 4]]  # of each site
+    with Relay(5, seed=Random(seed).getrandbits(32)) as relay:
+        relay.move_here(0)
+        trial = Trial(folder, seed, grace_s=3.0)
+        trial.scheduler_host, trial.server_hosts = relay.hosts[0], relay.hosts[1:]
+        trial.before_servers = [relay.at(host) for host in range(1, len(relay.hosts))]
+        with trial:
+            for site in SITES:
+                trial.add_servers(2, "--site", site)
+            job = job_of(trial, 400)
+            for name, others in (("sites", hosts[0]), ("all", [0, *hosts[0]])):
+                trial.steps_on(job, 5)
+                before = relay.counts().get("cut", 0)
+                pairs = [(one, other) for one in hosts[1] for other in others]
+                for one, other in pairs:
+                    relay.between(one, other, cut=True)
+                time.sleep(cut_s)
+                for one, other in pairs:
+                    relay.between(one, other, cut=False)
+                trial.figures[f"healed_s_{name}"] = round(trial.heals(job), 2)
+                if relay.counts().get("cut", 0) == before:
+                    raise Void(f"no packet met the cut ({name})")
+            lost = len(trial.said(trial.scheduler, "is lost"))
+            log = proves(trial, job)
+            if not lost or not log:
+                raise Void("no island was lost while it was cut off from all")
+            return trial
+
+
+def the_scheduler_dies_in_an_exchange(folder: Path, seed: str, long: bool) -> Trial:
+    """The scheduler dies at each edge of an outer round; nothing is lost, and the twin needs no log."""
+    points = list(failing_scheduler.OUTER_POINTS)
+    if not long:
+        points = Random(seed).sample(points, 1)
+    with Trial(folder, seed, grace_s=10.0) as trial:
+        for site in SITES:
+            trial.add_servers(2, "--site", site)
+        job = job_of(trial, 160 if long else 60)
+        trial.until_step(job, 2)
+        for point in points:
+            trial.steps_on(job)
+            trial.restart_scheduler(
+                module=f"tests.chaos.failing_scheduler --at {point} --hit {trial.rng.randint(1, 3)}"
+            )
+            trial.until_hit(trial.scheduler, point)
+            trial.restart_scheduler()
+            trial.heals(job)
+            if trial.said(trial.scheduler, "is lost"):
+                raise Broken(f"an island was lost with the scheduler ({point})")
+        proves(trial, job)
+        trial.figures["points_hit"] = len(points)
+        return trial
