@@ -73,7 +73,7 @@ class Assignment:
     def of(cls, command: LoadStage, me: ReplicaId) -> Assignment:
         """The assignment in a command; InvalidConfig."""
         spec = spec_from_json(command.spec_json)
-        return cls(command, island_spec(spec), me, course_of(spec, command.timeline), spec.islands.count)
+        return cls(command, island_spec(spec), me, course_of(spec, command.timeline), spec.island_count)
 
     @property
     def stages(self) -> int:

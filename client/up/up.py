@@ -262,7 +262,7 @@ def _asked_for(options: UpOptions, spec: JobSpec) -> list[str]:
     asked = []
     if spec.pipeline.stages == "auto" and spec.pipeline.split == "auto":
         asked.append(f"pipeline.stages={min(options.stages, spec.layers)}")
-    if options.islands > 1 and spec.islands.count == 1:
+    if options.islands > 1 and spec.island_count == 1:
         asked.append(f"islands.count={options.islands}")
         asked += [] if spec.has_outer_steps else ["averaging.mode=diloco"]
     return asked

@@ -80,7 +80,8 @@ rebalance_min_gain   = 0.15     # 0 to 1: of throughput, net of what the move co
 rebalance_cooldown_s = 120.0    # 0 to 86400: a stage server that has moved or joined stays so long
 
 [islands]
-count       = 1                 # 1 to 64 complete pipelines, joined by averaging.mode; in a swarm 8 at most
+count       = "auto"            # or 1 to 64 complete pipelines, joined by averaging.mode; in a swarm 8 at most;
+                                # auto: one for each site (swarm stage-server --site) that can hold the model alone
 min         = 1                 # to count: with fewer islands at work the job stalls; until then it goes on without
 
 [averaging]

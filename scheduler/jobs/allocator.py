@@ -100,7 +100,7 @@ class Allocator:
     def _waiting(self, job: Job, peers: int) -> PendingJob:
         """The job as the brain sees it, if `peers` peers are available to it; its stages are those of all islands."""
         assert job.waiting is not None
-        islands, limits = job.spec.islands.count, job.spec.limits
+        islands, limits = job.spec.island_count, job.spec.limits
         return PendingJob(
             job.record.id,
             self._needs(job, peers // islands) * islands,
@@ -128,13 +128,13 @@ class Allocator:
     async def _learn_needs(self) -> None:
         """Find out what waiting jobs need while idle peers are handed out. Others have their turn after each job."""
         for job in self._registry.waiting():
-            self._needs(job, len(self._membership.lasting_peers()) // job.spec.islands.count)
+            self._needs(job, len(self._membership.lasting_peers()) // job.spec.island_count)
             await asyncio.sleep(0)
 
     def _all_unfit(self, job: Job) -> frozenset[PeerId]:
         """The peers that the job cannot use. One that is pinned to a stage serves it in the first island."""
         unfit = job.unfit.among(lambda peer: one.hello.incarnation if (one := self._membership.get(peer)) else None)
-        if job.spec.islands.count == 1:
+        if job.spec.island_count == 1:
             return unfit
         stages = len(split_of(job.spec))
         return unfit | {one.hello.peer for one in self._membership.peers() if one.hello.pinned_stage >= stages}
@@ -314,7 +314,7 @@ def _pauses(job: Job) -> bool:
 def _peers_max(job: Job) -> int | None:
     """How many stage servers the job takes at most; None: any number."""
     replicas_max = job.spec.limits.max_replicas
-    return replicas_max * len(split_of(job.spec)) * job.spec.islands.count if replicas_max else None
+    return replicas_max * len(split_of(job.spec)) * job.spec.island_count if replicas_max else None
 
 
 def _replica(hello: Hello, stage: int) -> ReplicaRecord:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
@@ -15,7 +15,7 @@ from typing import TypeVar
 from scheduler.brain.explain.facts import JobStanding
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
-from scheduler.brain.fleet.placement import stages_for
+from scheduler.brain.fleet.placement import Candidate, stages_for, whole_sites
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.inputs import Stop
 from scheduler.brain.members.projects import ANYBODY, Person, check_jobs
@@ -35,12 +35,12 @@ from scheduler.storage.executor import run_blocking
 from scheduler.storage.state_files import check_uploaded
 from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST
-from swarm.errors import InvalidConfig, NotAllowed
+from swarm.errors import InvalidConfig, NotAllowed, SwarmError
 from swarm.job.changes import check_changes, check_state, check_steps
-from swarm.job.islands import check_for_swarm
+from swarm.job.islands import check_for_swarm, most_islands
 from swarm.job.partition import resolve, shape_text
 from swarm.job.spec import JobSpec
-from swarm.limits import HOPS_MAX, JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SPEC_BYTES_MAX, SUBMITS_MAX
+from swarm.limits import HOPS_MAX, ISLANDS_IN_SWARM_MAX, JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SPEC_BYTES_MAX, SUBMITS_MAX
 from swarm.messages import StateFile
 from swarm.types import JobId, JobState, PeerId, PeerState
 
@@ -207,7 +207,11 @@ class Jobs:
         check_for_swarm(spec)
         idle = [peer.hello.memory_bytes for peer in self._membership.idle_peers()]
         present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
-        resolved = await self.aside(lambda: _resolve(spec, tokens, idle, present))
+        hellos = [peer.hello for peer in self._membership.lasting_peers()]
+        lasting = [
+            Candidate(one.peer, one.pinned_stage, memory_bytes=one.memory_bytes, site=one.site) for one in hellos
+        ]
+        resolved = await self.aside(lambda: _resolve(*_for_sites(spec, tokens, lasting, idle), tokens, present))
         if (size_bytes := len(resolved.model_dump_json())) > SPEC_BYTES_MAX:
             raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
         check_hops(resolved)
@@ -346,7 +350,32 @@ def _first(spec: JobSpec) -> str:
     return "what runs is committed and saved first"
 
 
-def _resolve(spec: JobSpec, tokens: JobTokens, idle: list[int], present: list[int]) -> JobSpec:
+def _for_sites(
+    spec: JobSpec, tokens: JobTokens, present: Sequence[Candidate], idle: list[int]
+) -> tuple[JobSpec, list[int]]:
+    """The spec with an island for each site that can serve one alone, if it leaves that open; the memory of the peers
+    that the cut must suit: those of the smallest of these sites, or the `idle` ones."""
+    if spec.islands.count != "auto" or not spec.has_outer_steps:
+        return spec, idle
+    one = spec.model_copy(update={"islands": spec.islands.model_copy(update={"count": 1, "min": 1})})
+
+    def needs_at(site: Sequence[Candidate]) -> tuple[int, ...]:
+        memory = [peer.memory_bytes for peer in site]
+        try:
+            resolved = _resolve(one, memory, tokens, memory)
+        except SwarmError:
+            return ()
+        return needs(model_costs(resolved), split_of(resolved), len(site))
+
+    whole = whole_sites(present, needs_at, spec.limits.min_replicas)
+    count = most_islands(spec, min(len(whole), ISLANDS_IN_SWARM_MAX))
+    if count < 2:
+        return spec, idle
+    islands = spec.islands.model_copy(update={"count": count})
+    return spec.model_copy(update={"islands": islands}), [one.memory_bytes for one in whole[count - 1]]
+
+
+def _resolve(spec: JobSpec, idle: list[int], tokens: JobTokens, present: list[int]) -> JobSpec:
     """The spec with every "auto" resolved; the cut follows the memory of the `idle` peers, in bytes. OutOfMemory."""
     decide = partial(
         resolve,

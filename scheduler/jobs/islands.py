@@ -53,7 +53,7 @@ def timelines(job: Job) -> list[int]:
     """The timelines of the job's islands."""
     if isinstance(job.brain, IslandsBrain):
         return list(job.brain.timelines)
-    return [island_timeline(job.spec, job.record.timeline, island) for island in range(job.spec.islands.count)]
+    return [island_timeline(job.spec, job.record.timeline, island) for island in range(job.spec.island_count)]
 
 
 def timeline_of(job: Job, peer: PeerId) -> int:
@@ -77,7 +77,7 @@ def by_island(spec: JobSpec, peers: Mapping[PeerId, int]) -> list[dict[PeerId, i
     stages = len(split_of(spec))
     return [
         {peer: place % stages for peer, place in peers.items() if place // stages == island}
-        for island in range(spec.islands.count)
+        for island in range(spec.island_count)
     ]
 
 
@@ -104,7 +104,7 @@ def of_job(spec: JobSpec, header: StoreHeader, brain: Brain) -> StoreHeader:
 async def rows_made(database: Database, record: JobRecord, spec: JobSpec, together: Rows) -> list[CommitRow]:
     """The steps that the islands of a job made on one of its timelines, in order, as far as they still count."""
     began = [one for one in await database.forks(record.id) if job_timeline(spec, one.timeline) == together.timeline]
-    lives = [island_timeline(spec, together.timeline, island) for island in range(spec.islands.count)]
+    lives = [island_timeline(spec, together.timeline, island) for island in range(spec.island_count)]
     rows = [row for life in (*lives, *(one.timeline for one in began)) for row in await database.rows(record.id, life)]
     made = together.rebuild(rows, began)
     return [row for row in made if row_counts(row.timeline, row.step, record.first_steps)]
@@ -115,7 +115,7 @@ async def lives_of(database: Database, record: JobRecord, spec: JobSpec) -> list
     forks = [one for one in await database.forks(record.id) if job_timeline(spec, one.timeline) == record.timeline]
     began = {island_of(spec, one.timeline): one for one in forks}  # the newest of each comes last
     lives = []
-    for island in range(spec.islands.count):
+    for island in range(spec.island_count):
         timeline = island_timeline(spec, record.timeline, island)
         life = Life(timeline, course_of(spec, timeline).version_after(record.first_steps[-1]))
         lives.append(life if island not in began else Life(began[island].timeline, began[island].version))

@@ -28,7 +28,7 @@ CUT_KEPT_S = 3600.0  # no pass is good for as long
 def place_of(load: LoadStage) -> Place:
     """Where in its job a stage server is that was told to load this."""
     spec = spec_from_json(load.spec_json)
-    return Place(load.job, load.timeline, load.stage, len(load.split), spec.tied, spec.islands.count)
+    return Place(load.job, load.timeline, load.stage, len(load.split), spec.tied, spec.island_count)
 
 
 class PassGate:

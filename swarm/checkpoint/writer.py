@@ -212,7 +212,7 @@ def _free_name(storage: Storage, step: int) -> str:
 
 def _trainer_state(spec: JobSpec, facts: Facts) -> dict[str, Any]:
     training, following = spec.training, PLAIN.at(facts.step)
-    islands = {"count": spec.islands.count, "mode": spec.averaging.mode, "every_steps": spec.outer.every_steps}
+    islands = {"count": spec.island_count, "mode": spec.averaging.mode, "every_steps": spec.outer.every_steps}
     return {
         "step": facts.step,
         "timeline": facts.timeline,

@@ -43,15 +43,22 @@ def resolved_outer(spec: JobSpec) -> dict[str, Any]:
 
 def island_spec(spec: JobSpec) -> JobSpec:
     """The job as one of its islands trains it: with its share of the global batch. One island's share is all of it."""
-    batch = spec.training.global_batch_sequences // spec.islands.count
+    batch = spec.training.global_batch_sequences // spec.island_count
     training = spec.training.model_copy(update={"global_batch_sequences": batch})
     return spec.model_copy(update={"training": training, "islands": spec.islands.model_copy(update={"count": 1})})
+
+
+def most_islands(spec: JobSpec, islands: int) -> int:
+    """The largest number of islands up to this one that divides the job's batch into whole microbatches."""
+    batch, size = spec.training.global_batch_sequences, spec.training.microbatch_sequences
+    able = (n for n in range(islands, 1, -1) if batch % n == 0 and (size == "auto" or batch // n % size == 0))
+    return next(able, 1)
 
 
 def courses(spec: JobSpec) -> list[IslandCourse]:
     """The course of each island of a resolved spec. Islands lease the portions of one outer period at a time."""
     lease = spec.outer.every_steps if spec.outer.every_steps != "auto" else spec.training.steps
-    count = spec.islands.count
+    count = spec.island_count
     return [IslandCourse(spec.training.steps, lease, count, island) for island in range(count)]
 
 
@@ -86,17 +93,17 @@ def island_timeline(spec: JobSpec, timeline: int, island: int, life: int = 0) ->
 
     `life` counts how often the island began anew on this timeline of the job, as a copy of another.
     """
-    return (life * TIMELINES_MAX + timeline) * spec.islands.count + island
+    return (life * TIMELINES_MAX + timeline) * spec.island_count + island
 
 
 def island_of(spec: JobSpec, timeline: int) -> int:
     """The island that lives on a timeline; the inverse of `island_timeline`."""
-    return timeline % spec.islands.count
+    return timeline % spec.island_count
 
 
 def job_timeline(spec: JobSpec, timeline: int) -> int:
     """The timeline of the job to which an island's timeline belongs."""
-    return job_timeline_of(timeline, spec.islands.count)
+    return job_timeline_of(timeline, spec.island_count)
 
 
 def check_for_swarm(spec: JobSpec) -> None:
@@ -110,7 +117,7 @@ def check_for_swarm(spec: JobSpec) -> None:
         )
     most, plain = ISLANDS_IN_SWARM_MAX, TrustSection().model_dump()
     refused = {
-        "islands.count": (spec.islands.count > most, f"set it to {most} at most, since each gets what all others send"),
+        "islands.count": (spec.island_count > most, f"set it to {most} at most, since each gets what all others send"),
         "pipeline.overlap": (spec.pipeline.overlap not in ("auto", 0), "set it to 0"),
         **{f"trust.{key}": (value != plain[key], "remove it") for key, value in spec.trust.model_dump().items()},
     }

@@ -52,6 +52,7 @@ def resolve(
         values["training"]["microbatch_sequences"] = auto_microbatch(
             island_spec(spec).training.global_batch_sequences, spec.data.sequence_length
         )
+    values["islands"]["count"] = spec.island_count
     values["outer"] = resolved_outer(spec)
     filled = island_spec(parse_job(values))
     if spec.pipeline.split != "auto":

@@ -179,7 +179,7 @@ class PipelineSection(Section):
 class IslandsSection(Section):
     """How many complete pipelines train the job, each by itself between two exchanges ([outer])."""
 
-    count: Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = 1
+    count: Auto | Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = "auto"  # one for each site of the swarm; else 1
     min: Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = 1  # with fewer at work the job stalls
 
 
@@ -324,8 +324,8 @@ class JobSpec(Section):
             )
 
     def _check_islands(self) -> None:
-        mode, outer, count = self.averaging.mode, self.outer, self.islands.count
-        if self.islands.min > count:
+        mode, outer, count = self.averaging.mode, self.outer, self.island_count
+        if self.islands.count != "auto" and self.islands.min > count:
             raise ValueError(f"islands.min = {self.islands.min} is more than islands.count = {count}")
         if not self.has_outer_steps:
             if count > 1:
@@ -335,10 +335,8 @@ class JobSpec(Section):
             return
         batch, size = self.training.global_batch_sequences, self.training.microbatch_sequences
         if batch % count or (size != "auto" and batch // count % size):
-            share = "" if batch % count else f" into shares of whole microbatches of {size}"
-            raise ValueError(
-                f"islands.count = {count} does not divide training.global_batch_sequences = {batch}{share}"
-            )
+            to = "" if batch % count else f" into shares of whole microbatches of {size}"
+            raise ValueError(f"islands.count = {count} does not divide training.global_batch_sequences = {batch}{to}")
         if mode == "diloco" and (outer.fragments, outer.overlap_steps, outer.mixing) not in _WHOLE_MODEL_AT_ONCE:
             raise ValueError(
                 'averaging.mode = "diloco" merges the whole model at once: remove outer.fragments, outer.overlap_steps '
@@ -350,11 +348,15 @@ class JobSpec(Section):
                 f"outer.overlap_steps = {overlap} is too long for {fragments} fragments in {every} steps: "
                 "lower it, lower outer.fragments or raise outer.every_steps"
             )
-        can_pause = mode == "diloco"  # where all islands hold the outer weights
-        if not can_pause and (self.checkpoint != CheckpointSection() or self.limits.on_nonfinite == "pause"):
+        if mode != "diloco" and (self.checkpoint != CheckpointSection() or self.limits.on_nonfinite == "pause"):
             raise ValueError(
                 f'averaging.mode = "{mode}" has no checkpoints: remove [checkpoint] and limits.on_nonfinite = "pause"'
             )
+
+    @property
+    def island_count(self) -> int:
+        """How many islands train the job; one as long as that is open."""
+        return 1 if self.islands.count == "auto" else self.islands.count
 
     @property
     def has_outer_steps(self) -> bool:

@@ -132,5 +132,5 @@ def islands_from(checkpoint: Checkpoint, spec: JobSpec, device: torch.device) ->
     stages = range(len(spec.pipeline.split))
     return [
         [Stage(share, stage, device, read_files(share, stage, files_for(files, island), version)) for stage in stages]
-        for island in range(spec.islands.count)
+        for island in range(spec.island_count)
     ]

@@ -32,11 +32,11 @@ def took_part(spec: JobSpec, log: Iterable[OuterRecord], first_step: int) -> Too
     if spec.averaging.mode != "diloco":
         if tuple(log):
             raise InvalidConfig('an outer log is of a job with averaging.mode = "diloco"', hint="leave it out")
-        return TookPart((), spec.islands.count, [spec.training.steps])
+        return TookPart((), spec.island_count, [spec.training.steps])
     course = course_of(spec, 0)
     behind = range(first_step + 1, spec.training.steps + 1)
     exchanges = [n for n in behind if course.version_after(n) == course.level_from(course.version_after(n))]
-    return TookPart([one for one in log if one.after_step > first_step], spec.islands.count, exchanges)
+    return TookPart([one for one in log if one.after_step > first_step], spec.island_count, exchanges)
 
 
 def begin_anew(island: Sequence[Stage], origin: Sequence[Stage]) -> None:

@@ -110,7 +110,7 @@ def train_local(
     device = device or torch.device("cpu")
     share = island_spec(spec)
     if start is None:
-        islands = [build_stages(share, device) for _ in range(spec.islands.count)]
+        islands = [build_stages(share, device) for _ in range(spec.island_count)]
     else:
         islands = islands_from(start, spec, device)
     first_step, stages = 0 if start is None else start.step, islands[0]
@@ -370,7 +370,7 @@ def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
     passes = spec.training.steps * spec.training.global_batch_sequences / batches.samples
     split = "+".join(str(layers) for layers in spec.pipeline.split)
     share = island_spec(spec).training
-    of = f" in each of {spec.islands.count} islands" if spec.islands.count > 1 else ""
+    of = f" in each of {spec.island_count} islands" if spec.island_count > 1 else ""
     outer = f"; {spec.averaging.mode}, an exchange every {spec.outer.every_steps} steps" if spec.has_outer_steps else ""
     return (
         f"{manifest.tokens} tokens, {passes:.2f} passes; split {split} layers; "

@@ -105,6 +105,7 @@ def an_island_is_cut_off(folder: Path, seed: str, long: bool) -> Trial:
             for site in SITES:
                 trial.add_servers(2, "--site", site)
             job = job_of(trial, 400)
+            trial.until_step(job, 2)
             for name, others in (("sites", hosts[0]), ("all", [0, *hosts[0]])):
                 trial.steps_on(job, 5)
                 before = relay.counts().get("cut", 0)

@@ -17,7 +17,7 @@ majority nowhere. Those of whom most are left go first, which leaves the others 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.text import counted, size
@@ -53,10 +53,8 @@ def homes_of(candidates: Sequence[Candidate], islands: int, min_replicas: int, n
     Each site that can serve an island alone is home to one, the largest first; then to a second one, and so on. Islands
     that are left go to smaller sites, which peers without a site may complete, and then to such peers alone ("").
     """
-    by_site: dict[str, list[Candidate]] = {}
-    for one in candidates:
-        by_site.setdefault(one.site, []).append(one)
-    sites = sorted(by_site.keys() - {""}, key=lambda site: (-len(by_site[site]), site))
+    by_site = _by_site(candidates)
+    sites = sorted(by_site, key=lambda site: (-len(by_site[site]), site))
     if islands == 1 or not sites:
         return ()
     homes: list[str] = []
@@ -66,6 +64,21 @@ def homes_of(candidates: Sequence[Candidate], islands: int, min_replicas: int, n
     homes += [site for site in sites if site not in homes]
     homes = sorted(homes[:islands]) + [""] * (islands - len(homes))
     return tuple(home for home in homes for _ in needs)
+
+
+def whole_sites(
+    candidates: Sequence[Candidate], needs_at: Callable[[Sequence[Candidate]], Sequence[int]], min_replicas: int
+) -> list[list[Candidate]]:
+    """The peers of each site that can serve an island alone, the largest first.
+
+    `needs_at` gives the bytes of a replica of each stage, if a site alone served the job; none if it cannot.
+    """
+    whole = [
+        site
+        for site in _by_site(candidates).values()
+        if (needs := needs_at(site)) and place(site, len(needs), min_replicas, needs).plan is not None
+    ]
+    return sorted(whole, key=lambda site: (-len(site), site[0].site))
 
 
 def at_home(one: Candidate, homes: Sequence[str], stages: int) -> Candidate:
@@ -126,6 +139,15 @@ def least(
     needs, homes = needs or (0,) * stages, homes or ("",) * stages
     members, _, _ = _must_have(candidates, stages, min_replicas, needs, homes, per_inviter)
     return frozenset(one.peer for pool in members for one in pool[:min_replicas])
+
+
+def _by_site(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]]:
+    """Those that say where they are."""
+    found: dict[str, list[Candidate]] = {}
+    for one in candidates:
+        if one.site:
+            found.setdefault(one.site, []).append(one)
+    return found
 
 
 def _must_have(

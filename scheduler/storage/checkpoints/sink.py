@@ -332,7 +332,7 @@ def _belongs(header: StoreHeader, spec: JobSpec) -> bool:
     split = spec.pipeline.split
     assert split != "auto"
     island, stage = divmod(header.stage, len(split))
-    if not 0 <= island < spec.islands.count:
+    if not 0 <= island < spec.island_count:
         return False
     if not island and header.path == f"model/{shard_name(stage, len(split))}":
         return True

@@ -12,9 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler.jobs.commands import Jobs, check_hops
+from scheduler.brain.fleet.placement import Candidate
+from scheduler.jobs.commands import Jobs, _for_sites, _resolve, check_hops
+from scheduler.storage.database import JobTokens
 from swarm.errors import InvalidConfig
 from swarm.limits import HOPS_MAX, SUBMITS_MAX
+from swarm.types import PeerId
 from tests.support.simulated import small_spec
 
 
@@ -75,3 +78,21 @@ def test_a_job_has_no_name_that_commands_would_take_for_a_flag(tmp_path: Path, t
     spec = small_spec(tmp_path).model_copy(update={"name": "-"})
     with pytest.raises(InvalidConfig, match="taken for a flag"):
         asyncio.run(commands(threads)._submit(spec, cast(Any, None), {}, (), cast(Any, None)))
+
+
+def test_a_job_that_leaves_it_open_has_an_island_for_each_site_that_can_serve_one_alone() -> None:
+    spec = small_spec(
+        Path("text.txt"), averaging__mode="diloco", islands__count="auto", pipeline__stages=2,
+        training__global_batch_sequences=8,
+    )  # fmt: skip
+    tokens = JobTokens((), "uint16", 257, 3.0, 256)
+
+    def at(**sites: int) -> list[Candidate]:
+        return [Candidate(PeerId(f"{s}{n}"), site=s, memory_bytes=n + 1 << 30) for s in sites for n in range(sites[s])]
+
+    resolved, memory = _for_sites(spec, tokens, at(lyon=3, berlin=2, rome=1), [7])
+    assert (resolved.islands.count, memory) == (2, [1 << 30, 2 << 30]), "the cut must suit the smaller site"
+    assert _resolve(resolved, memory, tokens, memory).island_count == 2
+    for one, peers in ((spec, at(lyon=4, rome=1)), (small_spec(Path("text.txt")), at(lyon=3, berlin=2))):
+        assert _for_sites(one, tokens, peers, [7]) == (one, [7])
+    assert _resolve(spec, [7 << 30] * 2, tokens, [7 << 30] * 2).islands.count == 1

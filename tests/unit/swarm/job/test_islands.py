@@ -18,6 +18,7 @@ from swarm.job.islands import (
     island_spec,
     island_timeline,
     job_timeline,
+    most_islands,
     outer_plan,
 )
 from swarm.job.outer import nesterov
@@ -166,3 +167,8 @@ def test_the_course_of_an_island_follows_from_its_timeline_and_a_plain_job_has_t
     spec = spec_of(count=4)
     found = [course_of(spec, timeline) for timeline in range(8, 12)]
     assert found == [OuterCourse(inner) for inner in courses(spec)]
+
+
+def test_islands_that_are_left_open_are_as_many_as_divide_the_batch() -> None:
+    spec = spec_of("diloco", 1, training={"global_batch_sequences": 12, "microbatch_sequences": 2})
+    assert [most_islands(spec, able) for able in (0, 1, 2, 3, 5, 6, 8)] == [1, 1, 2, 3, 3, 6, 6]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place
+from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, whole_sites
 from swarm.types import PeerId
 
 
@@ -197,3 +197,17 @@ def test_a_start_is_found_wherever_there_is_one_for_peers_that_hold_any_stage(
     assert (decision.plan is not None) == enough
     if decision.plan is not None:
         assert max(shares(decision.plan, candidates).values()) <= most
+
+
+def test_the_sites_that_can_serve_an_island_alone_are_those_with_enough_that_is_large_enough() -> None:
+    sited = [*at(lyon=3, berlin=2, rome=1, nowhere=5), *(replace(one, memory_bytes=5) for one in at(oslo=4))]
+    asked = []
+
+    def needs_at(site) -> tuple[int, ...]:
+        asked.append({one.site for one in site})
+        return (10, 10) if site[0].site != "berlin" else ()
+
+    assert [site[0].site for site in whole_sites(sited, needs_at, 1)] == ["lyon"]
+    assert asked == [{"lyon"}, {"berlin"}, {"rome"}, {"oslo"}], "each alone"
+    assert [site[0].site for site in whole_sites(sited, lambda site: (5,), 1)] == ["oslo", "lyon", "berlin", "rome"]
+    assert [site[0].site for site in whole_sites(sited, lambda site: (5,), 3)] == ["oslo", "lyon"]
