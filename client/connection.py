@@ -374,6 +374,11 @@ class Scheduler:
     def set_project(self, request: members_pb.ProjectRequest) -> members_pb.ProjectView:
         return cast(members_pb.ProjectView, self._call(self._projects.SetProject, request))
 
+    def project_usage(self, project: str, days: int) -> list[members_pb.UsageRow]:
+        request = members_pb.UsageRequest(project=project, days=days)
+        reply: members_pb.UsageList = self._call(self._projects.ProjectUsage, request)
+        return list(reply.rows)
+
     def _call(self, method: Any, request: Any, timeout_s: float = 0.0) -> Any:
         with self._translated():
             return printed(method(request, timeout=timeout_s or self.timeout_s))

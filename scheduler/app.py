@@ -28,6 +28,7 @@ from scheduler.brain.members.projects import ANYBODY
 from scheduler.jobs.job import Announcer, Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import show, tidy
+from scheduler.jobs.usage import UsageMeter
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, DatabaseWatch
 from scheduler.storage.stores import Stores
@@ -210,8 +211,11 @@ async def serve(options: SchedulerOptions) -> None:
             tasks.create_task(Reach(membership, scheduler.connections, admission.wallet, log).run())
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
+        usage = UsageMeter(registry, membership, ports)
+        stack.push_async_callback(usage.close)
         stack.callback(scheduler.sessions.close)
         if scheduler.relays is not None:
+            scheduler.relays.on_carried = usage.carried
             stack.callback(scheduler.relays.close)
         stack.callback(scheduler.stop)
 
@@ -239,6 +243,7 @@ async def serve(options: SchedulerOptions) -> None:
         tasks.create_task(tidy(registry, membership, ports))
         tasks.create_task(show(registry, ports, options.data_dir, look))
         tasks.create_task(scheduler.jobs.removal.tidy())
+        tasks.create_task(usage.run())
         broker = bus.endpoint.shown if bus is not None else broker  # without the password
         facts = {"address": address, "http": http_address, "broker": broker, "joins": joins}
         log.info("scheduler started", epoch=database.epoch, **facts)

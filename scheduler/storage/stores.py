@@ -12,6 +12,7 @@ from scheduler.storage.database import Database
 from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_log import JobLogs
 from scheduler.storage.members.projects import Projects
+from scheduler.storage.members.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Stores:
     checkpoints: CheckpointCatalog
     logs: JobLogs
     projects: Projects
+    usage: Usage
     transcripts: Path | None  # where brains are recorded, if they are
     threads: ThreadPoolExecutor | None
 
@@ -49,6 +51,7 @@ class Stores:
             catalog,
             JobLogs(root / "jobs", log_readers),
             Projects(database),
+            Usage(database),
             transcripts,
             threads,
         )

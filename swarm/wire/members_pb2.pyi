@@ -191,3 +191,33 @@ class ProjectView(_message.Message):
     quota_peers: int
     peers: int
     def __init__(self, name: _Optional[str] = ..., quota_jobs: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., open_jobs: _Optional[int] = ..., upload_bytes: _Optional[int] = ..., quota_peers: _Optional[int] = ..., peers: _Optional[int] = ...) -> None: ...
+
+class UsageRequest(_message.Message):
+    __slots__ = ("project", "days")
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    DAYS_FIELD_NUMBER: _ClassVar[int]
+    project: str
+    days: int
+    def __init__(self, project: _Optional[str] = ..., days: _Optional[int] = ...) -> None: ...
+
+class UsageList(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[UsageRow]
+    def __init__(self, rows: _Optional[_Iterable[_Union[UsageRow, _Mapping]]] = ...) -> None: ...
+
+class UsageRow(_message.Message):
+    __slots__ = ("day", "project", "owner", "peer_s", "tokens", "relay_bytes")
+    DAY_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PEER_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RELAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    day: int
+    project: str
+    owner: str
+    peer_s: float
+    tokens: float
+    relay_bytes: float
+    def __init__(self, day: _Optional[int] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., peer_s: _Optional[float] = ..., tokens: _Optional[float] = ..., relay_bytes: _Optional[float] = ...) -> None: ...

@@ -518,6 +518,11 @@ class ProjectsStub:
                 request_serializer=swarm_dot_wire_dot_members__pb2.RemoveProjectRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_members__pb2.ProjectView.FromString,
                 _registered_method=True)
+        self.ProjectUsage = channel.unary_unary(
+                '/swarm.wire.Projects/ProjectUsage',
+                request_serializer=swarm_dot_wire_dot_members__pb2.UsageRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_members__pb2.UsageList.FromString,
+                _registered_method=True)
 
 
 class ProjectsServicer:
@@ -550,6 +555,13 @@ class ProjectsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProjectUsage(self, request, context):
+        """What the projects that the caller sees have used.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ProjectsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -572,6 +584,11 @@ def add_ProjectsServicer_to_server(servicer, server):
                     servicer.RemoveProject,
                     request_deserializer=swarm_dot_wire_dot_members__pb2.RemoveProjectRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_members__pb2.ProjectView.SerializeToString,
+            ),
+            'ProjectUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProjectUsage,
+                    request_deserializer=swarm_dot_wire_dot_members__pb2.UsageRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_members__pb2.UsageList.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -683,6 +700,33 @@ class Projects:
             '/swarm.wire.Projects/RemoveProject',
             swarm_dot_wire_dot_members__pb2.RemoveProjectRequest.SerializeToString,
             swarm_dot_wire_dot_members__pb2.ProjectView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProjectUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Projects/ProjectUsage',
+            swarm_dot_wire_dot_members__pb2.UsageRequest.SerializeToString,
+            swarm_dot_wire_dot_members__pb2.UsageList.FromString,
             options,
             channel_credentials,
             insecure,

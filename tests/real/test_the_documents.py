@@ -214,6 +214,8 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.types("swarm project create P --quota-jobs 4 --quota-bytes 200GiB --quota-peers 16")
     reader.passes_all(LEFT_OUT)
     reader.types("swarm project ls")
+    reader.types("swarm project usage")
+    reader.types("swarm project usage P")
     reader.passes_all(LEFT_OUT)
     reader.types("swarm project rm P")
     reader.also("swarm project create P")

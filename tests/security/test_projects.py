@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +282,44 @@ def test_commands_of_a_person(projects: Projects, tmp_path: Path, capfd: pytest.
         assert swarm(*words)[0] == code, words
 
 
+def test_people_are_told_what_their_own_project_used(
+    projects: Projects, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    day = int(time.time() // 86_400)
+    database = sqlite3.connect(projects.folder / "scheduler" / "scheduler.db", timeout=10)
+    with database:
+        for name, tokens in (("red", 1_234_567), ("blue", 5)):
+            row = (day, name, "submitter/x", 7200.0, tokens, 1 << 31, "1.1")
+            database.execute("INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    database.close()
+
+    def sums(rows: Sequence[members_pb.UsageRow]) -> dict[str, float]:
+        return {row.project: row.tokens for row in rows}
+
+    for name in ("ann", "vera"):
+        with projects.of(name) as reader:
+            assert sums(reader.project_usage("", 30)) == {"red": 1_234_567}
+            (row,) = reader.project_usage("red", 1)
+            assert (row.day, row.owner, row.peer_s) == (day, "submitter/x", 7200.0)
+            words = {other: outcome(partial(reader.project_usage, other, 30)) for other in ("blue", "nil")}
+            assert words["blue"] == words["nil"].replace("nil", "blue")
+            assert words["nil"].startswith(NotFound.code)
+    with projects.of("local") as admin:
+        assert sums(admin.project_usage("", 30)) == {"blue": 5, "red": 1_234_567}
+        asked = members_pb.CreateTokenRequest(role=Role.STAGE_SERVER, ttl_s=60.0, uses=1, names="gpu")
+        line = parse_line(admin.create_token(asked).line)
+    with Scheduler(projects.cluster.address, 30.0, join(line, "gpu", Application("gpu")).identity) as server:
+        assert outcome(lambda: server.project_usage("red", 30)).startswith(RoleForbids.code)
+
+    capfd.readouterr()
+    assert run(["project", "usage", "red", "--days", "400", "--scheduler", projects.cluster.address]) == 0
+    head, line_ = capfd.readouterr().out.splitlines()
+    assert head.split() == ["DAY", "OWNER", "STAGE", "SERVER", "HOURS", "TOKENS", "THROUGH", "RELAYS"]
+    today = time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
+    assert line_.split() == [today, "submitter/x", "2.0", "1,234,567", "2.0", "GiB"]
+    assert run(["project", "usage", "--days", "0", "--scheduler", projects.cluster.address]) == 2
+
+
 def test_jobs_are_removed_by_their_owner_once_they_have_ended(
     projects: Projects, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,3 +395,13 @@ def test_a_project_gets_no_more_stage_servers_than_its_quota_says(
         assert swarm("project")[0]["stage_servers"] == 2
         swarm("project", "set", "default", "--quota-peers", "0")
         until("running", 3)
+
+        cluster.channel.close()
+        assert cluster.scheduler.stop() in (0, 143)
+        cluster._start_scheduler(cluster.address)  # what projects used outlives it
+        (used,) = swarm("project", "usage", "default")
+        assert used["owner"] == "admin/local"
+        assert used["stage_server_seconds"] > 0
+        assert used["tokens"] > 0
+        (summed,) = swarm("project", "usage")
+        assert summed == {name: value for name, value in used.items() if name not in ("day", "owner")}

@@ -11,18 +11,26 @@ from client.connection import dial
 from client.shell import Shell
 from client.views import FittedTable
 from swarm.errors import UsageError
+from swarm.limits import USAGE_DAYS_MAX
 from swarm.pki.names import check_name
-from swarm.text import parse_size, size
+from swarm.text import parse_size, size, utc
 from swarm.wire import members_pb2 as pb
+
+DAY_S = 86_400
 
 
 def project(
     context: typer.Context,
     action: Annotated[
-        Literal["ls", "create", "set", "rm"],
-        typer.Argument(help="ls: those that you see; create NAME; set NAME; rm NAME: one that nothing is of."),
+        Literal["ls", "create", "set", "rm", "usage"],
+        typer.Argument(
+            help="ls: those that you see; create NAME; set NAME; rm NAME: one that nothing is of; "
+            "usage [NAME]: what each used, or one by day and owner."
+        ),
     ] = "ls",
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="create, set, rm: which one.", show_default=False)] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="create, set, rm, usage: which one.", show_default=False)
+    ] = "",
     quota_jobs: Annotated[
         int | None,
         typer.Option(min=0, max=2**31 - 1, help="Jobs that may be open at a time; 0: any number.", show_default=False),
@@ -39,13 +47,16 @@ def project(
             min=0, max=2**31 - 1, help="Stage servers that serve its jobs at a time; 0: any number.", show_default=False
         ),
     ] = None,
+    days: Annotated[int, typer.Option(min=1, max=USAGE_DAYS_MAX, help="usage: of how many days, with today.")] = 30,
 ) -> int:
-    """List projects, make one, change its quota, or remove it.
+    """List projects, make one, change its quota, remove it, or show what they used.
 
     People see the jobs of their project only; admins see all."""
     shell: Shell = context.obj
     if action == "ls":
         return _show(shell)
+    if action == "usage":
+        return _usage(shell, name and check_name(name), days)
     if not name:
         raise UsageError("missing argument NAME", hint="list them with: swarm project ls")
     if action == "rm":
@@ -84,6 +95,30 @@ def _show(shell: Shell) -> int:
     else:
         shell.out.print(_table(projects))
     return 0
+
+
+def _usage(shell: Shell, name: str, days: int) -> int:
+    with dial(shell) as scheduler:
+        rows = scheduler.project_usage(name, days)
+    if shell.json:
+        shell.data([_used(row) for row in rows])
+        return 0
+    used = [(f"{row.peer_s / 3600:.1f}", f"{row.tokens:,.0f}", size(row.relay_bytes)) for row in rows]
+    about = [(_day(row), row.owner) if name else (row.project,) for row in rows]
+    columns = (*(("DAY", "OWNER") if name else ("PROJECT",)), "STAGE SERVER HOURS", "TOKENS", "THROUGH RELAYS")
+    cells = [tuple(map(Text, (*left, *right))) for left, right in zip(about, used, strict=True)]
+    shell.out.print(FittedTable(columns, cells, dropped_first=()))
+    return 0
+
+
+def _used(row: pb.UsageRow) -> dict[str, object]:
+    about = {"day": _day(row), "owner": row.owner} if row.day else {}
+    counts = {"tokens": int(row.tokens), "relay_bytes": int(row.relay_bytes)}
+    return {"project": row.project, **about, "stage_server_seconds": round(row.peer_s, 1), **counts}
+
+
+def _day(row: pb.UsageRow) -> str:
+    return utc(row.day * DAY_S)[: len("2026-01-31")]
 
 
 def _bytes(text: str) -> int:

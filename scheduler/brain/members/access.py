@@ -26,7 +26,7 @@ RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Jobs", "Drain FreePeer Chaos Collect", _ADMINS),
     **_methods("Session", "Attach Store Fetch", _STAGE_SERVERS),
     **_methods("Relays", "Attach", _RELAYS),
-    **_methods("Projects", "ListProjects", _READERS),
+    **_methods("Projects", "ListProjects ProjectUsage", _READERS),
     **_methods("Projects", "CreateProject SetProject RemoveProject", _ADMINS),
     **_methods("Members", "Renew", _EVERYBODY),
     **_methods("Members", "Issue CreateToken ListTokens RevokeToken ListMembers RevokeMember", _ADMINS),

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from scheduler.brain.members.projects import Quota, check_quota
 from scheduler.storage.database import Database
+from scheduler.storage.members.usage import USAGE
 from swarm.errors import NotAllowed, NotFound, Refused
 from swarm.limits import PROJECTS_MAX
 from swarm.pki.names import check_name
@@ -45,7 +46,7 @@ class Projects:
     def quota(self, project: str) -> Quota:
         """The project's quota; NotFound for a project that was never created."""
         if (quota := self._quotas.get(project)) is None:
-            raise NotFound(f'there is no project "{project[:80]}"', hint="an admin makes one: swarm project create P")
+            raise unknown(project)
         return quota
 
     async def create(self, project: str, quota: Quota) -> None:
@@ -67,15 +68,18 @@ class Projects:
             await self._put(project, quota)
 
     async def remove(self, project: str, check: Callable[[], None]) -> None:
-        """Forget the project, if `check` does not raise; NotFound."""
+        """Forget the project and what it used, if `check` does not raise; NotFound."""
+
+        def delete(connection: sa.Connection) -> None:
+            connection.execute(sa.delete(_PROJECTS).where(_PROJECTS.c.name == project))
+            connection.execute(sa.delete(USAGE).where(USAGE.c.project == project))
+
         async with self._changing:
             quota = self.quota(project)
             check()
             del self._quotas[project]  # at once: nothing more comes to be of it meanwhile
             try:
-                await self._database.write(
-                    lambda connection: connection.execute(sa.delete(_PROJECTS).where(_PROJECTS.c.name == project))
-                )
+                await self._database.write(delete)
             except BaseException:
                 self._quotas[project] = quota
                 raise
@@ -89,3 +93,8 @@ class Projects:
 
         await self._database.write(write)
         self._quotas[project] = quota
+
+
+def unknown(project: str) -> NotFound:
+    """The error for a project that is none, or of which the caller may know nothing."""
+    return NotFound(f'there is no project "{project[:80]}"', hint="an admin makes one: swarm project create P")

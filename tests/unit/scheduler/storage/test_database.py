@@ -265,7 +265,7 @@ async def test_a_job_from_before_lookahead_keeps_plain_adamw(tmp_path: Path) -> 
     with sqlite3.connect(tmp_path / "a.db") as connection:
         old = {"name": "t", "training": {"steps": 3}}
         connection.execute("UPDATE jobs SET spec_json = ?", (json.dumps(old),))
-        for table in ("members", "tokens", "projects", "quarantine", "removals", "forks"):
+        for table in ("members", "tokens", "projects", "quarantine", "removals", "forks", "usage"):
             connection.execute(f"DROP TABLE {table}")
         for column in ("project", "owner"):
             connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")

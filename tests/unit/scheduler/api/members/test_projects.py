@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 
 from scheduler.api.members.projects import ProjectService
-from scheduler.brain.members.projects import Person
+from scheduler.brain.members.projects import Person, Quota
 from scheduler.storage.database import Database
 from scheduler.storage.members.book import Members
 from scheduler.storage.members.projects import Projects
+from scheduler.storage.members.usage import DAY_S
 from scheduler.storage.stores import Stores
-from swarm.errors import NotAllowed
+from swarm.errors import NotAllowed, NotFound
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Application
 from swarm.pki.names import Role
 from swarm.types import JobState
 from swarm.wire import members_pb2 as pb
 from tests.support.members import Clock, database_url
+
+NOW_S = 1_700_000_000.0
 
 
 class Seen:
@@ -66,6 +69,10 @@ async def test_a_project_goes_when_nothing_is_of_it_any_more(tmp_path: Path) -> 
     service = ProjectService(stores, seen, lambda name: 0, members)  # type: ignore[arg-type]
     check = service._check_removable
     await service.CreateProject(pb.ProjectRequest(name="red", quota_peers=4), context)
+    for tokens in (1, 2):
+        stores.usage.add(NOW_S, "red", "", tokens=tokens)
+        await stores.usage.write(NOW_S)
+    stores.usage.add(NOW_S, "red", "", tokens=4)
     with pytest.raises(NotAllowed, match="project red still has 3 jobs"):
         check("red")
     seen.all = list  # type: ignore[method-assign]
@@ -84,4 +91,42 @@ async def test_a_project_goes_when_nothing_is_of_it_any_more(tmp_path: Path) -> 
     again = Projects(stores.database)
     await again.load()
     assert list(again.all()) == ["default"]
+    await again.create("red", Quota())
+    await stores.usage.write(NOW_S)
+    assert await stores.usage.of("red", 0) == []
+    await stores.database.close()
+
+
+async def test_people_are_told_what_their_own_project_used_and_admins_what_all_did(tmp_path: Path) -> None:
+    stores = Stores.under(tmp_path, await Database.open(database_url(tmp_path), None))
+    for name in ("red", "blue"):
+        await stores.projects.create(name, Quota())
+        for days in range(3):
+            stores.usage.add(NOW_S - days * DAY_S, name, "submitter/x", peer_s=1.5, tokens=10, relay_bytes=1 << 40)
+    await stores.usage.write(NOW_S)
+
+    async def abort(code: object, words: str, metadata: object) -> None:
+        raise NotFound(words)
+
+    context: Any = SimpleNamespace(abort=abort)
+
+    async def told(role: Role, project: str = "", days: int = 30) -> list[tuple[int, str, str, float]]:
+        seen: Any = Seen(Person(role, "a", "red"))
+        service = ProjectService(stores, seen, lambda name: 0, wall_s=lambda: NOW_S)
+        reply = await service.ProjectUsage(pb.UsageRequest(project=project, days=days), context)
+        return [(row.day, row.project, row.owner, row.tokens) for row in reply.rows]
+
+    assert await told(Role.ADMIN) == [(0, "blue", "", 30), (0, "red", "", 30)]
+    today = int(NOW_S // DAY_S)
+    for role in (Role.VIEWER, Role.SUBMITTER):
+        assert await told(role) == [(0, "red", "", 30)]
+        assert await told(role, days=1) == [(0, "red", "", 10)]
+        assert await told(role, "red", (1 << 32) - 1) == [(today - d, "red", "submitter/x", 10) for d in range(3)]
+        for name in ("blue", "none"):
+            with pytest.raises(NotFound, match=f'there is no project "{name}"'):
+                await told(role, name)
+    assert await told(Role.ADMIN, "blue", 1) == [(today, "blue", "submitter/x", 10)]
+    assert await told(Role.ADMIN, "default") == []
+    with pytest.raises(NotFound, match='there is no project "none"'):
+        await told(Role.ADMIN, "none")
     await stores.database.close()

@@ -45,6 +45,7 @@ TABLE = """
     Session.Fetch           yes           -      -       -          -      -
     Relays.Attach           -             yes    -       -          -      -
     Projects.ListProjects   -             -      yes     yes        yes    -
+    Projects.ProjectUsage   -             -      yes     yes        yes    -
     Projects.CreateProject  -             -      -       -          yes    -
     Projects.SetProject     -             -      -       -          yes    -
     Members.Renew           yes           yes    yes     yes        yes    yes
