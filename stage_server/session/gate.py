@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import lru_cache
+from typing import Protocol
 
 from stage_server.brain.passes import GRACE_S, KnownPass, Place, check
 from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
@@ -29,6 +30,19 @@ def place_of(load: LoadStage) -> Place:
     """Where in its job a stage server is that was told to load this."""
     spec = spec_from_json(load.spec_json)
     return Place(load.job, load.timeline, load.stage, len(load.split), spec.tied, spec.island_count)
+
+
+class Passes(Protocol):
+    """The session's news about passes: which are good, and which stage servers are revoked."""
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """A session began: take its key for passes and its list of revoked stage servers."""
+
+    def take(self, token: bytes) -> None:
+        """Show this pass from now on."""
+
+    def cut_off(self, order: CutOff) -> None:
+        """End the calls of a stage server that was revoked, and take none with the passes that it has."""
 
 
 class PassGate:

@@ -20,8 +20,9 @@ from stage_server.metrics import StageServerMetrics
 from stage_server.ports import Assignment, BuildStage, HubPolicy, MemoryBudget, ReplicaId, ReplicaPorts, Work
 from stage_server.replica.crossing import can_cross, crossed, to_load
 from stage_server.replica.replica import Replica
+from stage_server.session.aftermath import Aftermath
 from stage_server.session.event_queue import EventQueue
-from stage_server.session.gate import place_of
+from stage_server.session.gate import Passes, place_of
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
 from swarm import events, messages
@@ -51,19 +52,6 @@ EPOCHS_AHEAD_MAX = 1 << 16
 NO_CHAOS = "this stage server was not started with --allow-chaos"
 REFUSAL = "refused by what this stage server is doing now"  # all that a caller is told
 REFUSED_TOLD_S = 10.0  # between lines of the log about messages that were refused
-
-
-class Passes(Protocol):
-    """The session's news about passes: which are good, and which stage servers are revoked."""
-
-    def welcomed(self, welcome: messages.Welcome) -> None:
-        """A session began: take its key for passes and its list of revoked stage servers."""
-
-    def take(self, token: bytes) -> None:
-        """Show this pass from now on."""
-
-    def cut_off(self, order: messages.CutOff) -> None:
-        """End the calls of a stage server that was revoked, and take none with the passes that it has."""
 
 
 class Relays(Protocol):
@@ -119,6 +107,7 @@ class StageServer:
         self._replica: Replica | None = None
         self._joiner: JoinClient | None = None
         self._work = Work(ports.tasks)  # of the present job
+        self._aftermath = Aftermath(ports.device)  # of those before
         self._reported = messages.NO_JOB  # the job that the newest Hello told of
         self._leaving = ""  # why, once this stage server shall end
         self._free = asyncio.Event()  # of any job
@@ -169,6 +158,7 @@ class StageServer:
         try:
             while True:
                 await self._one_session()
+                await self._stand_aside()
                 await asyncio.sleep(REDIAL_S)
         finally:
             await self._drop("the stage server stops")
@@ -185,6 +175,13 @@ class StageServer:
                     await self._session(orphaned)
         finally:
             orphaned.cancel()
+
+    async def _stand_aside(self) -> None:
+        """Stay away while the device is at work for jobs that were released."""
+        if not self._aftermath.is_over:
+            await self._drop("the device is not free")  # it has not begun with this job
+            await self._aftermath.over()
+            self._leaving = ""
 
     def _pause_s(self, state: RetryCallState) -> float:
         pause_s = self._connect_retry(state)
@@ -298,10 +295,11 @@ class StageServer:
 
     async def _beat(self, heartbeat_s: float) -> None:
         sequence = 0
-        while True:
+        while not self._aftermath.is_long:
             self.emit(events.Heartbeat(sequence))
             sequence += 1
             await asyncio.sleep(heartbeat_s)
+        await self.hang_up("its device is still at work for a job that was released")
 
     def emit(self, event: events.Event) -> None:
         self._queue.put(event)
@@ -457,6 +455,7 @@ class StageServer:
         self._joiner = self._replica = None
         if job:
             self._ports.device.release()
+            self._aftermath.begin()
             self._log.info("stage released", job_id=job, reason=reason)
 
     # Tensors from neighbours --------------------------------------------------------------------------------------

@@ -110,7 +110,8 @@ def test_a_restarted_scheduler_gives_a_drained_peer_no_work_until_its_stage_serv
         assert about_peer(run, spare)["not used"].startswith("it is drained")
         rig.network.cut(f"address-of-{spare}", "scheduler")
         await run.until_step(run.job.progress.steps_done + 1)
-        assert known.state is PeerState.DRAINING, "a new session changes nothing"
+        known = rig.membership.find(spare)
+        assert (known.state, known.reason) == (PeerState.DRAINING, "test"), "a new session changes nothing"
 
         rig.kill(spare)
         add_peer(run, "spare", incarnation=2, stage=0)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from swarm.job.spec import JobSpec, parse_job
 from swarm.mqtt.bus import Bus
 from swarm.types import DEFAULT_PROJECT, JobState, PeerId, PeerState
 from tests.support import scenes
+from tests.support.devices import InlineDevice
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 
@@ -87,6 +89,48 @@ def test_a_database_that_is_locked_for_a_while_costs_time_only(tmp_path: Path, m
         ]
         assert 0 < len(told) < refused
         assert "database is locked; tries again" in told[0]
+
+    play(tmp_path, act)
+
+
+@pytest.mark.parametrize("is_alone", [False, True])  # at its stage of the next job, until another one is idle
+def test_a_cancelled_job_that_keeps_a_device_busy_holds_no_other_job_up(tmp_path: Path, is_alone: bool) -> None:
+    """A computation cannot be stopped: one of four minutes kept its stage server, which the next jobs waited for."""
+    devices: list[InlineDevice] = []
+
+    class Device(InlineDevice):
+        def __init__(self, seconds: Callable[[], float]) -> None:
+            super().__init__(seconds)
+            devices.append(self)
+
+    async def act(scene: Scene) -> None:
+        rig, busy = scene.rig, PeerId("a-busy")
+        rig.kill(PeerId("peer-0"))
+        rig.add_peer(busy, rig.tasks, Random(0), device_type=Device)
+        while [known.hello.peer for known in rig.membership.idle_peers()] != [busy, "peer-1"]:
+            await asyncio.sleep(0.1)
+        first = await scene.submit()
+        while first.record.state is not JobState.RUNNING:
+            await asyncio.sleep(0.001)
+        computing = asyncio.ensure_future(devices[0]._after(None, 240.0))
+        await rig.jobs.cancel(first, "too slow", checkpoint=False)
+        if not is_alone:
+            rig.add_peer(PeerId("spare"), rig.tasks, Random(1))
+        while len(rig.membership.idle_peers()) < 3 - is_alone:
+            await asyncio.sleep(0.01)
+
+        given = asyncio.ensure_future(scene.works())
+        while rig.membership.find(busy).state is not PeerState.LOADING:
+            await asyncio.sleep(0.01)
+        if is_alone:
+            rig.add_peer(PeerId("spare"), rig.tasks, Random(1))
+        await given
+        await scene.works()
+        assert not computing.done()
+        assert rig.membership.find(busy).state is PeerState.GONE
+        await computing
+        await asyncio.sleep(5.0)
+        assert rig.membership.find(busy).state is PeerState.IDLE
 
     play(tmp_path, act)
 

@@ -29,14 +29,15 @@ from tests.support.sim.network import SimNetwork
 from tests.support.simulated import SCHEDULER, Done, Tokens, run_swarm, small_spec, write_text
 
 T = TypeVar("T")
-STEP_S = 100.0  # of a build
+STEP_S = 4.0  # of a build
 
 
 class SlowDevice(InlineDevice):
-    """Every piece of work takes its time, and cannot be interrupted."""
+    """Every piece of work that gives something takes its time, and cannot be interrupted."""
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.shield(asyncio.ensure_future(self._after(work(), STEP_S)))
+        result = work()
+        return asyncio.shield(asyncio.ensure_future(self._after(result, 0.0 if result is None else STEP_S)))
 
 
 @dataclass
@@ -121,13 +122,14 @@ def test_a_job_that_is_released_while_it_loads_is_let_go_at_once(tmp_path: Path)
     (alone_s,) = [at_s for at_s, event in alone.heard if isinstance(event, Loaded)]
 
     built: list[weakref.ref[Stage]] = []
-    # The release comes while the stage is being built: one step of 100 s later than the first.
-    script = play(spec, [(1.0, load_a), (150.0, Release(JobId("a"), "cancelled")), (150.0, load_b)], built)
+    # The release comes while the stage is being built, one step after the first.
+    released_s = 1.5 * STEP_S
+    script = play(spec, [(1.0, load_a), (released_s, Release(JobId("a"), "cancelled")), (released_s, load_b)], built)
     loaded = {event.job: at_s for at_s, event in script.heard if isinstance(event, Loaded)}
     assert list(loaded) == ["b"]
     assert not [event for _, event in script.heard if isinstance(event, Failed)]
-    # It waits for the step that was under way (up to 201 s), not for the rest of a's load.
-    assert loaded[JobId("b")] <= 201.0 + alone_s
+    # It waits for the step that was under way, not for the rest of a's load.
+    assert loaded[JobId("b")] <= 1.0 + 2 * STEP_S + alone_s
     assert len(built) == 2
     assert built[0]() is None
 
@@ -138,7 +140,7 @@ def test_a_release_of_another_job_does_not_disturb_a_load(tmp_path: Path) -> Non
         vocabulary_size=ByteTokenizer.vocabulary_size,
         stages_if_auto=1,
     )
-    script = play(spec, [(1.0, _load(spec, "a")), (50.0, Release(JobId("old"), "over"))], [])
+    script = play(spec, [(1.0, _load(spec, "a")), (2.0, Release(JobId("old"), "over"))], [])
     assert [event.job for _, event in script.heard if isinstance(event, Loaded)] == ["a"]
 
 

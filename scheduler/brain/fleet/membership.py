@@ -129,6 +129,10 @@ class Membership:
         if hello.incarnation > held:
             gone = self._move(known, PeerState.GONE, f"replaced by incarnation {hello.incarnation}", now_s)
             return [gone, self._enter(hello, now_s, PeerState.GONE, "restarted")]
+        if known.leaving and known.job == NO_JOB and not hello.job:
+            # It ended in order, and its process has not. One that is still to leave is told so, or says so, again.
+            gone = self._move(known, PeerState.GONE, f"it ended in order: {known.leaving}", now_s)
+            return [gone, self._enter(hello, now_s, PeerState.GONE, "came back after it had left")]
         # A peer that lost its session while it loaded will be told again what to load.
         loading = (known.resume if known.state is PeerState.SUSPECT else known.state) is PeerState.LOADING
         if known.job not in (NO_JOB, hello.job) and (hello.job or not loading):

@@ -15,7 +15,8 @@ import pytest
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
-from stage_server.session.server import REFUSAL, Passes, ServerPorts, ServerSettings, StageServer
+from stage_server.session.gate import Passes
+from stage_server.session.server import REFUSAL, ServerPorts, ServerSettings, StageServer
 from swarm.errors import OutOfMemory, SwarmError
 from swarm.events import Averaged, Committed, Event, Failed, Hello, Leaving, Loaded
 from swarm.job.partition import resolve
@@ -285,6 +286,60 @@ def test_the_memory_of_a_stage_that_could_not_be_loaded_is_given_back() -> None:
         assert device.released == 1
 
     play(fails, build=too_large, device=device)
+
+
+class BusyDevice(InlineDevice):
+    """At work for some seconds with what it was given before, once `begin` was called."""
+
+    def begin(self, seconds: float) -> None:
+        self._under_way = asyncio.ensure_future(self._after(None, seconds))
+
+
+def test_a_stage_server_whose_device_goes_on_with_a_released_job_leaves_until_it_is_free() -> None:
+    """A cancelled job whose one microbatch took four minutes held the next ones in loading for as long."""
+    device = BusyDevice(lambda: 0.01)
+    times_s: dict[str, float] = {}
+
+    def clock(what: str) -> None:
+        times_s[what] = asyncio.get_running_loop().time()
+
+    async def cancels(session: Session) -> None:
+        await loads(session)
+        device.begin(240.0)
+        clock("cancelled")
+        session.send(5, Release(JOB, "cancelled"))
+        await asyncio.sleep(1.0)
+        session.send(5, load(JobId("next")))
+        (leaving,) = await session.heard(Leaving)
+        assert "still at work" in leaving.reason  # type: ignore[union-attr]
+        clock("left")
+        await session.hung_up.wait()
+
+    async def idle(session: Session) -> None:
+        clock("back")
+        session.send(5, Welcome(PeerId("p"), 1.0))
+        await asyncio.sleep(30.0)
+        assert not any(isinstance(event, Leaving | Loaded) for event in session.events)
+
+    assert [hello.job for hello in play(cancels, idle, device=device)] == ["", "", ""]
+    assert 10.0 <= times_s["left"] - times_s["cancelled"] <= 11.5
+    assert 240.0 <= times_s["back"] - times_s["cancelled"] <= 241.0
+
+
+def test_a_stage_server_whose_device_is_free_soon_serves_the_next_job_in_the_same_session() -> None:
+    device = BusyDevice(lambda: 0.01)
+
+    async def cancels(session: Session) -> None:
+        await loads(session)
+        device.begin(9.0)
+        session.send(5, Release(JOB, "cancelled"))
+        session.send(5, load(JobId("next")))
+        while len(await session.heard(Loaded)) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(30.0)
+        assert not any(isinstance(event, Leaving) for event in session.events)
+
+    assert [hello.job for hello in play(cancels, device=device)] == ["", "next"]
 
 
 def test_an_idle_stage_server_that_ends_says_that_it_leaves() -> None:

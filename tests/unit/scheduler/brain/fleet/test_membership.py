@@ -105,6 +105,27 @@ def test_a_peer_that_dials_again_without_its_job_is_lost_to_the_job_and_idle() -
     members.validate()
 
 
+@pytest.mark.parametrize("away_s", [0.5, 20.0])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_process_that_left_in_order_and_dials_again_is_idle(away_s: float, given: bool) -> None:
+    """It would hand its work over for ever, although it has none."""
+    members = pool()
+    members.hello(hello(), 0.0)
+    if given:
+        members.assign(A, JOB, 1, 0.0)
+    members.leaving(A, 1.0, "its device is at work")
+    members.disconnected(A, 1, 1.0)
+    if given:
+        members.release(A, 1.1)
+    members.tick(1.0 + away_s)
+    *gone, idle = members.hello(hello(), 1.0 + away_s)
+    assert moves(gone) == ([(SUSPECT, GONE)] if away_s < 10.0 else [])
+    assert idle.after is IDLE
+    assert [peer.hello.peer for peer in members.idle_peers()] == ["a"]
+    assert [peer.hello.peer for peer in members.lasting_peers()] == ["a"]
+    members.validate()
+
+
 def test_an_older_incarnation_is_refused_and_changes_nothing() -> None:
     members = pool()
     members.hello(hello(incarnation=5), 0.0)
