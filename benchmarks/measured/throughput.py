@@ -2,6 +2,7 @@
 
     python -m benchmarks.measured.throughput [--stages 2] [--replicas 1] [--steps 3] [--rounds 5] [--dtype float32] ...
     python -m benchmarks.measured.throughput --ways swarm,int8,1f1b,loopback --link 100:20
+    python -m benchmarks.measured.throughput --ways swarm,insecure --link 1000:1 --replicas 2
 
 Ways to train the same model on the same tokens, from the same weights, with as many threads per process:
 
@@ -13,6 +14,7 @@ Ways to train the same model on the same tokens, from the same weights, with as 
                   torch.distributed.pipelining's schedules over gloo, stages x replicas processes; the last two with two
                   stages on each
     loopback      as overlap, on loopback while the others are behind a link
+    insecure      as swarm, with --insecure: without TLS and passes
 
 All processes are started first and wait. Then the ways take turns, every round in another order, so that a noisy
 machine disturbs all alike: compare ratios within a round, not tokens/s of different runs. Speed is counted from commit
@@ -61,7 +63,14 @@ from benchmarks.measured.ways import (
 from tests.chaos.relay import why_not
 
 OVERLAP = {"overlap": "auto"}
-SWARMS = {"swarm": {}, "overlap": OVERLAP, "int8": OVERLAP | {"compression": "int8"}, "loopback": OVERLAP}
+SWARMS = {
+    "swarm": {},
+    "overlap": OVERLAP,
+    "int8": OVERLAP | {"compression": "int8"},
+    "loopback": OVERLAP,
+    "insecure": {},
+}
+APART = ("loopback", "insecure")  # each with processes of its own
 WAYS = ("local", *SWARMS, *RANKED)
 DEFAULT = ("local", "swarm", "1f1b")
 
@@ -92,7 +101,7 @@ def main() -> None:
         console.print(_speeds(rounds, options.ways))
         if rounds[0].spent:
             console.print(_times(rounds, options.steps))
-    same = [way for way in options.ways if way == "swarm" or way in RIVALS]
+    same = [way for way in options.ways if way in ("swarm", "insecure", *RIVALS)]
     alike = same if options.overlap == 0 else [way for way in same if way in RIVALS]
     if fault := disagreement(rounds, LOSS_TOLERANCE[options.dtype], alike):
         sys.exit(f"error: {fault}")
@@ -164,12 +173,13 @@ def _measure(options: argparse.Namespace, folder: Path, console: Console) -> lis
             hosts = stack.enter_context(hosts_behind(1 + options.stages * options.replicas, mbit, ms / 1e3))
         fleet = stack.enter_context(Fleet(folder))
         swarms: dict[str, Swarm] = {}
-        if own := [way for way in options.ways if way in SWARMS and way != "loopback"]:
+        if own := [way for way in options.ways if way in SWARMS and way not in APART]:
             swarms = dict.fromkeys(own, Swarm(fleet, folder, options, hosts=hosts))
-        if "loopback" in options.ways:
-            (folder / "loopback").mkdir()
-            near = stack.enter_context(Fleet(folder / "loopback"))
-            swarms["loopback"] = Swarm(near, folder / "loopback", options)
+        for way in [way for way in APART if way in options.ways]:
+            (folder / way).mkdir()
+            apart = stack.enter_context(Fleet(folder / way))
+            at = Hosts() if way == "loopback" else hosts
+            swarms[way] = Swarm(apart, folder / way, options, hosts=at, insecure=way == "insecure")
         rivals = Rivals([way for way in options.ways if way in RIVALS], fleet, folder, job, options, hosts)
         for swarm in dict.fromkeys(swarms.values()):
             stack.enter_context(swarm.connect(spec, manifest))
@@ -192,8 +202,8 @@ def _measure(options: argparse.Namespace, folder: Path, console: Console) -> lis
 
 
 def _speeds(rounds: Sequence[Round], ways: Sequence[str]) -> Table:
-    """A row for each way: tokens per second, and beside each way that is no swarm."""
-    others = [way for way in ways if way not in SWARMS]
+    """A row for each way: tokens per second, and beside each way that is no swarm, or none with certificates."""
+    others = [way for way in ways if way not in SWARMS or way == "insecure"]
     table = Table(title="tokens/s, medians", caption="of another way: above 1, the way of the row is faster")
     for heading in ("way", "tokens/s", "least to most", "cpu-s per step", *(f"of {other}" for other in others)):
         table.add_column(heading, justify="left" if heading == "way" else "right")

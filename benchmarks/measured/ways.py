@@ -341,15 +341,18 @@ class Swarm:
         device: str = "cpu",
         hosts: Hosts | None = None,
         offers: Sequence[str] = (DEFAULT_SHARE,),
+        insecure: bool = False,
     ) -> None:
         """`offers`: the memory that the stage servers of each stage offer, over and over."""
         hosts = hosts or Hosts()
+        self._insecure = insecure
+        plain = ("--insecure",) if insecure else ()
         self._data_dir = folder / "scheduler"
         self._scheduler = fleet.start(
             "scheduler",
             "scheduler",
             *("--listen", f"{hosts.address(0)}:0", "--http-port", "none", "--broker", "none"),
-            *("--data-dir", str(self._data_dir)),
+            *("--data-dir", str(self._data_dir), *plain),
         )
         self._address = json.loads(fleet.line(self._scheduler))["address"]
         self._servers = [
@@ -359,7 +362,7 @@ class Swarm:
                 *("--scheduler", self._address, "--listen", f"{hosts.address(number + 1)}:0", "--http-port", "0"),
                 *("--threads", str(options.threads), "--device", device),
                 *("--stage", str(number % options.stages), "--max-memory", offers[number % len(offers)]),
-                *("--data-dir", str(folder / f"server-{number}")),
+                *("--data-dir", str(folder / f"server-{number}"), *plain),
                 before=hosts.at(number + 1),
             )
             for number in range(options.stages * options.replicas)
@@ -371,7 +374,7 @@ class Swarm:
     def connect(self, spec: JobSpec, manifest: TokenManifest) -> Scheduler:
         """Wait for all processes and upload the tokens; gives the connection, to be closed by the caller."""
         self._http = [json.loads(self._fleet.line(server))["http"] for server in self._servers]
-        self._jobs = Scheduler(self._address, 30.0, find_profile(self._address))
+        self._jobs = Scheduler(self._address, 30.0, None if self._insecure else find_profile(self._address))
         deadline_s = time.monotonic() + READY_S_MAX
         while len(self._jobs.peers(state="idle")) < len(self._servers):
             assert time.monotonic() < deadline_s, "the stage servers do not reach the scheduler"
