@@ -150,6 +150,10 @@ class _Sums:
     def part(self, step: int, unit: UnitName) -> Tensor:
         return self._sums
 
+    @property
+    def places(self) -> _Sums:
+        return self
+
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
         return ()
 

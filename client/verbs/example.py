@@ -85,7 +85,7 @@ count       = "auto"            # or 1 to 64 complete pipelines, joined by avera
 min         = 1                 # to count: with fewer islands at work the job stalls; until then it goes on without
 
 [averaging]
-mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says; streaming: train-local only
+mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says
 aggregate   = "mean"            # or centered_clip: gradients of replicas that stray too far are clipped; it needs
                                 # limits.min_replicas = 4 and does without training.reproducible
 compression = "none"            # of gradients between the replicas of a stage: none, bfloat16 or int8; what rounding

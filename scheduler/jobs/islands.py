@@ -25,8 +25,7 @@ from scheduler.jobs.starts.settings import brain_settings
 from scheduler.storage.database import Database, JobRecord
 from swarm.checkpoint.islands import files_for
 from swarm.data.batches import Batches
-from swarm.job.course import OuterCourse
-from swarm.job.islands import course_of, courses, island_of, island_spec, island_timeline, job_timeline
+from swarm.job.islands import course_of, island_of, island_spec, island_timeline, job_timeline, outer_courses
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile, StoreHeader
 from swarm.types import PeerId
@@ -124,8 +123,8 @@ async def lives_of(database: Database, record: JobRecord, spec: JobSpec) -> list
 
 def at_work(spec: JobSpec, resumed: Sequence[Resumed]) -> tuple[Resumed | None, ...]:
     """How each island goes on after a restart of the scheduler; None if the others have exchanged without it."""
-    paths = [OuterCourse(one) for one in courses(spec)]
-    exchanged = max(path.level_before(one.committed) for path, one in zip(paths, resumed, strict=True))
+    paths = outer_courses(spec)
+    exchanged = max(path.outer_before(one.committed) for path, one in zip(paths, resumed, strict=True))
     return tuple(one if one.committed >= exchanged else None for one in resumed)
 
 
@@ -144,7 +143,7 @@ def islands_brain(
     `lives` are those of its islands, if the job was at work before the scheduler was restarted.
     """
     whole = brain_settings(record, island_spec(spec), epoch, batches, (), skipped_in_a_row)
-    paths = [OuterCourse(inner) for inner in courses(spec)]
+    paths = outer_courses(spec)
 
     def of(island: int) -> BrainSettings:
         first = Life(

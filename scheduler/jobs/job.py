@@ -19,8 +19,7 @@ from scheduler.jobs.driver import SAVED, Brain, JobDriver
 from scheduler.storage.checkpoints.sink import CheckpointSink
 from scheduler.storage.database import JobRecord
 from swarm.checkpoint.reader import Checkpoint
-from swarm.job.course import OuterCourse
-from swarm.job.islands import courses
+from swarm.job.islands import outer_courses
 from swarm.job.outer_log import OuterRecord
 from swarm.job.spec import JobSpec
 from swarm.types import JobId, JobState, PeerId
@@ -173,7 +172,7 @@ class Job:
 
 def job_rows(spec: JobSpec, timeline: int) -> Rows:
     """Merges the rows of islands, on one timeline of a job with outer steps."""
-    return Rows(timeline, [OuterCourse(one) for one in courses(spec)])
+    return Rows(timeline, outer_courses(spec))
 
 
 def split_of(spec: JobSpec) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ class HeaderChecks:
         self._me, self._timeline = assignment.me, assignment.command.timeline
         self._codecs = allowed(assignment.spec.pipeline.compression)
         self._slice_dtypes = codec.slice_dtypes(assignment.spec.averaging.compression)
-        self._course, self._outer_code = assignment.course, assignment.spec.outer.compression
+        self._course = assignment.course
         self._stage = stage
         self._mailbox = mailbox
         self._neighbours = neighbours
@@ -80,7 +80,7 @@ class HeaderChecks:
         _check_size(f"{header.dtype} ({header.elements},)", expected, header.total_bytes)
 
     def _check_proposal(self, header: Slice) -> None:
-        size_bytes = proposal_bytes(self._stage, header.unit, self._outer_code)
+        size_bytes = proposal_bytes(self._stage, header.unit, header.step)
         if (header.dtype, header.start, header.averaged) != (codec.PROPOSAL_DTYPE, 0, False):
             raise CorruptFrame(f"a slice of outer step {header.step} is no proposal")
         _check_size(f"a proposal for unit {header.unit}", size_bytes, header.elements)

@@ -1,7 +1,7 @@
-"""A replica that goes over to another island: it serves its stage on a new timeline, with the state that it holds.
+"""A replica that goes over to another island: it serves its stage on a new timeline, with the outer weights.
 
-An island begins like that as a copy of the one to which the replica belonged. Behind an outer step that state is the
-outer weights, and the optimizer's state of that island.
+An island begins like that as a copy of the one to which the replica belonged, with the optimizer's state of that one.
+What the replica has trained and not merged stays behind, as it counts in the other island.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def to_load(command: LoadStage) -> LoadStage:
 
 async def crossed(before: Replica, command: LoadStage, ports: ReplicaPorts) -> Replica:
     """The replica of the other island; it has told of itself. The work of the one before is ended."""
-    digest = await ports.device.run(before.stage.digest)  # behind whatever was queued
+    digest = await ports.device.run(before.stage.begin_anew)  # behind whatever was queued
     loaded = replace(before.loaded, timeline=command.timeline, version=command.held, digest=digest, join=0)
     after = Replica(Assignment.of(command, before.me), before.stage, loaded, ports)
     ports.emit(loaded)

@@ -113,11 +113,10 @@ class Replica:
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
         self._commitments = Commitments(is_on=spec.trust.hashes_hops, weighs=spec.trust.norm_band)
         self._checker = Checker(assignment, stage, self._deliveries, ports, self._ready)
-        mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness)
+        mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness + assignment.course.steps_ahead)
         leftovers = Leftovers(spec.averaging.compression)
-        code = spec.outer.compression
         reduction = Reduction(assignment.sum_bits, clips=spec.averaging.aggregate == "centered_clip")
-        self._rounds = RoundRunner(me, stage, reduction, ports, self._reports.fail, mailbox, leftovers, code)
+        self._rounds = RoundRunner(me, stage, reduction, ports, self._reports.fail, mailbox, leftovers)
         self.admission = HeaderChecks(assignment, stage, mailbox, self._neighbours, self._checker.table)
         self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving = Saving(assignment, stage, ports)
@@ -155,7 +154,7 @@ class Replica:
             case messages.Average():
                 self._average(command)
             case messages.Exchange():
-                if command.step == self.cells.version:
+                if self._assignment.course.proposes(self.cells.version, command.step):
                     self._rounds.exchange(command)
             case messages.AbortRound():
                 self._abort(command)
@@ -259,7 +258,7 @@ class Replica:
         except SwarmError as error:
             self._reports.fail(StaleMessage(f"step {command.step} was averaged without this replica: {error.message}"))
             return None
-        return self._stage.means_of(record.gradients)
+        return self._stage.places_at(command.step).means_of(record.gradients)
 
     # Tensors -----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ are turned away while SERVED_MAX are being served.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -45,12 +45,19 @@ class Record:
 def chunks_of(stage: Stage) -> tuple[Chunk, ...]:
     """How the state of a stage is cut: the same for all its replicas."""
     sizes = [TensorSize(name, elements) for name, elements in stage.parameter_sizes()]
-    element_bytes = max(1, stage.state_bytes(size.name for size in sizes) // max(1, sum(one.elements for one in sizes)))
+    elements, most_bytes = sum(one.elements for one in sizes), stage.state_bytes([one.name for one in sizes])
+    element_bytes = max(1, most_bytes // max(1, elements))
     return cut(sizes, chunk_bytes=CHUNK_BYTES, element_bytes=element_bytes, gradient_bytes=4, whole_tensors=True)
 
 
 def names_of(chunk: Chunk) -> tuple[str, ...]:
     return tuple(piece.tensor for piece in chunk.pieces)
+
+
+def sizes_in(stage: Stage, step: int, chunk: Chunk) -> dict[str, int]:
+    """The elements of those parameters of a chunk of which the record of a step has something."""
+    changed, sizes = stage.places_at(step).names, dict(stage.parameter_sizes())
+    return {name: sizes[name] for name in names_of(chunk) if name in changed}
 
 
 def pack_records(records: Sequence[Record], names: Sequence[str]) -> bytes:
@@ -60,7 +67,9 @@ def pack_records(records: Sequence[Record], names: Sequence[str]) -> bytes:
         parts.append(_FACTS.pack(record.learning_rate, record.scale, record.skip))
         if not record.skip:
             parts += [
-                record.gradients[name].detach().cpu().contiguous().view(-1).numpy().data.cast("B") for name in names
+                record.gradients[name].detach().cpu().contiguous().view(-1).numpy().data.cast("B")
+                for name in names
+                if name in record.gradients
             ]
     return b"".join(parts)
 
@@ -70,10 +79,10 @@ def records_bytes(count: int, chunk: Chunk) -> int:
     return count * (_FACTS.size + chunk.record_bytes)
 
 
-def unpack_records(payload: memoryview, count: int, sizes: Mapping[str, int]) -> list[Record]:
-    """`count` records of parameters of these sizes, in this order; CorruptFrame if the payload is anything else."""
+def unpack_records(payload: memoryview, sizes_of: Iterable[Mapping[str, int]]) -> list[Record]:
+    """Records of parameters of these sizes, in this order; CorruptFrame if the payload is anything else."""
     records, position = [], 0
-    for _ in range(count):
+    for sizes in sizes_of:
         if len(payload) - position < _FACTS.size:
             raise CorruptFrame("a record of a commit is cut off")
         learning_rate, scale, skip = _FACTS.unpack_from(payload, position)
@@ -108,7 +117,7 @@ class Donor:
 
     def committed(self, commit: Commit, means: Mapping[UnitName, Tensor]) -> None:
         """Remember what a commit did; `means` of all units, or nothing if the step was skipped."""
-        gradients = {} if commit.skip else self._stage.gradients_of(means)
+        gradients = {} if commit.skip else self._stage.places_at(commit.step).gradients_of(means)
         size_bytes = sum(4 * gradient.numel() for gradient in gradients.values())
         self._records[commit.step] = Record(commit.learning_rate, commit.scale, commit.skip, gradients)
         for step in self._log.append(commit.step, size_bytes):

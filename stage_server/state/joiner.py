@@ -18,7 +18,7 @@ from torch import Tensor
 from stage_server.brain import rejoin
 from stage_server.brain.chunks import Chunk
 from stage_server.ports import Assignment, ReplicaPorts
-from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, unpack_records
+from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, sizes_in, unpack_records
 from stage_server.state.loading import build_and_probe, unit_sizes
 from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
 from swarm.events import Failed, Loaded
@@ -46,7 +46,6 @@ class JoinClient:
         self._device, self._log = ports.device, ports.log
         self._rejoin: rejoin.Rejoin | None = None
         self._chunks: tuple[Chunk, ...] = ()
-        self._sizes: dict[str, int] = {}
         self._probe = self._digest_made = ""
         self._donors: dict[PeerId, Hop] = {}
         self._follow: Follow | None = None  # the newest
@@ -82,7 +81,6 @@ class JoinClient:
         self.stage, self._probe = await build_and_probe(self.assignment, self._ports, None)
         stage = self.stage
         self._chunks = chunks_of(stage)
-        self._sizes = dict(stage.parameter_sizes())
         settings = rejoin.RejoinSettings(staleness=self.assignment.spec.pipeline.staleness)
         self._rejoin = rejoin.Rejoin(self._me.peer, self._chunks, settings)
 
@@ -141,7 +139,8 @@ class JoinClient:
 
     def _replay(self, stage: Stage, step: int, names: Sequence[str], record: Record) -> None:
         if self.assignment.course.is_outer(step):
-            stage.replay_merge(step, names, merge_of_deltas(stage, self.assignment.spec, names, record.gradients))
+            deltas = None if record.skip else record.gradients
+            stage.replay_merge(step, names, merge_of_deltas(stage, self.assignment.spec, step, names, deltas))
             return
         rate, scale, skip = record.learning_rate, record.scale, record.skip
         stage.replay(step, names, record.gradients, learning_rate=rate, scale=scale, skip=skip)
@@ -207,16 +206,17 @@ class JoinClient:
 
     def _check(self, ask: rejoin.Ask, reply: StateReply, payload: memoryview) -> list[Record]:
         """The records of an answer, if it is about some; CorruptFrame if the answer is not what was asked for."""
-        chunk = self._chunks[ask.chunk]
+        chunk, stage = self._chunks[ask.chunk], self.stage
+        assert stage is not None
         names = names_of(chunk)
         if isinstance(ask, rejoin.AskRecords):
             if reply.reach > ask.start:
                 return []
             if not ask.start <= reply.version <= ask.stop:
                 raise CorruptFrame(f"records {ask.start} to {ask.stop} were asked for, not to {reply.version}")
-            return unpack_records(payload, reply.version - ask.start, {name: self._sizes[name] for name in names})
-        assert self.stage is not None
-        if len(payload) != self.stage.state_bytes(names):
+            steps = range(ask.start, reply.version)
+            return unpack_records(payload, (sizes_in(stage, step, chunk) for step in steps))
+        if len(payload) != stage.state_bytes(names, reply.version):
             raise CorruptFrame(f"chunk {ask.chunk} has {len(payload)} bytes, expected others")
         return []
 
@@ -256,12 +256,13 @@ async def missed_record(
     Donors that have not committed it yet are asked again. PeerUnavailable if none has begun to give a chunk after
     FOLLOW_S_MAX; how long the transfer takes depends on the link and has a limit of its own.
     """
-    sizes = dict(stage.parameter_sizes())
     gradients: dict[str, Tensor] = {}
-    record: Record | None = None
+    record: Record | None = Record(0.0, 1.0, skip=False, gradients={})  # if the step changes nothing of this stage
     reason = "no donor is known"
     for chunk in chunks_of(stage):
-        names, pause_s, tried = names_of(chunk), PAUSE_S[0], 0
+        sizes, pause_s, tried = sizes_in(stage, commit_step, chunk), PAUSE_S[0], 0
+        if not sizes:
+            continue
         record, deadline_s = None, _now_s() + FOLLOW_S_MAX
         while record is None:
             if not donors or _now_s() >= deadline_s:
@@ -275,7 +276,7 @@ async def missed_record(
                     reply, payload = await links.pull(donor.address, request, limit_bytes, to=donor.peer)
                 if reply.reach > commit_step or reply.version <= commit_step:
                     raise PeerUnavailable(f"{donor.peer} has no record of step {commit_step}")
-                (made,) = unpack_records(payload, 1, {name: sizes[name] for name in names})
+                (made,) = unpack_records(payload, [sizes])
                 if made.skip:
                     raise CorruptFrame(
                         f"{donor.peer} says that step {commit_step} changed nothing, the commit does not"
@@ -286,7 +287,7 @@ async def missed_record(
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S[1])
         gradients.update(record.gradients)
-    assert record is not None, "a stage has parameters"
+    assert record is not None
     return Record(record.learning_rate, record.scale, record.skip, gradients)
 
 

@@ -1,11 +1,12 @@
 """Where a checkpoint keeps the state of each island's optimizer.
 
-    model/, outer/              what all islands share
-    optimizer/                  of island 0, where a job with one island has its own
-    islands/01/optimizer/       of island 1, and so on
+    model/, outer/                           what all islands share
+    optimizer/, weights/                     of island 0, where a job with one island has its own
+    islands/01/optimizer/, .../weights/      of island 1, and so on
 
-Each island loads its own state. In a job with more islands the new ones take the states of the others, in turn. In a
-job with fewer islands the rest is left out.
+Each island loads its own state. In a job with more islands the new ones take the optimizer's states of the others, in
+turn, but no weights of theirs: what one of them has trained and not merged must not count twice, so they begin with the
+outer weights. In a job with fewer islands the rest is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Protocol, TypeVar
 
 OPTIMIZER_FOLDER = "optimizer"
 OUTER_FOLDER = "outer"
-_OF_ISLAND = re.compile(rf"^islands/([0-9]{{2}})/(?={OPTIMIZER_FOLDER}/)")
+WEIGHTS_FOLDER = "weights"  # of an island, where they are not the outer weights
+_OF_ISLAND = re.compile(rf"^islands/([0-9]{{2}})/(?=(?:{OPTIMIZER_FOLDER}|{WEIGHTS_FOLDER})/)")
 
 
 class Named(Protocol):
@@ -29,9 +31,9 @@ class Named(Protocol):
 File = TypeVar("File", bound=Named)
 
 
-def optimizer_folder(island: int) -> str:
-    """The folder with the optimizer's state of an island."""
-    return OPTIMIZER_FOLDER if not island else f"islands/{island:02d}/{OPTIMIZER_FOLDER}"
+def island_folder(island: int, folder: str) -> str:
+    """The folder with an island's own state: OPTIMIZER_FOLDER or WEIGHTS_FOLDER."""
+    return folder if not island else f"islands/{island:02d}/{folder}"
 
 
 def without_island(path: str) -> str:
@@ -42,7 +44,10 @@ def without_island(path: str) -> str:
 def files_for(files: Sequence[File], island: int) -> tuple[File, ...]:
     """The files of a checkpoint that an island loads."""
     saved = 1 + max((int(match[1]) for file in files if (match := _OF_ISLAND.match(file.path))), default=0)
-    own = optimizer_folder(island % saved)
+    own = {island_folder(island % saved, OPTIMIZER_FOLDER), island_folder(island, WEIGHTS_FOLDER)}
     return tuple(
-        file for file in files if OPTIMIZER_FOLDER not in file.path.split("/")[:-1] or file.path.startswith(f"{own}/")
+        file
+        for file in files
+        if not {OPTIMIZER_FOLDER, WEIGHTS_FOLDER}.intersection(file.path.split("/")[:-1])
+        or file.path.rpartition("/")[0] in own
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swarm.errors import InvalidConfig
+from swarm.job.islands import course_of
 from swarm.job.spec import JobSpec
 
 JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")  # names a checkpoint of a scheduler's job
@@ -50,11 +51,26 @@ def check_steps(spec: JobSpec, step: int) -> None:
             hint=f"raise it, for example with: --set training.steps={2 * step}",
         )
     every = spec.outer.every_steps
-    if spec.has_outer_steps and every != "auto" and step % every:
+    if spec.has_outer_steps and every != "auto" and not _is_level(spec, every, step):
+        if spec.averaging.mode == "diloco":
+            hint = f"set outer.every_steps to a divisor of {step}, or take a checkpoint at a multiple of {every}"
+        else:
+            hint = "leave [outer] as it was, or take another checkpoint: swarm checkpoints JOB"
         raise InvalidConfig(
             f"the checkpoint is that of step {step}, and islands that exchange every {every} steps do not begin there",
-            hint=f"set outer.every_steps to a divisor of {step}, or take a checkpoint at a multiple of {every}",
+            hint=hint,
         )
+
+
+def _is_level(spec: JobSpec, every_steps: int, step: int) -> bool:
+    """Whether islands can begin after `step` steps; yes if the spec is not resolved and so does not say."""
+    if spec.averaging.mode == "diloco":
+        return step % every_steps == 0
+    if "auto" in (spec.outer.fragments, spec.outer.overlap_steps, spec.outer.mixing, spec.outer.learning_rate):
+        return True
+    course = course_of(spec, 0)
+    version = course.version_after(step)
+    return version == course.level_from(version)
 
 
 def check_state(state: Mapping[str, Any], spec: JobSpec) -> None:

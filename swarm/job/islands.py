@@ -12,7 +12,7 @@ from typing import Any
 from swarm.errors import InvalidConfig
 from swarm.job.course import PLAIN, TIMELINES_MAX, Course, IslandCourse, OuterCourse, job_timeline_of
 from swarm.job.fragments import auto_fragments
-from swarm.job.outer import OuterPlan, nesterov
+from swarm.job.outer import OuterPlan, Rhythm, nesterov
 from swarm.job.spec import JobSpec
 from swarm.job.trust import TrustSection
 from swarm.limits import ISLANDS_IN_SWARM_MAX
@@ -70,21 +70,21 @@ def outer_plan(spec: JobSpec) -> OuterPlan:
     assert outer.fragments != "auto", "resolve the spec first"
     assert outer.overlap_steps != "auto", "resolve the spec first"
     assert outer.mixing != "auto", "resolve the spec first"
-    return OuterPlan(
-        spec.training.steps,
-        outer.every_steps,
-        outer.fragments,
-        outer.overlap_steps,
-        outer.mixing,
-        nesterov(outer.learning_rate, outer.momentum),
-    )
+    rhythm = Rhythm(spec.training.steps, outer.every_steps, outer.fragments, outer.overlap_steps)
+    return OuterPlan(rhythm, outer.mixing, nesterov(outer.learning_rate, outer.momentum))
+
+
+def outer_courses(spec: JobSpec) -> list[OuterCourse]:
+    """All steps of each island of a resolved spec with outer steps."""
+    rhythm, streams = outer_plan(spec).rhythm, spec.averaging.mode == "streaming"
+    return [OuterCourse(inner, rhythm.fragments, rhythm.overlap_steps, streams) for inner in courses(spec)]
 
 
 def course_of(spec: JobSpec, timeline: int) -> Course:
     """The course of the island on `timeline`, from a resolved spec."""
     if not spec.has_outer_steps:
         return PLAIN
-    return OuterCourse(courses(spec)[island_of(spec, timeline)])
+    return outer_courses(spec)[island_of(spec, timeline)]
 
 
 def island_timeline(spec: JobSpec, timeline: int, island: int, life: int = 0) -> int:
@@ -110,11 +110,6 @@ def check_for_swarm(spec: JobSpec) -> None:
     """InvalidConfig, with a way out, if a scheduler cannot train a job with outer steps as it is."""
     if not spec.has_outer_steps:
         return
-    if spec.averaging.mode != "diloco":
-        raise InvalidConfig(
-            f'averaging.mode = "{spec.averaging.mode}" trains in one process only (swarm train-local)',
-            hint='run: swarm train-local FILE; or set averaging.mode = "diloco", which swarms train too',
-        )
     most, plain = ISLANDS_IN_SWARM_MAX, TrustSection().model_dump()
     refused = {
         "islands.count": (spec.island_count > most, f"set it to {most} at most, since each gets what all others send"),

@@ -50,15 +50,13 @@ def nesterov(learning_rate: float, momentum: float) -> OuterUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class OuterPlan:
+class Rhythm:
     """When each fragment is captured and merged, counted in the inner steps of an island."""
 
     steps: int  # inner steps of each island
     every_steps: int  # H: between two captures of a fragment
     fragments: int  # P
     overlap_steps: int  # from a capture to its merge
-    mixing: float  # the share of the weights that a merge keeps
-    update: OuterUpdate
 
     def captures(self, step: int) -> tuple[int, ...]:
         """The fragments that islands propose behind inner step `step` (from 0); all of them behind the last."""
@@ -75,9 +73,27 @@ class OuterPlan:
         captured = step - self.overlap_steps
         return self.captures(captured) if captured >= 0 else ()
 
-    def rule(self, step: int) -> MergeRule:
-        """How an island takes over what is merged behind inner step `step`; the last merges close the course."""
-        return REPLACE if step == self.steps - 1 else MergeRule(self.mixing, 0.0, 0.0)
+    def events(self) -> list[int]:
+        """The inner steps behind which something is captured or merged, in order."""
+        found = {self.steps - 1}
+        for offset in {self._offset(p) for p in range(self.fragments)}:
+            captured = range((offset - 1) % self.every_steps, self.steps, self.every_steps)
+            found.update(captured)
+            found.update(step + self.overlap_steps for step in captured)
+        return sorted(step for step in found if step < self.steps)
 
     def _offset(self, fragment: int) -> int:
         return fragment * self.every_steps // self.fragments
+
+
+@dataclass(frozen=True, slots=True)
+class OuterPlan:
+    """When fragments are captured and merged, and with which numbers."""
+
+    rhythm: Rhythm
+    mixing: float  # the share of the weights that a merge keeps
+    update: OuterUpdate
+
+    def rule(self, step: int) -> MergeRule:
+        """How an island takes over what is merged behind inner step `step`; the last merges close the course."""
+        return REPLACE if step == self.rhythm.steps - 1 else MergeRule(self.mixing, 0.0, 0.0)

@@ -6,6 +6,8 @@ repeats the bits (`swarm train-local --outer-log`). It has a line for each excha
     {"after_step": 100, "islands": [0], "begins": {}}           island 1 was lost: its last 50 steps do not count
     {"after_step": 150, "islands": [0], "begins": {"1": 0}}     island 1 begins as a copy of island 0
 
+With several fragments a line names the one that was exchanged, if it is not the first.
+
 Pure values; standard library only.
 """
 
@@ -22,11 +24,13 @@ OUTER_LOG = "outer-log.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class OuterRecord:
-    """An exchange: the islands whose steps since the last one count, and those that begin anew as copies of others."""
+    """An exchange of a fragment: the islands whose steps since the last one count, and those that begin anew as copies
+    of others."""
 
     after_step: int
     islands: tuple[int, ...]
     begins: Mapping[int, int] = field(default_factory=dict)
+    fragment: int = 0
 
 
 def written(log: Iterable[OuterRecord]) -> bytes:
@@ -34,6 +38,7 @@ def written(log: Iterable[OuterRecord]) -> bytes:
     lines = [
         {
             "after_step": one.after_step,
+            **({"fragment": one.fragment} if one.fragment else {}),
             "islands": list(one.islands),
             "begins": {str(k): v for k, v in one.begins.items()},
         }
@@ -49,7 +54,8 @@ def read(content: bytes) -> tuple[OuterRecord, ...]:
         try:
             values = json.loads(line)
             begins = {int(island): int(origin) for island, origin in values["begins"].items()}
-            record = OuterRecord(int(values["after_step"]), tuple(map(int, values["islands"])), begins)
+            islands, fragment = tuple(map(int, values["islands"])), int(values.get("fragment", 0))
+            record = OuterRecord(int(values["after_step"]), islands, begins, fragment)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise InvalidConfig(f"line {number} of the outer log cannot be read", hint=_HINT) from None
         records.append(record)
@@ -59,29 +65,43 @@ def read(content: bytes) -> tuple[OuterRecord, ...]:
 class TookPart:
     """Which islands took part in which exchange; those that the log does not name had all of them."""
 
-    def __init__(self, log: Iterable[OuterRecord], islands: int, exchanges: Iterable[int]) -> None:
-        """`exchanges`: after which inner steps there are any. InvalidConfig if no job can have had this log."""
-        self._records = {one.after_step: one for one in log}
-        self._exchanges = sorted(exchanges)
+    def __init__(self, log: Iterable[OuterRecord], islands: int, exchanges: Iterable[tuple[int, int]]) -> None:
+        """`exchanges`, in order: after which inner step, and of which fragment. InvalidConfig if no job can have had
+        this log."""
+        self._records = {(one.after_step, one.fragment): one for one in log}
+        self._exchanges = list(exchanges)
         self._all = tuple(range(islands))
-        present = set(self._all)
-        for after_step in sorted({*self._exchanges, *self._records}):
-            one = self._records.get(after_step, OuterRecord(after_step, self._all))
+        present, found = set(self._all), set()
+        for at in self._exchanges:
+            one = self._record(*at)
+            found.add(at)
             took_part, began = set(one.islands), set(one.begins)
-            is_possible = bool(took_part) and took_part <= present and after_step in self._exchanges
+            is_possible = bool(took_part) and took_part <= present
             if not is_possible or not set(one.begins.values()) <= took_part or not began <= {*self._all} - took_part:
-                told = f"no job with {islands} islands can have exchanged like that after step {after_step}"
-                raise InvalidConfig(f"the outer log does not fit: {told}", hint=_HINT)
+                raise self._unfit(at[0])
             present = took_part | began
+        if others := sorted(self._records.keys() - found):
+            raise self._unfit(others[0][0])
 
     def islands(self, step: int) -> tuple[int, ...]:
         """Those whose inner step `step` (from 0) counts."""
-        exchange = next(after_step for after_step in self._exchanges if after_step > step)
-        return self._records[exchange].islands if exchange in self._records else self._all
+        return self._record(*next(at for at in self._exchanges if at[0] > step)).islands
+
+    def proposers(self, step: int, fragment: int) -> tuple[int, ...]:
+        """Those that take part in the merge of a fragment behind inner step `step`."""
+        return self._record(step + 1, fragment).islands
 
     def begins(self, step: int) -> Mapping[int, int]:
         """The islands that begin behind inner step `step`, and of which others they are copies."""
-        return self._records[step + 1].begins if step + 1 in self._records else {}
+        behind = [self._record(*at).begins for at in self._exchanges if at[0] == step + 1]
+        return {island: origin for begins in behind for island, origin in begins.items()}
+
+    def _record(self, after_step: int, fragment: int) -> OuterRecord:
+        return self._records.get((after_step, fragment)) or OuterRecord(after_step, self._all)
+
+    def _unfit(self, after_step: int) -> InvalidConfig:
+        told = f"no job with {len(self._all)} islands can have exchanged like that after step {after_step}"
+        return InvalidConfig(f"the outer log does not fit: {told}", hint=_HINT)
 
 
 _HINT = (

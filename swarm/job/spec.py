@@ -348,10 +348,8 @@ class JobSpec(Section):
                 f"outer.overlap_steps = {overlap} is too long for {fragments} fragments in {every} steps: "
                 "lower it, lower outer.fragments or raise outer.every_steps"
             )
-        if mode != "diloco" and (self.checkpoint != CheckpointSection() or self.limits.on_nonfinite == "pause"):
-            raise ValueError(
-                f'averaging.mode = "{mode}" has no checkpoints: remove [checkpoint] and limits.on_nonfinite = "pause"'
-            )
+        if "auto" not in (every, fragments) and (exchanges := self.training.steps // every * fragments) > EXCHANGES_MAX:  # type: ignore[operator]
+            raise ValueError(f"a job makes {EXCHANGES_MAX} exchanges at most, not {exchanges}: raise outer.every_steps")
 
     @property
     def island_count(self) -> int:
@@ -405,6 +403,7 @@ class JobSpec(Section):
         return bool(self.model.config.get("tie_word_embeddings", False))
 
 
+EXCHANGES_MAX = 200_000  # of a job: they are counted one by one
 CLIPPED_MIN = 4  # replicas of a stage: of fewer, one false part is no small minority
 # [outer] fragments, overlap_steps and mixing of a job that is not cut into fragments, before and after it is resolved.
 _WHOLE_MODEL_AT_ONCE = (("auto", "auto", "auto"), (1, 0, 0.0))

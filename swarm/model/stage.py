@@ -23,7 +23,7 @@ Legend: B sequences, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,17 +31,17 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import NotFound
-from swarm.events import ParameterNorm
 from swarm.job.families import HEAD
 from swarm.job.spec import LOWERED, JobSpec
 from swarm.model import exact_sums
 from swarm.model.digests import digest_of
 from swarm.model.families import Draw, StageModule, stored_name
 from swarm.model.islands.outer import Merge, OuterWeights
+from swarm.model.islands.proposals import Proposals
 from swarm.model.optimizers import Optimizer
 from swarm.model.runtime import step_device, sum_device, to_device, to_host
 from swarm.model.state import InitialState, raw_bytes
-from swarm.model.units import UnitUse, module_names, places_of, tied_name, views
+from swarm.model.units import Places, UnitUse, module_names, places_of, tied_name
 from swarm.model.weights import Weights
 from swarm.types import TIED_UNIT, Microbatch, UnitName
 
@@ -89,8 +89,8 @@ class Stage:
         self._lowered = spec.model.dtype == LOWERED
         self.weights = Weights(spec, stage, device, initial)
         newest = self.weights.newest()
-        self._places = places_of(newest, UnitName(f"stage-{stage}"), tied_name(spec))
-        self.units = {use.unit: layout for use, layout in self._places.items()}
+        self.places = Places(places_of(newest, UnitName(f"stage-{stage}"), tied_name(spec)))
+        self.units = self.places.units
         self._graphs: dict[Microbatch, _Graph] = {}
         self._sums: dict[int, Sums] = {}
         self._sum_device, self._step_device = sum_device(device), step_device(device, step_on)
@@ -98,12 +98,15 @@ class Stage:
             spec.training, ((name, each.to(self._step_device)) for name, each in newest.items())
         )
         self._outer = OuterWeights(newest) if spec.has_outer_steps else None
+        self.proposals = None if self._outer is None else Proposals(spec, self.weights, self._outer)
         if initial is not None and (initial.optimizer or initial.momentum):
             for name in newest:
                 kept = stored_name(spec, name)
                 self._optimizer.restore(name, initial.optimizer.get(kept, {}))
                 if self._outer is not None and kept in initial.momentum:
                     self._outer.restore(name, initial.momentum[kept])
+        if initial is not None and initial.trained:
+            self._take_weights({name: initial.trained[stored_name(spec, name)] for name in newest})
 
     @property
     def version(self) -> int:
@@ -251,15 +254,11 @@ class Stage:
 
     def part_of(self, sums: Sums, unit: UnitName) -> Tensor:
         """As `part`, of other sums."""
-        uses = [use for use in self._places if use.unit == unit]
+        uses = [use for use in self.places.uses if use.unit == unit]
         held = [sums[use] for use in uses if use in sums]
         if not held:
             return torch.zeros(self.units[unit].elements, dtype=exact_sums.sum_dtype(self._bits))
         return (held[0] if len(held) == 1 else held[0] + held[1]).cpu()
-
-    def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
-        names, parts = zip(*views(self.units[unit], mean), strict=True)
-        return tuple(ParameterNorm(*one) for one in zip(names, exact_sums.squared_norms(parts), strict=True))
 
     def apply(
         self, step: int, means: Mapping[UnitName, Tensor], *, learning_rate: float, scale: float, skip: bool
@@ -278,19 +277,20 @@ class Stage:
             self._step(parameters.items(), self._gradients(means), learning_rate, scale)
         self.weights.changed(parameters, step + 1)
         self.weights.settle(step + 1)
+        if self.proposals is not None:
+            self.proposals.capture(parameters.items(), step + 1)
         return self.digest()
 
     def propose(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """How far these parameters are behind the outer weights, float32 on the CPU, as the other islands get it."""
-        assert self._outer is not None, "the job has no outer steps"
-        newest = self.weights.newest()
-        return {name: self._outer.proposal(name, newest[name], self._spec.outer.compression) for name in names}
+        """What the island proposes for these parameters, float32 on the CPU, as the other islands get it."""
+        assert self.proposals is not None, "the job has no outer steps"
+        return {name: self.proposals.decoded(name, self.proposals.coded(name)) for name in names}
 
-    def behind(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The same before it is coded."""
+    def begin_anew(self) -> str:
+        """Go on from the outer weights, as an island that has trained nothing yet; gives the new digest."""
         assert self._outer is not None, "the job has no outer steps"
-        newest = self.weights.newest()
-        return {name: self._outer.behind(name, newest[name]) for name in names}
+        self._take_weights({name: self._outer.anchor(name) for name in self.weights.newest()})
+        return self.digest()
 
     def merge(self, step: int, merge: Merge) -> str:
         """Commit an outer step, one without microbatches: the parameters in `merge` take over new outer weights.
@@ -302,13 +302,15 @@ class Stage:
         return self.settle(step + 1)
 
     def digest(self) -> str:
-        """The digest of the newest parameters and the optimizer's state, in order of name; then of the outer state."""
+        """The digest of the newest parameters, the optimizer's state and proposals; then that of the outer state."""
         inner = digest_of(
             (f"{name}@{key}", tensor)
             for name, parameter in sorted(self.weights.newest().items())
             for key, tensor in (("", parameter), *self._optimizer.state_of(name).items())
         )
-        return inner if self._outer is None else f"{inner}-{self._outer.digest()}"
+        if self._outer is None or self.proposals is None:
+            return inner
+        return f"{inner}{self.proposals.digest()}-{self._outer.digest()}"
 
     # Joining ---------------------------------------------------------------------------------------------------------
 
@@ -316,9 +318,10 @@ class Stage:
         """Name and elements of every parameter, in an order that all replicas of the stage share."""
         return tuple((name, parameter.numel()) for name, parameter in self.weights.newest().items())
 
-    def state_bytes(self, names: Iterable[str]) -> int:
-        """The length of `snapshot(names)`."""
-        return sum(tensor.nbytes for name in names for tensor in self._state_at(name, self.version))
+    def state_bytes(self, names: Sequence[str], version: int | None = None) -> int:
+        """The length of `snapshot(names)` at a version; without one the most that it may be."""
+        held = 0 if self.proposals is None else sum(self.proposals.held_bytes(name, version) for name in names)
+        return held + sum(one.nbytes for name in names for one in self._lasting(name, self.version))
 
     def snapshot(self, names: Iterable[str]) -> bytes:
         """All that a commit changes of these parameters, as it is now: for each the newest weights, with staleness 1
@@ -364,15 +367,17 @@ class Stage:
                 gradient = to_device(gradients[name].view(parameter.shape), self._step_device)
                 self._step([(name, parameter)], {name: gradient}, learning_rate, scale)
             self.weights.changed([name], step + 1)
+            if self.proposals is not None:
+                self.proposals.capture([(name, parameter)], step + 1)
 
     @torch.no_grad()
     def replay_merge(self, step: int, names: Iterable[str], merge: Merge) -> None:
         """Commit an outer step for some parameters, all of version `step`: the same bits as `merge`."""
-        assert self._outer is not None, "the job has no outer steps"
+        assert self.proposals is not None, "the job has no outer steps"
         for name in names:
             parameter = self.weights.to_step(name, step)
             if name in merge.deltas:
-                parameter.copy_(self._outer.merge(name, parameter, merge))
+                parameter.copy_(self.proposals.merge(name, parameter, merge))
             self.weights.changed([name], step + 1)
 
     def settle(self, version: int) -> str:
@@ -380,28 +385,19 @@ class Stage:
         self.weights.settle(version)
         return self.digest()
 
-    def parameters_of(self, unit: UnitName) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-        """(name, offset, shape) of the parameters in a unit's flat layout; of a tied weight one of its two uses."""
-        use = next(use for use in self._places if use.unit == unit)
-        return module_names(use, self._places[use])
-
-    def gradients_of(self, means: Mapping[UnitName, Tensor]) -> dict[str, Tensor]:
-        """The averaged gradient of every parameter, shaped as it is; the tensors share the memory of `means`."""
-        return {
-            name: view
-            for use, layout in self._places.items()
-            for (name, _, _), (_, view) in zip(module_names(use, layout), views(layout, means[use.unit]), strict=True)
-        }
-
-    def means_of(self, gradients: Mapping[str, Tensor]) -> dict[UnitName, Tensor]:
-        """The inverse of `gradients_of`."""
-        means = {unit: torch.zeros(layout.elements) for unit, layout in self.units.items()}
-        for name, view in self.gradients_of(means).items():
-            view.copy_(gradients[name].view(view.shape))
-        return means
+    def places_at(self, step: int) -> Places:
+        """The places of the parameters that a commit of `step` changes: all, or those that an outer step merges."""
+        if self.proposals is None or not self.proposals.course.is_outer(step):
+            return self.places
+        return self.places.only(self.proposals.merged_at(step))
 
     def _state_at(self, name: str, version: int) -> list[Tensor]:
         """The tensors of a parameter that is of `version` (others may not be yet); not copies."""
+        held = [] if self.proposals is None else self.proposals.tensors(name, version)
+        return self._lasting(name, version) + held
+
+    def _lasting(self, name: str, version: int) -> list[Tensor]:
+        """Those that every version has."""
         outer = [] if self._outer is None else self._outer.tensors(name)
         return [*self.weights.held(name, version), *self._optimizer.state_of(name).values(), *outer]
 
@@ -409,24 +405,27 @@ class Stage:
 
     @torch.no_grad()
     def capture(self, *, optimizer: bool) -> InitialState:
-        """A copy on the CPU for a checkpoint: the newest weights; with `optimizer` its state, the weights of
-        one version before (staleness 1), and the momentum of outer steps: these are the outer weights then.
+        """A copy on the CPU for a checkpoint: the newest weights, or the outer ones; with `optimizer` its state, the
+        weights of one version before (staleness 1), the momentum of outer steps, and the island's own weights.
 
         The tied weight is the first stage's only. Takes 4 bytes for each parameter, with `optimizer` as much again for
         each of the other tensors: 16 in all with AdamW and staleness 1.
         """
-        newest, outer = self.weights.newest(), self._outer if optimizer else None
+        newest, outer = self.weights.newest(), self._outer
+        course = self.proposals.course if self.proposals is not None and optimizer else None
+        is_apart = course is not None and course.streams and self.version < course.steps
         names = [name for name in sorted(newest) if not (self._spec.tied and name == HEAD)]
         older = self.weights.older() if optimizer else {}
         return InitialState(
             version=self.version,
-            weights={name: _clone(newest[name]) for name in names},
+            weights={name: _clone(newest[name] if outer is None else outer.anchor(name)) for name in names},
             previous={name: _clone(older[name]) for name in names if older},
             optimizer={
                 name: {key: _clone(tensor) for key, tensor in self._optimizer.state_of(name).items()}
                 for name in (names if optimizer else ())
             },
-            momentum={name: _clone(outer.momentum(name)) for name in names} if outer is not None else {},
+            momentum={name: _clone(outer.momentum(name)) for name in names if optimizer} if outer is not None else {},
+            trained={name: _clone(newest[name]) for name in names if is_apart},
         )
 
     # Inside ----------------------------------------------------------------------------------------------------------
@@ -456,12 +455,18 @@ class Stage:
                 self._bits,
                 exact_sums.contribution_limit(contributions * (2 if use.unit == TIED_UNIT else 1)),
             )
-            for use, layout in self._places.items()
+            for use, layout in self.places.uses.items()
         ]
         return torch.stack(found).all()
 
+    @torch.no_grad()
+    def _take_weights(self, weights: Mapping[str, Tensor]) -> None:
+        for name, one in weights.items():
+            self.weights.held(name, self.version)[0].copy_(one)
+        self.weights.changed(weights, self.version)
+
     def _add(self, sums: Sums, gradients: Mapping[str, Tensor]) -> None:
-        for use, layout in self._places.items():
+        for use, layout in self.places.uses.items():
             if use not in sums:
                 sums[use] = torch.zeros(
                     layout.elements, dtype=exact_sums.sum_dtype(self._bits), device=self._sum_device
@@ -485,12 +490,7 @@ class Stage:
 
     def _gradients(self, means: Mapping[UnitName, Tensor]) -> dict[str, Tensor]:
         """The averaged gradient of every parameter, as views of `means`; both uses of a tied weight get the same."""
-        gradients = {}
-        for use, layout in self._places.items():
-            mean = to_device(means[use.unit], self._step_device)
-            for (name, _, _), (_, view) in zip(module_names(use, layout), views(layout, mean), strict=True):
-                gradients[name] = view
-        return gradients
+        return self.places.gradients_of({unit: to_device(means[unit], self._step_device) for unit in self.units})
 
 
 def _clone(tensor: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ tensors lie, and a stage reads only the byte ranges that it needs:
     optimizer/layer-0003.safetensors    staleness 1 parameter@previous one decoder layer
     optimizer/head.safetensors                                         final norm, untied head
     outer/...                           parameter@momentum             of islands, in files of the same names
+    weights/...                         parameter@trained              of an island that is not level with others
 
-`parameter@previous` is the weight of one version before. `StateReading` knows which bytes are needed and what they
-mean, but not where they come from (a file, Session.Fetch).
+`parameter@previous` is the weight of one version before; with islands model/ has the outer weights. `StateReading`
+knows which bytes are needed and what they mean, but not where they come from (a file, Session.Fetch).
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from swarm.checkpoint.islands import OPTIMIZER_FOLDER, OUTER_FOLDER, optimizer_folder, without_island
+from swarm.checkpoint.islands import (
+    OPTIMIZER_FOLDER,
+    OUTER_FOLDER,
+    WEIGHTS_FOLDER,
+    island_folder,
+    without_island,
+)
 from swarm.checkpoint.reader import STATE_MARK
 from swarm.errors import InvalidModel
 from swarm.events import ParameterHash
@@ -42,6 +49,7 @@ from swarm.model.families import parameter_shapes
 
 PREVIOUS = "previous"  # stands where an optimizer state's name does: the weights of version - 1
 MOMENTUM = "momentum"  # of outer steps
+TRAINED = "trained"  # weights of an island
 READ_BYTES = 1 << 20
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Tables that older versions of the library wrote although they follow from the config.
@@ -54,7 +62,7 @@ class InitialState:
 
     `previous` are the weights of version - 1 (staleness 1); empty: the same as `weights`. `optimizer` has the state of
     each parameter by name (swarm/model/optimizers.py); empty: start anew. `momentum` is that of outer steps; empty: 0.
-    A tied head is the embedding's entry.
+    `trained` are the island's own weights, where `weights` are the outer ones. A tied head is the embedding's entry.
     """
 
     version: int
@@ -62,6 +70,7 @@ class InitialState:
     previous: Mapping[str, Tensor] = field(default_factory=dict)
     optimizer: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)
     momentum: Mapping[str, Tensor] = field(default_factory=dict)
+    trained: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +96,16 @@ class StateReading:
         self._shapes = parameter_shapes(spec, stage)
         self._weight_files = [file for file in files if file.path.startswith(f"{MODEL_FOLDER}/") and _is_tensors(file)]
         self._optimizer_files = _in_folder(files, OPTIMIZER_FOLDER)
-        self._outer_files = _in_folder(files, OUTER_FOLDER) if spec.has_outer_steps else {}
+        of_islands = files if spec.has_outer_steps else ()
+        outer, trained = (_in_folder(of_islands, one) for one in (OUTER_FOLDER, WEIGHTS_FOLDER))
+        self._outer_files, self._trained_files = outer, trained
         self._sink: Callable[[bytes], object] = _nowhere
         self._weights: dict[str, Tensor] = {}
         self._states: dict[str, Tensor] = {}
         self._outer: dict[str, Tensor] = {}
+        self._trained: dict[str, Tensor] = {}
         self.read_bytes = 0
-        read = [*self._weight_files, *self._optimizer_files.values(), *self._outer_files.values()]
+        read = [*self._weight_files, *self._optimizer_files.values(), *outer.values(), *trained.values()]
         self.total_bytes = sum(file.size_bytes for file in read)
 
     def spans(self) -> Iterator[Span]:
@@ -102,6 +114,7 @@ class StateReading:
         for folder, files, into in (
             (OPTIMIZER_FOLDER, self._optimizer_files, self._states),
             (OUTER_FOLDER, self._outer_files, self._outer),
+            (WEIGHTS_FOLDER, self._trained_files, self._trained),
         ):
             for name in sorted({part_file(self._spec, name) for name in self._shapes}) if files else ():
                 yield from self._read_state(f"{folder}/{name}", files, into)
@@ -128,7 +141,10 @@ class StateReading:
         momentum = {key.rpartition(STATE_MARK)[0]: tensor for key, tensor in self._outer.items()}
         if momentum and (lacking := sorted(self._shapes.keys() - momentum.keys())):
             raise InvalidModel(f"the checkpoint has the momentum of outer steps, but not of {lacking[0]}")
-        return InitialState(self._version, self._weights, previous, optimizer, momentum)
+        trained = {key.rpartition(STATE_MARK)[0]: tensor for key, tensor in self._trained.items()}
+        if trained and (lacking := sorted(self._shapes.keys() - trained.keys())):
+            raise InvalidModel(f"the checkpoint has weights of the island, but not of {lacking[0]}")
+        return InitialState(self._version, self._weights, previous, optimizer, momentum, trained)
 
     def _read_weights(self) -> Generator[Span, None, None]:
         found: dict[str, StoredTensor] = {}
@@ -155,18 +171,19 @@ class StateReading:
     def _read_state(
         self, path: str, files: Mapping[str, StateFile], into: dict[str, Tensor]
     ) -> Generator[Span, None, None]:
-        file, is_outer = files.get(path), into is self._outer
+        file = files.get(path)
+        only = MOMENTUM if into is self._outer else TRAINED if into is self._trained else ""
         if file is None:
             raise InvalidModel(f"the checkpoint lacks {path}", hint="resume from another checkpoint")
         header = yield from self._header(file)
         wanted = {}
         for key, stored in header.items():
             name, at, state = key.rpartition(STATE_MARK)
-            if not at or not state or (is_outer and state != MOMENTUM):
+            if not at or not state or (only and state != only):
                 raise InvalidModel(f"{path} holds {key!r}, which is no parameter@state")
             if name not in self._shapes or (state == PREVIOUS and not self._spec.pipeline.staleness):
                 continue  # another stage's, or not needed
-            if is_outer or state == PREVIOUS:
+            if only or state == PREVIOUS:
                 _check(stored, self._shapes[name])
             if stored.dtype != "F32":
                 raise InvalidModel(f"{key} of {path} is {stored.dtype}, optimizer state is F32")
@@ -251,12 +268,15 @@ def files_of(
     files: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name in state.weights:
         part = part_file(spec, name)
-        kept = files[f"{optimizer_folder(island)}/{part}"]
+        kept = files[f"{island_folder(island, OPTIMIZER_FOLDER)}/{part}"]
         kept |= {f"{name}{STATE_MARK}{key}": tensor for key, tensor in state.optimizer.get(name, {}).items()}
         if name in state.previous:
             kept[f"{name}{STATE_MARK}{PREVIOUS}"] = state.previous[name]
         if name in state.momentum and not island:
             files[f"{OUTER_FOLDER}/{part}"][f"{name}{STATE_MARK}{MOMENTUM}"] = state.momentum[name]
+        if name in state.trained:
+            own = f"{island_folder(island, WEIGHTS_FOLDER)}/{part}"
+            files[own][f"{name}{STATE_MARK}{TRAINED}"] = state.trained[name]
     for path, tensors in sorted(files.items()):
         if tensors:
             yield path, _file(tensors)

@@ -6,14 +6,16 @@ are the replicas of the first and the last stage; a stage that holds both uses t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from swarm.events import ParameterNorm
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.spec import JobSpec
+from swarm.model import exact_sums
 from swarm.types import TIED_UNIT, UnitName
 
 
@@ -23,6 +25,11 @@ class UnitLayout:
 
     elements: int
     parameters: tuple[tuple[str, int, tuple[int, ...]], ...]
+
+    def only(self, inside: Sequence[str], names: Collection[str]) -> UnitLayout:
+        """The layout of those parameters that the module calls by these names; `inside` has its name of each."""
+        both = zip(inside, self.parameters, strict=True)
+        return _layout({outside: shape for name, (outside, _, shape) in both if name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,53 @@ def places_of(parameters: Mapping[str, Tensor], own: UnitName, tied: str | None)
         if tied is not None and name in shapes:
             places[UnitUse(TIED_UNIT, role)] = _layout({tied: shapes[name]})
     return places
+
+
+class Places:
+    """Where parameters lie in the flat sums and means of their units."""
+
+    def __init__(self, uses: Mapping[UnitUse, UnitLayout]) -> None:
+        self.uses = uses
+        self.units = {use.unit: layout for use, layout in uses.items()}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The parameters, as the module calls them."""
+        return frozenset(name for use, layout in self.uses.items() for name in _inside(use, layout))
+
+    def only(self, names: Collection[str]) -> Places:
+        """The places of these parameters alone, without gaps; units of which none is left have no elements."""
+        return Places({use: layout.only(_inside(use, layout), names) for use, layout in self.uses.items()})
+
+    def parameters_of(self, unit: UnitName) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        """(name, offset, shape) of the parameters in a unit's flat layout; of a tied weight one of its two uses."""
+        use = next(use for use in self.uses if use.unit == unit)
+        return module_names(use, self.uses[use])
+
+    def gradients_of(self, means: Mapping[UnitName, Tensor]) -> dict[str, Tensor]:
+        """The averaged gradient of every parameter, shaped as it is; the tensors share the memory of `means`."""
+        return {
+            name: view
+            for use, layout in self.uses.items()
+            for (name, _, _), (_, view) in zip(module_names(use, layout), views(layout, means[use.unit]), strict=True)
+        }
+
+    def means_of(self, gradients: Mapping[str, Tensor]) -> dict[UnitName, Tensor]:
+        """The inverse of `gradients_of`."""
+        means = {unit: torch.zeros(layout.elements) for unit, layout in self.units.items()}
+        for name, view in self.gradients_of(means).items():
+            view.copy_(gradients[name].view(view.shape))
+        return means
+
+    def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
+        """Of each parameter of a unit's mean, under the name that the unit has for it."""
+        held = list(views(self.units[unit], mean))
+        norms = exact_sums.squared_norms([part for _, part in held])
+        return tuple(ParameterNorm(name, norm) for (name, _), norm in zip(held, norms, strict=True))
+
+
+def _inside(use: UnitUse, layout: UnitLayout) -> tuple[str, ...]:
+    return tuple(name for name, _, _ in module_names(use, layout))
 
 
 def _layout(shapes: Mapping[str, tuple[int, ...]]) -> UnitLayout:

@@ -17,7 +17,7 @@ with quiet_start():
 
     from swarm.checkpoint.reader import open_folder
     from swarm.data.shards import open_corpus
-    from swarm.errors import InvalidConfig, SwarmError, UsageError
+    from swarm.errors import SwarmError, UsageError
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, weight_files
     from swarm.job.outer_log import OuterRecord, read
@@ -66,11 +66,6 @@ def train_local(
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
     folder = resume_from or (Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None)
-    if folder is not None and spec.averaging.mode == "streaming":
-        raise InvalidConfig(
-            f'--resume-from: averaging.mode = "{spec.averaging.mode}" cannot go on from a checkpoint',
-            hint="to train on from its weights alone, set model.id to its model/ folder",
-        )
     start = open_folder(folder) if folder is not None else None
     log = () if outer_log is None else _log(outer_log)
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.

@@ -8,13 +8,13 @@ weights like any other, so graphs and older buffers are treated as behind an inn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from swarm.errors import InvalidConfig
 from swarm.job.fragments import fragment_of
-from swarm.job.islands import course_of, outer_plan
+from swarm.job.islands import courses, outer_courses, outer_plan
 from swarm.job.outer import REPLACE
 from swarm.job.outer_log import OuterRecord, TookPart
 from swarm.job.spec import JobSpec
@@ -29,22 +29,29 @@ def took_part(spec: JobSpec, log: Iterable[OuterRecord], first_step: int) -> Too
 
     Steps that an island of the swarm made, and that did not count, are not made here.
     """
-    if spec.averaging.mode != "diloco":
+    if not spec.has_outer_steps:
         if tuple(log):
-            raise InvalidConfig('an outer log is of a job with averaging.mode = "diloco"', hint="leave it out")
-        return TookPart((), spec.island_count, [spec.training.steps])
-    course = course_of(spec, 0)
-    behind = range(first_step + 1, spec.training.steps + 1)
-    exchanges = [n for n in behind if course.version_after(n) == course.level_from(course.version_after(n))]
+            raise InvalidConfig("an outer log is of a job with islands", hint="leave it out")
+        return TookPart((), 1, [(spec.training.steps, 0)])
+    exchanges = [(one.behind, one.fragment) for one in outer_courses(spec)[0].outer if one.behind > first_step]
     return TookPart([one for one in log if one.after_step > first_step], spec.island_count, exchanges)
 
 
+def tokens_before(spec: JobSpec, tokens_of: Callable[[int], int], first_step: int) -> list[tuple[int, dict[int, int]]]:
+    """The inner steps of a resolved spec before `first_step`, as far as a proposal may hold them, with each island's
+    tokens; `tokens_of` gives those of a portion."""
+    (first, *_), paths = outer_courses(spec), courses(spec)
+    start = max(0, first_step - first.inner.lease)
+    return [(at, {n: tokens_of(one.at(at).portion) for n, one in enumerate(paths)}) for at in range(start, first_step)]
+
+
 def begin_anew(island: Sequence[Stage], origin: Sequence[Stage]) -> None:
-    """Let an island go on with all that another one holds."""
+    """Let an island go on with the outer weights, and all else that another one holds."""
     for stage, other in zip(island, origin, strict=True):
         names = [name for name, _ in other.parameter_sizes()]
         stage.absorb(names, other.version, memoryview(other.snapshot(names)))
         stage.settle(other.version)
+        stage.begin_anew()
 
 
 class OuterSteps:
@@ -53,48 +60,66 @@ class OuterSteps:
     `islands` has the stages of each island, which begin with the same weights; they are changed in place.
     """
 
-    def __init__(self, spec: JobSpec, islands: Sequence[Sequence[Stage]]) -> None:
+    def __init__(
+        self, spec: JobSpec, islands: Sequence[Sequence[Stage]], trained: Iterable[tuple[int, Mapping[int, int]]] = ()
+    ) -> None:
+        """`trained`: inner steps that were made before, at least those of one period, with each island's tokens."""
         self._spec = spec
         self._islands = islands
-        self._plan = outer_plan(spec)
-        # By fragment, until merged: of each island that takes part.
-        self._proposed: dict[int, tuple[dict[int, dict[str, Tensor]], list[float]]] = {}
+        self._plan, self._course = outer_plan(spec), outer_courses(spec)[0]
+        # By fragment, until merged: of each island that has captured it, what it proposes, and its tokens.
+        self._proposed: dict[int, dict[int, tuple[dict[str, Tensor], int]]] = {}
         # By fragment and island, since the last capture.
-        self._tokens = [[0] * len(islands) for _ in range(self._plan.fragments)]
-        self.is_level = True  # all islands hold the outer weights
+        self._tokens = [[0] * len(islands) for _ in range(self._plan.rhythm.fragments)]
+        self.is_level = True  # the job can be saved
+        for step, tokens in trained:
+            self._count(tokens)
+            for fragment in self._plan.rhythm.captures(step):
+                self._tokens[fragment] = [0] * len(islands)
 
-    def after(self, step: int, tokens: Mapping[int, int]) -> list[int]:
+    def after(self, step: int, tokens: Mapping[int, int], exchanges: TookPart | None = None) -> list[int]:
         """These islands have made inner step `step`, with these tokens: capture and merge the fragments that are due.
 
         Gives the fragments whose mean proposal was not finite. Their outer weights stay, and the weights of all islands
         become the outer weights, so training of these fragments since the last merge is dropped.
         """
-        self.is_level = False
+        self._count(tokens)
+        for fragment in self._plan.rhythm.captures(step):
+            self._capture(fragment, sorted(tokens))
+        due = self._plan.rhythm.merges(step)
+        all_ = sorted(tokens)
+        dropped = [p for p in due if not self._merge(p, step, exchanges.proposers(step, p) if exchanges else all_)]
+        version = self._course.version_after(step + 1)
+        self.is_level = version == self._course.level_from(version)
+        return dropped
+
+    def begin(self, island: int) -> None:
+        """An island begins anew: it has trained nothing yet."""
+        for counted in self._tokens:
+            counted[island] = 0
+
+    def _count(self, tokens: Mapping[int, int]) -> None:
         for counted in self._tokens:
             for island, more in tokens.items():
                 counted[island] += more
-        for fragment in self._plan.captures(step):
-            self._capture(fragment, sorted(tokens))
-        due = self._plan.merges(step)
-        dropped = [fragment for fragment in due if not self._merge(fragment, step)]
-        self.is_level = len(due) == self._plan.fragments and self._plan.rule(step).k == 0.0
-        return dropped
 
     def _capture(self, fragment: int, islands: Sequence[int]) -> None:
-        proposals = {}
+        proposed = {}
         for island in islands:
             made: dict[str, Tensor] = {}  # a tied weight once: both of its stages propose the same
             for stage, names in self._held(self._islands[island], fragment):
-                proposed = stage.propose(names)
-                made |= {kept: proposed[name] for name, kept in names.items()}
-            proposals[island] = made
-        counted = [self._tokens[fragment][island] for island in islands]
-        self._proposed[fragment] = proposals, [tokens / sum(counted) for tokens in counted]
+                values = stage.propose(names)
+                made |= {kept: values[name] for name, kept in names.items()}
+            proposed[island] = made, self._tokens[fragment][island]
+        self._proposed[fragment] = proposed
         self._tokens[fragment] = [0] * len(self._islands)
 
-    def _merge(self, fragment: int, step: int) -> bool:
-        """Make the fragment's next outer version and give it to all islands; False if it is not finite."""
-        proposals, shares = self._proposed.pop(fragment)
+    def _merge(self, fragment: int, step: int, islands: Sequence[int]) -> bool:
+        """Make the fragment's next outer version and give it to these islands; False if it is not finite."""
+        captured = self._proposed.pop(fragment)
+        proposals = {island: captured[island][0] for island in islands}
+        counted = [captured[island][1] for island in islands]
+        shares = [tokens / sum(counted) for tokens in counted]
         names = next(iter(proposals.values()))
         deltas = {name: compose([one[name] for one in proposals.values()], shares) for name in names}
         finite = all(bool(delta.isfinite().all()) for delta in deltas.values())
@@ -108,7 +133,7 @@ class OuterSteps:
 
     def _held(self, island: Sequence[Stage], fragment: int) -> Iterator[tuple[Stage, dict[str, str]]]:
         """Each stage with its parameters of a fragment: their names there, and in a model folder."""
-        fragments = self._plan.fragments
+        fragments = self._plan.rhythm.fragments
         for stage in island:
             held = {name: stored_name(self._spec, name) for name, _ in stage.parameter_sizes()}
             places = {name: place_of(self._spec, kept) for name, kept in held.items()}

@@ -42,7 +42,7 @@ from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, read_initial, weights_file
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
-from swarm.reference.islands import OuterSteps, begin_anew, took_part
+from swarm.reference.islands import OuterSteps, begin_anew, tokens_before, took_part
 from swarm.types import Microbatch, UnitName
 
 TOKENISE_LINE_S = 5.0
@@ -117,7 +117,9 @@ def train_local(
     exchanges = took_part(spec, log, first_step)
     if spec.model.compile and (fault := compile_layers([stage for island in islands for stage in island], spec)):
         _say(f"layers are not compiled: {fault}")
-    outer = OuterSteps(spec, islands) if spec.has_outer_steps else None
+    outer = None
+    if spec.has_outer_steps:
+        outer = OuterSteps(spec, islands, tokens_before(spec, batches.tokens_of, first_step))
     losses, evaluations, skipped_in_a_row, evaluates, pauses = [], [], [0] * len(islands), False, ""
     for step in range(first_step, spec.training.steps):
         reports = {
@@ -130,10 +132,13 @@ def train_local(
             limits = {"steps": spec.training.steps, "most": spec.limits.nonfinite_steps_max}
             if one.skipped and (fault := not_finite_fault(step, skipped_in_a_row[number], **limits)):
                 raise JobFailed(fault, hint=NOT_FINITE_HINT)
-        if outer is not None and (dropped := outer.after(step, {n: one.tokens for n, one in reports.items()})):
+        tokens = {number: one.tokens for number, one in reports.items()}
+        if outer is not None and (dropped := outer.after(step, tokens, exchanges)):
             _say(f"after step {step + 1} what islands proposed is not finite, and is dropped: fragments {dropped}")
         for number, origin in exchanges.begins(step).items():
             begin_anew(islands[number], islands[origin])
+            if outer is not None:
+                outer.begin(number)
             skipped_in_a_row[number] = 0
         report = _together(step, list(reports.values()))
         losses.append(report.loss)
@@ -141,8 +146,7 @@ def train_local(
             on_step(report)
         if on_commit is not None:
             on_commit([islands[number] for number in reports], report)
-        # With diloco the outer weights, once the islands hold them; otherwise those of the first island as they are.
-        is_level = spec.averaging.mode != "diloco" or outer is None or outer.is_level
+        is_level = outer is None or outer.is_level
         if report.skipped and spec.limits.on_nonfinite == "pause" and not pauses:
             pauses = f'the gradient of step {step} is not finite, and limits.on_nonfinite = "pause"'
         if pauses and is_level:
@@ -150,7 +154,8 @@ def train_local(
             raise JobFailed(pauses, hint=hint)
         due = evaluation_due(step + 1, spec.training.eval_every_steps, spec.training.steps)
         evaluates = (evaluates or due) and batches.evaluation_microbatches > 0
-        if evaluates and is_level:
+        # With diloco the outer weights, once the islands hold them; otherwise those of the first island as they are.
+        if evaluates and (is_level or spec.averaging.mode != "diloco"):
             evaluates = False
             evaluations.append(evaluate(stages, share, batches, step + 1))
             if on_evaluation is not None:
@@ -196,7 +201,7 @@ def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, inner: 
         parameter.squared_norm
         for unit, members in unit_names(len(stages), spec.tied).items()
         if finite
-        for parameter in stages[members[0]].squared_norms(unit, means[unit])
+        for parameter in stages[members[0]].places.squared_norms(unit, means[unit])
     ]
     norm, scale = clip(norms, training.grad_clip_norm) if finite else (math.nan, 1.0)
     skip = not math.isfinite(norm)  # finite float32 contributions may still add up to infinity
@@ -331,10 +336,6 @@ def train_and_save(
             at_once = report.skipped and spec.limits.on_nonfinite == "pause"
             kept.after(islands, report.step + 1, report.loss, report.tokens, at_once=at_once)
 
-        is_never_level = spec.averaging.mode == "streaming"
-        if is_never_level:
-            _say('no checkpoints: with averaging.mode = "streaming" a job cannot go on from one')
-
         try:
             trained = train_local(
                 spec,
@@ -342,7 +343,7 @@ def train_and_save(
                 device=where,
                 on_step=progress,
                 on_evaluation=_say_evaluation,
-                on_commit=None if is_never_level else keep,
+                on_commit=keep,
                 start=start,
                 log=log,
             )

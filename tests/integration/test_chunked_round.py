@@ -55,6 +55,10 @@ class Side:
     def part(self, step: int, unit: UnitName) -> Tensor:
         return self.sums
 
+    @property
+    def places(self) -> Side:
+        return self
+
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
         return ()
 

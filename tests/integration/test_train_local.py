@@ -118,10 +118,6 @@ def test_islands_train_here_and_their_model_is_that_of_all(folder: Path, train_l
     assert (again.code, again.out) == (0, two.out), again.err
     one = train_local("job.toml", "--out", "one", *islands, "--set", "outer.every_steps=3")
     assert one.out != two.out
-    streaming = ["--set", "averaging.mode=streaming", "--resume-from", "two-checkpoints"]
-    refused = train_local("job.toml", "--out", "three", *islands[:4], *streaming)
-    assert (refused.code, refused.out) == (3, "")
-    assert refused.err.startswith('error[E0300]: --resume-from: averaging.mode = "streaming" cannot go on from')
 
 
 def test_every_mistake_is_one_line_with_a_hint_and_its_exit_code(

@@ -40,22 +40,25 @@ from tests.simulation.engine.islands import (
 LONELY = Shape(islands=3, replicas=1, steps=8, losses=6)
 WIDE = Shape(replicas=4, steps=16, losses=8)
 HARD = Shape(islands=3, replicas=4, steps=16, every=4, losses=6, deaths=3, failures=50, restarts=10, refusals=100)
+STREAMING = Shape(islands=3, replicas=4, steps=18, lease=6, fragments=2, overlap=2, every=4, losses=6, restarts=5)
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("shape", [LONELY, WIDE, HARD])
+@pytest.mark.parametrize("shape", [LONELY, WIDE, HARD, STREAMING])
 def test_what_was_exchanged_counts_once_whichever_islands_are_lost(shape: Shape, seed: int) -> None:
     assert faults(play(shape, seed), shape) == []
 
 
 def test_the_harms_are_done() -> None:
     """Otherwise the claim above would be about nothing."""
-    lonely, wide, hard = ([play(shape, seed) for seed in range(6)] for shape in (LONELY, WIDE, HARD))
+    shapes = (LONELY, WIDE, HARD, STREAMING)
+    lonely, wide, hard, streaming = ([play(shape, seed) for seed in range(6)] for shape in shapes)
     assert min(fewest(history, LONELY) for history in lonely) == 1, "one island is left, of three"
     assert max(len(forks(history)) for history in wide) > 1, "islands begin anew"
     assert any(len(exchanges(history, WIDE)[max(exchanges(history, WIDE))]) == 2 for history in wide), "and end well"
     assert max(row.epoch for history in hard for row in rounds(history)) > 2, "schedulers were restarted"
     assert any(forks(history) for history in hard)
+    assert any(forks(history) for history in streaming)
     assert any(isinstance(one, Kept) and 0 < one.steps < 16 for history in hard for one in history)
 
 

@@ -46,6 +46,7 @@ from tests.simulation.engine.islands import (
 )
 
 CALM = Shape()
+STREAMING = Shape(steps=9, lease=4, fragments=2, overlap=1)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -62,6 +63,11 @@ CALM = Shape()
         Shape(steps=9, every=1),
         Shape(steps=9, lease=3, every_s=0.1),
         Shape(islands=3, replicas=3, steps=9, every=3, refusals=300, deaths=10, restarts=5),
+        STREAMING,
+        Shape(steps=17, lease=6, fragments=3, overlap=1, replicas=3, deaths=15, failures=50),
+        Shape(islands=3, steps=11, lease=4, fragments=2, overlap=0, restarts=15),
+        Shape(steps=13, lease=5, fragments=2, overlap=2, restarts=15, failures=50),
+        Shape(islands=3, replicas=3, steps=14, lease=6, fragments=2, overlap=2, every=2, deaths=5, restarts=5),
     ],
 )
 def test_each_portion_counts_once_whatever_dies(shape: Shape, seed: int) -> None:
@@ -412,9 +418,10 @@ def ended_badly(history: History) -> History:
     ],
 )
 def test_a_checker_objects_to_a_doctored_history(checker: Checker, doctor: Doctor) -> None:
-    history = play(CALM, 0)
-    assert list(checker(history, CALM)) == []
-    assert list(checker(doctor(history), CALM)) != []
+    for shape in (CALM, STREAMING):
+        history = play(shape, 0)
+        assert list(checker(history, shape)) == []
+        assert list(checker(doctor(history), shape)) != []
 
 
 def test_every_checker_was_shown_to_object() -> None:

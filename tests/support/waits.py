@@ -124,7 +124,7 @@ def _step(far: Far, layers: int, values: dict[str, Any], dtype: str = "float32")
     bits = 30 if values.get("reproducible", True) else None
     means = {unit: mean_of_parts([stage.part(0, unit)], 64, bits) for unit in stage.units}
     for unit, mean in means.items():
-        stage.squared_norms(unit, mean)
+        stage.places.squared_norms(unit, mean)
     stage.apply(0, means, learning_rate=1e-2, scale=0.9, skip=False)
     return far.taken()
 

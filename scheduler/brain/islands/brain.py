@@ -462,7 +462,7 @@ class IslandsBrain:
 
     def _divide(self, step: int, now_s: float) -> list[Output]:
         """Let lost islands begin anew behind an outer step, where others can give replicas for all their stages."""
-        if self.is_stopping or step + 1 == self.settings.steps:
+        if self.is_stopping or step + 1 == self.settings.steps or self.courses[0].level_from(step) != step + 1:
             return []
         leaves = self._divisions.begin(self._roster, step + 1)
         return [one for island, leave in leaves for one in self._tell(island, leave, now_s)]

@@ -1,4 +1,9 @@
-"""The outer steps of a job, one after the other: each begins once all islands at work have come to it."""
+"""The outer steps of a job, one after the other.
+
+    all islands hold what they propose ──▶ rounds ──complete──▶ all islands have come to the outer step ──▶ exchanged
+
+With `overlap_steps` islands train on while the rounds run; otherwise both arrows begin at once.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ class OuterSteps:
             return []
         if event.step != exchanging.step or event.timeline != island.settings.timeline:
             return []
-        if fault := fault_of(peer, event, island.settings, island.agreed):
+        if fault := fault_of(peer, event, island.settings, max(island.agreed, event.step)):
             return exchanging.lost(peer, f"it {fault}", now_s)
         if isinstance(event, RoundFailed):
             return exchanging.failed(peer, event, now_s)
@@ -45,21 +50,23 @@ class OuterSteps:
 
     def advance(self, now_s: float) -> tuple[list[Output], Exchanged | None]:
         """Begin what can begin; with what all envoys agree on once all rounds are complete."""
-        step = self._roster.outer_step()
-        if step is None:
+        outer = self._roster.captured()
+        if outer is None:
             return [], None
+        step = outer.step
         if self._exchanging is None:
             settings = self._settings
             self._exchanging = Exchanging(step, settings.units, self._round, settings.averaging_timeout_s)
         decided = self._exchanging.begin(self._roster.delegations(step), now_s)
         exchanged = self._exchanging.result()
-        if exchanged is None:
+        if exchanged is None or not self._roster.have_come_to(step):
             return decided, None
         self._round, self._exchanging = self._exchanging.next_round, None
         self.envoys = {peer for one in exchanged.rounds for peer in one.envoys}
         if exchanged.skip:
             steps_made = self._roster.courses[0].inner_steps(step)
-            told = f"after step {steps_made} what islands propose is not finite: all go back to the outer weights"
+            of = f" for fragment {outer.fragment}" if self._roster.courses[0].fragments > 1 else ""
+            told = f"after step {steps_made} what islands propose{of} is not finite: all go back to the outer weights"
             decided.append(Note("warning", told))
         return decided, exchanged
 
@@ -76,7 +83,7 @@ class OuterSteps:
 
     def waiting_for(self) -> str:
         """What the exchange waits for, for a person; empty if there is none."""
-        if self._exchanging is None:
+        if self._exchanging is None or all(one.outer_step is None for one in self._roster.at_work().values()):
             return ""
         steps = self._roster.courses[0].inner_steps(self._exchanging.step)
         return f"after step {steps}: {self._exchanging.waiting_for()}"

@@ -21,7 +21,7 @@ from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.islands.exchange import Delegation
 from scheduler.brain.job import JobBrain
 from scheduler.brain.state.mode import Mode
-from swarm.job.course import TIMELINES_MAX, OuterCourse
+from swarm.job.course import TIMELINES_MAX, OuterCourse, OuterStep
 from swarm.types import Decision, Hop, PeerId
 
 ALLIES_MAX = 4  # of other islands, whom a replica may ask for the mean proposals
@@ -93,10 +93,18 @@ class Roster:
             for number, one in self.at_work().items()
         )
 
-    def outer_step(self) -> int | None:
-        """The outer step that all islands at work have come to."""
-        step, *others = {one.outer_step for one in self.at_work().values()}
-        return None if others else step
+    def captured(self) -> OuterStep | None:
+        """The next outer step, if all islands at work hold what they propose there."""
+        found = [self._captured(number, one) for number, one in self.at_work().items()]
+        return None if len({one.step if one else -1 for one in found}) > 1 else found[0]
+
+    def _captured(self, number: int, island: JobBrain) -> OuterStep | None:
+        outer = self.courses[number].next_outer(island.begun)
+        return outer if outer and island.mode is Mode.RUNNING and island.agreed >= outer.captured_version else None
+
+    def have_come_to(self, step: int) -> bool:
+        """Whether all islands at work have come to the outer step."""
+        return all(one.outer_step == step for one in self.at_work().values())
 
     def level(self) -> int:
         """The first version behind an outer step that no island has passed."""
@@ -176,7 +184,9 @@ class Roster:
         found = []
         for number, one in self.at_work().items():
             course, settings = self.courses[number], one.settings
-            tokens = sum(settings.tokens_of(course.inner.at(inner).portion) for inner in course.span(step))
+            first = course.inner_steps(settings.first_step) if self.is_fork(number) else 0
+            span = [inner for inner in course.span(step) if inner >= first]  # before, it was another's
+            tokens = sum(settings.tokens_of(course.inner.at(inner).portion) for inner in span)
             able = {stage: tuple(one.delegates(stage, step)) for stage in range(len(settings.split))}
             found.append(Delegation(settings.timeline, tokens, able))
         return found

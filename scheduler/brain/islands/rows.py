@@ -79,7 +79,7 @@ class Rows:
         begun = 0
         for step in sorted(outer):
             took_part = {self._island(row): row.timeline for row in outer[step]}
-            for at in self._courses[0].span(step):
+            for at in self._courses[0].trained_before(step):
                 of = [inner[took_part[island], at] for island in sorted(took_part)]
                 made.append(together(of, self.timeline, at))
             behind = [one for one in forks if one.version == step + 1]
@@ -96,7 +96,8 @@ class Rows:
         begins = {one.timeline % len(self._courses): one.origin % len(self._courses) for one in forks}
         if begins or len(present) < len(self._courses):
             after_step = self._courses[0].inner_steps(step)
-            self.log.append(OuterRecord(after_step, tuple(sorted(present)), begins))
+            fragment = self._courses[0].outer_at(step).fragment
+            self.log.append(OuterRecord(after_step, tuple(sorted(present)), begins, fragment))
 
     def _island(self, row: CommitRow) -> int:
         return row.timeline % len(self._courses)

@@ -70,7 +70,7 @@ def story(islands: Sequence[JobBrain], courses: Sequence[OuterCourse], step: int
     """The story of a microbatch of an inner step, at every island."""
     found = []
     for number, (one, course) in enumerate(zip(islands, courses, strict=True)):
-        lines = one.story(step + step // course.inner.lease, index)
+        lines = one.story(course.version_after(step), index)
         found += [f"island {number}: {line}" for line in lines]
     return found
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from scheduler.brain.outputs import PublishCheckpoint, Vouch
 from scheduler.storage.executor import run_blocking
-from swarm.checkpoint.islands import OUTER_FOLDER, optimizer_folder
+from swarm.checkpoint.islands import OPTIMIZER_FOLDER, OUTER_FOLDER, WEIGHTS_FOLDER, island_folder
 from swarm.checkpoint.reader import Checkpoint, fault_of
 from swarm.checkpoint.storage import Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts, FileWriter, prune
@@ -337,8 +337,10 @@ def _belongs(header: StoreHeader, spec: JobSpec) -> bool:
     if not island and header.path == f"model/{shard_name(stage, len(split))}":
         return True
     folder, _, name = header.path.rpartition("/")
-    shared = {OUTER_FOLDER} if spec.has_outer_steps and not island else set()
-    if not spec.checkpoint.optimizer or folder not in {optimizer_folder(island)} | shared:
+    folders = {island_folder(island, OPTIMIZER_FOLDER)}
+    if spec.has_outer_steps:
+        folders |= {island_folder(island, WEIGHTS_FOLDER)} | ({OUTER_FOLDER} if not island else set())
+    if not spec.checkpoint.optimizer or folder not in folders:
         return False
     if (layer := _LAYER_FILE.fullmatch(name)) is not None:
         first = sum(split[:stage])

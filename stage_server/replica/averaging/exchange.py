@@ -29,7 +29,7 @@ from swarm.rpc.links.peers import PeerLinks
 
 
 async def run_exchange(
-    command: Exchange, me: ReplicaId, stage: Stage, code: str, device: Device, links: PeerLinks, mailbox: Mailbox
+    command: Exchange, me: ReplicaId, stage: Stage, device: Device, links: PeerLinks, mailbox: Mailbox
 ) -> Mean:
     """Take part in an outer round as an envoy; gives the mean proposal of the unit.
 
@@ -39,10 +39,12 @@ async def run_exchange(
     if mine is None:
         raise Refused(f"{me.peer} is no envoy of this round")
     deadline_s = asyncio.get_running_loop().time() + command.timeout_s
-    own = await device.run(lambda: proposed(stage, command.unit, code))  # behind the commit that came before
+    own = await device.run(lambda: proposed(stage, command.unit, command.step))  # behind the commit that came before
     contributors = [one for one in command.envoys if one.tokens]
 
     async def arrived(envoy: Envoy) -> Tensor:
+        if not own.numel():
+            return own  # the step merges nothing of this unit, so nothing travels
         key = SliceKey(
             command.timeline, command.step, command.unit, command.round, False, envoy.peer, envoy.incarnation, 0
         )
@@ -55,14 +57,14 @@ async def run_exchange(
 
     async with asyncio.TaskGroup() as tasks:
         for envoy in command.envoys:
-            if mine.tokens and envoy.timeline != mine.timeline:
+            if own.numel() and mine.tokens and envoy.timeline != mine.timeline:
                 letter = proposal(me, command, envoy, own)
                 tasks.create_task(send_slice(links, envoy, letter, deadline_s, "proposal"))
         came = [own if one.timeline == mine.timeline else await arrived(one) for one in contributors]
-    return await device.aside(lambda: _mean(stage, command, came, [one.tokens for one in contributors], code))
+    return await device.aside(lambda: _mean(stage, command, came, [one.tokens for one in contributors]))
 
 
-def _mean(stage: Stage, command: Exchange, came: Sequence[Tensor], tokens: Sequence[int], code: str) -> Mean:
-    delta = mean_proposal((decoded(stage, command.unit, one, code) for one in came), tokens)
+def _mean(stage: Stage, command: Exchange, came: Sequence[Tensor], tokens: Sequence[int]) -> Mean:
+    delta = mean_proposal((decoded(stage, command.unit, command.step, one) for one in came), tokens)
     digest = xxhash.xxh3_128_hexdigest(delta.numpy().data)
-    return Mean(delta, digest, stage.squared_norms(command.unit, delta))
+    return Mean(delta, digest, stage.places_at(command.step).squared_norms(command.unit, delta))

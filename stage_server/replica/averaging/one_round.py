@@ -157,7 +157,7 @@ def _assemble(
 ) -> Mean:
     gradient = joined(means)
     digest = xxhash.xxh3_128_hexdigest(gradient.cpu().numpy().data)
-    return Mean(gradient, digest, stage.squared_norms(unit, gradient), left, rates)
+    return Mean(gradient, digest, stage.places.squared_norms(unit, gradient), left, rates)
 
 
 def joined(chunks: Sequence[Tensor]) -> Tensor:

@@ -51,11 +51,9 @@ class RoundRunner:
         fail: Callable[[SwarmError], None],
         mailbox: Mailbox,
         leftovers: Leftovers,
-        outer_code: str = "none",
     ) -> None:
         self.mailbox = mailbox
         self._leftovers = leftovers
-        self._outer_code = outer_code
         self._me = me
         self._stage = stage
         self._reduction = reduction
@@ -82,7 +80,7 @@ class RoundRunner:
         # A newer round means that no older one was or will be written into a row.
         self._means = {at: mean for at, mean in self._means.items() if at[:2] != key}
         is_outer = isinstance(command, Exchange)
-        self.mailbox.begin(command, proposal_bytes(self._stage, command.unit, self._outer_code) if is_outer else 0)
+        self.mailbox.begin(command, proposal_bytes(self._stage, command.unit, command.step) if is_outer else 0)
         return True
 
     def sealed(self, step: int, digest: str) -> None:
@@ -184,7 +182,7 @@ class RoundRunner:
     async def _run(self, command: Average | Exchange) -> Mean:
         me, stage, device, links = self._me, self._stage, self._ports.device, self._ports.links
         if isinstance(command, Exchange):
-            return await run_exchange(command, me, stage, self._outer_code, device, links, self.mailbox)
+            return await run_exchange(command, me, stage, device, links, self.mailbox)
         return await run_round(command, me, stage, self._reduction, device, links, self.mailbox, self._leftovers)
 
     def _failed(self, command: Average | Exchange, error: SwarmError) -> None:

@@ -10,7 +10,6 @@ Codes begin with each parameter tensor, so no bit depends on how the model is cu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
 
 import torch
 from torch import Tensor
@@ -19,33 +18,31 @@ from swarm.errors import CorruptFrame
 from swarm.job.islands import outer_plan
 from swarm.job.outer import REPLACE
 from swarm.job.spec import JobSpec
-from swarm.model import codec
 from swarm.model.islands.outer import Merge, compose
+from swarm.model.islands.proposals import Proposals
 from swarm.model.stage import Stage
 from swarm.types import UnitName
 
 
-def proposal_bytes(stage: Stage, unit: UnitName, codec_name: str) -> int:
-    """The length of `proposed`."""
-    return sum(_bytes(shape, codec_name) for _, _, shape in stage.parameters_of(unit))
+def proposal_bytes(stage: Stage, unit: UnitName, step: int) -> int:
+    """The length of `proposed`; 0 if the outer step merges nothing of the unit."""
+    return sum(_proposals(stage).size_bytes(name) for name in _names(stage, unit, step))
 
 
-def proposed(stage: Stage, unit: UnitName, codec_name: str) -> Tensor:
-    """The proposal of the stage's island for a unit, coded: uint8, 1-D on the CPU, in memory of its own."""
-    names = [name for name, _, _ in stage.parameters_of(unit)]
-    behind = stage.behind(names)
-    return torch.cat([codec.encode_there(behind[name], codec_name) for name in names])
+def proposed(stage: Stage, unit: UnitName, step: int) -> Tensor:
+    """The proposal of the stage's island for a unit in an outer step, coded: uint8, 1-D on the CPU, not shared."""
+    parts = [_proposals(stage).coded(name) for name in _names(stage, unit, step)]
+    return torch.cat([torch.zeros(0, dtype=torch.uint8), *parts])
 
 
-def decoded(stage: Stage, unit: UnitName, sent: Tensor, codec_name: str) -> Tensor:
+def decoded(stage: Stage, unit: UnitName, step: int, sent: Tensor) -> Tensor:
     """A proposal P in the unit's flat layout, float32; CorruptFrame if the bytes are not of its size."""
-    if sent.numel() != proposal_bytes(stage, unit, codec_name):
+    if sent.numel() != proposal_bytes(stage, unit, step):
         raise CorruptFrame(f"a proposal for unit {unit} does not have {sent.numel()} bytes")
-    parts, position = [], 0
-    for _, _, shape in stage.parameters_of(unit):
-        size_bytes = _bytes(shape, codec_name)
-        payload = codec.readable(sent[position : position + size_bytes])
-        parts.append(codec.decode(payload, codec.dtype_of(codec_name), shape, codec_name).view(-1))
+    proposals, parts, position = _proposals(stage), [torch.zeros(0)], 0
+    for name in _names(stage, unit, step):
+        size_bytes = proposals.size_bytes(name)
+        parts.append(proposals.decoded(name, sent[position : position + size_bytes]).view(-1))
         position += size_bytes
     return torch.cat(parts)
 
@@ -56,19 +53,30 @@ def mean_proposal(proposals: Iterable[Tensor], tokens: Sequence[int]) -> Tensor:
     return compose(proposals, [one / total for one in tokens])
 
 
-def merge_of(stage: Stage, spec: JobSpec, means: Mapping[UnitName, Tensor]) -> Merge:
+def merge_of(stage: Stage, spec: JobSpec, step: int, means: Mapping[UnitName, Tensor] | None) -> Merge:
     """The outer step that D of all units makes; without any the outer weights stay, and the weights go back to them."""
-    names = [name for name, _ in stage.parameter_sizes()]
-    return merge_of_deltas(stage, spec, names, stage.gradients_of(means) if means else {})
+    deltas = None if means is None else stage.places_at(step).gradients_of(means)
+    return merge_of_deltas(stage, spec, step, _proposals(stage).merged_at(step), deltas)
 
 
-def merge_of_deltas(stage: Stage, spec: JobSpec, names: Iterable[str], deltas: Mapping[str, Tensor]) -> Merge:
-    """The same for some parameters, whose mean proposals `deltas` has."""
-    if not deltas:
-        return Merge({name: torch.zeros(0) for name in names}, None, REPLACE)
-    shapes = stage.weights.newest()
-    return Merge({name: deltas[name].view(shapes[name].shape) for name in names}, outer_plan(spec).update, REPLACE)
+def merge_of_deltas(
+    stage: Stage, spec: JobSpec, step: int, names: Iterable[str], deltas: Mapping[str, Tensor] | None
+) -> Merge:
+    """The same for some parameters, whose mean proposals `deltas` has; those that the step does not merge stay."""
+    proposals, shapes = _proposals(stage), stage.weights.newest()
+    merged = sorted(proposals.merged_at(step).intersection(names))
+    if deltas is None:
+        return Merge({name: torch.zeros(0) for name in merged}, None, REPLACE)
+    plan = outer_plan(spec)
+    rule = plan.rule(proposals.course.inner_steps(step) - 1)
+    return Merge({name: deltas[name].view(shapes[name].shape) for name in merged}, plan.update, rule)
 
 
-def _bytes(shape: Sequence[int], codec_name: str) -> int:
-    return codec.CODECS[codec_name].payload_bytes(prod(shape))
+def _names(stage: Stage, unit: UnitName, step: int) -> list[str]:
+    """The parameters of a unit that an outer step merges."""
+    return [name for name, _, _ in stage.places_at(step).parameters_of(unit)]
+
+
+def _proposals(stage: Stage) -> Proposals:
+    assert stage.proposals is not None, "the job has no outer steps"
+    return stage.proposals

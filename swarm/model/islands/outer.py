@@ -89,9 +89,9 @@ class OuterWeights:
         """How far these weights are behind the anchor: their island's proposal before it is coded."""
         return self._states[name].anchor - weights.detach().cpu()
 
-    def proposal(self, name: str, weights: Tensor, codec: str) -> Tensor:
-        """The proposal P of an island with these weights."""
-        return proposal(self._states[name].anchor, weights.detach().cpu(), codec)
+    def anchor(self, name: str) -> Tensor:
+        """The outer weights; not a copy."""
+        return self._states[name].anchor
 
     def merge(self, name: str, weights: Tensor, merge: Merge) -> Tensor:
         """Make the next outer version of a parameter; gives the weights of an island that had `weights`."""

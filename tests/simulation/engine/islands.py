@@ -1,7 +1,9 @@
 """The brain of a job with islands and replicas that count instead of compute: every portion that one of them trains is
-a number, so the outer weights are a bag of numbers that says what was counted, and how often.
+a number, so the outer weights are a bag of numbers that says what was counted, and how often. With P fragments a
+portion q is P numbers, one for each: q * P, q * P + 1 ...
 
-    pending  portions that a replica's island trained since the last merge; its proposal
+    pending  portions that a replica's island trained and did not merge
+    held     those of them that it proposed and trains on meanwhile
     theta    portions that were merged: the outer weights
 
 No torch, no network, no time: `play` picks whose turn it is, and harms, with its seed. The history that it gives is
@@ -59,6 +61,8 @@ class Shape:
     least: int = 1  # islands.min
     losses: int = 0  # of islands: all replicas of one of its stages die at once
     stops: int = 0  # a person asks for a pause, once
+    fragments: int = 1
+    overlap: int = 0  # inner steps from a capture to its merge
 
 
 # What happened -------------------------------------------------------------------------------------------------------
@@ -172,6 +176,7 @@ class Replica:
     first: int = 0  # the version with which its island began
     is_free: bool = False
     pending: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
     theta: Counter[int] = field(default_factory=Counter)
     means: dict[tuple[int, UnitName], tuple[Round, Counter[int]]] = field(default_factory=dict)
     log: dict[int, Counter[int]] = field(default_factory=dict)
@@ -180,7 +185,19 @@ class Replica:
 
     @property
     def digest(self) -> str:
-        return f"{self.version}.{self.pending}-{sorted(self.theta.items())}"
+        return f"{self.version}.{self.pending}.{self.held}-{sorted(self.theta.items())}"
+
+    def proposes(self, step: int) -> tuple[int, ...]:
+        """What its island has to merge in an outer step."""
+        fragment, held = self.course.outer_at(step).fragment, self.course.held(self.version)
+        return tuple(n for n in (self.held if fragment in held else self.pending) if self.fragment_of(n) == fragment)
+
+    def fragment_of(self, number: int) -> int:
+        return number % self.course.fragments
+
+    def is_ready(self, step: int) -> bool:
+        """Whether it has captured what an outer step merges."""
+        return self.course.proposes(self.version, step)
 
 
 class World:
@@ -194,10 +211,7 @@ class World:
         self.on_stall: OnStall = "wait"
         self.database: dict[int, list[CommitRow]] = {timeline: [] for timeline in range(shape.islands)}
         self.forks: dict[int, Fork] = {}  # the newest of each island
-        self.courses = [
-            OuterCourse(IslandCourse(shape.steps, shape.lease, shape.islands, island))
-            for island in range(shape.islands)
-        ]
+        self.courses = [course_of(shape, island) for island in range(shape.islands)]
         self.replicas = {
             peer: Replica(
                 ReplicaRecord(peer, 1, f"at {peer}", stage, site=where.get(peer, "")),
@@ -319,7 +333,7 @@ class World:
             known = {one.record.peer: one.record.stage for one in self.replicas.values() if one.island == island}
             committed = rows[-1].step + 1 if rows else self._first(island)
             begins.append(Resumed(known, committed, tuple(rows[-2:]), (), 10.0))
-        exchanged = max(path.level_before(one.committed) for path, one in zip(self.courses, begins, strict=True))
+        exchanged = max(path.outer_before(one.committed) for path, one in zip(self.courses, begins, strict=True))
         for one in self.replicas.values():
             one.commands.clear()
         at_work = tuple(one if one.committed >= exchanged else None for one in begins)
@@ -412,7 +426,9 @@ class World:
         stage, peer = one.record.stage, one.record.peer
         match command:
             case LoadStage(held=held) if held:
-                assert (held, one.pending) == (one.version, ()), "it goes over with the outer weights alone"
+                assert (held, one.held) == (one.version, ()), "nothing is under way between islands"
+                assert one.course.streams or not one.pending, "it holds the outer weights alone"
+                one.pending = ()
                 one.timeline, one.island = command.timeline, command.timeline % self.shape.islands
                 one.course, one.first, one.start = self.courses[one.island], held, one.digest
                 one.said.clear()
@@ -446,24 +462,24 @@ class World:
             return Saved(JOB, one.timeline, version, stage, (), "it holds another version")
         steps = one.course.inner_steps(version)
         self.history.append(HandedOver(number, stage, steps, one.pending, theta))
-        weights = f"{theta} less {one.pending}"
+        weights = f"{theta}" if one.course.streams else f"{theta} less {one.pending}"
         return Saved(JOB, one.timeline, version, stage, (ParameterHash(f"w{stage}", "float32", (1,), weights),))
 
     def _exchange(self, one: Replica, command: Exchange) -> Event | None:
         """Tell what is pending, and add up what all envoys have pending."""
         peer, step, unit, number = one.record.peer, command.step, command.unit, command.round
-        if step != one.version:
+        if not one.is_ready(step):
             return None
         total = Counter[int]()
         for envoy in command.envoys:
             other = self.replicas.get(envoy.peer)
-            if other is None or other.version != step or self._strikes(self.shape.failures):
+            if other is None or not other.is_ready(step) or self._strikes(self.shape.failures):
                 return RoundFailed(command.timeline, step, unit, number, "no proposal came", envoy.peer)
             if envoy.tokens:
-                total.update(other.pending)
+                total.update(other.proposes(step))
         mine = next(envoy for envoy in command.envoys if envoy.peer == peer)
         if mine.tokens:
-            self.history.append(Proposed(peer, one.timeline, unit, step, number, one.pending))
+            self.history.append(Proposed(peer, one.timeline, unit, step, number, one.proposes(step)))
         one.means[step, unit] = (number, total)
         self.history.append(Composed(peer, one.timeline, unit, step, number))
         norms = (ParameterNorm(f"w of {unit}", 1.0),)
@@ -483,13 +499,16 @@ class World:
                     return None
                 total = record
             one.theta = one.theta + total
-            one.pending, one.log[step] = (), total
+            proposed, one.log[step] = one.proposes(step), total
+            one.pending, one.held = (tuple(n for n in of if n not in proposed) for of in (one.pending, one.held))
             self.history.append(Merged(peer, one.timeline, stage, step, tuple(sorted(one.theta.items()))))
         else:
             portion = one.course.at(step).portion
-            one.pending = (*one.pending, portion)
+            one.pending = (*one.pending, *numbers(portion, one.course))
             self.history.append(Trained(peer, one.timeline, stage, step, portion))
         one.version = command.version
+        captured = one.course.captured(one.version)
+        one.held = (*one.held, *(n for n in one.pending if one.fragment_of(n) in captured))
         event = Committed(one.timeline, step, command.version, stage, one.digest)
         one.said = [*one.said[-1:], event]
         return event
@@ -511,7 +530,14 @@ Checker: TypeAlias = Callable[[History, Shape], Iterator[str]]
 
 
 def course_of(shape: Shape, island: int) -> OuterCourse:
-    return OuterCourse(IslandCourse(shape.steps, shape.lease, shape.islands, island))
+    streams = shape.fragments > 1 or shape.overlap > 0
+    inner = IslandCourse(shape.steps, shape.lease, shape.islands, island)
+    return OuterCourse(inner, shape.fragments, shape.overlap, streams)
+
+
+def numbers(portion: int, course: OuterCourse) -> list[int]:
+    """What stands for a portion: a number for each fragment."""
+    return [portion * course.fragments + fragment for fragment in range(course.fragments)]
 
 
 def begun(history: History, shape: Shape) -> dict[int, tuple[int, int]]:
@@ -532,14 +558,19 @@ def exchanges(history: History, shape: Shape) -> dict[int, dict[int, CommitRow]]
     return found
 
 
+def merged(shape: Shape, lives: dict[int, tuple[int, int]], timeline: int, step: int) -> tuple[int, ...]:
+    """What the island on a timeline has to merge in an outer step: all since the last capture, or since it began."""
+    course = course_of(shape, timeline % shape.islands)
+    fragment, first = course.outer_at(step).fragment, course.inner_steps(lives[timeline][0])
+    span = [inner for inner in course.span(step) if inner >= first]
+    return tuple(numbers(course.inner.at(inner).portion, course)[fragment] for inner in span)
+
+
 def counting(history: History, shape: Shape) -> list[int]:
     """The portions that outer weights are to count in the end: of the islands that took part in each outer step."""
-    portions = []
-    for step, rows in exchanges(history, shape).items():
-        for timeline in rows:
-            course = course_of(shape, timeline % shape.islands)
-            portions += [course.inner.at(inner).portion for inner in course.span(step)]
-    return sorted(portions)
+    lives = begun(history, shape)
+    found = exchanges(history, shape).items()
+    return sorted(n for step, rows in found for timeline in rows for n in merged(shape, lives, timeline, step))
 
 
 def rows_in_order(history: History, shape: Shape) -> Iterator[str]:
@@ -560,15 +591,15 @@ def rows_in_order(history: History, shape: Shape) -> Iterator[str]:
 
 
 def spans_tile(history: History, shape: Shape) -> Iterator[str]:
-    """E2: what an island proposed in rounds that were committed is what it trained since the outer step before."""
+    """E2: what an island proposed in rounds that were committed is what it trained since the capture before."""
     proposed: dict[tuple[int, int, UnitName], list[tuple[Round, tuple[int, ...]]]] = {}
     for one in history:
         if isinstance(one, Proposed):
             proposed.setdefault((one.timeline, one.step, one.unit), []).append((one.round, one.portions))
+    lives = begun(history, shape)
     for step, rows in exchanges(history, shape).items():
         for timeline, row in rows.items():
-            course = course_of(shape, timeline % shape.islands)
-            trained = tuple(course.inner.at(inner).portion for inner in course.span(step))
+            trained = merged(shape, lives, timeline, step)
             for unit, made in row.rounds.items():
                 found = {told for number, told in proposed.get((timeline, step, unit), []) if number == made}
                 if found != {trained}:
@@ -624,7 +655,7 @@ def islands_together(history: History, shape: Shape) -> Iterator[str]:
     for one in history:
         for row in one.rows if isinstance(one, Rows) else ():
             course = course_of(shape, row.timeline % shape.islands)
-            behind = course.level_before(row.step)
+            behind = course.outer_before(row.step)
             if may.get(row.timeline) != behind:
                 yield f"E6 timeline {row.timeline} made step {row.step}, and took part up to {may.get(row.timeline)}"
             if course.is_outer(row.step):
@@ -634,7 +665,7 @@ def islands_together(history: History, shape: Shape) -> Iterator[str]:
 
 def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
     """A checkpoint has the part of every stage of the islands that took part in the outer step before it, numbered
-    without gaps, and each counts what all had merged, and no more."""
+    without gaps. Each counts what all had merged, and has pending what it has trained and not proposed."""
     for number, kept in enumerate(history):
         if not isinstance(kept, Kept):
             continue
@@ -642,10 +673,26 @@ def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
         parts = {(one.island, one.stage): (one.pending, one.theta) for one in before if isinstance(one, HandedOver)}
         expected = tuple((portion, 1) for portion in counting_up_to(history[:number], shape, kept.steps))
         took_part = exchanges(history[:number], shape).get(course_of(shape, 0).version_after(kept.steps) - 1, {})
-        least = 1 if shape.losses else len(took_part)
-        wanted = {(island, stage): ((), expected) for island in range(len(took_part)) for stage in range(STAGES)}
+        least, lives = 1 if shape.losses else len(took_part), begun(history[:number], shape)
+        in_order = sorted(took_part, key=lambda timeline: timeline % shape.islands)
+        wanted = {
+            (island, stage): (pending(shape, lives, timeline, kept.steps), expected)
+            for island, timeline in enumerate(in_order)
+            for stage in range(STAGES)
+        }
         if not wanted.items() >= parts.items() or len(parts) < least * STAGES:
             yield f"the checkpoint after step {kept.steps} has {parts}"
+
+
+def pending(shape: Shape, lives: dict[int, tuple[int, int]], timeline: int, steps: int) -> tuple[int, ...]:
+    """What the island on a timeline has trained in so many inner steps, and not proposed yet."""
+    course = course_of(shape, timeline % shape.islands)
+    first = [course.inner_steps(lives[timeline][0])] * course.fragments
+    for one in course.outer:
+        if one.behind <= steps:
+            first[one.fragment] = max(first[one.fragment], one.captured)
+    found = [numbers(course.inner.at(inner).portion, course) for inner in range(steps)]
+    return tuple(n for inner, of in enumerate(found) for n, since in zip(of, first, strict=True) if inner >= since)
 
 
 def counting_up_to(history: History, shape: Shape, steps: int) -> list[int]:
@@ -660,15 +707,15 @@ def counting_up_to(history: History, shape: Shape, steps: int) -> list[int]:
 
 
 def stops_in_time(history: History, shape: Shape) -> Iterator[str]:
-    """A pause that was asked for is kept behind the next outer step, or people are told that the job goes on."""
-    trained: int | None = None  # outer steps since it was asked for
+    """A pause that was asked for is kept at the next level version, or people are told that the job goes on."""
+    trained: int | None = None  # level versions since it was asked for
     for one in history:
         if isinstance(one, Asked):
             trained = 0
         elif isinstance(one, GoesOn):
             trained = None
         elif isinstance(one, Rows) and trained is not None:
-            trained += any(course_of(shape, row.timeline % shape.islands).is_outer(row.step) for row in one.rows)
+            trained += any(course_of(shape, 0).level_from(row.step) == row.step + 1 for row in one.rows)
             if trained > 1:
                 yield "a pause was asked for, and the job trains on"
 

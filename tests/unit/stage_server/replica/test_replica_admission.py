@@ -110,7 +110,7 @@ async def test_with_auto_a_boundary_tensor_is_what_its_header_says() -> None:
 async def test_in_an_outer_step_a_slice_is_a_whole_coded_proposal_and_in_others_none() -> None:
     """int8 in blocks per parameter; steps 1 and 3 are outer ones."""
     async with replica_of("none", outer={"every_steps": 1, "compression": "int8"}) as replica:
-        size = proposal_bytes(replica._stage, UnitName("stage-1"), "int8")
+        size = proposal_bytes(replica._stage, UnitName("stage-1"), 1)
         given = replace(SLICE, step=1, dtype="uint8", elements=size, total_bytes=size)
         replica.admission.check(given)
         for change in (

@@ -85,7 +85,7 @@ def test_chunks_of_different_versions_are_brought_up_to_one_state(
         for half, version in enumerate(versions):
             if version == step:
                 snapshots[half] = whole.snapshot(halves[half])
-        records.append(whole.gradients_of(means(whole, step)))
+        records.append(whole.places.gradients_of(means(whole, step)))
         if step < last:
             commit(whole, step, skip=step == skipped)
     for half, version in enumerate(versions):
@@ -116,9 +116,9 @@ async def test_a_donor_gives_its_state_and_the_records_of_its_log(tmp_path: Path
     reply, payload = await donor.give(request("records", start=1, stop=9))
     assert (reply.version, reply.reach) == (3, 0)
     sizes = dict(stage.parameter_sizes())
-    skipped, last = unpack_records(memoryview(payload), 2, sizes)
+    skipped, last = unpack_records(memoryview(payload), [sizes] * 2)
     assert skipped == Record(RATE, 0.5, True, {})
-    expected = stage.gradients_of(means(stage, 2))
+    expected = stage.places.gradients_of(means(stage, 2))
     assert all(torch.equal(last.gradients[name].view(one.shape), one) for name, one in expected.items())
     reply, payload = await donor.give(request("records", start=3, stop=4))
     assert (reply.version, payload) == (3, b""), "not committed yet"
@@ -180,10 +180,10 @@ async def test_joiners_beyond_a_number_are_turned_away(tmp_path: Path) -> None:
 def test_damaged_records_are_refused() -> None:
     sizes = {"a": 3}
     raw = pack_records([Record(1.0, 1.0, False, {"a": torch.ones(3)})], ["a"])
-    assert unpack_records(memoryview(raw), 1, sizes)[0].gradients["a"].tolist() == [1.0, 1.0, 1.0]
+    assert unpack_records(memoryview(raw), [sizes])[0].gradients["a"].tolist() == [1.0, 1.0, 1.0]
     for damaged in (raw[:-1], raw + b"0", b""):
         with pytest.raises(CorruptFrame):
-            unpack_records(memoryview(damaged), 1, sizes)
+            unpack_records(memoryview(damaged), [sizes])
 
 
 async def test_a_record_that_says_that_nothing_changed_is_not_believed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.job.course import PLAIN, InnerStep, IslandCourse, OuterCourse
-from swarm.job.outer import OuterPlan, nesterov
+from swarm.job.outer import Rhythm
 from swarm.job.schedule import evaluation_due
 
 
@@ -35,11 +35,11 @@ def test_one_island_alone_is_on_the_plain_course(steps: int, lease: int) -> None
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(1, 3))
 def test_outer_steps_lie_behind_the_inner_steps_that_the_plan_names(steps: int, lease: int, islands: int) -> None:
     """The twin makes an outer step wherever the plan merges; a swarm follows the course."""
-    plan = OuterPlan(steps, lease, 1, 0, 0.0, nesterov(0.7, 0.9))
+    rhythm = Rhythm(steps, lease, 1, 0)
     course = OuterCourse(IslandCourse(steps, lease, islands, islands - 1))
     expected: list[int | None] = []
     for inner in range(steps):
-        expected += [inner, *([None] if plan.merges(inner) else [])]
+        expected += [inner, *([None] if rhythm.merges(inner) else [])]
     assert course.steps == len(expected)
     assert [None if course.is_outer(step) else course.inner_steps(step) for step in range(course.steps)] == expected
     for step, inner in enumerate(expected):
@@ -91,3 +91,88 @@ def test_what_is_due_is_evaluated_once_behind_the_next_outer_step(steps: int, le
             expected.append(step + 1)
             waits = False
     assert found == expected
+
+
+# Fragments -----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def rhythms(draw: st.DrawFn) -> Rhythm:
+    every, fragments = draw(st.integers(1, 12)), draw(st.integers(1, 5))
+    overlap = draw(st.integers(0, max(0, (every - 1) // fragments)))
+    return Rhythm(draw(st.integers(1, 60)), every, fragments, overlap)
+
+
+def streaming(of: Rhythm) -> OuterCourse:
+    return OuterCourse(IslandCourse(of.steps, of.every_steps, 2, 1), of.fragments, of.overlap_steps, streams=True)
+
+
+@given(rhythms())
+def test_each_fragment_is_merged_where_the_rhythm_says_in_an_outer_step_of_its_own(of: Rhythm) -> None:
+    course = streaming(of)
+    expected: list[tuple[int, int | None]] = []
+    for inner in range(of.steps):
+        expected += [(inner, None), *((inner + 1, fragment) for fragment in of.merges(inner))]
+    found = [
+        (course.inner_steps(step), course.outer_at(step).fragment if course.is_outer(step) else None)
+        for step in range(course.steps)
+    ]
+    assert found == expected
+    for step, (inner, fragment) in enumerate(expected):
+        if fragment is None:
+            assert course.at(step) == course.inner.at(inner)
+            assert course.version_after(inner) == step
+    assert course.inner_steps(course.steps) == of.steps
+    assert all(of.captures(inner) == of.merges(inner) == () for inner in range(of.steps) if inner not in of.events())
+
+
+@given(rhythms())
+def test_spans_of_each_fragment_tile_the_inner_steps_and_end_with_its_captures(of: Rhythm) -> None:
+    course = streaming(of)
+    for fragment in range(of.fragments):
+        outer = [one for one in course.outer if one.fragment == fragment]
+        assert [inner for one in outer for inner in course.span(one.step)] == list(range(of.steps))
+        assert [one.captured for one in outer] == [t + 1 for t in range(of.steps) if fragment in of.captures(t)]
+    for one in course.outer:
+        assert course.inner_steps(one.captured_version) == one.captured
+        assert not course.is_outer(one.captured_version - 1), "captured before anything is merged there"
+        assert one.step - one.captured_version <= course.steps_ahead
+    between = [inner for one in course.outer for inner in course.trained_before(one.step)]
+    assert between == list(range(of.steps))
+
+
+@given(rhythms())
+def test_what_is_held_is_captured_and_not_merged_and_nothing_is_at_a_level_version(of: Rhythm) -> None:
+    course = streaming(of)
+    level = []
+    for version in range(course.steps + 1):
+        waits = [one for one in course.outer if one.captured_version <= version <= one.step]
+        held = [one for one in waits if one.captured < one.behind]
+        assert course.held(version) == tuple(one.fragment for one in held)
+        assert course.captured(version) == tuple(one.fragment for one in held if one.captured_version == version)
+        if not waits and (version == 0 or course.is_outer(version - 1)):
+            level.append(version)
+    for version in range(course.steps + 1):
+        assert course.level_from(version) == min(one for one in level if one >= version)
+        assert course.outer_before(version) == max([0, *(one.step + 1 for one in course.outer if one.step < version)])
+    assert [course.version_after(course.inner_steps(version)) for version in level] == level
+    assert level[-1] == course.steps
+
+
+@given(rhythms(), st.integers(0, 10))
+def test_where_fragments_are_merged_in_turn_weights_are_evaluated_as_they_are(of: Rhythm, every: int) -> None:
+    course = streaming(of)
+    found = [version for version in range(course.steps + 1) if course.is_evaluated(version, every, course.steps)]
+    due = [inner for inner in range(1, of.steps + 1) if evaluation_due(inner, every, of.steps)]
+    assert found == [course.version_after(inner) for inner in due]
+    saved = [version for version in range(course.steps + 1) if course.is_saved(version, every)]
+    level_at = {inner: course.level_from(course.version_after(inner)) for inner in range(1, of.steps + 1)}
+    assert saved == sorted({level_at[inner] for inner in level_at if every and inner % every == 0})
+
+
+@given(rhythms(), st.integers(0, 90))
+def test_a_replica_proposes_from_the_capture_to_the_merge(of: Rhythm, version: int) -> None:
+    course = streaming(of)
+    steps = [step for step in range(course.steps) if course.proposes(version, step)]
+    assert steps == [one.step for one in course.outer if one.captured_version <= version <= one.step]
+    assert not PLAIN.proposes(version, version)

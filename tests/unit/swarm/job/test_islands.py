@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -47,11 +48,11 @@ ISLANDS = {count: spec_of(count=count, training={"global_batch_sequences": 60}) 
 
 def test_every_mode_has_the_figures_of_its_paper_unless_the_job_says_otherwise() -> None:
     plan = outer_plan(spec_of())
-    assert (plan.steps, plan.every_steps, plan.fragments, plan.overlap_steps, plan.mixing) == (400, 50, 1, 0, 0.0)
+    assert (*astuple(plan.rhythm), plan.mixing) == (400, 50, 1, 0, 0.0)
     assert plan.update == nesterov(0.7, 0.9)
     assert spec_of().outer.compression == "bfloat16"
     plan = outer_plan(spec_of("streaming", outer={"every_steps": 30}))
-    assert (plan.every_steps, plan.fragments, plan.overlap_steps, plan.mixing) == (30, 3, 1, 0.5)
+    assert (*astuple(plan.rhythm)[1:], plan.mixing) == (30, 3, 1, 0.5)
     assert plan.update == nesterov(0.4, 0.9)
     assert spec_of("streaming").outer.compression == "fp4"
 
@@ -98,8 +99,7 @@ def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
             {"outer": {"every_steps": 6, "overlap_steps": 2, "fragments": 3}},
             "2 is too long for 3 fragments in 6 steps",
         ),
-        ("streaming", 2, {"checkpoint": {"every_steps": 10}}, "has no checkpoints"),
-        ("streaming", 2, {"limits": {"on_nonfinite": "pause"}}, "has no checkpoints"),
+        ("diloco", 2, {"outer": {"every_steps": 1}, "training": {"steps": 10**6}}, "200000 exchanges at most"),
         ("gaia", 2, {}, "averaging.mode"),
     ],
 )
@@ -115,15 +115,13 @@ def test_automatic_fragments_are_as_many_as_can_be_exchanged_one_after_the_other
     every: int, overlap: object, fragments: int
 ) -> None:
     plan = outer_plan(spec_of("streaming", 2, outer={"every_steps": every, "overlap_steps": overlap}))
-    assert plan.fragments == fragments
-    assert plan.overlap_steps * plan.fragments < plan.every_steps
+    assert plan.rhythm.fragments == fragments
+    assert plan.rhythm.overlap_steps * fragments < plan.rhythm.every_steps
 
 
-def test_a_swarm_trains_diloco_and_says_where_streaming_trains() -> None:
-    for mode, count in (("allreduce", 1), ("diloco", 1), ("diloco", 2)):
+def test_a_swarm_trains_all_modes() -> None:
+    for mode, count in (("allreduce", 1), ("diloco", 1), ("diloco", 2), ("streaming", 1), ("streaming", 2)):
         check_for_swarm(spec_of(mode, count))
-    with pytest.raises(InvalidConfig, match=r"trains in one process only \(swarm train-local\)"):
-        check_for_swarm(spec_of("streaming"))
 
 
 @pytest.mark.parametrize(

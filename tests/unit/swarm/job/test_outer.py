@@ -6,18 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.job.outer import REPLACE, MergeRule, OuterPlan, nesterov
+from swarm.job.outer import REPLACE, MergeRule, OuterPlan, Rhythm, nesterov
 
 
 def plan(steps: int, every: int, fragments: int = 1, overlap: int = 0, mixing: float = 0.0) -> OuterPlan:
-    return OuterPlan(steps, every, fragments, overlap, mixing, nesterov(0.7, 0.9))
+    return OuterPlan(Rhythm(steps, every, fragments, overlap), mixing, nesterov(0.7, 0.9))
 
 
-def captures(of: OuterPlan) -> dict[int, tuple[int, ...]]:
+def captures(plan: OuterPlan) -> dict[int, tuple[int, ...]]:
+    of = plan.rhythm
     return {step: found for step in range(of.steps) if (found := of.captures(step))}
 
 
-def merges(of: OuterPlan) -> dict[int, tuple[int, ...]]:
+def merges(plan: OuterPlan) -> dict[int, tuple[int, ...]]:
+    of = plan.rhythm
     return {step: found for step in range(of.steps) if (found := of.merges(step))}
 
 
@@ -44,7 +46,7 @@ def test_what_could_not_be_merged_before_the_end_waits_for_the_closing_merge() -
 def test_every_capture_is_merged_once_before_the_next_and_every_fragment_at_the_end(
     steps: int, every: int, fragments: int, overlap: int
 ) -> None:
-    of = plan(steps, every, fragments, min(overlap, (every - 1) // fragments))
+    of = Rhythm(steps, every, fragments, min(overlap, (every - 1) // fragments))
     under_way: set[int] = set()
     for step in range(steps):
         for fragment in of.captures(step):

@@ -7,6 +7,7 @@ import pytest
 from swarm.errors import InvalidConfig
 from swarm.job.outer_log import OuterRecord, TookPart, read, written
 
+EXCHANGES = [(2, 0), (4, 0), (6, 0), (8, 0)]
 LOG = (OuterRecord(4, (0, 2)), OuterRecord(6, (0, 2), {1: 0}))
 
 
@@ -26,7 +27,7 @@ def test_a_line_that_is_none_is_named(line: bytes) -> None:
 
 
 def test_steps_of_a_lost_island_count_up_to_its_last_exchange() -> None:
-    took_part = TookPart(LOG, 3, [2, 4, 6, 8])
+    took_part = TookPart(LOG, 3, EXCHANGES)
     assert [took_part.islands(step) for step in range(8)] == [(0, 1, 2)] * 2 + [(0, 2)] * 4 + [(0, 1, 2)] * 2
     assert {step: took_part.begins(step) for step in range(8) if took_part.begins(step)} == {5: {1: 0}}
 
@@ -47,4 +48,20 @@ def test_steps_of_a_lost_island_count_up_to_its_last_exchange() -> None:
 )
 def test_a_log_that_no_job_can_have_is_refused(log: list[OuterRecord]) -> None:
     with pytest.raises(InvalidConfig, match="the outer log does not fit: no job with 3 islands"):
-        TookPart(log, 3, [2, 4, 6, 8])
+        TookPart(log, 3, EXCHANGES)
+
+
+def test_of_several_fragments_each_exchange_has_a_record_of_its_own() -> None:
+    """Island 1 is lost between the two merges behind the last step, and island 2 before the second fragment's."""
+    log = (OuterRecord(5, (0, 1), fragment=1), OuterRecord(8, (0, 1)), OuterRecord(8, (0,), fragment=1))
+    assert read(written(log)) == log
+    took_part = TookPart(log, 3, [(3, 0), (5, 1), (8, 0), (8, 1)])
+    assert [took_part.islands(step) for step in (0, 2, 3, 7)] == [(0, 1, 2), (0, 1, 2), (0, 1), (0, 1)]
+    assert [took_part.proposers(step, fragment) for step, fragment in ((2, 0), (4, 1), (7, 0), (7, 1))] == [
+        (0, 1, 2),
+        (0, 1),
+        (0, 1),
+        (0,),
+    ]
+    with pytest.raises(InvalidConfig, match="after step 8"):
+        TookPart(log, 3, [(3, 0), (5, 1), (8, 0)])

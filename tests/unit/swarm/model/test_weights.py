@@ -90,7 +90,7 @@ def test_a_joiner_takes_over_masters_and_copies_and_follows_commits(staleness: i
     joiner = Stage(spec_of(1, staleness=staleness, dtype=LOWERED, training={"seed": 1}), 0, CPU)
     joiner.absorb(early, 2, memoryview(donor.snapshot(early)))
     run([donor], Microbatch(0, 2, 0), version=2, seed=2)
-    gradients = donor.gradients_of(means_of([donor], 2))
+    gradients = donor.places.gradients_of(means_of([donor], 2))
     commit([donor], 2)
     joiner.replay(2, early, gradients, learning_rate=1e-2, scale=1.0, skip=False)
     assert len(donor.snapshot(late)) == donor.state_bytes(late)

@@ -191,7 +191,7 @@ def test_all_islands_hold_the_same_outer_state_behind_every_merge(mode: str) -> 
         held = {tuple(stage.digest().partition("-")[2] for stage in island) for island in islands}
         assert len(held) == 1
         seen |= held
-    assert len(seen) == 1 + len({step for step in range(6) if outer_plan(spec).merges(step)})
+    assert len(seen) == 1 + len({step for step in range(6) if outer_plan(spec).rhythm.merges(step)})
 
 
 @pytest.mark.parametrize("mode", ["diloco", "streaming"])
@@ -243,6 +243,21 @@ def test_a_checkpoint_brings_back_every_island_bit_for_bit_at_any_number_of_stag
             again = changed(spec, "pipeline", stages=stages)
             trained = train_local(again, batches_of(again), start=start)
             assert (trained.sha256, trained.losses) == (whole.sha256, whole.losses[start.step :])
+
+
+def test_islands_that_merge_fragments_in_turn_go_on_from_a_checkpoint_with_weights_of_their_own(tmp_path: Path) -> None:
+    spec = spec_of("streaming", every_steps=4, fragments=2, overlap_steps=1, steps=10)
+    whole, found = kept(spec, tmp_path, every_steps=1)
+    assert [one.step for one in found] == [3, 5, 7, 9], "behind each merge"
+    for start in found:
+        assert fault_of(start) == ""
+        for stages in (1, 3):
+            again = changed(spec, "pipeline", stages=stages)
+            trained = train_local(again, batches_of(again), start=start)
+            assert (trained.sha256, trained.losses) == (whole.sha256, whole.losses[start.step :])
+    for count in (1, 4):
+        other = spec_of("streaming", islands=count, every_steps=4, fragments=2, overlap_steps=1, steps=10)
+        assert len(train_local(other, batches_of(other), start=found[0]).losses) == 7
 
 
 def test_a_checkpoint_with_islands_goes_on_with_more_of_them_with_fewer_and_without(tmp_path: Path) -> None:

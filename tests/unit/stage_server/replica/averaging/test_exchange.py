@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from stage_server.replica.averaging.one_round import Mean
 from swarm.errors import PeerUnavailable, Refused, RoundBroken
 from swarm.events import ParameterNorm
 from swarm.messages import Envoy, Exchange
+from swarm.model import codec
 from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice
@@ -28,14 +28,29 @@ UNIT, STEP, ELEMENTS = UnitName("tied"), 50, 300
 class Island:
     """A stage whose one parameter is so far behind the outer weights."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, code: str) -> None:
         self.far = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(seed))
+        self.code = code
+        self.parameters: tuple[tuple[str, int, tuple[int, ...]], ...] = (("w", 0, (ELEMENTS,)),)
 
-    def behind(self, names: Sequence[str]) -> dict[str, Tensor]:
-        return {"w": self.far}
+    @property
+    def proposals(self) -> Island:
+        return self
+
+    def size_bytes(self, name: str) -> int:
+        return codec.CODECS[self.code].payload_bytes(ELEMENTS)
+
+    def coded(self, name: str) -> Tensor:
+        return codec.encode_there(self.far, self.code)
+
+    def decoded(self, name: str, coded: Tensor) -> Tensor:
+        return codec.decode(codec.readable(coded), codec.dtype_of(self.code), (ELEMENTS,), self.code)
+
+    def places_at(self, step: int) -> Island:
+        return self
 
     def parameters_of(self, unit: UnitName) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-        return (("w", 0, (ELEMENTS,)),)
+        return self.parameters
 
     def squared_norms(self, unit: UnitName, delta: Tensor) -> tuple[ParameterNorm, ...]:
         return (ParameterNorm("w", float(delta.double().square().sum())),)
@@ -44,9 +59,9 @@ class Island:
 class Side:
     """One envoy: of an island, with its part of a shared weight or the copy of that."""
 
-    def __init__(self, name: str, island: int, tokens: int) -> None:
+    def __init__(self, name: str, island: int, tokens: int, code: str = "none") -> None:
         self.me = ReplicaId(JobId("job"), PeerId(name), 1, 0)
-        self.stage: Any = Island(island)
+        self.stage: Any = Island(island, code)
         self.mailbox = Mailbox(self.me.peer, STEP, 1)
         self.envoy = Envoy(self.me.peer, 1, f"at {name}", 6 + island, tokens)
 
@@ -66,27 +81,28 @@ class Table:
         self.sides[address].mailbox.put(header, payload)
 
 
-async def exchanged(table: Table, code: str, timeout_s: float = 3.0) -> list[Mean]:
+async def exchanged(table: Table, timeout_s: float = 3.0) -> list[Mean]:
     links: Any = table
     device = InlineDevice(lambda: 0.0)
     envoys = tuple(side.envoy for side in table.sides.values())
-    size = exchange.proposed(next(iter(table.sides.values())).stage, UNIT, code).numel()
+    size = exchange.proposed(next(iter(table.sides.values())).stage, UNIT, STEP).numel()
 
     async def one(side: Side) -> Mean:
         command = Exchange(side.envoy.timeline, STEP, UNIT, Round(1, 1), envoys, timeout_s)
         side.mailbox.begin(command, size)
-        return await exchange.run_exchange(command, side.me, side.stage, code, device, links, side.mailbox)
+        return await exchange.run_exchange(command, side.me, side.stage, device, links, side.mailbox)
 
     return await asyncio.gather(*map(one, table.sides.values()))
 
 
 @pytest.mark.parametrize("code", ["none", "bfloat16", "int8", "fp4"])
 async def test_all_envoys_hold_the_same_mean_of_what_each_island_proposed_once(code: str) -> None:
-    sides = [Side("a0", 0, 30), Side("z0", 0, 0), Side("b1", 1, 50), Side("y1", 1, 0), Side("c2", 2, 20)]
+    named = [("a0", 0, 30), ("z0", 0, 0), ("b1", 1, 50), ("y1", 1, 0), ("c2", 2, 20)]
+    sides = [Side(*one, code) for one in named]
     table = Table(*sides)
-    means = await exchanged(table, code)
+    means = await exchanged(table)
     proposals = [
-        exchange.decoded(side.stage, UNIT, exchange.proposed(side.stage, UNIT, code), code)
+        exchange.decoded(side.stage, UNIT, STEP, exchange.proposed(side.stage, UNIT, STEP))
         for side in (sides[0], sides[2], sides[4])
     ]
     expected = exchange.mean_proposal(proposals, [30, 50, 20])
@@ -104,12 +120,12 @@ async def test_an_envoy_that_does_not_deliver_is_named() -> None:
     a, b = Side("a0", 0, 30), Side("b1", 1, 50)
     table = Table(a, b)
     command = Exchange(6, STEP, UNIT, Round(1, 1), (a.envoy, b.envoy), 0.01)
-    a.mailbox.begin(command, exchange.proposed(a.stage, UNIT, "none").numel())
+    a.mailbox.begin(command, exchange.proposed(a.stage, UNIT, STEP).numel())
     table.sides.pop("at b1")
     table.away = "b1"
     links: Any = table
     with pytest.raises(ExceptionGroup) as broken:
-        await exchange.run_exchange(command, a.me, a.stage, "none", InlineDevice(lambda: 0.0), links, a.mailbox)
+        await exchange.run_exchange(command, a.me, a.stage, InlineDevice(lambda: 0.0), links, a.mailbox)
     found = broken.value.subgroup(RoundBroken)
     assert found is not None
     (error, *_) = found.exceptions
@@ -122,4 +138,14 @@ async def test_whoever_is_no_envoy_takes_no_part() -> None:
     command = Exchange(7, STEP, UNIT, Round(1, 1), (a.envoy,), 1.0)
     links: Any = Table(a, b)
     with pytest.raises(Refused, match="b1 is no envoy"):
-        await exchange.run_exchange(command, b.me, b.stage, "none", InlineDevice(lambda: 0.0), links, b.mailbox)
+        await exchange.run_exchange(command, b.me, b.stage, InlineDevice(lambda: 0.0), links, b.mailbox)
+
+
+async def test_of_a_unit_that_the_step_does_not_merge_nothing_travels() -> None:
+    a, b = Side("a0", 0, 30), Side("b1", 1, 50)
+    for side in (a, b):
+        side.stage.parameters = ()
+    table = Table(a, b)
+    means = await exchanged(table)
+    assert [mean.gradient.numel() for mean in means] == [0, 0]
+    assert (len({mean.digest for mean in means}), table.sent) == (1, [])

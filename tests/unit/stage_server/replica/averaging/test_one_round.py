@@ -39,6 +39,10 @@ class Sums:
     def part(self, step: int, unit: UnitName) -> Tensor:
         return self.sums
 
+    @property
+    def places(self) -> Sums:
+        return self
+
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
         return ()
 

@@ -42,6 +42,10 @@ class Numbers:
     def forget(self) -> None:
         self.number = 0.0
 
+    @property
+    def places(self) -> Numbers:
+        return self
+
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
         return ()
 

@@ -22,7 +22,7 @@ TOKENS = (30, 50)
 def outer_spec(stages: int, code: str, *, tied: bool = False) -> JobSpec:
     spec = spec_of(stages, config={"tie_word_embeddings": tied})
     averaging = spec.averaging.model_copy(update={"mode": "diloco"})
-    values = {"every_steps": 2, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0}
+    values = {"every_steps": 1, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0}
     outer = spec.outer.model_copy(update=values | {"compression": code})
     return spec.model_copy(update={"averaging": averaging, "outer": outer})
 
@@ -44,19 +44,19 @@ def test_bytes_that_travel_make_the_merge_of_one_process(code: str, stages: int,
     ours, twins = islands(spec), islands(spec)
     shares = [tokens / sum(TOKENS) for tokens in TOKENS]
     for stage in range(stages):
-        sent = {unit: [proposed(one[stage], unit, code) for one in ours] for unit in ours[0][stage].units}
+        sent = {unit: [proposed(one[stage], unit, 1) for one in ours] for unit in ours[0][stage].units}
         for unit, payloads in sent.items():
-            assert [one.numel() for one in payloads] == [proposal_bytes(ours[0][stage], unit, code)] * 2
+            assert [one.numel() for one in payloads] == [proposal_bytes(ours[0][stage], unit, 1)] * 2
         names = [name for name, _ in twins[0][stage].parameter_sizes()]
         proposals = [one[stage].propose(names) for one in twins]
         deltas = {name: compose([one[name] for one in proposals], shares) for name in names}
         for island in range(2):
             at = ours[island][stage]
             means = {
-                unit: mean_proposal((decoded(at, unit, one, code) for one in payloads), TOKENS)
+                unit: mean_proposal((decoded(at, unit, 1, one) for one in payloads), TOKENS)
                 for unit, payloads in sent.items()
             }
-            found = at.merge(at.version, merge_of(at, spec, means))
+            found = at.merge(at.version, merge_of(at, spec, 1, means))
             twin = twins[island][stage]
             assert found == twin.merge(twin.version, Merge(deltas, nesterov(0.7, 0.9), REPLACE))
 
@@ -65,7 +65,7 @@ def test_without_means_all_go_back_to_the_outer_weights() -> None:
     spec = outer_spec(1, "none")
     (one,), (fresh,) = islands(spec)[0], stages_of(spec)
     before = one.digest()
-    assert one.merge(one.version, merge_of(one, spec, {})) != before
+    assert one.merge(one.version, merge_of(one, spec, 1, None)) != before
     weights, start = one.capture(optimizer=False).weights, fresh.capture(optimizer=False).weights
     assert all(torch.equal(weights[name], start[name]) for name in start)
 
@@ -75,13 +75,13 @@ def test_a_joiner_that_replays_an_outer_step_part_by_part_has_the_bits_of_who_ma
     spec = outer_spec(1, "none")
     (one,), (joiner,) = islands(spec)[0], islands(spec)[0]
     means = {} if skip else {unit: torch.full((layout.elements,), 1e-3) for unit, layout in one.units.items()}
-    deltas = {name: delta.view(-1) for name, delta in one.gradients_of(means).items()} if means else {}
+    deltas = {name: delta.view(-1) for name, delta in one.places.gradients_of(means).items()} if means else {}
     step = one.version
-    made = one.merge(step, merge_of(one, spec, means))
+    made = one.merge(step, merge_of(one, spec, step, means if deltas else None))
     names = [name for name, _ in joiner.parameter_sizes()]
     for part in (names[:3], names[3:]):
         of_part = {name: deltas[name] for name in part if deltas}
-        joiner.replay_merge(step, part, merge_of_deltas(joiner, spec, part, of_part))
+        joiner.replay_merge(step, part, merge_of_deltas(joiner, spec, step, part, of_part or None))
     assert joiner.settle(step + 1) == made
 
 
@@ -91,8 +91,8 @@ def test_a_proposal_that_is_not_finite_makes_the_mean_not_finite() -> None:
     (unit,) = one.units
     with torch.no_grad():
         next(iter(one.module.parameters())).view(-1)[0] = math.inf
-    delta = decoded(one, unit, proposed(one, unit, "fp4"), "fp4")
-    assert not math.isfinite(sum(norm.squared_norm for norm in one.squared_norms(unit, delta)))
+    delta = decoded(one, unit, 1, proposed(one, unit, 1))
+    assert not math.isfinite(sum(norm.squared_norm for norm in one.places.squared_norms(unit, delta)))
 
 
 def test_bytes_of_another_size_are_refused() -> None:
@@ -100,4 +100,4 @@ def test_bytes_of_another_size_are_refused() -> None:
     (unit,) = one.units
     for more in (-1, 1):
         with pytest.raises(CorruptFrame):
-            decoded(one, unit, torch.zeros(proposal_bytes(one, unit, "int8") + more, dtype=torch.uint8), "int8")
+            decoded(one, unit, 1, torch.zeros(proposal_bytes(one, unit, 1) + more, dtype=torch.uint8))

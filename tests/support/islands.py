@@ -1,0 +1,105 @@
+"""Jobs with islands on the rig of simulated stage servers, and one process beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import torch
+
+from scheduler.jobs.job import Job
+from swarm.checkpoint.reader import Checkpoint
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.job.outer_log import OUTER_LOG, OuterRecord, read
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.reference.trainer import Trained, train_local
+from swarm.types import JobState, PeerId
+from tests.support.sim import loop as sim
+from tests.support.simulated import Done, Rig, Tokens, small_spec
+
+
+def diloco(source: Path, islands: int = 2, **changes: object) -> JobSpec:
+    changes = {
+        "islands__count": islands,
+        "averaging__mode": "diloco",
+        "outer__every_steps": 2,
+        "training__steps": 3,
+        "training__global_batch_sequences": 4 * islands,
+        "pipeline__stages": 2,
+        "data__validation_ratio": 0.005,
+        "training__eval_every_steps": 3,
+    } | changes
+    return resolve(small_spec(source, **changes), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+
+
+Story = Callable[[Rig, Job], Awaitable[None]]
+
+
+async def nothing(rig: Rig, job: Job) -> None:
+    pass
+
+
+def run(spec: JobSpec, tokens: Tokens, peers: int, story: Story = nothing, seed: int = 1) -> tuple[Job, Rig]:
+    """Play the job to its end while `story` goes on."""
+
+    async def main() -> tuple[Job, Rig]:
+        result = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, peers, tasks, Random(seed))
+                while len(rig.membership.idle_peers()) < peers:
+                    await asyncio.sleep(0.1)
+                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                telling = tasks.create_task(story(rig, job))
+                await telling
+                job = rig.jobs.registry.find(job.record.id)
+                await rig.finished(job)
+                result = job, rig
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        assert result is not None
+        return result
+
+    return sim.run(main(), seed=seed, limit_s=200.0)
+
+
+def twin(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord] = (), start: Checkpoint | None = None) -> Trained:
+    return train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log, start=start)
+
+
+def check(job: Job, expected: Trained) -> None:
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    assert job.record.weights_sha256 == expected.sha256
+    progress = job.progress
+    assert (progress.steps_done, progress.loss) == (len(expected.losses), expected.losses[-1])
+    assert progress.tokens > 0
+    last = expected.evaluations[-1]
+    assert (progress.evaluation_step, progress.evaluation_loss) == (last.version, last.loss)
+    assert job.newest is not None
+    assert job.newest.step == len(expected.losses)
+
+
+async def until(rig: Rig, job: Job, says: Callable[[Job], bool]) -> None:
+    while not says(job):
+        await asyncio.sleep(0.005)
+
+
+def in_the_second_step(job: Job) -> bool:
+    return job.progress.steps_done == 1
+
+
+def peers_of(job: Job, island: int) -> list[PeerId]:
+    """Those of its first stage."""
+    return [peer for peer, place in sorted(job.record.peers.items()) if place == island * len(job.spec.pipeline.split)]
+
+
+def log_of(job: Job) -> tuple[OuterRecord, ...]:
+    """What became of the islands, as the newest checkpoint says."""
+    assert job.newest is not None
+    with job.newest.open(f"model/{OUTER_LOG}") as file:
+        return read(file.read())
