@@ -27,6 +27,7 @@ SQLITE_ALONE = frozenset({
     "test_a_database_url_that_cannot_be_used_is_refused_with_what_can",
     "test_a_job_from_before_lookahead_keeps_plain_adamw",
     "test_a_database_that_takes_no_write_changes_nothing",
+    "test_an_error_about_a_database_leaves_out_its_passwords",
 })  # fmt: skip
 
 _create_engine = sa.create_engine
