@@ -14,7 +14,7 @@ import torch
 
 from client.cli import run
 from swarm.job.outer_log import OUTER_LOG, OuterRecord, read
-from swarm.reference.trainer import train_local
+from swarm.reference.trainer import Trained, train_local
 from tests.chaos import failing_scheduler
 from tests.chaos.relay import Relay
 from tests.chaos.trial import Broken, Job, Trial, Void
@@ -43,8 +43,8 @@ def islands_of(trial: Trial, job: Job) -> list[set[str]]:
     return found
 
 
-def proves(trial: Trial, job: Job) -> tuple[OuterRecord, ...]:
-    """The job ends with the weights of one process that repeats its log, which is given."""
+def proves(trial: Trial, job: Job) -> tuple[Trained, tuple[OuterRecord, ...]]:
+    """The job ends with the weights of one process that repeats its log: what that made, and the log."""
     view = trial.wait(job.id, 900.0)
     if view.state != "succeeded":
         raise Broken(f"the job is {view.state}: {view.reason}")
@@ -59,7 +59,7 @@ def proves(trial: Trial, job: Job) -> tuple[OuterRecord, ...]:
         raise Broken("the weights or the loss are not those of one process with the outer log")
     trial.microbatches += job.spec.training.steps * job.spec.training.microbatches
     trial.clean()
-    return log
+    return expected, log
 
 
 def an_island_is_killed_whole(folder: Path, seed: str, long: bool) -> Trial:
@@ -85,7 +85,7 @@ def an_island_is_killed_whole(folder: Path, seed: str, long: bool) -> Trial:
         )
         if trial.view(job).state != "running":
             raise Void("the job had ended before the island was back")
-        log = proves(trial, job)
+        _, log = proves(trial, job)
         trial.figures["without_it"] = sum(one.islands != (0, 1) for one in log)
         if not trial.figures["without_it"] or not any(one.begins for one in log):
             raise Broken(f"the log does not say that the island was away and began anew: {log}")
@@ -119,7 +119,7 @@ def an_island_is_cut_off(folder: Path, seed: str, long: bool) -> Trial:
                 if relay.counts().get("cut", 0) == before:
                     raise Void(f"no packet met the cut ({name})")
             lost = len(trial.said(trial.scheduler, "is lost"))
-            log = proves(trial, job)
+            _, log = proves(trial, job)
             if not lost or not log:
                 raise Void("no island was lost while it was cut off from all")
             return trial

@@ -12,12 +12,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ("scheduler", "stage_server", "client", "swarm")
-TESTS = sorted([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("benchmarks/tests/test_*.py")])
+TESTS = sorted([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("benchmarks/tests/**/test_*.py")])
 
 # All that benchmarks take from tests: the simulated system and real processes, chaos on them, the emulated network,
 # and the patches.
 LENT_TO_BENCHMARKS = (
-    *("tests.support", "tests.simulation.engine", "tests.chaos.trial", "tests.chaos.relay"),
+    *("tests.support", "tests.simulation.engine", "tests.chaos.trial", "tests.chaos.relay", "tests.chaos.islands"),
     "tests.mutations.catalogue",
 )
 
