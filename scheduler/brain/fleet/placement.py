@@ -51,16 +51,20 @@ def homes_of(candidates: Sequence[Candidate], islands: int, min_replicas: int, n
     """The home of each place of a job with islands, whose stages need so many bytes each; () if sites do not matter.
 
     Each site that can serve an island alone is home to one, the largest first; then to a second one, and so on. Islands
-    that are left go to smaller sites, which peers without a site may complete, and then to such peers alone ("").
+    that are left go to smaller sites, which peers without a site may complete, and then to such peers alone (""). Only
+    those count for the size of a site that some stage fits.
     """
-    by_site = _by_site(candidates)
+    by_site = _by_site(one for one in candidates if one.holds(min(needs)))
     sites = sorted(by_site, key=lambda site: (-len(by_site[site]), site))
     if islands == 1 or not sites:
         return ()
     homes: list[str] = []
-    for each in range(1, islands + 1):
-        several = tuple(needs) * each
-        homes += [s for s in sites if place(by_site[s], len(several), min_replicas, several).plan is not None]
+    able = sites
+    while able and len(homes) < islands:  # a site that cannot serve two islands cannot serve three
+        several = tuple(needs) * (homes.count(able[0]) + 1)
+        able = [s for s in able if len(by_site[s]) >= len(several) * min_replicas]
+        able = [s for s in able if place(by_site[s], len(several), min_replicas, several).plan is not None]
+        homes += able
     homes += [site for site in sites if site not in homes]
     homes = sorted(homes[:islands]) + [""] * (islands - len(homes))
     return tuple(home for home in homes for _ in needs)
@@ -111,7 +115,7 @@ def place(
         if fitting:
             members[_neediest(members, fitting)].append(one)
 
-    aside = "".join(f"; {reason}" for reason in sorted(useless))
+    aside = "".join(f"; {reason}" for reason in sorted({*useless}))
     if any(homes):
         aside += f"; the stage servers of an island are of one site, here {', '.join(sorted({*homes} - {''}))}"
     if per_inviter:
@@ -182,14 +186,17 @@ def _must_have(
     # First what every stage must have. Big stages choose first, and nobody takes a peer that could hold more than
     # others can: a peer that can hold a stage can hold all smaller ones, so nothing is lost by that.
     demanding = sorted(range(stages), key=lambda stage: (-needs[stage], stage))
-    for level in range(min_replicas):
-        for stage in demanding:
-            able = [entry for entry in free if stage in entry[1] and _takes(members[stage], entry[0], per_inviter)]
-            if len(members[stage]) <= level and able:
-                left = Counter(entry[0].inviter for entry in free) if per_inviter else Counter[str]()
-                chosen = min(able, key=lambda entry: (len(entry[1]), -left[entry[0].inviter]))
-                free.remove(chosen)
-                members[stage].append(chosen[0])
+    levels = range(min_replicas)
+    turns = [(level, stage) for level in levels for stage in demanding]
+    if per_inviter:  # Stage by stage: each leaves as many inviters to the next as it can.
+        turns = [(level, stage) for stage in demanding for level in levels]
+    for level, stage in turns:
+        able = [entry for entry in free if stage in entry[1] and _takes(members[stage], entry[0], per_inviter)]
+        if len(members[stage]) <= level and able:
+            left = Counter(entry[0].inviter for entry in free) if per_inviter else Counter[str]()
+            chosen = min(able, key=lambda entry: (len(entry[1]), -left[entry[0].inviter]))
+            free.remove(chosen)
+            members[stage].append(chosen[0])
     return members, [one for one, _ in free], useless
 
 

@@ -123,7 +123,7 @@ def handed_over(roster: Roster, version: int) -> list[tuple[int, PeerId]]:
     """Who leaves which island with `version`, so that it is of one site.
 
     Where an island has `limits.min_replicas` for each stage of a site that is at no other island, those stay, and those
-    of sites that are at others go.
+    of sites that are at others go. A site that they leave is at one island fewer, so nobody leaves its last one.
     """
     least, able = _able(roster, version)
     sites = {island: {one.site for pool in pools for one in pool} - {""} for island, pools in able.items()}
@@ -132,6 +132,7 @@ def handed_over(roster: Roster, version: int) -> list[tuple[int, PeerId]]:
         elsewhere = {site for other, found in sites.items() if other != island for site in found}
         if any(_enough(pools, site, least) for site in sites[island] - elsewhere):
             leaves += [(island, one.peer) for pool in pools for one in pool if one.site in elsewhere]
+            sites[island] -= elsewhere
     return leaves
 
 

@@ -427,3 +427,10 @@ def test_a_job_that_waits_starts_with_no_majority_of_one_inviter() -> None:
     assert job.plan(some).plan is None
     assert len(job.least(some)) == 2
     assert job.plan([*some, replace(peers("e")[0], inviter="y")]).plan is not None
+
+
+def test_room_for_all_that_a_job_with_a_quota_needs_is_enough() -> None:
+    """Each stage needs one of a and one of d, so the one that stays idle is of d."""
+    invited = [replace(one, inviter=who) for one, who in zip(peers(*"tuvwxyz"), "aabcddd", strict=True)]
+    job = replace(waiting(B, 2), min_replicas=3, per_inviter=1, room=6)
+    assert len(job.plan(invited).plan or {}) == 6

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from scheduler.brain.fleet import placement
 from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, whole_sites
-from swarm.types import PeerId
+from swarm.types import Decision, PeerId
 
 
 def peers(*names: str) -> list[Candidate]:
@@ -127,6 +130,33 @@ def test_a_pinned_peer_serves_its_stage_at_its_site() -> None:
     assert at_home(replace(pinned, pinned_stage=-1), homes, 2).pinned_stage == -1
 
 
+def test_an_island_that_is_left_goes_to_a_site_whose_peers_hold_some_stage() -> None:
+    small = [replace(one, memory_bytes=1) for one in at(rome=5)]
+    candidates = [*at(lyon=2, berlin=1, nowhere=1), *small]
+    homes = homes_of(candidates, 2, 1, (10, 10))
+    assert homes == ("berlin", "berlin", "lyon", "lyon")
+    assert place(candidates, 4, 1, (10,) * 4, homes).plan is not None
+
+
+def test_a_site_is_asked_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job waits on the loop that all peers are served by."""
+    asked: list[int] = []
+
+    def counting(peers: Sequence[Candidate], stages: int, *rest: Any) -> Decision[dict[PeerId, int]]:
+        asked.append(stages)
+        return place(peers, stages, *rest)
+
+    monkeypatch.setattr(placement, "place", counting)
+    homes_of(at(lyon=9, berlin=5, rome=1, oslo=1), 3, 1, (0, 0))
+    assert asked == [2, 2, 4, 4], "rome and oslo are too small for one, and three islands are found"
+
+
+def test_a_site_without_an_island_is_named_once() -> None:
+    candidates = at(rome=2, lyon=3, berlin=4)
+    reason = place(candidates, 4, 1, homes=homes_of(candidates, 2, 1, (0, 0))).reason
+    assert reason.count("no island is at rome") == 1
+
+
 @given(st.lists(st.sampled_from(["", "a", "b", "c"]), max_size=14), st.integers(2, 3), st.integers(1, 2), st.randoms())
 def test_no_island_has_two_sites_and_order_does_not_matter(sites, count, stages, rng) -> None:
     candidates = [Candidate(PeerId(f"p{number:02}"), site=site) for number, site in enumerate(sites)]
@@ -182,6 +212,7 @@ def test_a_pinned_peer_counts_among_those_of_its_inviter() -> None:
     assert "m1 is pinned to stage 0, where others are of its inviter" in decision.reason
 
 
+@example({"a": 1, "b": 2, "c": 1, "d": 2}, 2, 3)  # a b d and b c d
 @given(
     st.dictionaries(st.sampled_from("abcde"), st.integers(1, 9), min_size=1),
     st.integers(1, 4),

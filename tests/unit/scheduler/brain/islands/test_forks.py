@@ -97,3 +97,10 @@ def test_those_whose_site_is_at_another_island_leave_one_that_is_whole_without_t
     apart = lyon | {peer: "berlin" for peer in lyon if peer.startswith("i1")} | {"i0-s0-0": "berlin"}
     strayed = loaded(apart | {"i0-s1-0": "berlin"}, islands=2).brain._roster
     assert handed_over(strayed, 3) == [(0, "i0-s0-0"), (0, "i0-s1-0")], "they have an island"
+
+
+def test_the_founders_keep_an_island_where_two_other_sites_have_joined() -> None:
+    lyon = {f"i{i}-s{stage}-{number}": "lyon" for i in range(2) for stage in range(2) for number in range(2)}
+    joined = {"i0-s0-0": "berlin", "i0-s1-0": "berlin", "i1-s0-0": "paris", "i1-s1-0": "paris"}
+    roster = loaded(lyon | joined, islands=2).brain._roster
+    assert handed_over(roster, 3) == [(0, "i0-s0-1"), (0, "i0-s1-1")], "lyon is at island 1 alone then"
