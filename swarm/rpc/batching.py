@@ -19,7 +19,8 @@ from swarm.rpc.mapping import parse
 from swarm.wire import session_pb2
 
 TOGETHER_MAX: Final = 64  # messages
-TOGETHER_BYTES_MAX: Final = 64 << 10  # once a batch has this many, nothing is added
+TOGETHER_BYTES_MAX: Final = 64 << 10  # nothing is added beyond it; a larger message travels alone
+WAITING_BYTES_MAX: Final = 1 << 20  # with this many waiting, whoever puts waits too
 UNHURRIED_S: Final = 0.005  # how long something may wait for company
 
 _MORE = b"\x92\x03"  # the key of the field `more`, which both kinds have: 50 << 3 | 2, as a varint
@@ -43,6 +44,7 @@ class Batches:
     def __init__(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         self._write = write
         self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
         self._failure: Exception | None = None
         self._ended = False
         self._over = asyncio.Event()  # everything is written, or writing has failed
@@ -52,13 +54,14 @@ class Batches:
 
     async def put(self, message: bytes, *, hurry: bool = True) -> None:
         """Append a message once there is room; raises what `write` raised of an earlier one."""
-        while len(self._waiting) >= TOGETHER_MAX and not self._over.is_set():
+        while self._is_full() and not self._over.is_set():
             self._due.set()
             self._room.clear()
             await self._room.wait()
         if self._failure is not None:
             raise self._failure
         self._waiting.append(message)
+        self._waiting_bytes += len(message)
         if hurry:
             self._due.set()
         elif self._moment is None:
@@ -94,11 +97,17 @@ class Batches:
     def _batch(self) -> bytes:
         first = self._waiting.popleft()
         batch, size_bytes = [first], len(first)
-        while self._waiting and len(batch) < 3 * TOGETHER_MAX - 2 and size_bytes < TOGETHER_BYTES_MAX:
+        while self._waiting and len(batch) < 3 * TOGETHER_MAX - 2:
+            if size_bytes + len(self._waiting[0]) >= TOGETHER_BYTES_MAX:
+                break
             message = self._waiting.popleft()
             batch += (_MORE, encode_varint(len(message)), message)
             size_bytes += len(message)
+        self._waiting_bytes -= size_bytes
         return b"".join(batch)
+
+    def _is_full(self) -> bool:
+        return len(self._waiting) >= TOGETHER_MAX or self._waiting_bytes >= WAITING_BYTES_MAX
 
     def _forget_moment(self) -> None:
         if self._moment is not None:

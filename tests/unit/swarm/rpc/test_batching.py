@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from swarm.errors import CorruptFrame
-from swarm.rpc.batching import TOGETHER_BYTES_MAX, TOGETHER_MAX, UNHURRIED_S, Batches, parts
+from swarm.rpc.batching import TOGETHER_BYTES_MAX, TOGETHER_MAX, UNHURRIED_S, WAITING_BYTES_MAX, Batches, parts
+from swarm.rpc.channel import MAX_MESSAGE_BYTES
 from swarm.wire import session_pb2
 from tests.support.sim import loop as sim
 
@@ -87,32 +88,50 @@ def test_a_batch_has_its_limits_and_the_rest_follows() -> None:
         await put_all(batches, messages)
         await batches.finish()
         await writing
-        assert [
-            len(data) for data in line.written if len(data) > TOGETHER_BYTES_MAX + max(map(len, messages)) + 9
-        ] == []
+        assert max(map(len, line.written)) <= TOGETHER_BYTES_MAX + 6 * TOGETHER_MAX
         return [len(list(parts(session_pb2.Event, data))) for data in line.written]
 
     many = sim.run(main([beat(number) for number in range(3 * TOGETHER_MAX)]), seed=0)
     assert sum(many) == 3 * TOGETHER_MAX
     assert max(many) == TOGETHER_MAX
-    large = sim.run(main([beat(0, padding=TOGETHER_BYTES_MAX // 2)] * 8), seed=0)
+    large = sim.run(main([beat(0, padding=TOGETHER_BYTES_MAX // 2 - 50)] * 8), seed=0)
     assert sum(large) == 8
     assert max(large) == 2
 
 
-def test_a_writer_that_is_held_up_holds_back_whoever_puts() -> None:
+def test_the_largest_message_travels_alone_behind_small_ones() -> None:
+    async def main() -> list[int]:
+        line = Line()
+        batches = Batches(line.write)
+        await put_all(batches, [bytes(1000)] * 60 + [bytes(MAX_MESSAGE_BYTES)])
+        writing = asyncio.ensure_future(batches.write_all())
+        await batches.finish()
+        await writing
+        return [len(data) for data in line.written]
+
+    written = sim.run(main(), seed=0)
+    assert written[-1] == MAX_MESSAGE_BYTES
+    assert len(written) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "waiting_max"),
+    [(beat(1), TOGETHER_MAX), (bytes(WAITING_BYTES_MAX // 8), 8), (bytes(MAX_MESSAGE_BYTES), 1)],
+    ids=["small", "large", "largest"],
+)
+def test_a_writer_that_is_held_up_holds_back_whoever_puts(message: bytes, waiting_max: int) -> None:
     async def main() -> int:
         line = Line(seconds=1e3)
         batches = Batches(line.write)
         writing = asyncio.ensure_future(batches.write_all())
-        putting = asyncio.ensure_future(put_all(batches, [beat(number) for number in range(10 * TOGETHER_MAX)]))
+        putting = asyncio.ensure_future(put_all(batches, [message] * 10 * TOGETHER_MAX))
         await asyncio.sleep(1.0)
         assert not putting.done()
         putting.cancel()
         writing.cancel()
         return len(batches._waiting)
 
-    assert sim.run(main(), seed=0) <= TOGETHER_MAX
+    assert sim.run(main(), seed=0) == waiting_max
 
 
 def test_what_a_write_raises_reaches_whoever_puts_and_whoever_finishes() -> None:
