@@ -173,6 +173,9 @@ class Allocator:
             if unfit := self._unfit(job, peer.peer):
                 return Decision(None, unfit)
             sent = {**loading, **coming}
+            if isinstance(run.brain, IslandsBrain):
+                sites = {one: known.hello.site for one in sent if (known := self._membership.get(one))}
+                return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent, sites)
             return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent)
 
         split, brain = split_of(job.spec), run.brain

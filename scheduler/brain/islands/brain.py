@@ -191,10 +191,15 @@ class IslandsBrain:
         return island not in self._roster.lost and self._roster.islands[island].admits(hello)
 
     def where_to_join(
-        self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int] = MappingProxyType({})
+        self,
+        idle: Candidate,
+        fitting: Iterable[int],
+        now_s: float,
+        coming: Mapping[PeerId, int] = MappingProxyType({}),
+        sites: Mapping[PeerId, str] = MappingProxyType({}),
     ) -> Decision[int]:
         """A stage of the island with the fewest replicas. Which island it will be is settled when the peer comes."""
-        return self._roster.where_to_join(idle, fitting, now_s, coming)
+        return self._roster.where_to_join(idle, fitting, now_s, coming, sites)
 
     def situation(self, now_s: float) -> Situation:
         """All islands as one situation; its sentence gives the reason why each waits."""

@@ -36,7 +36,6 @@ class Roster:
     least: int
     lost: dict[int, str] = field(default_factory=dict)  # islands that are not at work, and why
     island_of: dict[PeerId, int] = field(default_factory=dict)
-    _sent: dict[PeerId, str] = field(default_factory=dict)  # the sites of those that are on their way
     _given: dict[int, int] = field(default_factory=dict)  # the newest timeline that was meant for a next life
 
     # The arrows ------------------------------------------------------------------------------------------------------
@@ -137,42 +136,56 @@ class Roster:
 
     def admit(self, replica: ReplicaRecord) -> None:
         """The peer joins: settle in which island."""
-        self._sent.pop(replica.peer, None)
-        self.island_of[replica.peer] = self._nearest(replica.site, [replica.stage])[0]
-
-    def _nearest(
-        self, site: str, stages: Iterable[int], sent: Mapping[int, Mapping[PeerId, int]] = MappingProxyType({})
-    ) -> list[int]:
-        """The islands, those that are open to the site first, and of those the neediest."""
-        able = self.open_to(site)
-        return sorted(self.neediest(stages, sent), key=lambda island: island not in able)
+        able = self.open_to(replica.site) or self.present
+        self.island_of[replica.peer] = next(one for one in self.neediest([replica.stage]) if one in able)
 
     def where_to_join(
-        self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int]
+        self,
+        idle: Candidate,
+        fitting: Iterable[int],
+        now_s: float,
+        coming: Mapping[PeerId, int],
+        sites: Mapping[PeerId, str] = MappingProxyType({}),
     ) -> Decision[int]:
-        """A stage of the island with the fewest replicas, of those that are open to the peer's site."""
+        """A stage of the island with the fewest replicas, of those that are open to the peer's site.
+
+        `sites` has where those are that are `coming`. Those of one site come to one island.
+        """
         islands = self.at_work()
         sent: dict[int, dict[PeerId, int]] = {number: {} for number in islands}
+        alike: dict[int, list[int]] = {number: [] for number in islands}  # the stages of those of the peer's site
         for peer, stage in coming.items():  # as if all came now
             if not any(one.is_joining(peer) or one.stage_of(peer) is not None for one in islands.values()):
-                sent[self._nearest(self._sent.get(peer, ""), [stage], sent)[0]][peer] = stage
+                site = sites.get(peer, "")
+                able = self._open_to(site, (n for n in islands if any(sites.get(one) == site for one in sent[n])))
+                island = next(one for one in self.neediest([stage], sent) if one in (able or islands))
+                sent[island][peer] = stage
+                if site == idle.site:
+                    alike[island].append(stage)
         fits = list(fitting)
         decision: Decision[int] = Decision(None, f"no island is at {idle.site}, where it is")
-        for island in (one for one in self.neediest(self._stages, sent) if one in self.open_to(idle.site)):
-            lacking = self._lacking(island, idle.site, fits, sent[island])
+        able = self._open_to(idle.site, (island for island in islands if alike[island]))
+        for island in (one for one in self.neediest(self._stages, sent) if one in able):
+            lacking = self._lacking(island, idle.site, fits, alike[island])
             decision = islands[island].where_to_join(idle, lacking, now_s, sent[island])
             if decision.plan is not None:
-                self._sent[idle.peer] = idle.site
                 break
         return decision
 
-    def _lacking(self, island: int, site: str, fitting: Sequence[int], coming: Mapping[PeerId, int]) -> Sequence[int]:
+    def _open_to(self, site: str, joined: Iterable[int]) -> list[int]:
+        """The islands that a peer of a site may join, if others of its site are on their way to those `joined`."""
+        able = self.open_to(site)
+        if not site or any(self.home(island) == site for island in able):
+            return able
+        return [island for island in joined if island in able] or able
+
+    def _lacking(self, island: int, site: str, fitting: Sequence[int], coming: Sequence[int]) -> Sequence[int]:
         """Of the stages, those with the fewest of a site that is not the island's own: it needs one for each stage."""
         if not site or self.home(island) in ("", site):
             return fitting
         counts = Counter(dict.fromkeys(fitting, 0))
         counts.update(stage for stage in fitting for one in self.islands[island].present(stage) if one.site == site)
-        counts.update(stage for peer, stage in coming.items() if stage in counts and self._sent.get(peer) == site)
+        counts.update(stage for stage in coming if stage in counts)
         return [stage for stage, count in counts.items() if count == min(counts.values())]
 
     @property

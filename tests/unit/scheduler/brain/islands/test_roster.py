@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.brain.fleet.placement import Candidate
-from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.roster import Roster
 from swarm.types import PeerId
 from tests.simulation.engine.islands import Shape, World
@@ -58,5 +58,22 @@ def test_those_of_another_site_spread_over_the_stages() -> None:
     two.lose(1, "gone")
     first = two.where_to_join(Candidate(PeerId("x"), site="berlin"), [0, 1], 1.0, {}).plan
     assert first is not None
-    second = two.where_to_join(Candidate(PeerId("y"), site="berlin"), [0, 1], 1.0, {PeerId("x"): first}).plan
+    coming, sites = {PeerId("x"): first}, {PeerId("x"): "berlin"}
+    second = two.where_to_join(Candidate(PeerId("y"), site="berlin"), [0, 1], 1.0, coming, sites).plan
     assert second == 1 - first
+
+
+def test_two_of_a_new_site_that_come_together_join_one_island() -> None:
+    """Each went to the first stage, of another island each, so neither island became theirs."""
+    two = roster(i0="lyon", i1="lyon")
+    coming: dict[PeerId, int] = {}
+    for name in ("x", "y", "z"):
+        sites = dict.fromkeys(coming, "berlin")
+        plan = two.where_to_join(Candidate(PeerId(name), site="berlin"), [0, 1], 1.0, coming, sites).plan
+        assert plan is not None
+        coming[PeerId(name)] = plan
+    assert {coming[PeerId("x")], coming[PeerId("y")]} == {0, 1}
+    for peer, stage in coming.items():
+        two.admit(ReplicaRecord(peer, 1, "", stage, site="berlin"))
+        two.islands[two.island_of[peer]].step(Join(ReplicaRecord(peer, 1, "", stage, site="berlin")), 1.0)
+    assert len({two.island_of[peer] for peer in coming}) == 1
