@@ -15,7 +15,15 @@ from google.protobuf.message import Message
 
 from client.records import Checkpoint, Job, Peer, Step, record
 from client.shell import Shell
-from swarm.errors import ERROR_BY_CODE, IncompatibleVersion, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
+from swarm.errors import (
+    ERROR_BY_CODE,
+    Crowded,
+    IncompatibleVersion,
+    NotAdmitted,
+    SchedulerUnreachable,
+    SwarmError,
+    WrongSwarm,
+)
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.identity import Identity
 from swarm.pki.names import scheduler_of
@@ -183,17 +191,31 @@ class Scheduler:
         reply: pb.ShardList = self._call(self._stub.MissingShards, pb.ShardList(shards=shards))
         return list(reply.shards)
 
-    def put_shard(self, shard: pb.Shard, payload: Iterable[bytes]) -> None:
-        """Send one shard; `payload` yields its bytes in chunks of at most 1 MiB."""
+    def put_shard(
+        self, shard: pb.Shard, payload: Callable[[], Iterable[bytes]], say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Send one shard; `payload` gives its bytes, from the start, in chunks of at most 1 MiB.
+
+        It waits while too many are being sent, and `say` hears of that.
+        """
 
         def chunks() -> Iterator[pb.ShardChunk]:
             yield pb.ShardChunk(shard=shard)
-            for piece in payload:
+            for piece in payload():
                 yield pb.ShardChunk(payload=piece)
 
         timeout_s = max(self.timeout_s, SECONDS_PER_MIB * shard.size_bytes / CHUNK_BYTES)
-        with self._translated():
-            self._stub.PutShard(chunks(), timeout=timeout_s)
+        waits = False
+        while True:
+            try:
+                with self._translated():
+                    self._stub.PutShard(chunks(), timeout=timeout_s)
+                return
+            except Crowded as error:
+                if not waits:
+                    say(f"{error.message}; waiting for a place")
+                waits = True
+                time.sleep(REDIAL_S)
 
     def submit(self, request: pb.SubmitRequest) -> Job:
         # From a checkpoint, sent along or of another job: the scheduler reads all of it first.
@@ -218,17 +240,24 @@ class Scheduler:
     def follow(self, job: str, say: Callable[[str], None]) -> Iterator[Job]:
         """The job until it ends, over as many connections as it takes.
 
-        `say` hears that the scheduler does not answer; SchedulerUnreachable once that has taken a call's deadline.
+        `say` hears that the scheduler does not answer; SchedulerUnreachable once that has taken a call's deadline. It
+        also hears that too many follow, which is waited for.
         """
         lost_s: float | None = None
+        waits = False
         while True:
             try:
                 for view in self.watch(job):
-                    lost_s = None
+                    lost_s, waits = None, False
                     yield view
                     if view.has_ended:
                         return
                 return
+            except Crowded as error:
+                if not waits:
+                    say(f"the job goes on, but {error.message}; waiting for a place")
+                lost_s, waits = None, True
+                time.sleep(REDIAL_S)
             except SchedulerUnreachable:
                 now_s = time.monotonic()
                 if lost_s is None:

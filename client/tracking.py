@@ -167,7 +167,9 @@ class WandB:
         self.place = "Weights & Biases"
         self._known_ms: dict[int, int] = {}  # when the steps were made that somebody wrote before
         name = file_name(job.id)
-        if unsent := sorted(folder.glob(f"wandb/offline-run-*-{name}")):
+        kept = sorted(folder.glob(f"wandb/offline-run-*-{name}"))
+        # `wandb sync` leaves the folder and notes beside the run that it has sent it.
+        if unsent := [one for one in kept if not any(one.glob("*.wandb.synced"))]:
             raise NotAllowed(
                 f"{unsent[0]} has steps that were not sent: their curves would be drawn twice",
                 hint=f"send it and go on there: wandb sync {unsent[0]}; or remove it: rm -r {unsent[0]}",

@@ -121,6 +121,9 @@ def stage_server(
     """Serve a stage of the job that the scheduler assigns: compute microbatches, average gradients, hold weights."""
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if proxy:
+        # Else gRPC dials past it whatever no_proxy names.
+        os.environ["no_grpc_proxy"] = ""  # noqa: SIM112  # gRPC reads no other
     if (
         broker
         and scheduler

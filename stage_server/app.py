@@ -112,7 +112,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         thread = ThreadDevice(device_name, threads)
         stack.callback(thread.close)
         device: Device = thread if harm is None else HarmedDevice(thread, harm)
-        paths = Paths(proxy=options.proxy, host=(options.listen or "127.0.0.1:0").rpartition(":")[0])
+        paths = Paths(proxy=options.proxy, host=options.address(0).rpartition(":")[0])
         dialled = GrpcPeerLinks(metrics, on_wire=None if harm is None else harm.garble, wallet=wallet, paths=paths)
         links: PeerLinks = dialled if harm is None else HarmedLinks(dialled, harm)
         stack.push_async_callback(links.close)

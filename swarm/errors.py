@@ -171,6 +171,12 @@ class QuotaReached(NotAllowed):
     code = "E1001"
 
 
+class Crowded(NotAllowed):
+    """As many do the same as may at a time; the next one may in a moment."""
+
+    code = "E1002"
+
+
 class JobFailed(SwarmError):
     """The job ended without success; the message names the stage or peer and why."""
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/\"'<>]{1,500}@")
 _SECRET_IN_QUERY = re.compile(
-    r"([?&;][\w.~%-]{0,40}(?:passw(?:or)?d|passphrase|pwd|secret|token|key|sig|signature|credential|auth)=)[^\s&;#\"'<>\\]{1,4096}",
+    r"([?&;#][\w.~%-]{0,40}(?:passw(?:or)?d|passphrase|pwd|secret|token|key|sig|signature|credential|auth)=)[^\s&;#\"'<>\\]{1,4096}",
     re.IGNORECASE | re.ASCII,
 )
 _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])")

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from client.connection import CHUNK_BYTES, Scheduler
@@ -53,11 +54,10 @@ def upload(shell: Shell, scheduler: Scheduler, files: Mapping[str, File], what: 
     if not lacking:
         shell.say(f"the scheduler has the {what} already")
         return listed
-    total_bytes, sent_bytes = sum(file.size_bytes for file in lacking), 0
+    total_bytes, before_bytes = sum(file.size_bytes for file in lacking), 0
     with bytes_bar(shell, "uploading") as advance:
 
-        def pieces(file: File) -> Iterator[bytes]:
-            nonlocal sent_bytes
+        def pieces(file: File, sent_bytes: int) -> Iterator[bytes]:
             with io.BytesIO(file.content) if isinstance(file.content, bytes) else file.content.open("rb") as opened:
                 while piece := opened.read(CHUNK_BYTES):
                     yield piece
@@ -65,7 +65,8 @@ def upload(shell: Shell, scheduler: Scheduler, files: Mapping[str, File], what: 
                     advance(sent_bytes, total_bytes)
 
         for file in lacking:
-            scheduler.put_shard(file.shard, pieces(file))
+            scheduler.put_shard(file.shard, partial(pieces, file, before_bytes), shell.say)
+            before_bytes += file.size_bytes
     there = len(by_hash) - len(lacking)
     known = f"; {there} of {len(by_hash)} files were there" if there else ""
     shell.say(f"uploaded {size(total_bytes)} of {what}{known}")

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from swarm.errors import INTERRUPTED
 
 FILES_WANTED = 1 << 16
+FILES_OF_MACOS = 10_240  # it lets nobody have more, whatever limit it shows
 PRIVATE_UMASK = 0o077  # texts, weights and logs are for their owner alone: folders 0700, files 0600
 
 
@@ -25,9 +26,12 @@ def open_more_files() -> None:
     """Raise that as far as the system lets us: many shells begin with 1024, which one stranger can dial."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # macOS has a limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    for limit in (wanted, FILES_OF_MACOS):
+        if soft == resource.RLIM_INFINITY or soft >= limit:
+            return
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return
 
 
 @contextmanager

@@ -244,7 +244,7 @@ def test_followers_are_bounded_and_nobody_else_is_held_up(cluster: Cluster) -> N
             followed.append(stub.Watch(pb.JobRequest(job=job), timeout=60))
             next(followed[-1])
         code, text = refused(lambda: next(cluster.jobs.Watch(pb.JobRequest(job=job), timeout=10)))
-        assert (code, f"{FOLLOWERS_MAX} calls follow" in text) == ("E1000", True)
+        assert (code, f"{FOLLOWERS_MAX} calls follow" in text) == ("E1002", True)
         began_s = time.monotonic()
         cluster.jobs.Version(pb.VersionRequest(), timeout=10)
         assert time.monotonic() - began_s < TURN_S_MAX

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from scheduler.brain.members.projects import Person
-from swarm.errors import NotAllowed
+from swarm.errors import Crowded
 
 
 class Places:
@@ -22,7 +22,7 @@ class Places:
 
     @contextmanager
     def taken(self, person: Person) -> Iterator[None]:
-        """A place while the block runs; NotAllowed if there is none."""
+        """A place while the block runs; Crowded if there is none."""
         self.take(person)
         try:
             yield
@@ -30,11 +30,11 @@ class Places:
             self.leave(person)
 
     def take(self, person: Person) -> None:
-        """Take a place; NotAllowed if there is none."""
+        """Take a place; Crowded if there is none."""
         if person.name and self._taken[person] >= self._most_of_one:
-            raise NotAllowed(f"{self._most_of_one} of your {self._what} already", hint="end some of them")
+            raise Crowded(f"{self._most_of_one} of your {self._what} already", hint="end some of them")
         if self._taken.total() >= self._most:
-            raise NotAllowed(f"{self._most} {self._what} already", hint="try again in a moment")
+            raise Crowded(f"{self._most} {self._what} already", hint="try again in a moment")
         self._taken[person] += 1
 
     def leave(self, person: Person) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from rich.console import Console
 
-from client.connection import printed
+from client import connection
+from client.connection import Scheduler, printed
 from client.records import Job, Peer, record
 from client.views import job_table, jobs_table, peers_table
+from swarm.errors import Crowded
 from swarm.wire import jobs_pb2 as pb
 
 EVIL = "\x1b]0;owned\x07\x1b[2J[/x][bold]\u202e"
@@ -34,3 +40,40 @@ def test_maps_and_numbers_of_a_reply_stay() -> None:
     explanation = pb.Explanation(kind="job", facts=[pb.Fact(topic="a\n", text="b", numbers={"x\n": 1.0})])
     shown = printed(explanation)
     assert (shown.facts[0].topic, dict(shown.facts[0].numbers)) == ("a ", {"x\n": 1.0})
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
+    monkeypatch.setattr(connection, "REDIAL_S", 0.0)
+    with Scheduler("127.0.0.1:1", 1.0) as made:
+        yield made
+
+
+def test_a_file_waits_for_a_place_and_is_sent_from_its_start(scheduler: Scheduler) -> None:
+    """Of a sweep that submits all at once, the seventeenth job ended with an error."""
+    tries, said = [], list[str]()
+
+    def put(chunks: Iterator[pb.ShardChunk], timeout: float) -> None:
+        tries.append(b"".join(chunk.payload for chunk in chunks))
+        if len(tries) < 3:
+            raise Crowded("16 of your files are being uploaded already")
+
+    scheduler._jobs = SimpleNamespace(PutShard=put)
+    scheduler.put_shard(pb.Shard(), lambda: iter([b"a", b"b"]), said.append)
+    assert tries == [b"ab"] * 3
+    assert said == ["16 of your files are being uploaded already; waiting for a place"]
+
+
+def test_whoever_follows_waits_for_a_place_as_the_job_goes_on(scheduler: Scheduler) -> None:
+    tries, said = [], list[str]()
+
+    def watch(request: Any) -> Iterator[pb.JobView]:
+        tries.append(request.job)
+        if len(tries) < 3:
+            raise Crowded("64 of your calls follow jobs already")
+        yield pb.JobView(id="job", state="succeeded")
+
+    scheduler._jobs = SimpleNamespace(Watch=watch)
+    assert [view.id for view in scheduler.follow("job", said.append)] == ["job"]
+    assert len(tries) == 3
+    assert said == ["the job goes on, but 64 of your calls follow jobs already; waiting for a place"]

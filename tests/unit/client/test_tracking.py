@@ -141,7 +141,12 @@ def test_steps_that_were_not_sent_to_weights_and_biases_are_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", FakeWandB())
-    (tmp_path / "wandb" / "offline-run-20260101_000000-job").mkdir(parents=True)
+    run = tmp_path / "wandb" / "offline-run-20260101_000000-job"
+    (run / "files").mkdir(parents=True)
+    (run / "files" / "requirements.txt").write_text("")
+    (run / "run-job.wandb").write_bytes(b"steps")
     with pytest.raises(NotAllowed, match="were not sent") as caught:
         TRACKERS["wandb"](Job(id="job"), tmp_path)
     assert "wandb sync" in caught.value.hint
+    (run / "run-job.wandb.synced").write_bytes(b"")  # what `wandb sync` leaves
+    TRACKERS["wandb"](Job(id="job"), tmp_path)

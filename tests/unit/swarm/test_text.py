@@ -78,6 +78,7 @@ def test_a_time_span_that_is_not_known_is_a_dash() -> None:
         ("postgresql+psycopg://a:SECRET@h/db?sslkey=SECRET;sslPassword=SECRET#x", None),
         ('{"dir":"s3://b/c?X-Amz-Security-Token=SECRET\\"","to":"https://h/?x_api_key=SECRET"}', None),
         ("https://h/?a=1&sig=SEC%2FRET)", "https://h/?a=1&sig=…"),
+        ("https://h/cb#access_token=SECRET&state=x", None),
         ("https://h/?page=2&tokens=3&keyword=x design=1", "https://h/?page=2&tokens=3&keyword=x design=1"),
     ],
 )

@@ -97,7 +97,10 @@ def test_a_proxy_leads_to_other_islands_and_nowhere_else() -> None:
     asyncio.run(main())
 
 
-def test_stage_servers_dial_through_it() -> None:
+def test_stage_servers_dial_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.0/8")
+    monkeypatch.setenv("no_grpc_proxy", "")  # as `swarm stage-server --proxy` sets it
+
     async def answer(request: bytes, context: object) -> bytes:
         return request + b"!"
 

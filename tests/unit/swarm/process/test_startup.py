@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from swarm.process import startup
 
 REPOSITORY = Path(__file__).parents[4]
 PROGRAMS = [
@@ -153,3 +156,21 @@ def test_a_program_may_open_what_the_system_lets_it(soft: int, hard: int, expect
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert int(told.stdout) == expected
+
+
+@pytest.mark.parametrize(("lets", "expected"), [(1 << 20, startup.FILES_WANTED), (20_000, 10_240), (1000, 256)])
+def test_a_system_that_refuses_many_files_is_asked_for_fewer(
+    lets: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS shows no hard limit and refuses more than its own: a scheduler stayed at 256."""
+    limits = [256, resource.RLIM_INFINITY]
+
+    def set_limits(_: int, wanted: tuple[int, int]) -> None:
+        if wanted[0] > lets:
+            raise ValueError("not allowed")
+        limits[:] = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    startup.open_more_files()
+    assert startup.files_max() == expected

@@ -52,10 +52,10 @@ def test_too_many_elements_are_refused_at_once(field: str) -> None:
             content.add()
     else:
         content.extend([inner()] * count)
-    began_s = time.monotonic()
+    began_s = time.process_time()
     with pytest.raises(Refused, match=f"{field} has {count} elements"):
         from_message(kind, pb)
-    assert time.monotonic() - began_s < 0.1
+    assert time.process_time() - began_s < 0.1
 
 
 def test_a_hello_of_a_million_cells_costs_nothing_but_its_bytes() -> None:
@@ -64,10 +64,10 @@ def test_a_hello_of_a_million_cells_costs_nothing_but_its_bytes() -> None:
     data = bomb.SerializeToString()
     assert len(data) < 4 << 20  # it fits a message
     parsed = session_pb2.Event.FromString(data)
-    began_s = time.monotonic()
+    began_s = time.process_time()
     with pytest.raises(Refused, match=r"Hello\.cells has 900000 elements"):
         from_event(parsed)
-    assert time.monotonic() - began_s < 0.1
+    assert time.process_time() - began_s < 0.1
 
 
 def test_what_lists_show_of_a_stage_server_is_short() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.brain.members.places import Places
 from scheduler.brain.members.projects import ANYBODY, Person
-from swarm.errors import NotAllowed
+from swarm.errors import Crowded
 from swarm.pki.names import Role
 
 EVE, ANN, BOB = (Person(Role.VIEWER, name, "default") for name in ("eve", "ann", "bob"))
@@ -17,12 +17,12 @@ def test_one_person_cannot_take_the_places_of_all_others() -> None:
     places = Places(5, 2, "calls follow jobs")
     places.take(EVE)
     places.take(EVE)
-    with pytest.raises(NotAllowed, match="2 of your calls follow jobs already"):
+    with pytest.raises(Crowded, match="2 of your calls follow jobs already"):
         places.take(EVE)
     places.take(ANN)
     places.take(ANN)
     places.take(BOB)
-    with pytest.raises(NotAllowed, match="5 calls follow jobs already"):
+    with pytest.raises(Crowded, match="5 calls follow jobs already"):
         places.take(BOB)
     places.leave(EVE)
     places.take(BOB)
@@ -33,7 +33,7 @@ def test_a_place_is_left_with_the_block_also_by_an_error() -> None:
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), places.taken(EVE):
             _ = 1 // 0
-    with places.taken(EVE), pytest.raises(NotAllowed):
+    with places.taken(EVE), pytest.raises(Crowded):
         places.take(EVE)
     places.take(EVE)
 
@@ -42,5 +42,5 @@ def test_over_plaintext_all_share_the_places_as_nobody_is_known() -> None:
     places = Places(3, 1, "files wait")
     for _ in range(3):
         places.take(ANYBODY)
-    with pytest.raises(NotAllowed, match="3 files wait already"):
+    with pytest.raises(Crowded, match="3 files wait already"):
         places.take(ANYBODY)
