@@ -88,7 +88,7 @@ def assemble(
     passes = None if issuer is None else Passes(issuer, registry, membership, connections, ports.wall_s)
     relays = None if passes is None else RelayDesk(passes, connections, ports.log, ports.wall_s)
     quarantine = Quarantine(ports.stores.database, ports.log, ports.wall_s)
-    peers = Peers(ports, registry, membership, passes or connections, tasks, quarantine)
+    peers = Peers(ports, registry, membership, passes or connections, tasks, quarantine, inviter)
     timelines = Timelines(ports, registry)
     rollback = Rollback(ports, registry, peers, timelines)
     runner = JobRunner(ports, registry, peers, membership, rollback, tasks)

@@ -190,7 +190,7 @@ class Allocator:
             job.record.project,
             self._left(job, len(here)),
             job.spec.trust.per_inviter(job.spec.limits.min_replicas),
-            Counter((one.stage, self._inviter(one.hello.peer)) for one in here),
+            Counter((one.stage, self._inviter(one.hello.peer)) for one in here if not one.leaving),
         )
 
     def _hand_out_idle(self) -> None:

@@ -92,9 +92,16 @@ class PeerListener:
         present = known.job
         job = self._registry.get(present or hello.job)
         is_barred = known.state is PeerState.QUARANTINED
-        if job is not None and job.run is not None and (present or (not is_barred and job.run.brain.admits(hello))):
-            if not present:
-                self._peers.adopt(job, hello)
+        if job is not None and job.run is not None and present:
+            job.run.driver.on_event(hello.peer, hello)
+        elif (
+            job is not None
+            and job.run is not None
+            and not is_barred
+            and job.run.brain.admits(hello)
+            and self._peers.may_return(job, hello)
+        ):
+            self._peers.adopt(job, hello)
             job.run.driver.on_event(hello.peer, hello)
         elif hello.job:
             self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from scheduler.brain.fleet.allocation import Reservations
 from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.brain.fleet.placement import Candidate, takes
 from scheduler.brain.inputs import AskToLeave
 from scheduler.brain.outputs import Struck
-from scheduler.jobs.islands import place_of
+from scheduler.jobs.islands import place_at, place_of
 from scheduler.jobs.job import Job, now_s, split_of
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -42,7 +43,10 @@ class Peers:
         commands: CommandSender,
         tasks: asyncio.TaskGroup,
         quarantine: Quarantine,
+        inviter: Callable[[PeerId], str] = lambda peer: "",
     ) -> None:
+        """`inviter` says who invited a stage server; "" if that is not known."""
+        self._inviter = inviter
         self.quarantine = quarantine
         self._registry = registry
         self._membership = membership
@@ -61,6 +65,17 @@ class Peers:
         """The idle peer loads a stage of the job; NotAllowed."""
         self.reservations.end(peer)
         self._tell(self._membership.assign(peer, job.record.id, stage, now_s()))
+
+    def may_return(self, job: Job, hello: Hello) -> bool:
+        """Whether the peer's place in the job is still free for one of its inviter: another may have joined there."""
+        place = place_of(job.spec, hello.timeline, hello.stage)
+        beside = [
+            Candidate(one.hello.peer, inviter=self._inviter(one.hello.peer))
+            for one in self._membership.peers()
+            if one.job == job.record.id and not one.leaving and place_at(job, one.hello.peer, one.stage) == place
+        ]
+        returning = Candidate(hello.peer, inviter=self._inviter(hello.peer))
+        return takes(beside, returning, job.spec.trust.per_inviter(job.spec.limits.min_replicas))
 
     def adopt(self, job: Job, hello: Hello) -> None:
         """The idle peer continues with the stage that it holds."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from swarm.types import PeerId
 from tests.support.scenes import Run, Task, add_peer, serves, train
@@ -40,3 +43,42 @@ def test_a_lost_replica_is_not_replaced_by_one_of_an_inviter_who_has_one_there(t
         assert most_of_one(run) == 1
 
     train(task, 6, 3, lose)
+
+
+def test_one_that_comes_back_after_a_restart_is_released_if_another_of_its_inviter_took_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"limits__min_replicas": 3, "trust__inviter_quota": True}
+    task = Task.make(tmp_path, training__steps=6, pipeline__stages=1, **limits)
+
+    async def lose_touch(run: Run) -> None:
+        run.rig.inviter = inviter
+        for name in ("alice-0", "bob-0", "alice-1"):
+            add_peer(run, name)
+        await run.until_step(1)
+        assert (len(run.job.stages[0]), most_of_one(run)) == (3, 1)
+        away = next(peer for peer in run.job.stages[0] if inviter(peer) == "alice")
+        spare = ({"alice-0", "alice-1"} - {away}).pop()
+        reaches, is_away = run.rig.network.reaches, True
+
+        async def without(owner: str, address: str) -> bool:
+            held_up = is_away and (owner, address) == (f"address-of-{away}", "scheduler")
+            return not held_up and await reaches(owner, address)
+
+        monkeypatch.setattr(run.rig.network, "reaches", without)
+        await run.rig.kill_scheduler()
+        await run.rig.start_scheduler()
+        run.job = run.rig.jobs.registry.find(run.job.record.id)
+        run.rig.slowness |= dict.fromkeys(run.rig.servers, 40.0)
+        while not (known := run.rig.membership.get(PeerId(spare))) or not known.job:
+            await asyncio.sleep(0.001)
+        is_away = False
+        while run.job.brain is not None and not run.job.record.state.is_final:
+            (serving,) = run.job.brain.peers
+            assert max(Counter(map(inviter, serving)).values()) == 1
+            await asyncio.sleep(0.1)
+        back = run.rig.membership.get(away)
+        assert back is not None
+        assert not back.job
+
+    train(task, 1, 3, lose_touch)

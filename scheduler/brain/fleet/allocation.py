@@ -125,9 +125,7 @@ class ActiveJob:
     project: str = DEFAULT_PROJECT
     room: int | None = None  # peers that it may take beside those that it has and awaits; None: any number
     per_inviter: int = 0  # replicas of a stage of one inviter; 0: any number
-    invited: Mapping[tuple[int, str], int] = field(
-        default_factory=dict
-    )  # replicas by stage and inviter, all that are here
+    invited: Mapping[tuple[int, str], int] = field(default_factory=dict)  # those that stay, by stage and inviter
 
 
 @dataclass(frozen=True, slots=True)

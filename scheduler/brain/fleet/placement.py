@@ -111,7 +111,7 @@ def place(
     homes = homes or ("",) * stages
     members, free, useless = _must_have(candidates, stages, min_replicas, needs, homes, per_inviter)
     for one in free:
-        fitting = [stage for stage in _fitting(one, needs, homes) if _takes(members[stage], one, per_inviter)]
+        fitting = [stage for stage in _fitting(one, needs, homes) if takes(members[stage], one, per_inviter)]
         if fitting:
             members[_neediest(members, fitting)].append(one)
 
@@ -176,7 +176,7 @@ def _must_have(
         elif not fitting:
             is_far = any(homes) and one.site not in ("", *homes)
             useless.append(f"no island is at {one.site}" if is_far else f"no stage fits {one.peer}")
-        elif one.pinned_stage != ANY_STAGE and not _takes(members[one.pinned_stage], one, per_inviter):
+        elif one.pinned_stage != ANY_STAGE and not takes(members[one.pinned_stage], one, per_inviter):
             useless.append(f"{one.peer} is pinned to stage {one.pinned_stage}, where others are of its inviter")
         elif one.pinned_stage != ANY_STAGE:
             members[one.pinned_stage].append(one)
@@ -191,7 +191,7 @@ def _must_have(
     if per_inviter:  # Stage by stage: each leaves as many inviters to the next as it can.
         turns = [(level, stage) for stage in demanding for level in levels]
     for level, stage in turns:
-        able = [entry for entry in free if stage in entry[1] and _takes(members[stage], entry[0], per_inviter)]
+        able = [entry for entry in free if stage in entry[1] and takes(members[stage], entry[0], per_inviter)]
         if len(members[stage]) <= level and able:
             left = Counter(entry[0].inviter for entry in free) if per_inviter else Counter[str]()
             chosen = min(able, key=lambda entry: (len(entry[1]), -left[entry[0].inviter]))
@@ -215,8 +215,8 @@ def _fitting(one: Candidate, needs: Sequence[int], homes: Sequence[str]) -> list
     return [stage for stage, need in enumerate(needs) if may[stage] and one.holds(need)]
 
 
-def _takes(pool: Sequence[Candidate], one: Candidate, per_inviter: int) -> bool:
-    """Whether the stage may have one more of its inviter."""
+def takes(pool: Sequence[Candidate], one: Candidate, per_inviter: int) -> bool:
+    """Whether a stage with these replicas may have one more of its inviter: at a start, or one that comes back."""
     return not per_inviter or sum(other.inviter == one.inviter for other in pool) < per_inviter
 
 
