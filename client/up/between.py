@@ -61,6 +61,11 @@ class Wire:
     carried_bytes: int = 0
     _free_s: float = 0.0
 
+    @property
+    def aboard_bytes_max(self) -> float:
+        """What of a connection is on its way while its receiver reads."""
+        return CHUNK_BYTES + (self.link.round_trip_s / 2 + BACKLOG_S_MAX) * self.link.bits_per_s / 8
+
     def send(self, size_bytes: int, now_s: float) -> tuple[float, float]:
         """When the wire has sent this, behind all before it, and when it has arrived."""
         self.carried_bytes += size_bytes
@@ -86,9 +91,11 @@ class Between:
 
     async def __aenter__(self) -> Self:
         """InvalidConfig if this system has no addresses for islands."""
-        for island in range(self.islands):
-            self._wires |= {(island, to): Wire(self.link) for to in range(self.islands) if to != island}
-            await self._stack.enter_async_context(self._proxy(island))
+        async with AsyncExitStack() as opened:  # closes them if one fails
+            for island in range(self.islands):
+                self._wires |= {(island, to): Wire(self.link) for to in range(self.islands) if to != island}
+                await opened.enter_async_context(self._proxy(island))
+            self._stack = opened.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -168,8 +175,10 @@ class Between:
 async def _over(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Carry what is read over the wire until the sender has no more."""
     loop, travelling = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]]()
+    aboard_bytes, room = 0, asyncio.Event()
 
     async def arrive() -> None:
+        nonlocal aboard_bytes
         while True:
             arrived_s, data = await travelling.get()
             await asyncio.sleep(arrived_s - loop.time())
@@ -178,6 +187,8 @@ async def _over(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.Stream
                 return
             writer.write(data)
             await writer.drain()
+            aboard_bytes -= len(data)
+            room.set()
 
     async with asyncio.TaskGroup() as group:
         group.create_task(arrive())
@@ -185,6 +196,10 @@ async def _over(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.Stream
             data = await reader.read(CHUNK_BYTES)
             sent_s, arrived_s = wire.send(len(data), loop.time())
             travelling.put_nowait((arrived_s, data))
+            aboard_bytes += len(data)
             if not data:
                 return
             await asyncio.sleep(sent_s - loop.time() - BACKLOG_S_MAX)
+            while aboard_bytes > wire.aboard_bytes_max:
+                room.clear()
+                await room.wait()

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from client.up.between import BACKLOG_S_MAX, Between, SlowLink, Wire, host_of
-from swarm.errors import UsageError
+from swarm.errors import InvalidConfig, UsageError
 from swarm.rpc.channel import connect, through_proxy
 
 
@@ -71,6 +71,46 @@ def test_bytes_between_islands_take_their_time_both_ways_and_are_counted() -> No
             assert await reader.read() == b""
             writer.close()
             server.close()
+
+    asyncio.run(main())
+
+
+def test_a_receiver_that_does_not_read_holds_the_sender_back() -> None:
+    async def main() -> None:
+        over = asyncio.Event()
+
+        async def frozen(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await over.wait()
+            writer.close()
+
+        async with Between(2, SlowLink(8e9, 0.01)) as between:
+            server = await asyncio.start_server(frozen, host_of(1), 0, limit=1 << 10)
+            port = server.sockets[0].getsockname()[1]
+            _, writer, _ = await asks(between.proxies[0], f"CONNECT {host_of(1)}:{port} HTTP/1.1")
+            wire, last = between._wires[0, 1], -1
+            writer.write(bytes(256 << 20))
+            while wire.carried_bytes > last:
+                last = wire.carried_bytes
+                await asyncio.sleep(0.5)
+            assert last < 128 << 20, "what the link and the sockets hold"
+            over.set()
+            writer.transport.abort()
+            server.close()
+
+    asyncio.run(main())
+
+
+def test_no_proxy_stays_open_where_an_island_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.up.between.host_of", lambda island: "127.0.1.1" if not island else "192.0.2.1")
+
+    async def main() -> None:
+        between = Between(2, SlowLink(1e9, 0.0))
+        with pytest.raises(InvalidConfig, match="this system lacks"):
+            async with between:
+                pass
+        host, _, port = between.proxies[0].rpartition(":")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, int(port))
 
     asyncio.run(main())
 
