@@ -15,7 +15,7 @@ from typing import TypeVar
 from scheduler.brain.explain.facts import JobStanding
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
-from scheduler.brain.fleet.placement import Candidate, stages_for, whole_sites
+from scheduler.brain.fleet.placement import Candidate, serves_alone, stages_for, whole_sites
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.inputs import Stop
 from scheduler.brain.members.projects import ANYBODY, Person, check_jobs
@@ -354,25 +354,30 @@ def _for_sites(
     spec: JobSpec, tokens: JobTokens, present: Sequence[Candidate], idle: list[int]
 ) -> tuple[JobSpec, list[int]]:
     """The spec with an island for each site that can serve one alone, if it leaves that open; the memory of the peers
-    that the cut must suit: those of the smallest of these sites, or the `idle` ones."""
+    that the cut must suit: those of a site whose cut all of these can serve, the smallest first, or the `idle` ones."""
     if spec.islands.count != "auto" or not spec.has_outer_steps:
         return spec, idle
-    one = spec.model_copy(update={"islands": spec.islands.model_copy(update={"count": 1, "min": 1})})
 
-    def needs_at(site: Sequence[Candidate]) -> tuple[int, ...]:
-        memory = [peer.memory_bytes for peer in site]
+    def needs_for(count: int, memory: list[int], peers: int) -> tuple[JobSpec, tuple[int, ...]]:
+        islands = spec.islands.model_copy(update={"count": count} if count > 1 else {"count": 1, "min": 1})
+        several = spec.model_copy(update={"islands": islands})
         try:
-            resolved = _resolve(one, memory, tokens, memory)
+            resolved = _resolve(several, memory, tokens, memory)
         except SwarmError:
-            return ()
-        return needs(model_costs(resolved), split_of(resolved), len(site))
+            return several, ()
+        return several, needs(model_costs(resolved), split_of(resolved), peers)
 
-    whole = whole_sites(present, needs_at, spec.limits.min_replicas)
-    count = most_islands(spec, min(len(whole), ISLANDS_IN_SWARM_MAX))
-    if count < 2:
-        return spec, idle
-    islands = spec.islands.model_copy(update={"count": count})
-    return spec.model_copy(update={"islands": islands}), [one.memory_bytes for one in whole[count - 1]]
+    least = spec.limits.min_replicas
+    whole = whole_sites(present, lambda site: needs_for(1, [one.memory_bytes for one in site], len(site))[1], least)
+    count = min(len(whole), ISLANDS_IN_SWARM_MAX)
+    while (count := most_islands(spec, count)) > 1:
+        for site in reversed(whole[:count]):
+            memory = [one.memory_bytes for one in site]
+            several, needed = needs_for(count, memory, len(present) // count)
+            if sum(serves_alone(other, needed, least) for other in whole) >= count:
+                return several, memory
+        count -= 1
+    return spec, idle
 
 
 def _resolve(spec: JobSpec, idle: list[int], tokens: JobTokens, present: list[int]) -> JobSpec:

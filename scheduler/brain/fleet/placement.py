@@ -77,12 +77,13 @@ def whole_sites(
 
     `needs_at` gives the bytes of a replica of each stage, if a site alone served the job; none if it cannot.
     """
-    whole = [
-        site
-        for site in _by_site(candidates).values()
-        if (needs := needs_at(site)) and place(site, len(needs), min_replicas, needs).plan is not None
-    ]
+    whole = [site for site in _by_site(candidates).values() if serves_alone(site, needs_at(site), min_replicas)]
     return sorted(whole, key=lambda site: (-len(site), site[0].site))
+
+
+def serves_alone(site: Sequence[Candidate], needs: Sequence[int], min_replicas: int) -> bool:
+    """Whether these peers can serve an island whose stages need so many bytes each; there is none without stages."""
+    return bool(needs) and place(site, len(needs), min_replicas, needs).plan is not None
 
 
 def at_home(one: Candidate, homes: Sequence[str], stages: int) -> Candidate:

@@ -12,12 +12,16 @@ from typing import Any, cast
 
 import pytest
 
+from scheduler.brain.fleet.allocation import PendingJob
+from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.jobs.commands import Jobs, _for_sites, _resolve, check_hops
+from scheduler.jobs.job import split_of
+from scheduler.jobs.starts.settings import model_costs
 from scheduler.storage.database import JobTokens
 from swarm.errors import InvalidConfig
 from swarm.limits import HOPS_MAX, SUBMITS_MAX
-from swarm.types import PeerId
+from swarm.types import JobId, PeerId
 from tests.support.simulated import small_spec
 
 
@@ -96,3 +100,26 @@ def test_a_job_that_leaves_it_open_has_an_island_for_each_site_that_can_serve_on
     for one, peers in ((spec, at(lyon=4, rome=1)), (small_spec(Path("text.txt")), at(lyon=3, berlin=2))):
         assert _for_sites(one, tokens, peers, [7]) == (one, [7])
     assert _resolve(spec, [7 << 30] * 2, tokens, [7 << 30] * 2).islands.count == 1
+
+
+@pytest.mark.parametrize("rich", [3, 1])
+def test_each_site_can_serve_the_cut_of_a_job_whose_islands_follow_the_sites(rich: int) -> None:
+    """Those of the smaller site would hold the model in one stage, which fits nobody at the other."""
+    spec = small_spec(
+        Path("text.txt"), averaging__mode="diloco", islands__count="auto", pipeline__stages="auto",
+        training__global_batch_sequences=8, config__num_hidden_layers=8,
+    )  # fmt: skip
+    tokens = JobTokens((), "uint16", 257, 3.0, 256)
+    one = spec.model_copy(update={"islands": spec.islands.model_copy(update={"count": 1, "min": 1})})
+    resolved = _resolve(one, [1 << 40] * 6, tokens, [1 << 40] * 6)
+    costs = model_costs(resolved)
+    small = max(needs(costs, (4, 4), 4)) + 1
+    peers = [Candidate(PeerId(f"l{n}"), site="lyon", memory_bytes=small) for n in range(6)]
+    peers += [Candidate(PeerId(f"b{n}"), site="berlin", memory_bytes=1 << 40) for n in range(rich)]
+    chosen, memory = _for_sites(spec, tokens, peers, [small])
+    count = chosen.island_count
+    assert count == (2 if rich == 3 else 1)
+    if count == 2:
+        cut = split_of(_resolve(chosen, memory, tokens, memory))
+        job = PendingJob(JobId("j"), needs(costs, cut, len(peers) // 2) * 2, 1, 0.0, islands=2)
+        assert job.plan(peers).plan is not None
