@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm.checkpoint.reader import FILE_PATH, FORMAT_VERSION, Checkpoint, StoredFile, fault_of, find, list_checkpoints
-from swarm.checkpoint.storage import MANIFEST, Sink, Storage
+from swarm.checkpoint.storage import LATEST, MANIFEST, Sink, Storage
 from swarm.errors import CheckpointFailed, StorageError
 from swarm.events import ParameterHash
 from swarm.hf import model_folder
@@ -106,12 +106,15 @@ class CheckpointWriter:
         self._draft.discard()
 
     def withdraw(self) -> None:
-        """Remove it, however far it got; `latest` names the one before again. StorageError."""
+        """Remove it, however far it got; `latest` names the one before, or goes if there is none. StorageError."""
         self._draft.discard()
-        if self._is_published and self.name in self._storage.names():
-            self._storage.remove(self.name)
+        if self._is_published:
+            if self.name in self._storage.names():
+                self._storage.remove(self.name)
             if left := list_checkpoints(self._storage)[0]:
                 self._storage.point(left[-1].name)
+            elif LATEST in self._storage.names():
+                self._storage.remove(LATEST)
 
     def written(self, file: StoredFile) -> None:
         self._files[file.path] = file

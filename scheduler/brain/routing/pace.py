@@ -51,8 +51,8 @@ class Pace:
         """Assume that slow replicas without work became faster: halve their distance to the best of their stage.
 
         Otherwise a replica that was slow for a while would never be tried again. One that did compute slowly, and not
-        only kept others waiting, must have been idle for long, because a trial makes others wait. Gives those whose
-        pace changed.
+        only kept others waiting, must have been idle for long, because a trial makes others wait. It is then believed
+        to be as good as the best, so that it is tried. Gives those whose pace changed.
         """
         best_s = min((self._mean_s[peer] for peer in stage if peer in self._mean_s), default=0.0)
         best_took_s = min((self._took_s[peer] for peer in stage if peer in self._took_s), default=0.0)
@@ -67,7 +67,9 @@ class Pace:
                     continue
                 del self._idle_since_s[peer]
                 self._relaxed.add(peer)
-            self._mean_s[peer] = (self._mean_s[peer] + best_s) / 2.0
+                self._mean_s[peer] = best_s
+            else:
+                self._mean_s[peer] = (self._mean_s[peer] + best_s) / 2.0
             changed.append(peer)
         return changed
 

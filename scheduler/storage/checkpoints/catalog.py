@@ -104,12 +104,11 @@ class CheckpointCatalog:
         return LocalStorage(allowed / job, chosen=allowed)
 
     def _allowed(self, folder: Path) -> Path:
-        """The folder without links and `..`, if it is below one of ours; InvalidConfig."""
+        """The folder without links and `..`, if it is below one of ours and no room of the scheduler; InvalidConfig."""
         real, root = folder.resolve(), self._root.resolve()
-        if any(real.is_relative_to(other.resolve()) for other in self._others):
-            return real
+        given = any(real.is_relative_to(other) for other in (root, *(other.resolve() for other in self._others)))
         own = any(real.is_relative_to(root / room) for room in _OWN_ROOMS)
-        if own or not real.is_relative_to(root) or real.is_file():
+        if own or not given or real.is_file():
             raise InvalidConfig(
                 f'checkpoint.dir = "{folder}" is no folder in which this scheduler may keep checkpoints',
                 hint=f"leave it out, or let the scheduler be started with --checkpoint-root {real.parent}",

@@ -230,6 +230,8 @@ class CheckpointSink:
         failed: CheckpointFailed | None = None
 
         def at_work() -> None:
+            if held.is_false:  # withdraw it at once: a scheduler that is killed meanwhile would leave it
+                raise CheckpointFailed("wrong bytes may be in it", reason="peer")
             loop.call_soon_threadsafe(self._listener.at_work)
 
         try:
@@ -238,6 +240,7 @@ class CheckpointSink:
                 raise CheckpointFailed("files came in the place of those that others have hashed", reason="peer")
             checkpoint = await self._run(lambda: writer.publish(held.facts, move.parameters, self._tokenizer_files))
             duration_s = loop.time() - held.since_s
+            at_work()
             if fault := await self._run(lambda: fault_of(checkpoint, progress=at_work)):
                 hint = "check the disk: what was written is not what is read back"
                 raise CheckpointFailed(f"it does not read back: {fault}", hint=hint)

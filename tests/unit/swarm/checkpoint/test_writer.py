@@ -14,7 +14,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 
 from swarm.checkpoint.reader import fault_of, list_checkpoints, newest, open_folder
 from swarm.checkpoint.storage import LocalStorage, Storage, open_storage
@@ -23,6 +23,7 @@ from swarm.errors import CheckpointDamaged, CheckpointFailed, InvalidConfig, Not
 from swarm.types import JobId
 from tests.support.checkpoints import (
     JOB,
+    TOKENIZER,
     WITH_MEMORY,
     FlakyFiles,
     ForgetfulFiles,
@@ -103,6 +104,22 @@ def test_a_step_that_is_taken_is_written_beside_and_an_equal_one_is_kept(storage
     assert other.name == "step-00000004.1"
     assert names(storage) == ["step-00000004", "step-00000004.1"]
     assert fault_of(first) == fault_of(other) == ""
+
+
+def test_latest_names_the_one_before_a_withdrawn_one_and_goes_with_the_only_one(storage: Storage) -> None:
+    for before in (False, True):
+        if before:
+            write(storage, 4)
+        made = CheckpointWriter(storage, spec(), 8, "0")
+        held = [tensors(8, stage) for stage in (0, 1)]
+        for stage, part in enumerate(held):
+            made.put(f"model/model-{stage + 1:05d}-of-00002.safetensors", save(part))
+        made.publish(facts(8, 0, JOB), {stage: hashes(part) for stage, part in enumerate(held)}, TOKENIZER)
+        assert "latest" in storage.names()
+        made.withdraw()
+        assert storage.names() == ["latest", "step-00000004"] * before
+    with storage.open("latest")[0] as file:
+        assert file.read() == b"step-00000004\n"
 
 
 def test_a_checkpoint_of_another_job_does_not_count(storage: Storage) -> None:

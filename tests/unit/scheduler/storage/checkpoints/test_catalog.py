@@ -64,6 +64,16 @@ def test_a_folder_that_nobody_gave_the_scheduler_is_refused(tmp_path: Path, fold
     assert "--checkpoint-root" in caught.value.hint
 
 
+@pytest.mark.parametrize("folder", ["data/pki", "data/jobs/other-1", "file"])
+def test_a_folder_that_was_given_opens_neither_the_schedulers_rooms_below_it_nor_files(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "data" / "pki").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match="may keep checkpoints"):
+        where(CheckpointCatalog(tmp_path / "data", None, [tmp_path]), str(tmp_path / folder))
+
+
 @pytest.mark.parametrize(
     "folder",
     [

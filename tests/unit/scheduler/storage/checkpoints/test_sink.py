@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from scheduler.brain.outputs import PublishCheckpoint, Vouch
 from scheduler.storage.checkpoints import sink
 from scheduler.storage.checkpoints.sink import CheckpointSink, Subject, _stage_bytes_max, _try_out
 from scheduler.storage.state_files import CheckpointFiles
-from swarm.checkpoint.reader import Checkpoint, list_checkpoints, newest
+from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints, newest
 from swarm.checkpoint.storage import LocalStorage, open_storage
 from swarm.errors import CheckpointFailed, CorruptFrame, NotFound, Refused
 from swarm.messages import FetchRequest, StoreHeader
@@ -312,6 +312,36 @@ async def test_one_with_wrong_bytes_is_not_kept_although_it_is_being_completed(
     assert [one.step for one in heard.kept_] == [2, 4]
     assert (heard.failed_, heard.notes) == ([], [])
     assert {path.name for path in tmp_path.iterdir()} == {"latest", "step-00000002", "step-00000004"}
+
+
+async def test_one_with_wrong_bytes_is_read_back_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was the newest for as long as it took to read all of it."""
+    is_reading, is_dropped = threading.Event(), threading.Event()
+    heard, parts = Heard(), 0
+
+    def read(checkpoint: Checkpoint, *, progress: Callable[[], None]) -> str:
+        def one_more() -> None:
+            nonlocal parts
+            parts += 1
+            is_reading.set()
+            assert is_dropped.wait(30.0)
+            progress()
+
+        return fault_of(checkpoint, progress=one_more)
+
+    monkeypatch.setattr(sink, "fault_of", read)
+    executor = ThreadPoolExecutor(2)
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks, executor)
+        made.publish(await put_all(made, 2))
+        assert await asyncio.to_thread(is_reading.wait, 30.0)
+        made.drop(is_false=True)
+        is_dropped.set()
+        await made.close()
+    executor.shutdown()
+    assert parts == 1
+    assert (heard.kept_, heard.failed_, heard.notes) == ([], [], [])
+    assert list(tmp_path.iterdir()) == [], "nor does latest name one that is gone"
 
 
 @pytest.mark.parametrize("is_threaded", [False, True])
