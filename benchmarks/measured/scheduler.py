@@ -54,6 +54,7 @@ from swarm.events import Event, Heartbeat, Hello
 from swarm.job.partition import unit_names
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import configure, get_logger
+from swarm.rpc.batching import parts
 from swarm.rpc.mapping import from_command, to_event
 from swarm.rpc.session import SERVICE, add_session_service
 from swarm.types import Hop, JobId, Microbatch, PeerId
@@ -326,16 +327,14 @@ class Whole:
         return self.measured
 
     def arrived(self, peer: PeerId, data: bytes) -> None:
-        """A stage server got a command; the hops of a route are read once for all that are on it."""
-        command = session_pb2.Command.FromString(data)
-        if command.HasField("route"):
-            route = command.route
-            if route.hops[0].peer == peer:
-                where = route.microbatch
-                hops = [Hop(PeerId(one.peer), one.incarnation, one.attempt, "") for one in route.hops]
+        """A stage server got commands; the hops of a route are read once for all that are on it."""
+        for command in parts(session_pb2.Command, data):
+            if not command.HasField("route"):
+                self._fleet.obey(peer, from_command(command)[1])
+            elif command.route.hops[0].peer == peer:
+                where = command.route.microbatch
+                hops = [Hop(PeerId(one.peer), one.incarnation, one.attempt, "") for one in command.route.hops]
                 self._fleet.route(Microbatch(where.timeline, where.step, where.index), hops)
-        else:
-            self._fleet.obey(peer, from_command(command)[1])
         self._look()
 
     def _later(self, at_s: float, act: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The claim: a replica that became ten times as slow is routed around within a step, and used again when it is fast."""
+"""The claim: a replica that became ten times as slow is routed around within a step, and used again later."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def given(run: Run, peer: PeerId) -> float:
 def test_a_slow_replica_is_routed_around_and_used_again(tmp_path: Path) -> None:
     task = Task.make(
         tmp_path,
-        training__steps=20,
+        training__steps=120,
         training__global_batch_sequences=24,
         pipeline__staleness=0,
         pipeline__deadline_min_s=0.1,
@@ -51,11 +51,13 @@ def test_a_slow_replica_is_routed_around_and_used_again(tmp_path: Path) -> None:
         figures["slow"] = median(await step_s(run, 4))
         run.rig.slowness.clear()
         before = given(run, peer)
-        await step_s(run, 6)
+        while given(run, peer) == before and run.job.progress.steps_done < 110:  # a trial comes after a long rest
+            await step_s(run, 1)
+        await step_s(run, 3)
         figures["after"] = given(run, peer) - before
         figures["late"] = total(run, "swarm_reroutes_total", reason="timeout")
 
     train(task, 6, 4, slow_one_down)
     assert figures["slow"] <= 1.3 * figures["healthy"], figures
     assert figures["late"] > 0, "what it had begun was given to others"
-    assert figures["after"] > 0, "it is used again"
+    assert figures["after"] > 1, "it is used again, not only tried"
