@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,13 +80,17 @@ def client_of_ray(tmp_path: Path) -> Iterator[str]:
         command = dying_with_parent([sys.executable, "-m", "ray.scripts.scripts", *head])
         ray = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def has_started() -> bool:
-        said = (tmp_path / "ray.log").read_text()
-        assert ray.poll() is None, said
-        return "Ray runtime started" in said
+    def listens() -> bool:
+        """The server for clients is a process of its own, which listens some time after Ray says that it started."""
+        assert ray.poll() is None, (tmp_path / "ray.log").read_text()
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
 
     try:
-        until("Ray has started", has_started, timeout_s=90.0)
+        until("Ray's server for clients listens", listens, timeout_s=90.0)
         yield f"ray://127.0.0.1:{port}"
     finally:
         ray.terminate()  # and with it all that it has started
