@@ -30,7 +30,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "averaging__mode": "diloco",
             "outer__every_steps": 2,
             "pipeline__stages": 2,
-            "training__steps": 1_000_000,
+            "training__steps": 100_000,
             "training__global_batch_sequences": 8,
         }
         spec = small_spec(write_text(folder), **changes)

@@ -322,6 +322,8 @@ def test_the_page_about_islands(reader: Reader) -> None:
     reader.types("swarm status JOB")
     reader.types("swarm explain JOB")
     reader.types("swarm peers")
+    far = "swarm up --stages 2 --replicas 1 --islands 2 --between 50Mbit,100ms --job job.toml"
+    reader.passes(far)  # tests/integration/test_up.py
     lyon = "swarm stage-server --scheduler SCHEDULER:7950 --site lyon --listen PEER:7951"
     reader.names["PEER"] = reader.starts(lyon, "--device cpu --data-dir lyon")["peer"]
     reader.types("swarm explain PEER")
