@@ -49,6 +49,12 @@ def test_what_was_exchanged_counts_once_whichever_islands_are_lost(shape: Shape,
     assert faults(play(shape, seed), shape) == []
 
 
+@pytest.mark.parametrize("seed", [76, 100, 122])
+def test_an_island_begins_anew_only_where_nothing_waits_for_its_merge(seed: int) -> None:
+    """In these plays others could give replicas while a fragment was on its way."""
+    assert faults(play(STREAMING, seed), STREAMING) == []
+
+
 def test_the_harms_are_done() -> None:
     """Otherwise the claim above would be about nothing."""
     shapes = (LONELY, WIDE, HARD, STREAMING)
