@@ -85,7 +85,10 @@ def grant_join(token: Token | None, book: Book, name: str, fingerprint: str, now
     if token.uses_left < 1:
         raise _bad_token()
     if not fnmatch.fnmatchcase(name, token.names):
-        raise BadToken(f'this token is for names like "{token.names}", not for "{name}"')
+        raise BadToken(
+            f'this token is for names like "{token.names}", not for "{name}"',
+            hint=f"ask an admin for: swarm token create --role {token.role} --name {name}",
+        )
     _check_free(token, known, now_unix_s)
     joined_json = json.dumps(joined | {name: fingerprint})
     return Grant(newcomer, replace(token, uses_left=token.uses_left - 1, joined_json=joined_json))

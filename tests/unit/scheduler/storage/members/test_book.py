@@ -183,6 +183,9 @@ async def test_a_token_is_for_the_names_that_it_says(tmp_path: Path) -> None:
     async with opened(tmp_path, Clock()) as (members, _):
         line = await token(members, uses=3, names="gpu-*")
         assert 'for names like "gpu-*", not for "cpu-1"' in await refusal(members, line, "cpu-1")
+        with pytest.raises(BadToken) as caught:
+            await joined(members, line, "cpu-1")
+        assert "swarm token create --role stage-server --name cpu-1" in caught.value.hint
         assert (await joined(members, line, "gpu-7")).principal.name == "gpu-7"
         with pytest.raises(UsageError, match="is no name"):
             await joined(members, line, "", Application("x"))
