@@ -318,6 +318,10 @@ class Scheduler:
         with self._translated():
             yield from map(printed, self._stub.Drain(pb.DrainRequest(peer=peer, reason=reason), timeout=timeout_s))
 
+    def undrain(self, peer: str) -> Peer:
+        """Give a drained stage server that serves no job stages again."""
+        return record(Peer, self._call(self._stub.Undrain, pb.UndrainRequest(peer=peer)))
+
     def free_peer(self, peer: str) -> str:
         """Give a quarantined stage server stages again; its name."""
         reply: pb.FreePeerReply = self._call(self._stub.FreePeer, pb.FreePeerRequest(peer=peer))

@@ -1,4 +1,4 @@
-"""`swarm peers`: list the stage servers, or drain one and wait until it serves no job."""
+"""`swarm peers`: list the stage servers, drain one and wait until it serves no job, or give it stages again."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ LINE_S = 1.0  # between two lines of progress
 
 def peers(
     context: typer.Context,
-    action: Annotated[Literal["ls", "drain"], typer.Argument(help="ls: list them; drain PEER: take one out.")] = "ls",
+    action: Annotated[
+        Literal["ls", "drain", "undrain"],
+        typer.Argument(help="ls: list them; drain PEER: take one out; undrain PEER: give it stages again."),
+    ] = "ls",
     peer: Annotated[
         str,
         typer.Argument(
             metavar="[PEER]",
-            help="drain: id of a stage server, or its beginning.",
+            help="drain, undrain: id of a stage server, or its beginning.",
             show_default=False,
             autocompletion=offers("peers"),
         ),
@@ -42,11 +45,15 @@ def peers(
     no_wait: Annotated[bool, typer.Option("--no-wait", help="drain: only ask, do not wait.")] = False,
 ) -> int:
     """List stage servers, or drain one. A drained stage server finishes its work, hands its stage over so that no work
-    is repeated, and gets none until it is restarted. The last one of a stage stays until another has joined."""
+    is repeated, and gets none until it is undrained or restarted. The last one of a stage stays until another has
+    joined."""
     shell: Shell = context.obj
+    if action != "ls" and not peer:
+        raise UsageError("missing argument PEER", hint="list them with: swarm peers")
+    if action == "undrain":
+        undrain(shell, peer)
+        return 0
     if action == "drain":
-        if not peer:
-            raise UsageError("missing argument PEER", hint="list them with: swarm peers")
         return drain(shell, peer, timeout_s=drain_timeout, wait=not no_wait)
     if peer:
         raise UsageError(f'peers ls takes no "{peer}"', hint=f"about one stage server: swarm explain {peer}")
@@ -78,7 +85,7 @@ def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         raise UsageError(f"--drain-timeout is a number of seconds above 0, not {timeout_s:g}")
     if not shell.yes and sys.stdin.isatty() and sys.stderr.isatty():
-        typer.confirm(f"drain {peer}: it gets no work until its stage server is started again?", abort=True, err=True)
+        typer.confirm(f"drain {peer}: it gets no work until it is undrained or started again?", abort=True, err=True)
     seen: pb.DrainView | None = None
     said_s = -LINE_S
     with dial(shell) as scheduler:
@@ -108,7 +115,18 @@ def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:
     return 1 if drained.state == PeerState.GONE else 0
 
 
+def undrain(shell: Shell, peer: str) -> None:
+    """Give a drained stage server stages again; NotAllowed while it hands its work over."""
+    with dial(shell) as scheduler:
+        view = scheduler.undrain(peer)
+    if shell.json:
+        shell.data(peer_values(view))
+    shell.say(f"stage server {view.id} is given stages again")
+
+
 def drained_text(view: Peer) -> str:
     if view.state == PeerState.GONE:
         return f"stage server {view.id} is gone: {view.reason}; others do its uncommitted work again"
-    return f"stage server {view.id} serves no job and gets none until it is started again; it can be stopped"
+    return (
+        f"stage server {view.id} serves no job and gets none until it is undrained or started again; it can be stopped"
+    )

@@ -245,6 +245,12 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 async for known, waits_for in drain(self._jobs, self._membership, request.peer, reason):
                     yield pb.DrainView(peer=self._overview.peer(known), waits_for=waits_for)
 
+    async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.PeerView:
+        async with _answering(context):
+            known = self._membership.find(request.peer)
+            await self._jobs.undrain(known.hello.peer)
+            return self._overview.peer(known)
+
     async def FreePeer(self, request: pb.FreePeerRequest, context: Context) -> pb.FreePeerReply:
         async with _answering(context):
             return pb.FreePeerReply(peer=await self._jobs.free(request.peer))

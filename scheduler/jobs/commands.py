@@ -296,6 +296,14 @@ class Jobs:
         if known is not None:
             await self._drains.keep(known.hello, reason)
 
+    async def undrain(self, peer: PeerId) -> None:
+        """Give a drained peer that serves no job stages again. NotAllowed if no person drained it, or it serves one."""
+        known = self._membership.get(peer)
+        if known is None or not self._drains.reason(known.hello):
+            raise NotAllowed(f"stage server {peer} is not drained", hint="how it stands: swarm peers")
+        self._peers.stay(peer)
+        await self._drains.forget(peer)
+
     async def free(self, reference: str) -> PeerId:
         """Let a quarantined stage server have stages again; gives its name. NotFound, NotAllowed."""
         return await self._peers.free(reference)

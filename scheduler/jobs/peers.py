@@ -90,6 +90,10 @@ class Peers:
         """Let the peer hand its work over, and give it no new work."""
         self._tell(self._membership.leaving(peer, now_s(), reason))
 
+    def stay(self, peer: PeerId) -> None:
+        """Give the peer that has handed its work over stages again; NotAllowed while it has not."""
+        self._tell(self._membership.stay(peer, now_s()))
+
     async def load(self) -> None:
         """Know who was quarantined before."""
         await self.quarantine.load()

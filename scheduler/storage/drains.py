@@ -57,7 +57,11 @@ class Drains:
             self._log.error("drain not stored", peer=hello.peer, reason=error.message)
 
     async def forget(self, peer: PeerId) -> None:
-        """The stage server was started again. A row that stays in the database names an incarnation that has ended."""
+        """The drain is over: the stage server was started again, or is to have stages again.
+
+        A row that stays in the database changes nothing for a later incarnation; this one is drained again when the
+        scheduler starts anew.
+        """
         drain = self._drains.pop(peer, None)
         if drain is None:
             return

@@ -426,6 +426,12 @@ class DrainRequest(_message.Message):
     reason: str
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class UndrainRequest(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
 class FreePeerRequest(_message.Message):
     __slots__ = ("peer",)
     PEER_FIELD_NUMBER: _ClassVar[int]

@@ -124,6 +124,11 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.DrainRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.DrainView.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/swarm.wire.Jobs/Undrain',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.PeerView.FromString,
+                _registered_method=True)
         self.FreePeer = channel.unary_unary(
                 '/swarm.wire.Jobs/FreePeer',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.FreePeerRequest.SerializeToString,
@@ -274,6 +279,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Undrain(self, request, context):
+        """Give a drained stage server that serves no job stages again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FreePeer(self, request, context):
         """Give a stage server stages again that was quarantined for wrong numbers; what was held against it is forgotten.
         """
@@ -400,6 +412,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.DrainRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.DrainView.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.UndrainRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.PeerView.SerializeToString,
             ),
             'FreePeer': grpc.unary_unary_rpc_method_handler(
                     servicer.FreePeer,
@@ -913,6 +930,33 @@ class Jobs:
             '/swarm.wire.Jobs/Drain',
             swarm_dot_wire_dot_jobs__pb2.DrainRequest.SerializeToString,
             swarm_dot_wire_dot_jobs__pb2.DrainView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/Undrain',
+            swarm_dot_wire_dot_jobs__pb2.UndrainRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.PeerView.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,18 @@ def test_a_stage_server_is_explained_and_drained_by_command(tmp_path: Path, capf
         assert "can be stopped" in said
         assert topics(first)["not used"]["text"].startswith("it is drained")
         assert swarm("peers", "drain", first)[0] == 0
+        assert topics(first)["not used"]["text"].endswith(f"swarm peers undrain {first}")
+
+        code, data, said = swarm("peers", "undrain", second)
+        assert (code, data["message"]) == (10, f"stage server {second} is not drained")
+        assert swarm("peers", "undrain")[0] == 2
+        code, data, said = swarm("peers", "undrain", first)
+        assert (code, data["id"]) == (0, first), said
+        assert "is given stages again" in said
+        while swarm("explain", first)[1]["facts"][0]["topic"] == "not used" or "work" not in topics(first):
+            time.sleep(0.1)  # until it serves again what it handed over
+        code, data, said = swarm("peers", "drain", first)
+        assert (code, data["state"]) == (0, "draining")
 
         code, data, said = swarm("peers", "drain", second, "--drain-timeout", "1")
         assert code == 8

@@ -101,6 +101,7 @@ def test_the_readme_from_its_first_command_to_its_last(reader: Reader) -> None:
     more = f"{SHORT} --set training.steps={max(6, int(reader.names['STEP']) + 2)}"
     reader.types("swarm submit job.toml --resume-from JOB:STEP", more)
     reader.types("swarm peers drain PEER")
+    reader.types("swarm peers undrain PEER")
     reader.types("swarm ca rotate")
     reader.types("swarm ca show")
     reader.passes_all(LEFT_OUT)
@@ -166,6 +167,7 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.passes_all(LEFT_OUT)
     reader.names["PEER"] = first_peer(reader)
     reader.types("swarm peers drain PEER", "--no-wait")  # it stays until another one takes its stage
+    reader.passes("swarm peers undrain PEER")  # typed for the README, where it has handed its work over
     reader.types("swarm explain PEER")
     reader.names["N"] = "5"
     reader.passes("swarm submit --priority N")

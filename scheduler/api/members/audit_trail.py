@@ -20,7 +20,7 @@ from swarm.rpc.guard import CALLER, Caller
 DENIALS_PER_S, DENIALS_AT_ONCE = 10.0, 100  # that are written down, of calls and of joins
 ALLOWED = "allowed"
 # Calls that change something.
-_JOBS = ("Submit", "Cancel", "Pause", "Resume", "Drain", "FreePeer", "Chaos", "Pull", "Remove", "Collect")
+_JOBS = ("Submit", "Cancel", "Pause", "Resume", "Drain", "Undrain", "FreePeer", "Chaos", "Pull", "Remove", "Collect")
 AUDITED = frozenset(
     {f"/swarm.wire.Jobs/{name}" for name in _JOBS}
     | {f"/swarm.wire.Members/{name}" for name in ("Issue", "CreateToken", "RevokeToken", "RevokeMember")}

@@ -391,7 +391,10 @@ def explain_peer(
 def _unused(known: Peer, idle: IdlePeer | None, waiting: Mapping[JobId, str]) -> list[Fact]:
     """Why no job has the peer."""
     if known.state is PeerState.DRAINING:
-        return [Fact("not used", "it is drained: it gets no work until its stage server is started again")]
+        undrained = f"swarm peers undrain {known.hello.peer}"
+        return [
+            Fact("not used", f"it is drained: it gets no work until it is started again, or an admin says {undrained}")
+        ]
     if known.state is PeerState.QUARANTINED:
         freed = f"swarm identity release {known.hello.peer}"
         return [Fact("not used", f"it is quarantined for wrong numbers, until an admin releases it: {freed}")]

@@ -36,6 +36,7 @@ class Happening(StrEnum):
     HEARD = "heard"
     LOST_SIGHT = "lost sight"
     LEAVING = "leaving"
+    STAYING = "staying"
     FREED = "freed"
     GRACE_OVER = "grace over"
 
@@ -55,6 +56,7 @@ TRANSITIONS: dict[tuple[PeerState, Happening], PeerState | None] = {
     (_S.IDLE, _H.LEAVING): _S.DRAINING,
     (_S.LOADING, _H.LEAVING): _S.DRAINING,
     (_S.SERVING, _H.LEAVING): _S.DRAINING,
+    (_S.DRAINING, _H.STAYING): _S.IDLE,
     (_S.QUARANTINED, _H.FREED): _S.IDLE,
     (_S.QUARANTINED, _H.LOST_SIGHT): _S.SUSPECT,
     (_S.QUARANTINED, _H.LEAVING): _S.DRAINING,
@@ -176,6 +178,26 @@ class Membership:
         if known.state is PeerState.SUSPECT:
             known.resume = PeerState.DRAINING
         return self._happen(known, Happening.LEAVING, known.leaving, now_s)
+
+    def stay(self, peer: PeerId, now_s: float) -> list[Transition]:
+        """The peer that asked to hand its work over, and has, may be given stages again.
+
+        NotAllowed if it has work to hand over, or is not heard.
+        """
+        known = self._peers.get(peer)
+        if known is None or not known.leaving:
+            return []
+        if known.state is not PeerState.DRAINING:
+            raise NotAllowed(
+                f"stage server {peer} is {known.state}: {known.reason}", hint="wait until it is heard again"
+            )
+        if known.job != NO_JOB:
+            raise NotAllowed(
+                f"stage server {peer} still hands its work over",
+                hint=f"wait until it serves no job; swarm explain {peer} says what it waits for",
+            )
+        known.leaving = ""
+        return self._happen(known, Happening.STAYING, "drained no longer", now_s)
 
     def revoked(self, peer: PeerId, now_s: float, reason: str) -> list[Transition]:
         """The peer is no member any more: it is gone at once, without grace."""

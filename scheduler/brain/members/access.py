@@ -23,7 +23,7 @@ RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Jobs", "Version", _EVERYBODY),
     **_methods("Jobs", "List Get Watch Logs Explain Checkpoints History Trace Peers Probe", _READERS),
     **_methods("Jobs", "MissingShards PutShard Submit Cancel Pause Resume Pull Remove", _SUBMITTERS),
-    **_methods("Jobs", "Drain FreePeer Chaos Collect", _ADMINS),
+    **_methods("Jobs", "Drain Undrain FreePeer Chaos Collect", _ADMINS),
     **_methods("Session", "Attach Store Fetch", _STAGE_SERVERS),
     **_methods("Relays", "Attach", _RELAYS),
     **_methods("Projects", "ListProjects ProjectUsage", _READERS),

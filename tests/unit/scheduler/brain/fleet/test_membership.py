@@ -207,6 +207,33 @@ def test_a_leaving_peer_drains_and_gets_nothing_new() -> None:
     assert members.idle_peers() == []
 
 
+def test_a_drained_peer_stays_once_it_has_handed_its_work_over() -> None:
+    members = pool()
+    serving(members)
+    assert members.stay(A, 1.0) == [], "it never was to leave"
+    members.leaving(A, 1.0, "drained by its user")
+    with pytest.raises(NotAllowed, match="still hands its work over"):
+        members.stay(A, 2.0)
+    members.release(A, 3.0)
+    members.disconnected(A, 1, 4.0)
+    with pytest.raises(NotAllowed, match="suspect"):
+        members.stay(A, 4.5)
+    members.heard(A, 5.0)
+    assert moves(members.stay(A, 6.0)) == [(PeerState.DRAINING, IDLE)]
+    assert [known.hello.peer for known in members.idle_peers()] == [A]
+    assert [known.hello.peer for known in members.lasting_peers()] == [A]
+    members.assign(A, JOB, 0, 7.0)
+
+
+def test_a_quarantined_peer_that_was_drained_stays_quarantined() -> None:
+    members = pool()
+    members.hello(hello(), 0.0)
+    members.leaving(A, 1.0, "drained by its user")
+    members.quarantine(A, 2.0, "wrong numbers")
+    assert moves(members.stay(A, 3.0)) == [(PeerState.DRAINING, PeerState.QUARANTINED)]
+    assert members.idle_peers() == []
+
+
 def test_a_peer_that_ends_after_it_has_left_its_job_is_no_crash() -> None:
     members = pool()
     members.hello(hello(), 0.0)

@@ -37,6 +37,7 @@ TABLE = """
     Jobs.Pull               -             -      -       yes        yes    -
     Jobs.Remove             -             -      -       yes        yes    -
     Jobs.Drain              -             -      -       -          yes    -
+    Jobs.Undrain            -             -      -       -          yes    -
     Jobs.FreePeer           -             -      -       -          yes    -
     Jobs.Collect            -             -      -       -          yes    -
     Jobs.Chaos              -             -      -       -          yes    -
