@@ -19,7 +19,7 @@ from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.members.projects import Quota
 from scheduler.brain.stall import waiting
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
-from scheduler.jobs.job import Job, JobRun, now_s, split_of
+from scheduler.jobs.job import Job, JobRun, now_s, peers_max, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -108,7 +108,7 @@ class Allocator:
             now_s() - job.waiting.since_s,
             looks=_looks(job),
             room=self._room(job.record.project),
-            peers_max=_peers_max(job),
+            peers_max=peers_max(job),
             unfit=self._all_unfit(job),
             islands=islands,
             per_inviter=job.spec.trust.per_inviter(limits.min_replicas),
@@ -157,11 +157,11 @@ class Allocator:
 
     def _left(self, job: Job, peers: int) -> int | None:
         """How many more a job that has `peers` may take, beside those on their way to it; None: any number."""
-        if (peers_max := _peers_max(job)) is None:
+        if (most := peers_max(job)) is None:
             return None
         moving = self._peers.reservations.now(now_s())
         coming = sum(one.job == job.record.id and self._is_idle(peer) for peer, one in moving.items())
-        return max(0, peers_max - peers - coming)
+        return max(0, most - peers - coming)
 
     def _running(self, job: Job, run: JobRun) -> ActiveJob:
         here = [peer for peer in self._membership.peers() if peer.job == job.record.id]
@@ -312,12 +312,6 @@ def _looks(job: Job) -> bool:
 def _pauses(job: Job) -> bool:
     """Whether a job that stalled several times waits a while before it tries again."""
     return job.waiting is not None and now_s() < job.waiting.tries_again_s
-
-
-def _peers_max(job: Job) -> int | None:
-    """How many stage servers the job takes at most; None: any number."""
-    replicas_max = job.spec.limits.max_replicas
-    return replicas_max * len(split_of(job.spec)) * job.spec.island_count if replicas_max else None
 
 
 def _replica(hello: Hello, stage: int) -> ReplicaRecord:

@@ -196,3 +196,9 @@ def again(job: Job) -> str:
 def now_s() -> float:
     """The event loop's clock."""
     return asyncio.get_running_loop().time()
+
+
+def peers_max(job: Job) -> int | None:
+    """How many stage servers the job takes at most; None: any number."""
+    replicas_max = job.spec.limits.max_replicas
+    return replicas_max * len(split_of(job.spec)) * job.spec.island_count if replicas_max else None

@@ -17,7 +17,7 @@ from scheduler.brain.fleet.placement import Candidate, takes
 from scheduler.brain.inputs import AskToLeave
 from scheduler.brain.outputs import Struck
 from scheduler.jobs.islands import place_at, place_of
-from scheduler.jobs.job import Job, now_s, split_of
+from scheduler.jobs.job import Job, now_s, peers_max, split_of
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.members.quarantine import Quarantine
@@ -67,15 +67,20 @@ class Peers:
         self._tell(self._membership.assign(peer, job.record.id, stage, now_s()))
 
     def may_return(self, job: Job, hello: Hello) -> bool:
-        """Whether the peer's place in the job is still free for one of its inviter: another may have joined there."""
+        """Whether the peer's place in the job is still free for it and for one of its inviter: others may have come."""
         place = place_of(job.spec, hello.timeline, hello.stage)
+        present = [peer for peer in self._membership.peers() if peer.job == job.record.id and not peer.leaving]
         beside = [
             Candidate(one.hello.peer, inviter=self._inviter(one.hello.peer))
-            for one in self._membership.peers()
-            if one.job == job.record.id and not one.leaving and place_at(job, one.hello.peer, one.stage) == place
+            for one in present
+            if place_at(job, one.hello.peer, one.stage) == place
         ]
+        # Moves may have left a stage with more than its part of the most. It keeps them while another one has fewer.
+        most, limits = peers_max(job), job.spec.limits
+        if most is not None and len(present) >= most and len(beside) >= limits.max_replicas:
+            return False
         returning = Candidate(hello.peer, inviter=self._inviter(hello.peer))
-        return takes(beside, returning, job.spec.trust.per_inviter(job.spec.limits.min_replicas))
+        return takes(beside, returning, job.spec.trust.per_inviter(limits.min_replicas))
 
     def adopt(self, job: Job, hello: Hello) -> None:
         """The idle peer continues with the stage that it holds."""

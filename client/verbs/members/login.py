@@ -59,7 +59,12 @@ def token(
     role: Annotated[str, typer.Option(help=f"create: one of {', '.join(MEMBERS)}.", show_default=False)] = "",
     ttl: Annotated[str, typer.Option(help="create: how long it can be used, such as 15m, 2h or 7d.")] = "15m",
     uses: Annotated[int, typer.Option(min=1, max=1000, help="create: how many may join with it.")] = 1,
-    name: Annotated[str, typer.Option(help="create: names it is for, such as gpu-*.", show_default="any")] = "",
+    name: Annotated[
+        str,
+        typer.Option(
+            help="create: names it is for, such as gpu-*. A stage server is named HOST-xxxxxx.", show_default="any"
+        ),
+    ] = "",
     project: Annotated[
         str,
         typer.Option(
