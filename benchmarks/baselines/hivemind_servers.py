@@ -27,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measured.ways import Fleet, Swarm, Timed, changed, job_of, timed
+from benchmarks.measured.ways import Fleet, Swarm, Timed, job_of, overlapping, timed
 from swarm.data.shards import TokenManifest
 from swarm.job.spec import JobSpec
 
@@ -137,7 +137,7 @@ def _measure(options: argparse.Namespace, python: Path, folder: Path) -> list[di
         swarm = Swarm(fleet, folder, options)
         other = Hivemind(python, fleet, folder, job, options)
         stack.enter_context(swarm.connect(spec, manifest))
-        specs = {"swarm": spec, "overlap": changed(spec, pipeline={"overlap": "auto"})}
+        specs = {"swarm": spec, "overlap": overlapping(spec)}
         rounds: list[dict[str, Timed]] = []
         for number in range(options.rounds):
             rounds.append({})

@@ -144,7 +144,7 @@ TORCH = ("gpipe", "1f1b", "interleaved", "zbv")
 SPEED = "benchmarks.measured.throughput --output json"
 P1_WAYS = ",".join(("local", "swarm", "overlap", *TORCH))
 MODELS = {"compute": "--width 256 --layers 8 --sequence 128", "overhead": "--width 64 --layers 4 --sequence 32"}
-QUICK = {"compute": "--rounds 2 --steps 2 --microbatch 2", "overhead": "--rounds 3 --steps 10 --microbatch 2"}
+QUICK = {"compute": "--rounds 2 --steps 6 --microbatch 2", "overhead": "--rounds 3 --steps 10 --microbatch 2"}
 P1 = [Run(f"{SPEED} --ways {P1_WAYS} {shape}", QUICK[model], "--rounds 7 --steps 4") for model, shape in MODELS.items()]
 MODEL_TEXTS = {"compute": "computing dominates", "overhead": "overhead shows"}
 
@@ -182,8 +182,8 @@ P3_WAYS = ("overlap", "int8", "1f1b", "zbv", "loopback")
 P3 = [
     Run(
         f"{SPEED} --ways {','.join(P3_WAYS)} --link {link} {MODELS['compute']}",
-        "--rounds 2 --steps 2 --microbatch 2",
-        "--rounds 5 --steps 4",
+        "--rounds 2 --steps 6 --microbatch 2",
+        "--rounds 5 --steps 6",
     )
     for link in LINKS
 ]

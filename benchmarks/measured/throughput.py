@@ -8,7 +8,8 @@ Ways to train the same model on the same tokens, from the same weights, with as 
 
     local         `swarm train-local`: one process, no network
     swarm         a scheduler and stages x replicas stage servers, as real processes
-    overlap       the same, with as much of a step late as `pipeline.overlap = "auto"` chooses
+    overlap       the same, with as much of a step late as `pipeline.overlap = "auto"` chooses, and the lookahead that
+                  it asks for; the ways without overlap step with plain AdamW, as torch's do
     int8          the same, and boundary tensors in int8
     gpipe, 1f1b, interleaved, zbv
                   torch.distributed.pipelining's schedules over gloo, stages x replicas processes; the last two with two
@@ -37,8 +38,9 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -55,20 +57,20 @@ from benchmarks.measured.ways import (
     Spent,
     Swarm,
     Timed,
-    changed,
     hosts_behind,
     job_of,
+    overlapping,
     seconds_of,
 )
+from swarm.job.spec import JobSpec
 from tests.chaos.relay import why_not
 
-OVERLAP = {"overlap": "auto"}
-SWARMS = {
-    "swarm": {},
-    "overlap": OVERLAP,
-    "int8": OVERLAP | {"compression": "int8"},
-    "loopback": OVERLAP,
-    "insecure": {},
+SWARMS: dict[str, Callable[[JobSpec], JobSpec]] = {
+    "swarm": lambda spec: spec,
+    "overlap": overlapping,
+    "int8": partial(overlapping, compression="int8"),
+    "loopback": overlapping,
+    "insecure": lambda spec: spec,
 }
 APART = ("loopback", "insecure")  # each with processes of its own
 WAYS = ("local", *SWARMS, *RANKED)
@@ -165,7 +167,7 @@ def link_of(text: str) -> tuple[float, float]:
 
 def _measure(options: argparse.Namespace, folder: Path, console: Console) -> list[Round]:
     job = spec, manifest = job_of(options, folder)
-    specs = {way: changed(spec, pipeline=changes) if changes else spec for way, changes in SWARMS.items()}
+    specs = {way: job_for(spec) for way, job_for in SWARMS.items() if way in options.ways}
     with contextlib.ExitStack() as stack, console.status("starting processes") as status:
         hosts = Hosts()
         if options.link is not None:

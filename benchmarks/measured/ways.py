@@ -35,7 +35,7 @@ from stage_server.options import DEFAULT_SHARE
 from swarm.data.shards import TokenManifest, tokenise
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
-from swarm.job.spec import JobSpec, parse_job
+from swarm.job.spec import JobSpec, TrainingSection, parse_job
 from swarm.pki.profiles import find_profile
 from swarm.process.children import dying_with_parent
 from swarm.wire import jobs_pb2 as pb
@@ -171,6 +171,17 @@ def changed(spec: JobSpec, **sections: Mapping[str, object]) -> JobSpec:
         values[section] |= changes
     stages = len(spec.pipeline.split)
     return resolve(parse_job(values), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=stages)
+
+
+def overlapping(spec: JobSpec, **pipeline: object) -> JobSpec:
+    """The resolved job with overlapping steps: as many microbatches late, and as much lookahead, as by default.
+
+    Without lookahead "auto" lets no step overlap.
+    """
+    lookahead = TrainingSection.model_fields["lookahead"].default
+    late = changed(spec, pipeline={"overlap": "auto"} | pipeline, training={"lookahead": lookahead})
+    assert late.overlap > 0, "a way with overlap overlaps"
+    return late
 
 
 # Processes ------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
 """The benchmark's arithmetic: what it counts and what it leaves out."""
 
+import argparse
+from pathlib import Path
+
 import pytest
 
-from benchmarks.measured.throughput import Round, disagreement
-from benchmarks.measured.ways import Course, Spent, Timed, sample, spent_between, timed
+from benchmarks.measured.throughput import SWARMS, Round, disagreement
+from benchmarks.measured.ways import Course, Spent, Timed, job_of, sample, spent_between, timed
 
 
 def test_speed_leaves_out_the_warm_up_steps() -> None:
@@ -48,3 +51,13 @@ def test_the_time_to_a_loss_is_when_a_tenth_of_the_steps_has_it_from_the_end_of_
     assert course.seconds_to(5.0) == 1.0
     assert course.seconds_to(course.loss_at(0.5) + 1e-9) == 9.0
     assert course.seconds_to(3.0) is None
+
+
+def test_the_ways_with_overlap_do_overlap(tmp_path: Path) -> None:
+    # They once trained without lookahead, and without lookahead "auto" is no overlap: both columns were the same job.
+    shape = {"stages": 2, "replicas": 1, "microbatch": 2, "microbatches": 8, "width": 32, "layers": 2, "sequence": 16}
+    options = argparse.Namespace(**shape, warmup=1, steps=2, dtype="float32", compression="none", overlap=0)
+    spec, _ = job_of(options, tmp_path)
+    late = {way: job_for(spec).overlap for way, job_for in SWARMS.items()}
+    assert late == {"swarm": 0, "overlap": 2, "int8": 2, "loopback": 2, "insecure": 0}
+    assert SWARMS["int8"](spec).pipeline.compression == "int8"
