@@ -85,7 +85,8 @@ count       = "auto"            # or 1 to 64 complete pipelines, joined by avera
 min         = 1                 # to count: with fewer islands at work the job stalls; until then it goes on without
 
 [averaging]
-mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says
+mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says; or async_dn, in swarm
+                                # train-local only: they wait for none
 aggregate   = "mean"            # or centered_clip: gradients of replicas that stray too far are clipped; it needs
                                 # limits.min_replicas = 4 and does without training.reproducible
 compression = "none"            # of gradients between the replicas of a stage: none, bfloat16 or int8; what rounding
@@ -93,14 +94,15 @@ compression = "none"            # of gradients between the replicas of a stage: 
 timeout_s = 60.0                # 1 to 3600: one averaging round
 
 [outer]
-every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges; auto: diloco 50, streaming 100
-learning_rate = "auto"          # up to 10, of the outer step; auto: diloco 0.7, streaming 0.4
+every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges; auto: 50, streaming 100
+learning_rate = "auto"          # up to 10, of the outer step; auto: 0.7, streaming 0.4
 momentum      = 0.9             # of the outer step (Nesterov), below 1
 fragments     = "auto"          # streaming: parts of the model, exchanged in turn; auto: one for every three layers,
                                 # if they can all be exchanged one after the other
 overlap_steps = "auto"          # streaming: inner steps while a part is exchanged; auto: 1
 mixing        = "auto"          # streaming: the share of its own weights that an island keeps, below 1; auto: 0.5
-compression   = "auto"          # none, bfloat16, int8, fp4: what islands send; auto: diloco bfloat16, streaming fp4
+compression   = "auto"          # none, bfloat16, int8, fp4: what islands send; auto: bfloat16, streaming fp4
+buffer        = "auto"          # async_dn: 1 to 4096 proposals between two momentum steps; auto: one of each island
 
 [checkpoint]
 dir          = ""               # an absolute folder or URL (s3://, gs://) that the scheduler can write; empty = its own

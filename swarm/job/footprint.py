@@ -92,7 +92,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
         gradients=((2 if lowered else 4) + sum_bytes + 4 + 4 + leftovers) * parameters,
         graphs=kept + 3 * 4 * _tokens(spec) * widest,
         boundaries=math.ceil(held * boundary),
-        outer=8 * parameters if spec.has_outer_steps else 0,
+        outer={"allreduce": 0, "async_dn": 12}.get(spec.averaging.mode, 8) * parameters,
         log=2 * 4 * parameters,
     )
 

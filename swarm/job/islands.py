@@ -13,16 +13,20 @@ from swarm.errors import InvalidConfig
 from swarm.job.course import PLAIN, TIMELINES_MAX, Course, IslandCourse, OuterCourse, job_timeline_of
 from swarm.job.fragments import auto_fragments
 from swarm.job.outer import OuterPlan, Rhythm, nesterov
+from swarm.job.sections.trust import TrustSection
 from swarm.job.spec import JobSpec
-from swarm.job.trust import TrustSection
 from swarm.limits import ISLANDS_IN_SWARM_MAX
+from swarm.text import counted
 
 # What "auto" stands for in [outer], by averaging.mode: the papers' learning rates (swarm/job/outer.py) and streaming's
-# period; diloco's period and both codes are ours.
+# period; other periods and codes are ours.
 _AUTO: dict[str, dict[str, Any]] = {
     "diloco": {"every_steps": 50, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0,
-               "compression": "bfloat16"},
-    "streaming": {"every_steps": 100, "learning_rate": 0.4, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4"},
+               "compression": "bfloat16", "buffer": 1},
+    "streaming": {"every_steps": 100, "learning_rate": 0.4, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4",
+                  "buffer": 1},
+    "async_dn": {"every_steps": 50, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0,
+                 "compression": "bfloat16"},
 }  # fmt: skip
 
 
@@ -31,7 +35,7 @@ def resolved_outer(spec: JobSpec) -> dict[str, Any]:
     values = spec.outer.model_dump()
     if not spec.has_outer_steps:
         return values
-    chosen = {"fragments": auto_fragments(spec.layers)} | _AUTO[spec.averaging.mode]
+    chosen = {"fragments": auto_fragments(spec.layers), "buffer": spec.island_count} | _AUTO[spec.averaging.mode]
     every = chosen["every_steps"] if values["every_steps"] == "auto" else values["every_steps"]
     if values["overlap_steps"] == "auto" and every == 1:
         chosen["overlap_steps"] = 0
@@ -110,6 +114,11 @@ def check_for_swarm(spec: JobSpec) -> None:
     """InvalidConfig, with a way out, if a scheduler cannot train a job with outer steps as it is."""
     if not spec.has_outer_steps:
         return
+    if spec.averaging.mode == "async_dn":
+        raise InvalidConfig(
+            'averaging.mode = "async_dn" does not work yet in a swarm',
+            hint='set averaging.mode = "diloco"; or run: swarm train-local FILE',
+        )
     most, plain = ISLANDS_IN_SWARM_MAX, TrustSection().model_dump()
     refused = {
         "islands.count": (spec.island_count > most, f"set it to {most} at most, since each gets what all others send"),
@@ -122,3 +131,28 @@ def check_for_swarm(spec: JobSpec) -> None:
                 f'{key} does not work yet in a swarm with averaging.mode = "{spec.averaging.mode}"',
                 hint=f"{what}; or run: swarm train-local FILE",
             )
+
+
+def check_for_one_process(spec: JobSpec, *, resumes: bool, repeats: bool, speeds: int) -> None:
+    """InvalidConfig, with a way out, if one process cannot train the job like that.
+
+    `resumes` from a checkpoint, `repeats` an outer log, with the speeds of this number of islands (0: none given).
+    """
+    mode = spec.averaging.mode
+    if mode != "async_dn":
+        if speeds:
+            raise InvalidConfig(f'--speeds does nothing with averaging.mode = "{mode}"', hint="leave it out")
+        return
+    if speeds not in (0, spec.island_count):
+        raise InvalidConfig(
+            f"--speeds has {counted(speeds, 'number')}, and the job {counted(spec.island_count, 'island')}",
+            hint="give a number for each island, such as 1,0.5",
+        )
+    if spec.limits.on_nonfinite == "pause":
+        raise InvalidConfig(
+            'limits.on_nonfinite = "pause" does not work with averaging.mode = "async_dn", which writes no checkpoints',
+            hint='set limits.on_nonfinite = "skip" or "fail"',
+        )
+    for is_given, what in ((resumes, "goes on from no checkpoint"), (repeats, "has no outer log")):
+        if is_given:
+            raise InvalidConfig(f'a job with averaging.mode = "async_dn" {what}', hint="leave the flag out")

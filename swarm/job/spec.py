@@ -23,9 +23,10 @@ from swarm.errors import InvalidConfig
 from swarm.job.families import FAMILIES
 from swarm.job.overrides import SEE, apply_overrides
 from swarm.job.schedule import version_of
-from swarm.job.section import Section
-from swarm.job.trust import TrustSection
-from swarm.limits import ISLANDS_MAX, LAYERS_MAX, STAGES_MAX
+from swarm.job.sections.base import Section
+from swarm.job.sections.islands import AveragingSection, IslandsSection, OuterSection, check_islands
+from swarm.job.sections.trust import TrustSection
+from swarm.limits import LAYERS_MAX, STAGES_MAX
 from swarm.text import parse_size
 from swarm.types import OnStall, Routing
 
@@ -176,38 +177,6 @@ class PipelineSection(Section):
         return 0 if self.overlap == 0 else 1
 
 
-class IslandsSection(Section):
-    """How many complete pipelines train the job, each by itself between two exchanges ([outer])."""
-
-    count: Auto | Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = "auto"  # one for each site of the swarm; else 1
-    min: Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = 1  # with fewer at work the job stalls
-
-
-class AveragingSection(Section):
-    """How replicas of a stage agree on one gradient, and islands on one model."""
-
-    # allreduce: one island, every step; diloco, streaming: an outer step now and then (swarm/job/outer.py).
-    mode: Literal["allreduce", "diloco", "streaming"] = "allreduce"
-
-    # How the sums of replicas become one gradient; centered_clip: those that stray are cut (swarm/model/robust.py).
-    aggregate: Literal["mean", "centered_clip"] = "mean"
-    # Of gradients between replicas; what is left out is added to the next step's.
-    compression: Literal["none", "bfloat16", "int8"] = "none"
-    timeout_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
-
-
-class OuterSection(Section):
-    """The exchange between islands; "auto" depends on averaging.mode (swarm/job/islands.py)."""
-
-    every_steps: Auto | Annotated[int, Field(ge=1, le=10**6)] = "auto"  # inner steps between two exchanges
-    learning_rate: Auto | Annotated[float, Field(gt=0, le=10)] = "auto"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    fragments: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"  # streaming only, as the next two
-    overlap_steps: Auto | Annotated[int, Field(ge=0, le=1000)] = "auto"  # inner steps while a fragment is exchanged
-    mixing: Auto | Annotated[float, Field(ge=0, lt=1)] = "auto"  # the share of its weights that an island keeps
-    compression: Auto | Literal["none", "bfloat16", "int8", "fp4"] = "auto"  # of what islands propose
-
-
 class CheckpointSection(Section):
     """Checkpoints: when they are written, and where they are kept."""
 
@@ -272,7 +241,7 @@ class JobSpec(Section):
             raise ValueError(f"limits.max_replicas = {most} is less than limits.min_replicas = {least}: raise it")
         compresses = self.averaging.compression != "none"
         self.trust.check(reproducible=self.training.reproducible, compresses_slices=compresses, min_replicas=least)
-        self._check_islands()
+        check_islands(self)
         if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
             return self  # not grounded yet: the layers are known when it is
         layers = self.layers
@@ -322,34 +291,6 @@ class JobSpec(Section):
                 f'averaging.aggregate = "centered_clip" compares at least {CLIPPED_MIN} replicas of a stage: set '
                 f'limits.min_replicas = {CLIPPED_MIN} or more, or averaging.aggregate = "mean"'
             )
-
-    def _check_islands(self) -> None:
-        mode, outer, count = self.averaging.mode, self.outer, self.island_count
-        if self.islands.count != "auto" and self.islands.min > count:
-            raise ValueError(f"islands.min = {self.islands.min} is more than islands.count = {count}")
-        if not self.has_outer_steps:
-            if count > 1:
-                raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco" or "streaming"')
-            if outer != OuterSection():
-                raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set another mode')
-            return
-        batch, size = self.training.global_batch_sequences, self.training.microbatch_sequences
-        if batch % count or (size != "auto" and batch // count % size):
-            to = "" if batch % count else f" into shares of whole microbatches of {size}"
-            raise ValueError(f"islands.count = {count} does not divide training.global_batch_sequences = {batch}{to}")
-        if mode == "diloco" and (outer.fragments, outer.overlap_steps, outer.mixing) not in _WHOLE_MODEL_AT_ONCE:
-            raise ValueError(
-                'averaging.mode = "diloco" merges the whole model at once: remove outer.fragments, outer.overlap_steps '
-                'and outer.mixing, or set averaging.mode = "streaming"'
-            )
-        every, fragments, overlap = outer.every_steps, outer.fragments, outer.overlap_steps
-        if "auto" not in (every, fragments, overlap) and overlap * fragments >= every:  # type: ignore[operator]  # numbers
-            raise ValueError(
-                f"outer.overlap_steps = {overlap} is too long for {fragments} fragments in {every} steps: "
-                "lower it, lower outer.fragments or raise outer.every_steps"
-            )
-        if "auto" not in (every, fragments) and (exchanges := self.training.steps // every * fragments) > EXCHANGES_MAX:  # type: ignore[operator]
-            raise ValueError(f"a job makes {EXCHANGES_MAX} exchanges at most, not {exchanges}: raise outer.every_steps")
 
     @property
     def island_count(self) -> int:
@@ -403,10 +344,7 @@ class JobSpec(Section):
         return bool(self.model.config.get("tie_word_embeddings", False))
 
 
-EXCHANGES_MAX = 200_000  # of a job: they are counted one by one
 CLIPPED_MIN = 4  # replicas of a stage: of fewer, one false part is no small minority
-# [outer] fragments, overlap_steps and mixing of a job that is not cut into fragments, before and after it is resolved.
-_WHOLE_MODEL_AT_ONCE = (("auto", "auto", "auto"), (1, 0, 0.0))
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from swarm.process.startup import quiet_start
 
 with quiet_start():
+    import math
     import os
     import sys
     from pathlib import Path
@@ -20,6 +21,7 @@ with quiet_start():
     from swarm.errors import SwarmError, UsageError
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, weight_files
+    from swarm.job.islands import check_for_one_process
     from swarm.job.outer_log import OuterRecord, read
     from swarm.job.spec import load_job
     from swarm.process.lifecycle import print_error
@@ -53,12 +55,20 @@ def train_local(
             help="Repeat what became of the islands of a swarm: outer-log.jsonl in the folder that swarm pull made.",
         ),
     ] = None,
+    speeds: Annotated[
+        str,
+        typer.Option(
+            metavar="X,Y,...",
+            help='With averaging.mode = "async_dn": the inner steps per second of each island, of which only the '
+            "ratios count. Equal ones if left out.",
+        ),
+    ] = "",
 ) -> None:
     """Train a job in this one process, all its islands, and write the model folder; prints the sha256 of its weights.
 
     Checkpoints (checkpoint.every_steps, every_s) go to checkpoint.dir, or to OUT-checkpoints.
     """
-    threads_if_given = _threads(threads)
+    threads_if_given, of_islands = _threads(threads), _speeds(speeds)
     job = ground(load_job(file, overrides or ()))
     weight_files(job)  # for its checks, before time is spent on the data
     corpus = open_corpus(job)
@@ -66,13 +76,16 @@ def train_local(
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
     folder = resume_from or (Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None)
+    check_for_one_process(spec, resumes=folder is not None, repeats=outer_log is not None, speeds=len(of_islands))
     start = open_folder(folder) if folder is not None else None
     log = () if outer_log is None else _log(outer_log)
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with quiet_start():
         from swarm.reference.trainer import train_and_save  # noqa: PLC0415  # loads torch: errors above must not wait for it
-    sha256 = train_and_save(spec, corpus, out_dir, device=device, threads=threads_if_given, start=start, log=log)
+    sha256 = train_and_save(
+        spec, corpus, out_dir, device=device, threads=threads_if_given, start=start, log=log, speeds=of_islands
+    )
     print(f"weights_sha256 {sha256}")
 
 
@@ -89,6 +102,16 @@ def _log(file: Path) -> tuple[OuterRecord, ...]:
         return read(file.read_bytes())
     except OSError as error:
         raise UsageError(f"--outer-log {file}: {error.strerror}") from None
+
+
+def _speeds(text: str) -> tuple[float, ...]:
+    try:
+        speeds = tuple(float(one) for one in text.split(",")) if text else ()
+    except ValueError:
+        speeds = (0.0,)
+    if all(0 < one < math.inf for one in speeds):
+        return speeds
+    raise UsageError(f"--speeds {text}: give a number above 0 for each island, such as 1,0.5")
 
 
 def _threads(text: str) -> int | None:

@@ -3,7 +3,7 @@
 It trains a job here and now (`swarm train-local`): the same stages, the wire codec at the same cuts, the same data,
 sums, clipping, schedule and optimizer, one microbatch after the other. It has no network, no replicas and no
 recovery, so it is short enough to be trusted; with `training.reproducible` the swarm must end with the same bits.
-Several islands take turns here, an inner step each.
+Several islands take turns here: an inner step each, or with async_dn whoever comes next by a virtual clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import JobFailed, OutOfMemory
 from swarm.hf import model_folder
 from swarm.job.course import InnerStep
-from swarm.job.islands import courses, island_spec
+from swarm.job.islands import check_for_one_process, courses, island_spec
 from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import unit_names
 from swarm.job.schedule import NOT_FINITE_HINT, clip, evaluation_due, learning_rate, not_finite_fault, perplexity
@@ -41,6 +41,7 @@ from swarm.model.exact_sums import mean_of_parts
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, read_initial, weights_file
+from swarm.reference.asynchronous import AsyncOuterSteps, VirtualClock
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
 from swarm.reference.islands import OuterSteps, begin_anew, tokens_before, took_part
 from swarm.types import Microbatch, UnitName
@@ -70,6 +71,7 @@ class EvaluationReport:
 
     version: int
     loss: float
+    time_s: float = 0.0  # of the virtual clock, with async_dn
 
 
 OnStep: TypeAlias = Callable[[StepReport], None]
@@ -85,6 +87,7 @@ class Trained:
     stages: tuple[Stage, ...]
     sha256: str
     evaluations: tuple[EvaluationReport, ...] = ()
+    time_s: float = 0.0  # of the virtual clock, with async_dn
 
 
 def train_local(
@@ -97,11 +100,13 @@ def train_local(
     on_commit: OnCommit | None = None,
     start: Checkpoint | None = None,
     log: Sequence[OuterRecord] = (),
+    speeds: Sequence[float] = (),
 ) -> Trained:
     """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
 
     With outer steps, `islands.count` islands take turns, and the losses are those of all. With the `log` of a swarm
-    (InvalidConfig if it does not fit) islands are left out, and begin as copies of others, as they did there.
+    (InvalidConfig if it does not fit) islands are left out, and begin as copies of others, as they did there. With
+    async_dn they come as `speeds` has it, in inner steps per second.
 
     `on_commit` may look at the stages of all islands after each step. JobFailed if a step is not finite and
     `limits.on_nonfinite` is "fail", or too many of an island were in a row; with "pause" after `on_commit`, with diloco
@@ -109,6 +114,7 @@ def train_local(
     """
     device = device or torch.device("cpu")
     share = island_spec(spec)
+    check_for_one_process(spec, resumes=start is not None, repeats=bool(log), speeds=len(speeds))
     if start is None:
         islands = [build_stages(share, device) for _ in range(spec.island_count)]
     else:
@@ -117,6 +123,8 @@ def train_local(
     exchanges = took_part(spec, log, first_step)
     if spec.model.compile and (fault := compile_layers([stage for island in islands for stage in island], spec)):
         _say(f"layers are not compiled: {fault}")
+    if spec.averaging.mode == "async_dn":
+        return _train_asynchronously(spec, batches, islands, speeds or [1.0] * len(islands), on_step, on_evaluation)
     outer = None
     if spec.has_outer_steps:
         outer = OuterSteps(spec, islands, tokens_before(spec, batches.tokens_of, first_step))
@@ -128,10 +136,7 @@ def train_local(
         }
         stages = islands[min(reports)]
         for number, one in reports.items():
-            skipped_in_a_row[number] = skipped_in_a_row[number] + 1 if one.skipped else 0
-            limits = {"steps": spec.training.steps, "most": spec.limits.nonfinite_steps_max}
-            if one.skipped and (fault := not_finite_fault(step, skipped_in_a_row[number], **limits)):
-                raise JobFailed(fault, hint=NOT_FINITE_HINT)
+            skipped_in_a_row[number] = _skipped_in_a_row(spec, step, one, skipped_in_a_row[number])
         tokens = {number: one.tokens for number, one in reports.items()}
         if outer is not None and (dropped := outer.after(step, tokens, exchanges)):
             _say(f"after step {step + 1} what islands proposed is not finite, and is dropped: fragments {dropped}")
@@ -161,6 +166,55 @@ def train_local(
             if on_evaluation is not None:
                 on_evaluation(evaluations[-1])
     return Trained(tuple(losses), tuple(stages), sha256_of(stages), tuple(evaluations))
+
+
+def _train_asynchronously(
+    spec: JobSpec,
+    batches: Batches,
+    islands: Islands,
+    speeds: Sequence[float],
+    on_step: OnStep | None,
+    on_evaluation: OnEvaluation | None,
+) -> Trained:
+    """As `train_local`, with islands that wait for none; as many of their steps as there are islands are one of the
+    job. It is evaluated where an island has just taken over the outer weights."""
+    assert spec.outer.every_steps != "auto", "resolve the spec first"
+    share, outer = island_spec(spec), AsyncOuterSteps(spec, islands)
+    clock = VirtualClock(spec.training.steps * len(islands), spec.outer.every_steps, speeds)
+    losses, evaluations, skipped_in_a_row, evaluates = [], [], [0] * len(islands), False
+    time_s, done, of_step = 0.0, 0, list[StepReport]()
+    for turns in clock.moments():
+        time_s = turns[0].time_s
+        for turn in turns:
+            report = train_step(islands[turn.island], share, batches, turn.inner)
+            skipped_in_a_row[turn.island] = _skipped_in_a_row(spec, done, report, skipped_in_a_row[turn.island])
+            of_step.append(report)
+            if len(of_step) == len(islands):
+                losses.append((together := _together(done, of_step)).loss)
+                done, of_step = done + 1, []
+                evaluates |= evaluation_due(done, spec.training.eval_every_steps, spec.training.steps)
+                if on_step is not None:
+                    on_step(together)
+        ended = [turn.island for turn in turns if turn.ends_lease]
+        for island in outer.exchange(ended):
+            _say(f"after step {done} what island {island} proposed is not finite, and is dropped")
+        if evaluates and ended and batches.evaluation_microbatches:
+            evaluates = False
+            evaluations.append(replace(evaluate(islands[ended[-1]], share, batches, done), time_s=time_s))
+            if on_evaluation is not None:
+                on_evaluation(evaluations[-1])
+    outer.close()
+    return Trained(tuple(losses), tuple(islands[0]), sha256_of(islands[0]), tuple(evaluations), time_s)
+
+
+def _skipped_in_a_row(spec: JobSpec, step: int, report: StepReport, before: int) -> int:
+    """How many steps of an island in a row were not finite; JobFailed if these are too many."""
+    if not report.skipped:
+        return 0
+    fault = not_finite_fault(step, before + 1, steps=spec.training.steps, most=spec.limits.nonfinite_steps_max)
+    if fault:
+        raise JobFailed(fault, hint=NOT_FINITE_HINT)
+    return before + 1
 
 
 def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
@@ -315,6 +369,7 @@ def train_and_save(
     threads: int | None,
     start: Checkpoint | None = None,
     log: Sequence[OuterRecord] = (),
+    speeds: Sequence[float] = (),
 ) -> str:
     """Tokenise, train (from `start`, if given), write the model folder, report on stderr; returns the weights' sha256.
 
@@ -346,6 +401,7 @@ def train_and_save(
                 on_commit=keep,
                 start=start,
                 log=log,
+                speeds=speeds,
             )
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "memory" not in str(error):

@@ -13,7 +13,7 @@ import torch
 from scheduler.brain.state.links import ROUNDS_MAX
 from scheduler.brain.trust import bands
 from swarm.errors import NotAllowed
-from swarm.job.trust import TrustSection
+from swarm.job.sections.trust import TrustSection
 from swarm.reference.trainer import train_local
 from swarm.types import Direction, JobState, PeerState
 from tests.simulation.engine.liars import (

@@ -18,7 +18,7 @@ from scheduler.brain.inputs import ReplicaRecord
 from stage_server.brain import round_meter, slice_chunks
 from swarm.errors import SwarmError
 from swarm.events import Averaged, Event
-from swarm.job.trust import TrustSection
+from swarm.job.sections.trust import TrustSection
 from swarm.messages import Member
 from swarm.peer_messages import Slice, TensorHeader
 from swarm.reference.trainer import train_local

@@ -35,9 +35,10 @@ class OuterState:
     buffer: Tensor | None = None  # B, where the update collects proposals
 
     @classmethod
-    def of(cls, weights: Tensor) -> OuterState:
-        """The state at the start: the weights are the anchor, and there is no momentum."""
-        return cls(weights.clone(), torch.zeros_like(weights))
+    def of(cls, weights: Tensor, *, collects: bool = False) -> OuterState:
+        """The state at the start: the weights are the anchor, and there is no momentum; with a buffer if it collects
+        proposals."""
+        return cls(weights.clone(), torch.zeros_like(weights), torch.zeros_like(weights) if collects else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class Merge:
 class OuterWeights:
     """The outer state of a stage's parameters. All islands hold the same, and so do all replicas of an island."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], *, collects: bool = False) -> None:
         """At the start of a job, when the outer weights are the weights."""
-        self._states = {name: OuterState.of(each.detach().cpu()) for name, each in weights.items()}
+        self._states = {name: OuterState.of(each.detach().cpu(), collects=collects) for name, each in weights.items()}
         self._digest = ""
 
     def tensors(self, name: str) -> list[Tensor]:

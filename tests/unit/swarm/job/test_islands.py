@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from swarm.errors import InvalidConfig
 from swarm.job.course import PLAIN, TIMELINES_MAX, OuterCourse
 from swarm.job.islands import (
+    check_for_one_process,
     check_for_swarm,
     course_of,
     courses,
@@ -24,8 +25,8 @@ from swarm.job.islands import (
 )
 from swarm.job.outer import nesterov
 from swarm.job.partition import resolve
+from swarm.job.sections.trust import TrustSection
 from swarm.job.spec import JobSpec, parse_job, spec_from_json
-from swarm.job.trust import TrustSection
 
 TRUSTED = {key: True if value is False else 1 for key, value in TrustSection().model_dump().items()}  # everything on
 
@@ -100,6 +101,8 @@ def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
             "2 is too long for 3 fragments in 6 steps",
         ),
         ("diloco", 2, {"outer": {"every_steps": 1}, "training": {"steps": 10**6}}, "200000 exchanges at most"),
+        ("async_dn", 2, {"outer": {"fragments": 2}}, "merges the whole model at once"),
+        ("diloco", 2, {"outer": {"buffer": 2}}, "outer.buffer does nothing"),
         ("gaia", 2, {}, "averaging.mode"),
     ],
 )
@@ -119,9 +122,31 @@ def test_automatic_fragments_are_as_many_as_can_be_exchanged_one_after_the_other
     assert plan.rhythm.overlap_steps * fragments < plan.rhythm.every_steps
 
 
-def test_a_swarm_trains_all_modes() -> None:
+def test_a_swarm_trains_all_modes_but_async_dn() -> None:
     for mode, count in (("allreduce", 1), ("diloco", 1), ("diloco", 2), ("streaming", 1), ("streaming", 2)):
         check_for_swarm(spec_of(mode, count))
+    with pytest.raises(InvalidConfig, match="async_dn") as refused:
+        check_for_swarm(spec_of("async_dn"))
+    assert "swarm train-local" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("mode", "how", "told"),
+    [
+        ("diloco", {"speeds": 2}, "--speeds does nothing"),
+        ("async_dn", {"speeds": 3}, "3 numbers, and the job 2 islands"),
+        ("async_dn", {"resumes": True}, "goes on from no checkpoint"),
+        ("async_dn", {"repeats": True}, "has no outer log"),
+        ("async_dn", {}, "limits.on_nonfinite"),
+    ],
+)
+def test_what_one_process_cannot_do_is_refused(mode: str, how: dict[str, Any], told: str) -> None:
+    plain: dict[str, Any] = {"resumes": False, "repeats": False, "speeds": 0}
+    spec = spec_of(mode, limits={} if how else {"on_nonfinite": "pause"})
+    with pytest.raises(InvalidConfig, match=told):
+        check_for_one_process(spec, **plain | how)
+    check_for_one_process(spec_of(mode), **plain)
+    check_for_one_process(spec_of("async_dn"), **plain | {"speeds": 2})
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.job.outer import REPLACE, MergeRule, OuterPlan, Rhythm, nesterov
+from swarm.job.outer import REPLACE, MergeRule, OuterPlan, OuterUpdate, Rhythm, delayed_nesterov, nesterov
 
 
 def plan(steps: int, every: int, fragments: int = 1, overlap: int = 0, mixing: float = 0.0) -> OuterPlan:
@@ -66,3 +66,11 @@ def test_nesterov_is_the_textbook_form() -> None:
         momentum = update.a * momentum + update.d * delta
         anchor -= update.x * momentum + update.y * delta
     assert (momentum, anchor) == pytest.approx((2.5, -0.75 - 1.625))
+
+
+def test_delayed_nesterov_takes_momentum_in_every_nth_version() -> None:
+    numbers = [delayed_nesterov(version, 0.6, 0.9, 3) for version in range(6)]
+    hold = OuterUpdate(1.0, 0.0, 0.0, 0.0, 0.6 / 3, 1.0)
+    assert numbers[:2] == numbers[3:5] == [hold, hold]
+    assert numbers[2] == numbers[5] == OuterUpdate(0.9, 0.0, 1 / 3, 0.6 * 0.9, 0.6 / 3, 0.0)
+    assert delayed_nesterov(0, 0.6, 0.9, 1) == OuterUpdate(0.9, 0.0, 1.0, 0.6 * 0.9, 0.6, 0.0)

@@ -6,14 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage
-from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidConfig, JobFailed
 from swarm.job.families import HEAD
 from swarm.job.islands import courses, island_spec, outer_plan
@@ -24,47 +21,7 @@ from swarm.model.stage import Stage
 from swarm.reference.checkpoints import Islands, LocalCheckpoints
 from swarm.reference.islands import OuterSteps
 from swarm.reference.trainer import StepReport, Trained, build_stages, train_local, train_step
-
-CPU = torch.device("cpu")
-T = 16
-
-
-def spec_of(
-    mode: str = "diloco", islands: int = 2, *, stages: int = 1, tied: bool = False, steps: int = 6, **outer: Any
-) -> JobSpec:
-    config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-    training = {
-        "steps": steps, "warmup_steps": 2, "global_batch_sequences": 8, "microbatch_sequences": 2,
-        "learning_rate": 1e-2, "reproducible": True, "eval_every_steps": 1,
-    }  # fmt: skip
-    values = {
-        "name": "t",
-        "model": {"dtype": "float32", "config": config | {"tie_word_embeddings": tied}},
-        "data": {"source": "x", "sequence_length": T, "validation_ratio": 0.1},
-        "training": training,
-        "pipeline": {"stages": stages, "compression": "none"} | ({"overlap": 0} if mode == "allreduce" else {}),
-        "islands": {"count": islands},
-        "averaging": {"mode": mode},
-        "outer": outer,
-    }
-    return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
-
-
-def batches_of(spec: JobSpec) -> Batches:
-    text = np.random.default_rng(0).integers(0, 257, size=200 * T + 1).astype(np.uint16)
-    return Batches.of_job(spec, TokenData([text]), -1)
-
-
-def train(spec: JobSpec) -> Trained:
-    return train_local(spec, batches_of(spec))
-
-
-def weights(stages: list[Stage] | tuple[Stage, ...]) -> dict[str, Tensor]:
-    return {name: value.clone() for stage in stages for name, value in stage.weights.newest().items()}
-
-
-def farthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+from tests.support.one_process import CPU, T, batches_of, drift, farthest, spec_of, train, weights
 
 
 def test_one_island_with_an_outer_step_behind_every_step_of_rate_one_is_the_inner_optimizer() -> None:
@@ -114,15 +71,6 @@ def pair(**outer: Any) -> tuple[list[list[Stage]], OuterSteps]:
     steps = OuterSteps(spec, islands)
     drift(islands)
     return islands, steps
-
-
-def drift(islands: list[list[Stage]], seed: int = 0) -> None:
-    """Give each island weights of its own."""
-    for number, island in enumerate(islands):
-        generator = torch.Generator().manual_seed(seed + number)
-        for stage in island:
-            for value in stage.weights.newest().values():
-                value.data += torch.randn(value.shape, generator=generator)
 
 
 def test_proposals_weigh_as_much_as_the_tokens_behind_them() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.job.outer import REPLACE, MergeRule, OuterUpdate, nesterov
+from swarm.job.outer import REPLACE, MergeRule, OuterUpdate, delayed_nesterov, nesterov
 from swarm.model.codec import round_trip
 from swarm.model.islands.outer import OuterState, advance, compose, merged, proposal
 
@@ -69,14 +69,12 @@ def test_an_island_that_rebases_keeps_what_it_has_not_proposed() -> None:
 @pytest.mark.parametrize("islands", [1, 2, 5])
 def test_delayed_nesterov_with_a_proposal_of_each_island_between_momentum_steps_is_diloco(islands: int) -> None:
     rate, beta = 0.7, 0.9
-    hold = OuterUpdate(1.0, 0.0, 0.0, 0.0, rate / islands, 1.0)
-    step = OuterUpdate(beta, 0.0, 1.0 / islands, rate * beta, rate / islands, 0.0)
-    together, one_by_one = OuterState.of(drawn(0)), OuterState(drawn(0), torch.zeros(SHAPE), torch.zeros(SHAPE))
+    together, one_by_one = OuterState.of(drawn(0)), OuterState.of(drawn(0), collects=True)
     for turn in range(4):
         proposals = [drawn(10 * turn + island) for island in range(1, islands + 1)]
         together = advance(together, compose(proposals, [1.0 / islands] * islands), nesterov(rate, beta))
-        for at, one in enumerate(proposals, 1):
-            one_by_one = advance(one_by_one, one, step if at == islands else hold)
+        for at, one in enumerate(proposals):
+            one_by_one = advance(one_by_one, one, delayed_nesterov(turn * islands + at, rate, beta, islands))
         assert torch.allclose(one_by_one.anchor, together.anchor, atol=2e-6)
         assert torch.allclose(one_by_one.momentum, together.momentum, atol=2e-6)
 

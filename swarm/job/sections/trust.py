@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swarm.job.section import Section
+from swarm.job.sections.base import Section
 
 
 class TrustSection(Section):

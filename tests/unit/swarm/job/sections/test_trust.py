@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from swarm.errors import InvalidConfig
+from swarm.job.sections.trust import TrustSection
 from swarm.job.spec import JobSpec, parse_job
-from swarm.job.trust import TrustSection
 
 
 def job(trust: dict[str, Any], *, reproducible: bool = True, min_replicas: int = 1) -> JobSpec:

@@ -1,0 +1,156 @@
+"""What islands of unequal speed learn in each step and second: async_dn beside diloco, where all await the slowest.
+
+    python -m benchmarks.learning.unequal_islands [--seeds 3] [--steps 120] [--save FILE] [--table docs/islands.md]
+
+Four islands need 0.58, 0.75, 1.51 and 3.33 s for a step, as in Liu et al. (arXiv 2401.09135). Each run is `swarm
+train-local` in this process, on the model and text of `convergence`; time is that of a virtual clock, with exchanges
+that take none. Every run sees the same tokens, and ends when they are trained. "Loss" is that of the outer weights on
+held-out text, nats per byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.learning.convergence import LENGTH, SEQUENCES, markdown, resolved, small_llama, write_between
+from swarm.data.batches import Batches, TokenData
+from swarm.data.shards import tokenise
+from swarm.job.spec import JobSpec
+from swarm.reference.trainer import Trained, train_local
+from swarm.text import counted
+
+STEP_S = (0.58, 0.75, 1.51, 3.33)  # of each island
+HELD_OUT, RATE = 0.02, 4e-3
+MARKS = ("<!-- unequal -->", "<!-- end of unequal -->")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to join islands of unequal speed."""
+
+    name: str
+    mode: str
+    outer: tuple[tuple[str, object], ...] = ()
+
+
+DILOCO = Way("diloco", "diloco")
+WAYS = (
+    DILOCO,
+    Way("async_dn", "async_dn"),
+    Way("async_dn, buffer 1", "async_dn", (("buffer", 1),)),
+    Way("async_dn, buffer 1, rate 0.175", "async_dn", (("buffer", 1), ("learning_rate", 0.175))),
+)
+# A point of a curve: seconds of the virtual clock, and the loss then.
+Curve = Sequence[tuple[float, float]]
+
+
+def job(way: Way, seed: int, steps: int, every: int, source: str) -> JobSpec:
+    values: dict[str, Any] = small_llama(seed, RATE, steps, source)
+    values["data"] |= {"validation_ratio": HELD_OUT}
+    values["training"] |= {"eval_every_steps": every}
+    values |= {
+        "pipeline": {"stages": 1, "overlap": 0},
+        "islands": {"count": len(STEP_S)},
+        "averaging": {"mode": way.mode},
+        "outer": {"every_steps": every, **dict(way.outer)},
+    }
+    return resolved(values)
+
+
+def curve(spec: JobSpec, batches: Batches) -> Curve:
+    """Train once: the loss at each evaluation, and when that is."""
+    is_async = spec.averaging.mode == "async_dn"
+    trained = train_local(spec, batches, speeds=[1 / one for one in STEP_S] if is_async else ())
+    return [(_time_s(spec, trained, at), one.loss) for at, one in enumerate(trained.evaluations)]
+
+
+def _time_s(spec: JobSpec, trained: Trained, at: int) -> float:
+    """When an evaluation takes place."""
+    one = trained.evaluations[at]
+    return one.time_s if spec.averaging.mode == "async_dn" else one.version * max(STEP_S)
+
+
+Curves = Mapping[str, Sequence[Curve]]
+
+
+def at_time(curve: Curve, time_s: float) -> float:
+    """The newest loss at a time."""
+    return next((loss for when_s, loss in reversed(curve) if when_s <= time_s), curve[0][1])
+
+
+def rows(curves: Curves, steps: int) -> Iterator[list[str]]:
+    """A row for each way: its loss in the end, how long that took, and its loss when async_dn was at its end."""
+    base, base_s = mean(one[-1][1] for one in curves[DILOCO.name]), curves[DILOCO.name][0][-1][0]
+    end_s = min(found[0][-1][0] for found in curves.values())
+    for name, found in curves.items():
+        lost, took_s = [one[-1][1] for one in found], found[0][-1][0]
+        then = mean(at_time(one, end_s) for one in found)
+        yield [
+            name,
+            f"{mean(lost):.3f}{_spread(lost)} ({100 * (mean(lost) / base - 1):+.1f} %)",
+            f"{took_s:.0f} ({base_s / took_s:.2f}x)",
+            f"{then:.3f}",
+        ]
+
+
+def _spread(found: Sequence[float]) -> str:
+    return f" ± {stdev(found):.3f}" if len(found) > 1 else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--save", type=Path, help="a JSON file for all losses; runs that it has already are left out")
+    parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
+    arguments = parser.parse_args()
+    if arguments.table is not None and not arguments.table.is_file():
+        parser.error(f"--table {arguments.table}: there is no such file")
+    torch.set_num_threads(arguments.threads)
+    console = Console()
+    source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
+    curves: dict[str, list[Curve]] = {way.name: [] for way in WAYS}
+    if arguments.save is not None and arguments.save.exists():
+        curves |= json.loads(arguments.save.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = tokenise(job(DILOCO, 0, arguments.steps, arguments.every, source), Path(folder))
+        data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
+    for seed in range(arguments.seeds):
+        for way in WAYS:
+            if len(curves[way.name]) > seed:
+                continue
+            started_s = time.perf_counter()
+            spec = job(way, seed, arguments.steps, arguments.every, source)
+            found = curve(spec, Batches.of_job(spec, data, manifest.end_of_text))
+            curves[way.name].append(found)
+            took_s = time.perf_counter() - started_s
+            end_s, loss = found[-1]
+            console.print(f"{way.name:24} seed {seed}  {loss:.4f} after {end_s:.0f} s  {took_s:.0f} s", highlight=False)
+            if arguments.save is not None:
+                arguments.save.write_text(json.dumps(curves))
+    header = ["way", "loss in the end", "virtual seconds", "loss when the first way has ended"]
+    text = (
+        f"{markdown(header, rows(curves, arguments.steps))}\n\n{arguments.steps} steps of {SEQUENCES * LENGTH} bytes, "
+        f"H {arguments.every}, {counted(arguments.seeds, 'seed')}, learning rate {RATE:g}. In brackets: against diloco."
+    )
+    console.print(text, highlight=False)
+    if arguments.table is not None:
+        write_between(arguments.table, MARKS, text)
+
+
+if __name__ == "__main__":
+    main()
