@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -33,7 +33,7 @@ from torch.optim.sgd import sgd
 
 from swarm.errors import InvalidModel
 from swarm.job.spec import TrainingSection
-from swarm.model.exact_sums import squared_norms
+from swarm.model.exact_sums import TILE_ELEMENTS, squared_norms
 
 State: TypeAlias = dict[str, Tensor]
 """The optimizer's tensors for one parameter, by name, in a fixed order."""
@@ -192,15 +192,28 @@ def _quasi_hyperbolic(
     """
     beta1, beta2 = training.betas
     ahead = training.lookahead
-    first, second = state["first_moment"], state["second_moment"]
     state["updates"] += 1
     updates = float(state["updates"])
-    parameter.mul_(1.0 - learning_rate * training.weight_decay)
-    first.lerp_(gradient, 1.0 - beta1)
-    second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-    spread = (second / (1.0 - beta2**updates)).sqrt_().add_(training.eps)
-    numerator = (first * ((1.0 - ahead) / (1.0 - beta1**updates))).add_(gradient, alpha=ahead)
-    parameter.addcdiv_(numerator, spread, value=-learning_rate)
+    for values, fresh, first, second in _tiles(parameter, gradient, state["first_moment"], state["second_moment"]):
+        values.mul_(1.0 - learning_rate * training.weight_decay)
+        first.lerp_(fresh, 1.0 - beta1)
+        second.mul_(beta2).addcmul_(fresh, fresh, value=1.0 - beta2)
+        spread = (second / (1.0 - beta2**updates)).sqrt_().add_(training.eps)
+        numerator = (first * ((1.0 - ahead) / (1.0 - beta1**updates))).add_(fresh, alpha=ahead)
+        values.addcdiv_(numerator, spread, value=-learning_rate)
+
+
+def _tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Equal parts of tensors of one shape, in turn: on a CPU a part stays in cache through all passes of a step.
+
+    Each part but the last has a whole number of vectors, so every element is computed as in the whole tensor.
+    """
+    if not all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors):
+        yield tensors
+        return
+    flat = [tensor.detach().view(-1) for tensor in tensors]
+    for start in range(0, flat[0].numel(), TILE_ELEMENTS):
+        yield tuple(one[start : start + TILE_ELEMENTS] for one in flat)
 
 
 def _nadamw(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:

@@ -46,6 +46,11 @@ def test_what_is_not_finite_is_out_of_range(bits: int | None, bad: float) -> Non
     assert not in_range([gradient], bits, 2**53)
 
 
+def test_a_large_gradient_is_finite_although_its_square_is_not() -> None:
+    assert in_range([torch.tensor([1e30, -3e38])], None, 0)
+    assert not in_range([torch.ones(3), torch.tensor([1e30, torch.nan])], None, 0)
+
+
 def test_sums_stay_exact_up_to_the_limit_of_float64() -> None:
     limit = contribution_limit(3)
     total = torch.zeros(1, dtype=torch.float64)
@@ -79,6 +84,14 @@ def test_a_mean_of_many_tiles_is_that_of_all_at_once(bits: int | None, monkeypat
     assert torch.equal(mean_of_parts(parts, 4096, bits), whole)
 
 
+@pytest.mark.parametrize("tokens", [3, 2048, 2**24 - 1, 2**24 + 1, 2**30 + 3])
+def test_the_mean_of_one_part_has_the_bits_of_a_division_in_float64(tokens: int) -> None:
+    bits = torch.randint(-(2**31), 2**31, (1 << 18,)).to(torch.int32)  # of all magnitudes, subnormal ones too
+    part = bits.view(torch.float32)
+    mean = mean_of_parts([part], tokens, None)
+    assert torch.equal(mean.view(torch.int32), (part.double() / tokens).float().view(torch.int32))
+
+
 @pytest.mark.parametrize("bits", [None, 30])
 def test_to_average_takes_little_more_memory_than_the_mean(bits: int | None) -> None:
     """A float64 copy of the whole sum was made: 8 bytes for each parameter of a stage, in every round."""
@@ -100,3 +113,21 @@ def test_squared_norm_is_right_and_ignores_the_number_of_threads(elements: int) 
         torch.set_num_threads(before)
     assert len(norms) == 1
     assert norms.pop() == pytest.approx(float(tensor.double().square().sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("elements", [1, 3, 1000, 131_071, 300_001])
+def test_squares_are_added_along_a_tree_of_halves(elements: int) -> None:
+    def total(squares: list[float]) -> float:
+        half = len(squares) // 2
+        if not half:
+            return squares[0]
+        folded = [low + high for low, high in zip(squares[:half], squares[half : 2 * half], strict=True)]
+        folded[0] += squares[-1] if len(squares) % 2 else 0.0
+        return total(folded)
+
+    tensor = torch.randn(elements)
+    squares, block = tensor.double().square().tolist(), exact_sums.NORM_BLOCK_ELEMENTS
+    expected = 0.0
+    for start in range(0, elements, block):
+        expected += total(squares[start : start + block])
+    assert squared_norms([tensor]) == [expected]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from swarm.errors import InvalidConfig
 from swarm.job.spec import TrainingSection, parse_job
+from swarm.model import optimizers
 from swarm.model.optimizers import OPTIMIZERS, Optimizer
 from tests.support.peak import peak_bytes
 
@@ -126,6 +127,21 @@ def test_adamw_with_lookahead_follows_its_formula(ahead: float) -> None:
         numerator = (1 - ahead) * first / (1 - 0.9**step) + ahead * gradient.double()
         expected -= 0.05 * (numerator / ((second / (1 - 0.99**step)).sqrt() + 1e-6) + 0.02 * expected)
         torch.testing.assert_close(parameter.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tile", [16, 64, 4096])
+def test_a_step_in_tiles_has_the_bits_of_one_of_the_whole_tensor(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = training("adamw", lookahead=0.3, weight_decay=0.02)
+    whole, tiled = tensor(97, 103, seed=0), tensor(97, 103, seed=0)
+    one, two = Optimizer(settings, [("w", whole)]), Optimizer(settings, [("w", tiled)])
+    for step in range(3):
+        gradient = {"w": tensor(97, 103, seed=step + 1)}
+        monkeypatch.setattr(optimizers, "TILE_ELEMENTS", whole.numel())
+        one.step([("w", whole)], gradient, 0.01)
+        monkeypatch.setattr(optimizers, "TILE_ELEMENTS", tile)
+        two.step([("w", tiled)], gradient, 0.01)
+    assert torch.equal(whole, tiled)
+    assert all(torch.equal(one.state_of("w")[key], two.state_of("w")[key]) for key in one.state_of("w"))
 
 
 def test_a_lookahead_that_is_next_to_nothing_is_adamw() -> None:
