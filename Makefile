@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEPLOY := $(VENV)/.deploy
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
@@ -21,6 +22,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,data,postgres,otel,ray,bench,dev]'
 	@touch $(STAMP)
 
+$(DEPLOY): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
+	@touch $(DEPLOY)
+
 demo: setup ## train a small model through 2 stages x 2 replicas on this machine, then sample from it
 	@exec $(BIN)/swarm up --demo
 
@@ -36,7 +41,7 @@ attack: setup ## strangers, thieves and liars against a swarm of real processes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/security
 
 # One after the other: each starts a fleet, and programs of others beside it.
-integration: setup ## a fleet with PostgreSQL, Mosquitto, Prometheus, Chromium; fails and names the package if one is missing
+integration: setup $(DEPLOY) ## a fleet with PostgreSQL, Mosquitto, Prometheus, Chromium; fails and names the package if one is missing
 	$(BIN)/python -m pytest tests/real tests/browser
 
 # With SEED (and SCENARIO) one run again, as a failing seed says; with SEEDS so many, the same every time.
