@@ -81,6 +81,8 @@ class Job:
     owner: str = ""
     islands: tuple[Island, ...] = ()  # of a job at work that has some
     priority: int = 0
+    times_s: Mapping[str, float] = field(default_factory=dict)  # in each state, with the present one
+    peer_s: float = 0.0  # for which it held stage servers, of all together
 
     @property
     def has_ended(self) -> bool:
@@ -91,6 +93,16 @@ class Job:
     def spec(self) -> dict[str, Any]:
         """The job file with every value resolved; empty in lists."""
         return dict(json.loads(self.spec_json)) if self.spec_json else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How fast boundary tensors lately reached the stage server `to`: the best rate, and the shortest time from sending
+    one to its receipt."""
+
+    to: str = ""
+    bytes_per_s: float = 0.0
+    receipt_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +127,7 @@ class Peer:
     island: str = ""  # the number of the one that it serves; empty: its job has none
     slow_bfloat16: bool = False  # its device computes it many times slower than float32
     site: str = ""  # where it is, as its owner named the place
+    links: tuple[Link, ...] = ()  # to others, while it serves a job
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +204,7 @@ def raise_unless_succeeded(job: Job) -> None:
         )
 
 
-_PARTS = {pb.StageView: Stage, pb.IslandView: Island, pb.Fact: Fact}
+_PARTS = {pb.LinkView: Link, pb.StageView: Stage, pb.IslandView: Island, pb.Fact: Fact}
 
 
 def record(kind: type[Kind], message: Any) -> Kind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -14,7 +15,7 @@ from rich.text import Text
 from client.records import Job, Peer
 from client.shell import finite, utc
 from swarm.job.schedule import perplexity
-from swarm.text import counted, duration, size
+from swarm.text import bandwidth, counted, duration, size
 from swarm.types import DEFAULT_PROJECT, JobState
 
 _STATE_STYLE = {
@@ -47,6 +48,8 @@ def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
         **{name: getattr(view, name) or None for name in if_known},
         "since": utc(view.since_unix_s),
         "created": utc(view.created_unix_s),
+        "times_s": dict(view.times_s),
+        "peer_s": view.peer_s,
         "evaluation": evaluation_values(view),
         "project": view.project,
         "owner": view.owner or None,
@@ -89,6 +92,7 @@ def peer_values(view: Peer) -> dict[str, Any]:
         "island": int(view.island) if view.island else None,
         "site": view.site or None,
         "pace_s": finite(view.pace_s),
+        "links": [asdict(link) for link in view.links],
     }
 
 
@@ -161,6 +165,9 @@ def job_table(view: Job) -> RenderableType:
         rows.append(("validation loss", Text(f"{evaluation_text(view)} after step {view.evaluation_step}")))
     if view.state == JobState.RUNNING:
         rows.append(("time left", Text(duration(view.eta_s) if view.step else "-")))
+    spent = [f"{name} {duration(view.times_s[name])}" for name in JobState if view.times_s.get(name, 0.0) >= 1.0]
+    if spent:
+        rows.append(("time spent", Text(f"{', '.join(spent)}; {view.peer_s / 3600:.2f} hours of stage servers")))
     ledger = f"{view.microbatches_committed} committed, {view.microbatches_in_flight} in flight, "
     rows.append(("microbatches", Text(f"{ledger}{view.microbatches_replayed} done again")))
     for stage in view.stages:
@@ -221,6 +228,22 @@ def peers_table(views: Sequence[Peer]) -> RenderableType:
     )
     dropped_first = ("ADDRESS", "THREADS", "WORK", "DEVICE", "SINCE", "PACE", "MEMORY", *site, "STAGE", "JOB")
     return FittedTable((*columns, "REASON"), rows, dropped_first=dropped_first)
+
+
+def links_table(views: Sequence[Peer]) -> RenderableType:
+    """A row for each link of the stage servers, the slowest first."""
+    links = sorted(((view, link) for view in views for link in view.links), key=lambda one: one[1].bytes_per_s)
+    rows = [
+        (
+            Text(view.id),
+            Text(link.to),
+            Text(bandwidth(link.bytes_per_s)),
+            Text(f"{link.receipt_s * 1000:.1f} ms"),
+            Text(view.job),
+        )
+        for view, link in links
+    ]
+    return FittedTable(("FROM", "TO", "RATE", "RECEIPT", "JOB"), rows, dropped_first=("RECEIPT",))
 
 
 class FittedTable:

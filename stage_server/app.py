@@ -200,6 +200,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         settings = ServerSettings(options.connect_retry_s_max, options.orphan_timeout_s, budget, hub=hub)
         stage_server = StageServer(identity, ports, settings)
         metrics.identify(peer, partial(_served, stage_server))
+        metrics.watch_links(stage_server.links)
         forward_log = stage_server.forward_log
 
         def forward(time_s: float, level: str, text: str) -> None:

@@ -6,13 +6,14 @@ One series, `swarm_stage_server_info`, names the stage server and its stage; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from swarm.events import LinkSpeed
 from swarm.process.metrics import LONG_SECONDS_BUCKETS, SECONDS_BUCKETS, ProcessMetrics
 
 TRAFFIC_DIRECTIONS = ("sent", "received")
@@ -60,6 +61,10 @@ class StageServerMetrics:
     def identify(self, peer: str, place: Callable[[], tuple[str, int] | None]) -> None:
         """Name the peer; `place` gives the job and the stage that are served now, None if there are none."""
         self.registry.register(_Identity(peer, place))
+
+    def watch_links(self, speeds: Callable[[], Iterable[LinkSpeed]]) -> None:
+        """Show how fast the links are that `speeds` gives, and no others."""
+        self.registry.register(_Links(speeds))
 
     def computed(self, stage: int, direction: str, seconds: float) -> None:
         """The device computed one microbatch "forward" or "backward"."""
@@ -130,3 +135,20 @@ class _Identity(Collector):
         place = self._place()
         family.add_metric((self._peer, *(("", "") if place is None else (place[0], str(place[1])))), 1.0)
         yield family
+
+
+class _Links(Collector):
+    """Asked at each scrape, so links that are no longer used leave nothing behind."""
+
+    def __init__(self, speeds: Callable[[], Iterable[LinkSpeed]]) -> None:
+        self._speeds = speeds
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        rate = "Best rate of the newest boundary tensors to a neighbour"
+        receipt = "Shortest time from sending one of them to its receipt"
+        rates = GaugeMetricFamily("swarm_link_bytes_per_second", rate, labels=("to",))
+        receipts = GaugeMetricFamily("swarm_link_receipt_seconds", receipt, labels=("to",))
+        for link in self._speeds():
+            rates.add_metric((link.to,), link.bytes_per_s)
+            receipts.add_metric((link.to,), link.receipt_s)
+        yield from (rates, receipts)

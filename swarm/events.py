@@ -54,10 +54,20 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """How fast boundary tensors lately reached a neighbour: the best rate, and the shortest time until a receipt."""
+
+    to: PeerId
+    bytes_per_s: float
+    receipt_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sent every `heartbeat_s`; any other event counts as one too."""
+    """Sent every `heartbeat_s`; any other event counts as one too. One in LINKS_TOLD_EVERY tells of links."""
 
     sequence: int
+    links: tuple[LinkSpeed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

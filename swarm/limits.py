@@ -30,6 +30,7 @@ MESSAGE_ASIDE_BYTES = 64 << 10  # a message from here on is read on a thread, wh
 
 SESSIONS_PER_S, SESSIONS_AT_ONCE = 64.0, 512  # that begin; a scheduler that starts again is dialled by all at once
 INCARNATION_AHEAD_S = 3600.0  # of the scheduler's clock; a process takes its start as its incarnation
+LINKS_TOLD_EVERY, LINKS_TOLD_MAX = 10, 64  # one in so many heartbeats tells how fast so many links are
 LOG_LINES_PER_S, LOG_LINES_AT_ONCE = 100.0, 2000  # of one stage server
 LOG_LINE_CHARACTERS_MAX = 4096
 LOG_KEPT_CHARACTERS_MAX = 8 << 20  # of a job's lines in memory
@@ -61,6 +62,7 @@ RELAY_USAGE_ROWS_MAX = 16_384  # (job, from, to) of which a scheduler remembers 
 # not named here cannot be sent at all.
 COUNTS_MAX: Mapping[str, int] = {
     "Hello.cells": 1 << 16,
+    "Heartbeat.links": LINKS_TOLD_MAX,
     "Accumulated.digests": 4,
     "Accumulated.sizes": 4,
     "Checked.digests": 4,

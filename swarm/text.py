@@ -20,6 +20,7 @@ _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(B|KiB|MiB|GiB|TiB)?")
 _UNIT_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_BIT_UNITS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
 _ADDRESS = re.compile(
     r"(?P<host>[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9_.-]{1,15})?\]):(?P<port>[0-9]{1,5})"
 )
@@ -89,6 +90,13 @@ def size(count: float) -> str:
         if count < 1024:
             return f"{count:.1f} {unit}"
     return f"{count / 1024:.1f} TiB"
+
+
+def bandwidth(bytes_per_s: float) -> str:
+    """What a link carries: 512 kbit/s, 12.4 Mbit/s, 3.1 Gbit/s."""
+    bits = 8 * bytes_per_s
+    factor, unit = next(((factor, unit) for factor, unit in _BIT_UNITS if bits >= factor), _BIT_UNITS[-1])
+    return f"{bits / factor:.{0 if bits >= 100 * factor else 1}f} {unit}"
 
 
 def parse_size(text: str) -> int:

@@ -43,7 +43,8 @@ from torch import Tensor
 
 from benchmarks.measured.ways import LOSS_TOLERANCE, Fleet, Swarm, Timed, job_of
 from scheduler.brain.outputs import CommitRow
-from scheduler.storage.database import Database, JobRecord, JobTokens
+from scheduler.storage.database import Database
+from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.model.stage import Stage
 from swarm.process.malloc import tune_malloc
 from swarm.types import JobId, JobState, Microbatch, Round, UnitName, set_digest

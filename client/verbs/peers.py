@@ -13,7 +13,7 @@ from client.connection import dial
 from client.flags import offers
 from client.records import Peer, record
 from client.shell import Shell
-from client.views import peer_values, peers_table
+from client.views import links_table, peer_values, peers_table
 from swarm.errors import INTERRUPTED, DeadlinePassed, SchedulerUnreachable, UsageError
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
@@ -42,6 +42,10 @@ def peers(
     drain_timeout: Annotated[
         float, typer.Option(help="drain: wait this many seconds, then exit 8; the hand-over goes on.")
     ] = 60.0,
+    links: Annotated[
+        bool,
+        typer.Option("--links", help="ls: how fast tensors lately went from one to another, the slowest first."),
+    ] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="drain: only ask, do not wait.")] = False,
 ) -> int:
     """List stage servers, or drain one. A drained stage server finishes its work, hands its stage over so that no work
@@ -60,15 +64,19 @@ def peers(
     states = [*PeerState, RELAY]
     if state and state not in states:
         raise UsageError(f'there is no state "{state}" of stage servers', hint=f"one of: {', '.join(states)}")
-    show_peers(shell, stage, state)
+    show_peers(shell, stage, state, links=links)
     return 0
 
 
-def show_peers(shell: Shell, stage: int, state: str) -> None:
+def show_peers(shell: Shell, stage: int, state: str, *, links: bool) -> None:
     with dial(shell) as scheduler:
         views = scheduler.peers(state=state, stage=stage)
     if shell.json:
         shell.data([peer_values(view) for view in views])
+    elif links and not any(view.links for view in views):
+        shell.say("no link was measured yet: stage servers tell every ten seconds, while a job of two stages trains")
+    elif links:
+        shell.out.print(links_table(views))
     elif views:
         shell.out.print(peers_table(views))
     elif state or stage >= 0:

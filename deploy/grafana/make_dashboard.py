@@ -112,6 +112,12 @@ ROWS: dict[str, list[tuple[str, str, dict[str, str]]]] = {
             {"{{instance}}": "swarm_device_memory_used_bytes / swarm_device_memory_capacity_bytes"},
         ),
         ("Tensors", "Bps", {"{{instance}} {{direction}}": _rate("swarm_network_bytes_total", "instance, direction")}),
+        ("Links: best rate of the newest tensors", "Bps", {"{{instance}} to {{to}}": "swarm_link_bytes_per_second"}),
+        (
+            "Links: shortest time to a receipt",
+            "s",
+            {"{{instance}} to {{to}}": "swarm_link_receipt_seconds"},
+        ),
         (
             "Compression: bytes before, for each on the wire",
             "short",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from scheduler.jobs.job import JobProgress
-from scheduler.storage.database import JobRecord
+from scheduler.storage.job_record import JobRecord
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.types import JobId

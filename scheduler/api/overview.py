@@ -33,7 +33,7 @@ class Overview:
 
     def job(self, job: Job, *, spec: bool = True, queue: JobQueue | None = None) -> pb.JobView:
         """The job as the caller sees it; of one that waits, also its place among others."""
-        view = job_view(job, spec=spec)
+        view = job_view(job, self.wall_s(), spec=spec)
         if job.waiting is not None and (told := (queue or self.queue()).text(job.record.id)):
             view.reason = f"{view.reason}; {self.seen.shown(told)}"
         return view

@@ -11,7 +11,7 @@ from scheduler.brain.fleet.membership import NO_JOB, Peer
 from scheduler.brain.members.projects import ANYBODY, JobAccess, Person, judge, not_owner, sees
 from scheduler.jobs.job import Job
 from scheduler.jobs.registry import JobRegistry
-from scheduler.storage.database import JobRecord
+from scheduler.storage.job_record import JobRecord
 from swarm.errors import NotFound, SwarmError
 from swarm.pki.names import Role
 from swarm.types import JobId

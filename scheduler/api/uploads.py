@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from scheduler.brain.members.places import Places
 from scheduler.brain.members.projects import ANYBODY, Person, check_bytes
-from scheduler.storage.database import JobTokens
 from scheduler.storage.executor import run_blocking
+from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
 from swarm.checkpoint.storage import Files
 from swarm.data.batches import TOKEN_DTYPES

@@ -32,9 +32,9 @@ def fitting(views: Iterable[View]) -> list[View]:
     return found
 
 
-def job_view(job: Job, *, spec: bool = True) -> pb.JobView:
+def job_view(job: Job, now_unix_s: float, *, spec: bool = True) -> pb.JobView:
     """A job as clients see it, with its whole `spec` or without: it may be long."""
-    record, progress, peers = job.record, job.progress, job.stages
+    record, progress, peers = job.record.counted(now_unix_s), job.progress, job.stages
     counts = job.brain.counts() if job.brain is not None else None
     committed = progress.steps_done * job.spec.training.microbatches
     return pb.JobView(
@@ -77,6 +77,8 @@ def job_view(job: Job, *, spec: bool = True) -> pb.JobView:
         owner=record.owner,
         islands=_islands(job),
         priority=job.spec.limits.priority,
+        times_s=record.times,
+        peer_s=record.peer_s,
     )
 
 
@@ -118,6 +120,7 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
         incarnation=hello.incarnation,
         slow_bfloat16=hello.slow_bfloat16,
         site=hello.site,
+        links=[pb.LinkView(to=one.to, bytes_per_s=one.bytes_per_s, receipt_s=one.receipt_s) for one in peer.links],
         island=f"{island_at(job, hello.peer)}" if job is not None and job.spec.has_outer_steps else "",
     )
 
@@ -128,7 +131,7 @@ def guarded_view(view: pb.PeerView, shown: Callable[[str], str], *, knows_job: b
     view.ClearField("http_address")
     view.reason = shown(view.reason)
     if not knows_job:
-        for name in ("reason", "job", "pace_s", "outstanding"):
+        for name in ("reason", "job", "pace_s", "outstanding", "links"):
             view.ClearField(name)
         view.stage, view.island = NO_STAGE, ""
     return view

@@ -29,9 +29,9 @@ from scheduler.jobs.removal import JobRemoval
 from scheduler.jobs.starts.settings import model_costs
 from scheduler.jobs.starts.timelines import Timelines, starting_at
 from scheduler.storage.checkpoints.catalog import Beginning, uploaded_checkpoint
-from scheduler.storage.database import JobRecord, JobTokens
 from scheduler.storage.drains import Drains
 from scheduler.storage.executor import run_blocking
+from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.state_files import check_uploaded
 from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST

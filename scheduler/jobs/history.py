@@ -10,7 +10,8 @@ from typing import Any
 from scheduler.brain.lineage import checkpoint_counts, row_counts
 from scheduler.jobs.islands import rows_made
 from scheduler.jobs.job import job_rows
-from scheduler.storage.database import Database, JobRecord
+from scheduler.storage.database import Database
+from scheduler.storage.job_record import JobRecord
 from swarm.job.spec import JobSpec
 
 ROWS_AT_ONCE = 1000

@@ -17,7 +17,7 @@ from scheduler.brain.outputs import CommitRow
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.driver import SAVED, Brain, JobDriver
 from scheduler.storage.checkpoints.sink import CheckpointSink
-from scheduler.storage.database import JobRecord
+from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.reader import Checkpoint
 from swarm.job.islands import outer_courses
 from swarm.job.outer_log import OuterRecord

@@ -17,7 +17,7 @@ from scheduler.storage.drains import Drains
 from scheduler.storage.job_log import LogLine
 from scheduler.storage.stores import Stores
 from swarm.errors import CheckpointFailed, Refused
-from swarm.events import Event, Hello, Leaving, Loaded, Logged
+from swarm.events import Event, Heartbeat, Hello, Leaving, Loaded, Logged
 from swarm.limits import LOG_LINE_CHARACTERS_MAX, LOG_LINES_AT_ONCE, LOG_LINES_PER_S, Bucket
 from swarm.messages import FetchRequest, Release, StoreHeader
 from swarm.types import JobId, JobState, PeerId, PeerState
@@ -75,6 +75,8 @@ class PeerListener:
                 self._logged(known, event)
             case Leaving():
                 self._peers.leave(peer, event.reason)
+            case Heartbeat(links=links) if links:
+                self._membership.measured(peer, links)
             case _:
                 self._at_work(known, event)
 

@@ -21,8 +21,8 @@ from scheduler.brain.explain.facts import WAITING_STATES
 from scheduler.brain.explain.queue import Holder, JobQueue
 from scheduler.jobs.job import Job, Waiting, now_s
 from scheduler.jobs.ports import SchedulerPorts
-from scheduler.storage.database import JobRecord
 from scheduler.storage.job_log import LogLine
+from scheduler.storage.job_record import HOLDING, JobRecord
 from scheduler.storage.patience import patiently
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotAllowed, NotFound
 from swarm.types import JobId, JobState, PeerId
@@ -33,7 +33,6 @@ STATE_PATIENCE_S = 10.0
 
 _ENDS = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.PAUSED, JobState.STALLED})
 _STOPS = frozenset({JobState.PAUSING, JobState.CANCELLING})
-_HOLDS = frozenset({JobState.LOADING, JobState.RUNNING}) | _STOPS  # a job that ended keeps the names of its peers
 _WAITING_ENDS = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.PAUSED})
 
 # A job may also enter the state that it is in, with another reason, unless it has ended.
@@ -127,7 +126,7 @@ class JobRegistry:
             progress = (job.progress.steps_done, job.spec.training.steps, job.left_s) if is_seen(job) else ()
             return Holder(job.record.id, len(job.record.peers), *progress)
 
-        held = [job for job in self.all() if job.record.state in _HOLDS and job.record.peers]
+        held = [job for job in self.all() if job.record.state in HOLDING and job.record.peers]
         holders = map(holder, sorted(held, key=lambda job: -len(job.record.peers)))
         waiting = self.waiting()
         priorities = {job.record.id: job.spec.limits.priority for job in waiting}
@@ -159,7 +158,7 @@ class JobRegistry:
         peers = {one: at for one, at in job.record.peers.items() if one != peer}
         peers |= {peer: place} if place is not None else {}
         if is_new := peers != job.record.peers:
-            job.record = replace(job.record, peers=peers)
+            job.record = replace(job.record.counted(self._wall_s()), peers=peers)
         return is_new
 
     async def put(self, job: Job) -> None:

@@ -18,8 +18,8 @@ from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.database import JobRecord
 from scheduler.storage.executor import run_blocking
+from scheduler.storage.job_record import JobRecord
 from swarm.types import Direction, JobId, PeerState
 
 JOB_KEPT_S = 3600.0

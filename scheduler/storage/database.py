@@ -13,9 +13,9 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -28,10 +28,11 @@ from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, Programming
 from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
 from scheduler.storage.data_folder import bind
 from scheduler.storage.executor import run_blocking
+from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.messages import StateFile
 from swarm.text import without_passwords
-from swarm.types import DEFAULT_PROJECT, JobId, JobState, PeerId, Round, UnitName
+from swarm.types import JobId, JobState, PeerId, Round, UnitName
 
 T = TypeVar("T")
 Timed: TypeAlias = Callable[[str, float], None]
@@ -59,7 +60,8 @@ _JOBS = sa.Table(
     sa.Column("timeline", sa.Integer),
     sa.Column("weights_sha256", sa.Text),
     *(sa.Column(name, sa.Text) for name in ("first_steps_json", "start_where", "start_name")),
-    *(sa.Column(name, sa.Text) for name in ("peers_json", "project", "owner")),
+    *(sa.Column(name, sa.Text) for name in ("peers_json", "project", "owner", "times_json")),
+    *(sa.Column(name, sa.Float) for name in ("peer_s", "counted_unix_s")),
 )
 _COMMITS = sa.Table(
     "commits",
@@ -110,46 +112,6 @@ REMOVALS = sa.Table(  # jobs that are listed no more; removals.py
     sa.Column("job", sa.String(40), primary_key=True),
     sa.Column("checkpoint_dir", sa.Text),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class JobTokens:
-    """The job's tokenised data: shards by hash, in order."""
-
-    shards: tuple[str, ...]
-    token_dtype: str
-    vocabulary_size: int
-    unigram_entropy: float
-    end_of_text: int = -1  # the id that closes a document; -1: none does (also in rows older than this field)
-
-
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """A job as the database knows it."""
-
-    id: JobId
-    name: str
-    state: JobState
-    reason: str
-    since_unix_s: float
-    created_unix_s: float
-    spec_json: str
-    tokens: JobTokens
-    timeline: int = 0
-    weights_sha256: str = ""
-    error_code: str = ""
-    hint: str = ""
-    files: tuple[StateFile, ...] = ()  # the files that it starts from; none: it starts from the seed, or from the hub
-    first_steps: tuple[int, ...] = (0,)  # the step at which each timeline began
-    start_where: str = ""  # storage and name of the checkpoint that the present timeline started from
-    start_name: str = ""
-    peers: Mapping[PeerId, int] = field(default_factory=dict)  # which peer serves which stage, while the job is at work
-    project: str = DEFAULT_PROJECT
-    owner: str = ""  # ROLE/NAME of the submitter; empty for jobs over plaintext or from before projects
-
-    def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
-        """The record in another state."""
-        return replace(self, state=state, reason=reason, since_unix_s=now_unix_s, **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +184,7 @@ class Database:
 
     async def put_job(self, record: JobRecord) -> None:
         values = asdict(record) | {"state": record.state.value}
-        for name in ("tokens", "files", "first_steps", "peers"):
+        for name in ("tokens", "files", "first_steps", "peers", "times"):
             values[f"{name}_json"] = json.dumps(values.pop(name))
 
         def write(connection: sa.Connection) -> None:
@@ -477,6 +439,7 @@ def _record(row: dict[str, Any]) -> JobRecord:
     row["state"] = JobState(row["state"])
     row["first_steps"] = tuple(json.loads(row.pop("first_steps_json")))
     row["peers"] = json.loads(row.pop("peers_json"))
+    row["times"] = json.loads(row.pop("times_json"))
     files = tuple(StateFile(**file) for file in json.loads(row.pop("files_json")))
     return JobRecord(tokens=JobTokens(**tokens), files=files, **row)
 

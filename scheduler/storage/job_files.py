@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from scheduler.storage.database import JobRecord, JobTokens
 from scheduler.storage.executor import run_blocking
+from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.state_files import CheckpointFiles, StateFiles
 from scheduler.storage.trees import remove_tree, tree_bytes
 from swarm.checkpoint.reader import Checkpoint

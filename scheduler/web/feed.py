@@ -20,8 +20,8 @@ from scheduler.brain.fleet.membership import NO_JOB, Peer
 from scheduler.brain.members.projects import Person
 from scheduler.jobs.history import evaluations, thinned
 from scheduler.jobs.job import Job
-from scheduler.storage.database import JobRecord
 from scheduler.storage.job_log import LogLine
+from scheduler.storage.job_record import JobRecord
 from scheduler.web.curves import Curves, every
 from scheduler.web.snapshot import (
     JOBS_MAX,

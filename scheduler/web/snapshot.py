@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from scheduler.brain.explain.facts import Fact, IslandStanding, ReplicaStanding, Situation
 from scheduler.brain.explain.step_times import StepTimes
 from scheduler.storage.job_log import LogLine
-from swarm.text import size
+from swarm.text import bandwidth, size
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
@@ -180,6 +180,9 @@ def peers_values(views: Iterable[pb.PeerView]) -> Json:
             numbers["load"] = view.outstanding
             if view.pace_s:
                 numbers["pace_s"] = _rounded(view.pace_s)
+        if view.links:
+            slowest = min(view.links, key=lambda link: link.bytes_per_s)
+            texts["link"] = f"{bandwidth(slowest.bytes_per_s)}, {1000 * slowest.receipt_s:.3g} ms\nto {slowest.to}"
         found[view.id] = {name: text for name, text in texts.items() if text} | numbers
         if len(found) == PEERS_MAX:
             break

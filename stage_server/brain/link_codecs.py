@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from swarm.events import LinkSpeed
+from swarm.limits import LINKS_TOLD_MAX
 from swarm.types import Direction, PeerId
 
 AUTO: Final = "auto"
@@ -35,6 +37,8 @@ SHARE_MAX: Final = 0.5  # of the computing time
 SHARE_BACK: Final = 0.3  # a more precise codec than the present one needs that much room, so that links do not flap
 GAIN_MIN: Final = 0.2  # of the time, for one codec instead of another where none keeps pace
 REMEMBERED: Final = 16  # deliveries of a link, and computations in a direction
+FRESH_S: Final = 60.0  # a link that carried nothing for so long, while others did, is not told of
+RATE_MAX: Final = 1e12  # bytes per second; a clock that hardly moves shows more
 
 
 def allowed(setting: str) -> tuple[str, ...]:
@@ -75,6 +79,8 @@ class _Link:
     codec: str = FIRST
     delivered_bytes: int = 0
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # bytes per second
+    receipts_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    used_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,5 +127,14 @@ class LinkCodecs:
         """A tensor of `size_bytes` on the wire, sent from `start` on, was acknowledged."""
         link = self._links[to]
         link.delivered_bytes += size_bytes
+        link.used_s = now_s
         if now_s > start.at_s:
-            link.rates.append((link.delivered_bytes - start.delivered_bytes) / (now_s - start.at_s))
+            rate = (link.delivered_bytes - start.delivered_bytes) / (now_s - start.at_s)
+            link.rates.append(min(rate, RATE_MAX))
+            link.receipts_s.append(now_s - start.at_s)
+
+    def speeds(self) -> tuple[LinkSpeed, ...]:
+        """How fast the links are that carried tensors lately, those of the newest tensors first."""
+        used = sorted(self._links.items(), key=lambda one: -one[1].used_s)
+        fresh = [(to, link) for to, link in used if link.rates and link.used_s > used[0][1].used_s - FRESH_S]
+        return tuple(LinkSpeed(to, max(link.rates), min(link.receipts_s)) for to, link in fresh[:LINKS_TOLD_MAX])

@@ -90,7 +90,7 @@ class Replica:
         self._stage = stage
         self._ports = ports
         self._device, self._metrics = ports.device, ports.metrics
-        self._codecs = LinkCodecs(spec.pipeline.compression, bfloat16_is_exact=spec.model.dtype == LOWERED)
+        self.links = LinkCodecs(spec.pipeline.compression, bfloat16_is_exact=spec.model.dtype == LOWERED)
         self.cells = cell.CellTable(
             stage=me.stage,
             stages=assignment.stages,
@@ -108,7 +108,7 @@ class Replica:
         self._neighbours = Neighbours(me.stage)
         self.early = EarlyInputs[tuple[Microbatch, str], tuple[Boundary, memoryview]](lambda subject: subject)
         self._outputs: HeldOutputs[Packed] = HeldOutputs(ports.budget.hold_bytes)
-        self._deliveries = Deliveries(ports, self._codecs)
+        self._deliveries = Deliveries(ports, self.links)
         self._reports = Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
         self._commitments = Commitments(is_on=spec.trust.hashes_hops, weighs=spec.trust.norm_band)
@@ -414,7 +414,7 @@ class Replica:
         y, loss, digest = done.result
         self._commitments.made(microbatch, Direction.FORWARD, digest)
         self._hold(microbatch, Direction.FORWARD, y)
-        self._codecs.computed(Direction.FORWARD, done.seconds)
+        self.links.computed(Direction.FORWARD, done.seconds)
         self._metrics.computed(self.me.stage, "forward", done.seconds)
         self._carry_out(self.cells.computed_forward(work, loss, done.seconds, waited_s))
 
@@ -436,14 +436,14 @@ class Replica:
         dx, finite, digest = done.result
         self._commitments.made(microbatch, Direction.BACKWARD, digest)
         self._hold(microbatch, Direction.BACKWARD, dx)
-        self._codecs.computed(Direction.BACKWARD, done.seconds)
+        self.links.computed(Direction.BACKWARD, done.seconds)
         self._metrics.computed(self.me.stage, "backward", done.seconds)
         self._carry_out(self.cells.computed_backward(work, finite, done.seconds, waited_s))
 
     def _codec_for(self, microbatch: Microbatch, side: Direction) -> str:
         """The codec for an output, chosen for the link to the next receiver on its route."""
         to, elements = self.cells.receiver(microbatch, side), math.prod(self._stage.boundary_shape())
-        name, change = self._codecs.codec_to(to, side, elements)
+        name, change = self.links.codec_to(to, side, elements)
         if change is not None:
             facts = {"before": change.before, "codec": change.codec, "bytes_per_s": round(change.bytes_per_s)}
             self._ports.log.info("link changes its codec", to=change.to, **facts)

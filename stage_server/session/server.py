@@ -7,10 +7,9 @@ says in Hello what it holds; the scheduler then brings it up to date or releases
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
@@ -23,6 +22,7 @@ from stage_server.replica.replica import Replica
 from stage_server.session.aftermath import Aftermath
 from stage_server.session.event_queue import EventQueue
 from stage_server.session.gate import Passes, place_of
+from stage_server.session.relays import KnownRelays
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
 from swarm import events, messages
@@ -36,6 +36,7 @@ from swarm.errors import (
     StaleMessage,
     SwarmError,
 )
+from swarm.limits import LINKS_TOLD_EVERY
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
@@ -54,16 +55,6 @@ REFUSAL = "refused by what this stage server is doing now"  # all that a caller 
 REFUSED_TOLD_S = 10.0  # between lines of the log about messages that were refused
 
 
-class Relays(Protocol):
-    """The relays of the swarm, as far as this process has to do with them."""
-
-    def know(self, relays: Sequence[messages.RelayAt]) -> None:
-        """These relays are here now."""
-
-    def passed(self) -> None:
-        """There is a newer pass to show."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServerPorts:
     """The ports of a stage server."""
@@ -77,7 +68,7 @@ class ServerPorts:
     log: Logger
     obey_chaos: Callable[[messages.Chaos], None] | None = None  # none: not started with --allow-chaos
     passes: Passes | None = None  # none: started with --insecure
-    relays: Relays | None = None  # likewise
+    relays: KnownRelays | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +122,10 @@ class StageServer:
     @property
     def is_attached(self) -> bool:
         return self._link is not None
+
+    def links(self) -> tuple[events.LinkSpeed, ...]:
+        """How fast the links to its neighbours are."""
+        return () if self._replica is None else self._replica.links.speeds()
 
     def leave(self, reason: str) -> bool:
         """Ask the scheduler to give the stage to others; False if there is no session or no stage."""
@@ -296,7 +291,7 @@ class StageServer:
     async def _beat(self, heartbeat_s: float) -> None:
         sequence = 0
         while not self._aftermath.is_long:
-            self.emit(events.Heartbeat(sequence))
+            self.emit(events.Heartbeat(sequence, () if sequence % LINKS_TOLD_EVERY else self.links()))
             sequence += 1
             await asyncio.sleep(heartbeat_s)
         await self.hang_up("its device is still at work for a job that was released")

@@ -150,11 +150,23 @@ class Hello(_message.Message):
     site: str
     def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol: _Optional[int] = ..., product: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pinned_stage: _Optional[int] = ..., job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[ReportedCell, _Mapping]]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., join: _Optional[int] = ..., via_relay: _Optional[bool] = ..., slow_bfloat16: _Optional[bool] = ..., site: _Optional[str] = ...) -> None: ...
 
+class LinkSpeed(_message.Message):
+    __slots__ = ("to", "bytes_per_s", "receipt_s")
+    TO_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_S_FIELD_NUMBER: _ClassVar[int]
+    to: str
+    bytes_per_s: float
+    receipt_s: float
+    def __init__(self, to: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., receipt_s: _Optional[float] = ...) -> None: ...
+
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence",)
+    __slots__ = ("sequence", "links")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkSpeed]
+    def __init__(self, sequence: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ...) -> None: ...
 
 class UnitSize(_message.Message):
     __slots__ = ("unit", "elements")

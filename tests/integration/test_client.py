@@ -569,6 +569,25 @@ def test_watching_ends_with_the_jobs_result(swarm: Any, fake: FakeJobs) -> None:
     assert swarm("status", "tiny")[0] == 0
 
 
+def test_waiting_says_nothing_until_a_job_goes_on_no_more(swarm: Any, fake: FakeJobs) -> None:
+    fake.views = [_view(), _view(step=5), DONE]
+    code, out, err = swarm("wait", "tiny", "tiny-1")
+    assert (code, out) == (0, "")
+    assert err.splitlines() == [f"job tiny-1a2b3c succeeded: weights sha256 {SHA}"] * 2
+    fake.views = [_view(), _view(state="paused", reason="it ran for 2 h", step=5), _view()]
+    code, out, err = swarm("wait", "tiny")
+    assert (code, out) == (1, "")
+    assert "job tiny-1a2b3c paused: it ran for 2 h" in err
+    code, out, err = swarm("wait", "tiny", "-o", "json")
+    assert (code, [job["state"] for job in _data(out)]) == (1, ["paused"])
+    fake.views = [_view(state="failed", reason="no")]
+    assert swarm("wait", "-q", "tiny")[0] == 1
+
+
+def test_peers_shows_links_once_they_are_measured(swarm: Any, fake: FakeJobs) -> None:
+    assert "no link was measured yet" in swarm("peers", "--links")[2]
+
+
 def test_peers_shows_stage_servers(swarm: Any, fake: FakeJobs) -> None:
     code, out, _ = swarm("peers", "ls", "--stage", "1")
     assert code == 0

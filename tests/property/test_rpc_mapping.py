@@ -34,7 +34,7 @@ COMMANDS = get_args(Command)
 PARTS = (Microbatch, EvaluationBatch, Round, Hop, events.ReportedCell, events.UnitSize, events.ParameterNorm)
 MORE_PARTS = (
     *(events.ParameterHash, messages.Member, messages.UnitRound, messages.StateFile, messages.RelayAt),
-    messages.Envoy,
+    *(messages.Envoy, events.LinkSpeed),
 )
 REQUESTS = (StoreHeader, messages.FetchRequest, StateRequest, StateReply)
 HEADERS = get_args(TensorHeader)

@@ -33,7 +33,7 @@ LEFT_OUT = {
     r"openssl pkcs12 .*": "needs a page off loopback; tests/unit/scheduler/web/test_pages.py",
     r"swarm chaos kill\|.*": "one of these; the README has kill, and tests/chaos all",
     r"swarm ca retire|swarm project set": "tests/security/test_rotation.py",
-    r"swarm (rm|cancel|pause|pull|explain|train-local|status|submit|chaos|gc|ca|peers drain)"
+    r"swarm (rm|cancel|pause|pull|explain|train-local|status|submit|chaos|gc|ca|wait|peers drain)"
     r"( JOB\.\.\.| --resume-from| --microbatch)?": "a name in a sentence: no command without more words",
 }
 SHORT = "--set training.steps=6 --set training.global_batch_sequences=4 --set data.sequence_length=32"
@@ -83,6 +83,9 @@ def test_the_readme_from_its_first_command_to_its_last(reader: Reader) -> None:
     reader.types("swarm trace JOB")
     reader.names["JOB"] = "example"
     reader.types("swarm logs JOB -f")
+    reader.types("swarm peers --links")
+    reader.names["COMMAND"] = "true"
+    reader.types("swarm wait JOB && COMMAND")
     reader.types("swarm explain JOB")
     reader.names["PEER"] = first_peer(reader)
     reader.types("swarm explain PEER")
@@ -278,6 +281,27 @@ def test_pages_that_start_programs(reader: Reader) -> None:
     reader.passes_all(LEFT_OUT)
     reader.passes("swarm up")
     reader.passes_all(LEFT_OUT)
+    reader.runs("swarm up --stages 2 --replicas 1 --data-dir asked")
+    reader.names["JOB"] = reader.also(f"swarm submit job.toml --detach {LONG} --set checkpoint.every_steps=1")
+    while not steps(reader, "JOB"):
+        reader.also("swarm status JOB")
+    reader.types("swarm explain JOB")
+    reader.names["PEER"] = first_peer(reader)
+    reader.types("swarm explain PEER")
+    reader.types("swarm peers --links")
+    reader.types("swarm status JOB")
+    reader.types("swarm project usage")
+    reader.types("swarm history JOB --csv")
+    reader.types("swarm track JOB")
+    reader.types("swarm logs JOB --tail 0")
+    reader.types("swarm doctor")
+    reader.types("swarm gc --dry-run")
+    reader.types("swarm audit", "asked/scheduler/audit.jsonl")
+    reader.passes_all(LEFT_OUT)
+    reader.also("swarm cancel JOB")
+    reader.names["JOB"] = reader.also(f"swarm submit job.toml --detach {SHORT}")
+    reader.types("swarm wait JOB && swarm pull JOB ./model", "--force")
+    reader.stops()
     reader.passes("swarm trace JOB")
     reader.passes("swarm trace JOB 120")
     reader.passes_all(LEFT_OUT)

@@ -14,7 +14,7 @@ import pytest
 
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import Job, JobProgress
-from scheduler.storage.database import JobRecord
+from scheduler.storage.job_record import JobRecord
 from swarm.errors import DatabaseUnavailable, InvalidConfig
 from swarm.events import Accumulated, Saved
 from swarm.job.spec import JobSpec, parse_job

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler.api.drain import drain
 from scheduler.storage.checkpoints.sink import CheckpointWriter, FileWriter
-from scheduler.storage.database import JobRecord
+from scheduler.storage.job_record import JobRecord
 from swarm.errors import CheckpointFailed
 from swarm.types import JobState, PeerId
 from tests.support.scenes import PEERS, Desk, at_desk, make_spec

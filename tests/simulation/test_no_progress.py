@@ -244,7 +244,7 @@ def test_a_database_that_stays_away_is_waited_for(tmp_path: Path, monkeypatch: p
         assert scene.job.reason == "trains with 2 stage servers"
         monkeypatch.setattr(scene.rig.store, write, away)
         await asyncio.sleep(AWAY_S / 2)
-        shown = job_view(scene.job)
+        shown = job_view(scene.job, 0.0)
         assert (shown.reason, shown.tokens_per_s, math.isnan(shown.eta_s)) == (AWAITS_DATABASE, 0.0, True)
         await scene.succeeds()
         assert loop.time() > back_s

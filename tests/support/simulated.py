@@ -19,7 +19,8 @@ from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.database import Database, JobTokens, _next_epoch
+from scheduler.storage.database import Database, _next_epoch
+from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage, HubPolicy, MemoryBudget

@@ -13,7 +13,7 @@ import pytest
 from client.cli import VERBS
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import JobProgress
-from scheduler.storage.database import JobRecord, JobTokens
+from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.mqtt import topics
 from swarm.mqtt.discovery import Announcement
 from swarm.types import JobId, JobState

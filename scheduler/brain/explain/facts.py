@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from scheduler.brain.explain.step_times import StepTimes
 from scheduler.brain.fleet.membership import Peer
 from scheduler.brain.state.leaves import Leave
-from swarm.text import counted, size, spoken_duration
+from swarm.events import LinkSpeed
+from swarm.text import bandwidth, counted, size, spoken_duration
 from swarm.types import JobId, JobState, PeerId, PeerState
 
 if TYPE_CHECKING:
@@ -333,6 +334,11 @@ def _links(links: Mapping[tuple[PeerId, PeerId], float], now_s: float) -> list[F
     ]
 
 
+def _speed(link: LinkSpeed) -> Fact:
+    text = f"{bandwidth(link.bytes_per_s)} to {link.to}, a receipt after {1000 * link.receipt_s:.3g} ms at best"
+    return Fact("link", text, {"bytes_per_s": link.bytes_per_s, "receipt_s": link.receipt_s})
+
+
 def _checkpoint(held: OpenCheckpoint | None, now_s: float) -> list[Fact]:
     if held is None:
         return []
@@ -380,6 +386,7 @@ def explain_peer(
         told = "it computes, and has commits to make of steps that were averaged without it: the others have the means"
         facts.append(Fact("joining", told))
     facts += [_work(situation, replica), _pace(situation, replica)]
+    facts += [_speed(link) for link in known.links]
     if replica.leave is not None:
         facts.append(Fact("leaving", _leaves(situation, replica, now_s)))
     facts += _links({pair: until_s for pair, until_s in situation.links.items() if peer in pair}, now_s)

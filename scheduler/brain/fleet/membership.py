@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from swarm.errors import NotAllowed, NotFound, StaleMessage
-from swarm.events import Hello
+from swarm.events import Hello, LinkSpeed
 from swarm.types import JobId, PeerId, PeerState
 
 NO_STAGE = -1
@@ -93,6 +93,7 @@ class Peer:
     resume: PeerState = PeerState.IDLE  # where a suspect returns to
     leaving: str = ""  # why it must hand its work over
     unreached: str = ""  # why others may not be able to dial it
+    links: tuple[LinkSpeed, ...] = ()  # to the neighbours in its job, as it last told
 
 
 class Membership:
@@ -158,6 +159,12 @@ class Membership:
             return False
         is_new, known.unreached = bool(fault) and not known.unreached, fault
         return is_new
+
+    def measured(self, peer: PeerId, links: tuple[LinkSpeed, ...]) -> None:
+        """The peer, which serves a job, tells how fast its links to others are."""
+        known = self._peers.get(peer)
+        if known is not None and known.job != NO_JOB:
+            known.links = tuple(link for link in links if link.to in self._peers)
 
     def disconnected(self, peer: PeerId, incarnation: int, now_s: float, reason: str = "") -> list[Transition]:
         """The session of this incarnation broke; one of an older incarnation is ignored."""
@@ -278,7 +285,7 @@ class Membership:
         transitions = self._happen(known, Happening.RELEASED, reason or f"{known.job} is over", now_s)
         if known.resume in (PeerState.LOADING, PeerState.SERVING):
             known.resume = PeerState.IDLE
-        known.job, known.stage = NO_JOB, NO_STAGE
+        known.job, known.stage, known.links = NO_JOB, NO_STAGE, ()
         return transitions
 
     # What is known -----------------------------------------------------------------------------------------------
@@ -355,5 +362,5 @@ class Membership:
         )
         known.state, known.reason, known.since_s = after, reason, now_s
         if after is PeerState.GONE:
-            known.job, known.stage = NO_JOB, NO_STAGE
+            known.job, known.stage, known.links = NO_JOB, NO_STAGE, ()
         return transition

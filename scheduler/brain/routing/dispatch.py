@@ -24,6 +24,7 @@ from scheduler.brain.state.links import LINK_DEAD_S
 from scheduler.brain.state.step import Phase, StepRun
 from swarm.events import Accumulated, EvaluationUndelivered, Forwarded, Undelivered
 from swarm.messages import Evaluate, Route
+from swarm.text import counted
 from swarm.types import Direction, EvaluationBatch, Hop, Microbatch, PeerId
 
 QUEUE_SLACK = 3.0  # a hop is late after this many times what the fastest replica would need for the same queue
@@ -255,7 +256,7 @@ class Dispatch:
 
     def waiting_for(self) -> str:
         stuck = f"; {self._why_not}" if self._why_not else ""
-        return f"{self._state.ledger.in_flight()} microbatches in flight{stuck}"
+        return f"{counted(self._state.ledger.in_flight(), 'microbatch')} in flight{stuck}"
 
     def validate(self) -> None:
         """Assert that the kept turns and deadlines equal those computed anew."""

@@ -14,7 +14,7 @@ from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.series import is_over
 from scheduler.jobs.starts.rollback import Rollback
 from scheduler.jobs.starts.timelines import Timelines
-from scheduler.storage.database import JobRecord
+from scheduler.storage.job_record import JobRecord
 from swarm.errors import SwarmError
 from swarm.job.spec import spec_from_json
 from swarm.types import JobState

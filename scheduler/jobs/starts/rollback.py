@@ -10,7 +10,7 @@ from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.starts.timelines import Timelines
-from scheduler.storage.database import JobRecord
+from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import DatabaseUnavailable, Fenced, StorageError, SwarmError
 from swarm.types import JobState

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scheduler.brain.fleet.memory_split import ModelCosts
 from scheduler.brain.settings import BrainSettings, DeadlineSettings, RebalanceSettings, SavingRules
 from scheduler.jobs.job import split_of
-from scheduler.storage.database import JobRecord
+from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.islands import files_for
 from swarm.data.batches import Batches
 from swarm.job.footprint import stage_footprint

@@ -11,7 +11,7 @@ from scheduler.jobs.job import Job, JobProgress, job_rows
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.checkpoints.catalog import Beginning, job_and_step, same_model
-from scheduler.storage.database import JobRecord
+from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import MANIFEST
 from swarm.errors import NotFound

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from scheduler.brain.lineage import checkpoint_counts
-from scheduler.storage.database import JobRecord
 from scheduler.storage.executor import run_blocking
+from scheduler.storage.job_record import JobRecord
 from scheduler.storage.trees import remove_tree
 from swarm.checkpoint.reader import Checkpoint, Fault, Found, fault_of, find, list_checkpoints, newest
 from swarm.checkpoint.storage import (

@@ -376,7 +376,7 @@ function showTimeline() {
 
 // The pool ------------------------------------------------------------------------------------------------------------
 
-const POOL_CELLS = [["", ""], ["", ""], ["", ""], ["memory", "n"], ["pace", "n"], ["work", "n"], ["link", ""], ["for", "n"], ["", "text"]];
+const POOL_CELLS = [["", ""], ["", "lines"], ["", ""], ["memory", "n"], ["pace", "n"], ["work", "n"], ["at", ""], ["slowest link", "lines"], ["for", "n"], ["", "text"]];
 
 function showPool() {
   const peers = entries(state.peers).sort(([a, one], [b, other]) =>
@@ -391,15 +391,16 @@ function showPool() {
     return node;
   };
   keep($("pool").tBodies[0], peers, build, (node, one) => {
-    const [, name, serves, device, memory, speed, work, link, since_, why] = node.cells;
+    const [, name, serves, device, memory, speed, work, address, link, since_, why] = node.cells;
     badge(name.firstElementChild, one.state);
     const island = one.island === undefined ? "" : ` in island ${one.island}`;
-    say(serves, one.job ? `stage ${one.stage}${island} of ${one.job}` : "");
+    say(serves, one.job ? `stage ${one.stage}${island}\nof ${one.job}` : "");
     say(device, one.state === "relay" ? "" : (one.device || "") + (one.site ? ` at ${one.site}` : ""));
     say(memory, one.memory || "");
     say(speed, pace(one.pace_s));
     say(work, one.load === undefined ? "" : String(one.load));
-    say(link, one.address || "");
+    say(address, one.address || "");
+    say(link, one.link || "");
     say(since_, span(nowUnix() - one.since_unix_s));
     say(why, one.state === "serving" ? "" : one.why || "");
   });

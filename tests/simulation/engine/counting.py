@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import swarm.model.state as state_module
 import swarm.model.weights as weights_module
-from scheduler.storage.database import JobTokens
+from scheduler.storage.job_record import JobTokens
 from swarm.data.batches import Batches, TokenData
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.partition import resolve

@@ -15,7 +15,7 @@ from random import Random
 
 import torch
 
-from scheduler.storage.database import JobTokens
+from scheduler.storage.job_record import JobTokens
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.course import PLAIN
 from swarm.job.partition import resolve

@@ -27,7 +27,8 @@ from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoints.catalog import CheckpointCatalog
-from scheduler.storage.database import Database, JobTokens, _next_epoch
+from scheduler.storage.database import Database, _next_epoch
+from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
 from stage_server.brain.early_inputs import EARLY_BYTES_MAX
 from stage_server.brain.work_queue import ORDERS_MAX

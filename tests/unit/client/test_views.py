@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from client.records import Island, Job, Peer
+from client.records import Island, Job, Link, Peer
 from client.shell import Shell
 from client.verbs.peers import drained_text
 from client.verbs.watching import overview
 from client.verbs.watching.explain import explanation_table, explanation_values, microbatch_name
 from client.verbs.watching.follow import _plain, progress_line
-from client.views import job_table, job_values, jobs_table, peer_values, peers_table
+from client.views import job_table, job_values, jobs_table, links_table, peer_values, peers_table
 from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb
 
@@ -191,3 +191,18 @@ def test_what_became_of_a_drained_stage_server_is_told() -> None:
 def test_a_microbatch_is_named_by_step_and_index(microbatch: str) -> None:
     with pytest.raises(UsageError, match="STEP:INDEX"):
         microbatch_name(microbatch)
+
+
+def test_links_are_listed_with_the_slowest_first() -> None:
+    views = [
+        Peer(id="a", job="demo-1", links=(Link("b", 125e6, 0.0004), Link("c", 1.55e6, 0.02))),
+        Peer(id="b", job="demo-1", links=(Link("a", 64e3, 0.3),)),
+    ]
+    head, *rows = (line.split() for line in printed(links_table(views), 80))
+    assert head == ["FROM", "TO", "RATE", "RECEIPT", "JOB"]
+    assert rows == [
+        ["b", "a", "512", "kbit/s", "300.0", "ms", "demo-1"],
+        ["a", "c", "12.4", "Mbit/s", "20.0", "ms", "demo-1"],
+        ["a", "b", "1.0", "Gbit/s", "0.4", "ms", "demo-1"],
+    ]
+    assert peer_values(views[1])["links"] == [{"to": "a", "bytes_per_s": 64e3, "receipt_s": 0.3}]

@@ -10,6 +10,7 @@ import pytest
 from swarm.text import (
     UNIX_S_MAX,
     as_date,
+    bandwidth,
     counted,
     duration,
     first_line,
@@ -136,3 +137,17 @@ def test_a_time_that_no_calendar_has_is_none(told: float) -> None:
     assert as_date(told) == 0
     assert utc(as_date(told)) == "1970-01-01 00:00:00 UTC"
     assert as_date(UNIX_S_MAX) == UNIX_S_MAX
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "text"),
+    [
+        (100.0, "0.8 kbit/s"),
+        (64e3, "512 kbit/s"),
+        (1.55e6, "12.4 Mbit/s"),
+        (125e6, "1.0 Gbit/s"),
+        (1e12, "8000 Gbit/s"),
+    ],
+)
+def test_a_bandwidth_is_in_bits(bytes_per_s: float, text: str) -> None:
+    assert bandwidth(bytes_per_s) == text

@@ -20,7 +20,8 @@ from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.database import Database, JobRecord, JobTokens
+from scheduler.storage.database import Database
+from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.stores import Stores
 from swarm.errors import NotFound, NotOwner, SwarmError
 from swarm.events import Hello

@@ -18,7 +18,7 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs import allocator
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, Waiting
-from scheduler.storage.database import JobRecord, JobTokens
+from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.events import Hello
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec

@@ -18,7 +18,7 @@ from scheduler.brain.fleet.placement import Candidate
 from scheduler.jobs.commands import Jobs, _for_sites, _resolve, check_hops
 from scheduler.jobs.job import split_of
 from scheduler.jobs.starts.settings import model_costs
-from scheduler.storage.database import JobTokens
+from scheduler.storage.job_record import JobTokens
 from swarm.errors import InvalidConfig
 from swarm.limits import HOPS_MAX, SUBMITS_MAX
 from swarm.types import JobId, PeerId

@@ -6,7 +6,8 @@ import pytest
 
 from scheduler.brain.outputs import CommitRow
 from scheduler.jobs.history import history
-from scheduler.storage.database import Database, JobRecord, JobTokens, _next_epoch
+from scheduler.storage.database import Database, _next_epoch
+from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.job.spec import parse_job
 from swarm.types import JobId, JobState
 from tests.support.databases import fresh_engine

@@ -18,7 +18,8 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.removal import CLOCK_S, TIDY_S, JobRemoval, Waste
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.database import Database, JobRecord, JobTokens, _next_epoch
+from scheduler.storage.database import Database, _next_epoch
+from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.stores import Stores
 from swarm.errors import DatabaseUnavailable, NotAllowed, NotFound, StorageError
 from swarm.job.spec import spec_from_json

@@ -18,7 +18,8 @@ from scheduler.brain.members.projects import Person, Quota
 from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage import database, migrations
 from scheduler.storage.data_folder import ID_FILE
-from scheduler.storage.database import Database, Drain, JobRecord, JobTokens
+from scheduler.storage.database import Database, Drain
+from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.members.book import Members
 from scheduler.storage.members.projects import Projects
 from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
@@ -267,7 +268,7 @@ async def test_a_job_from_before_lookahead_keeps_plain_adamw(tmp_path: Path) -> 
         connection.execute("UPDATE jobs SET spec_json = ?", (json.dumps(old),))
         for table in ("members", "tokens", "projects", "quarantine", "removals", "forks", "usage"):
             connection.execute(f"DROP TABLE {table}")
-        for column in ("project", "owner"):
+        for column in ("project", "owner", "times_json", "peer_s", "counted_unix_s"):
             connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         connection.execute("UPDATE alembic_version SET version_num = '0007'")
     connection.close()

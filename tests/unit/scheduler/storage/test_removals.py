@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage import removals
-from scheduler.storage.database import Database, JobRecord, JobTokens, _next_epoch
+from scheduler.storage.database import Database, _next_epoch
+from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.removals import Removals, RemovedJob
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced
 from swarm.types import JobId, JobState

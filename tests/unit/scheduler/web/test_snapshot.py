@@ -156,8 +156,13 @@ def test_each_island_has_its_stages_and_its_steps() -> None:
 
 
 def test_the_pool_says_what_each_serves_and_how_it_is_reached() -> None:
+    links = [
+        pb.LinkView(to="b", bytes_per_s=125e6, receipt_s=0.001),
+        pb.LinkView(to="c", bytes_per_s=3e6, receipt_s=0.02),
+    ]
     relay = pb.PeerView(id="r", state="relay", device="relay", stage=-1, address="10.0.0.9:7953")
     busy = pb.PeerView(id="a", state="serving", job="demo-1", stage=0, pace_s=0.02, outstanding=2, memory_bytes=1 << 30)
+    busy.links.extend(links)
     found = peers_values([relay, busy])
     assert (found["r"]["address"], "stage" in found["r"]) == ("10.0.0.9:7953", False)
     assert (found["a"]["stage"], found["a"]["pace_s"], found["a"]["load"], found["a"]["memory"]) == (
@@ -166,6 +171,7 @@ def test_the_pool_says_what_each_serves_and_how_it_is_reached() -> None:
         2,
         "1.0 GiB",
     )
+    assert found["a"]["link"] == "24.0 Mbit/s, 20 ms\nto c"
 
 
 def test_texts_and_lists_of_others_are_bounded() -> None:

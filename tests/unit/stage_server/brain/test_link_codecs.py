@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from stage_server.brain.link_codecs import (
     FIRST,
+    FRESH_S,
     LEAST_BYTES,
     PRECISE_FIRST,
+    RATE_MAX,
     REMEMBERED,
     SHARE_MAX,
     Change,
@@ -18,6 +20,8 @@ from stage_server.brain.link_codecs import (
     choose,
     seconds_of,
 )
+from swarm.events import LinkSpeed
+from swarm.limits import LINKS_TOLD_MAX
 from swarm.model import codec
 from swarm.types import Direction, PeerId
 
@@ -144,3 +148,32 @@ def test_one_slow_computation_changes_nothing() -> None:
     for seconds in (0.05, 9.0):
         links.computed(FORWARD, seconds)
         assert links.codec_to(A, FORWARD, ELEMENTS) == ("int8", None)
+
+
+def test_a_link_is_told_of_with_its_best_rate_and_its_shortest_receipt() -> None:
+    links = LinkCodecs("none")
+    assert links.speeds() == ()
+    links.delivered(A, links.start(A, 0.0), 8_000_000, 2.0)
+    links.delivered(A, links.start(A, 3.0), 1_000, 3.5)
+    links.delivered(B, links.start(B, 3.0), 1_000_000, 4.0)
+    assert links.speeds() == (LinkSpeed(B, 1_000_000.0, 1.0), LinkSpeed(A, 4_000_000.0, 0.5))
+
+
+def test_links_that_are_no_longer_used_and_clocks_that_stand_still_tell_nothing() -> None:
+    links = LinkCodecs("none")
+    links.delivered(A, links.start(A, 0.0), 1_000, 1.0)
+    links.delivered(B, links.start(B, 1.0), 1_000, 1.0)
+    assert [one.to for one in links.speeds()] == [A]
+    links.delivered(B, links.start(B, FRESH_S), 1 << 40, FRESH_S + 1e-9)
+    assert [one.to for one in links.speeds()] == [B, A]
+    links.delivered(B, links.start(B, FRESH_S), 1_000, FRESH_S + 1.0)
+    assert links.speeds() == (LinkSpeed(B, RATE_MAX, links.speeds()[0].receipt_s),)
+
+
+def test_of_many_links_the_newest_are_told() -> None:
+    links = LinkCodecs("none")
+    for second in range(LINKS_TOLD_MAX + 5):
+        to = PeerId(f"peer-{second}")
+        links.delivered(to, links.start(to, second / 10), 1_000, (second + 1) / 10)
+    assert len(links.speeds()) == LINKS_TOLD_MAX
+    assert links.speeds()[0].to == f"peer-{LINKS_TOLD_MAX + 4}"

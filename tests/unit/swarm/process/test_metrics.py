@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from scheduler.metrics import PEERS_MAX, SchedulerMetrics
 from stage_server.metrics import StageServerMetrics
+from swarm.events import LinkSpeed
 from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
-from swarm.types import JobState
+from swarm.types import JobState, PeerId
 
 EVERY_PROCESS = {
     "swarm_build_info": {"version", "protocol"},
@@ -81,6 +82,8 @@ STAGE_SERVER = {
     "swarm_averaging_rounds_total": {"stage", "outcome"},
     "swarm_outputs_evicted_total": {"stage"},
     "swarm_state_transfer_seconds": {"outcome"},
+    "swarm_link_bytes_per_second": {"to"},
+    "swarm_link_receipt_seconds": {"to"},
 }
 
 
@@ -148,6 +151,7 @@ def test_a_stage_server_serves_the_promised_series_and_labels() -> None:
     metrics.state_fetched("complete", 2.0)
     _speak(metrics.process)
     metrics.identify("p1", lambda: ("j1", 0))
+    metrics.watch_links(lambda: [LinkSpeed(PeerId("p2"), 1e6, 0.002)])
     assert _series(metrics.registry) == EVERY_PROCESS | STAGE_SERVER
 
 
@@ -165,6 +169,16 @@ def test_a_stage_server_says_who_it_is_and_what_it_serves_at_each_scrape() -> No
         assert [line for line in lines if line.startswith("swarm_stage_server_info{")] == [
             f'swarm_stage_server_info{{job_id="{labels["job_id"]}",peer="vm-815eb3",stage="{labels["stage"]}"}} 1.0'
         ]
+
+
+def test_links_that_are_no_longer_used_leave_no_series_behind() -> None:
+    metrics = StageServerMetrics("0.1.0", 1)
+    speeds = [LinkSpeed(PeerId("p2"), 1e6, 0.002), LinkSpeed(PeerId("p3"), 2e6, 0.001)]
+    metrics.watch_links(lambda: speeds)
+    family = "swarm_link_bytes_per_second"
+    assert _samples(metrics.registry, family) == [({"to": "p2"}, 1e6), ({"to": "p3"}, 2e6)]
+    del speeds[0]
+    assert _samples(metrics.registry, family) == [({"to": "p3"}, 2e6)]
 
 
 def test_every_process_also_shows_itself() -> None:

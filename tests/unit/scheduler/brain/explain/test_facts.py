@@ -23,7 +23,7 @@ from scheduler.brain.explain.facts import (
 )
 from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Peer
 from scheduler.brain.state.leaves import Leave
-from swarm.events import Hello
+from swarm.events import Hello, LinkSpeed
 from swarm.types import JobId, JobState, PeerId, PeerState
 
 JOB = JobId("job")
@@ -267,3 +267,9 @@ def test_islands_say_how_far_they_are_and_a_stage_server_which_one_it_serves() -
     assert serves["serves"] == f"stage 0 of island 1 of {JOB}"
     plain = {fact.topic: fact.text for fact in explain_peer(peer(), situation(), None, {}, 100.0)}
     assert plain["serves"] == f"stage 0 of {JOB}"
+
+
+def test_a_peer_says_how_fast_its_links_are() -> None:
+    facts = explain_peer(replace(peer(), links=(LinkSpeed(C, 3.1e6, 0.0123),)), situation(), None, {}, NOW_S)
+    assert told(facts)["link"] == "24.8 Mbit/s to c, a receipt after 12.3 ms at best"
+    assert numbers(facts, "link") == {"bytes_per_s": 3.1e6, "receipt_s": 0.0123}

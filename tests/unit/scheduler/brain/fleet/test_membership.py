@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Membership, Transition
 from swarm.errors import NotAllowed, NotFound, StaleMessage
-from swarm.events import Hello
+from swarm.events import Hello, LinkSpeed
 from swarm.types import JobId, PeerId, PeerState
 
 A, JOB = PeerId("a"), JobId("job")
@@ -370,3 +370,15 @@ def test_a_name_is_quarantined_before_it_dials() -> None:
     assert members.quarantine(A, 1.0, "wrong numbers") == []
     assert moves(members.hello(hello(), 2.0)) == [(None, PeerState.QUARANTINED)]
     assert members.free(PeerId("b"), 3.0) == []
+
+
+def test_links_are_those_to_known_peers_and_go_with_the_job() -> None:
+    members = pool()
+    serving(members)
+    members.hello(hello("b"), 0.0)
+    told = (LinkSpeed(PeerId("b"), 1e6, 0.01), LinkSpeed(PeerId("stranger"), 1e6, 0.01))
+    members.measured(A, told)
+    members.measured(PeerId("b"), told)  # it serves nothing
+    assert [known.links for known in members.peers()] == [told[:1], ()]
+    members.release(A, 3.0)
+    assert [known.links for known in members.peers()] == [(), ()]

@@ -12,7 +12,7 @@ import pytest
 
 from scheduler.storage.checkpoints import catalog as checkpoint_catalog
 from scheduler.storage.checkpoints.catalog import CheckpointCatalog
-from scheduler.storage.database import JobRecord, JobTokens
+from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.checkpoint.reader import Checkpoint, Fault
 from swarm.checkpoint.storage import LocalStorage
 from swarm.errors import InvalidConfig, NotAllowed, StorageError
