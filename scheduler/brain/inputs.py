@@ -22,6 +22,7 @@ class ReplicaRecord:
     device: str = ""  # as the peer names it
     pinned: bool = False  # to its stage
     site: str = ""  # where it is; empty: not said
+    room: int = 0  # the microbatches in flight that its memory holds; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

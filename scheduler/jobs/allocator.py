@@ -27,6 +27,7 @@ from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.starts.settings import model_costs
 from swarm.errors import SwarmError
 from swarm.events import Hello
+from swarm.job.footprint import flight_room
 from swarm.job.spec import JobSpec
 from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, PeerId, PeerState
@@ -217,7 +218,7 @@ class Allocator:
             assert job.run is not None
             self._peers.assign(job, join.peer, join.stage)
             self._registry.say(job, "info", f"{join.peer} is to join: {join.reason}")
-            job.run.driver.tell(Join(_replica(peer.hello, join.stage)))
+            job.run.driver.tell(Join(_replica(peer.hello, join.stage, job.spec)))
 
     def _candidates(self, peers: Iterable[Peer]) -> list[Candidate]:
         return [
@@ -290,7 +291,7 @@ class Allocator:
             await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
             return
         places = decision.plan
-        replicas = [_replica(idle[peer].hello, stage_at(job.spec, place)) for peer, place in places.items()]
+        replicas = [_replica(idle[peer].hello, stage_at(job.spec, place), job.spec) for peer, place in places.items()]
         # No await until the driver exists: a cancel or a leave from now on must reach it.
         for replica in replicas:
             self._peers.assign(job, replica.peer, replica.stage)
@@ -314,9 +315,9 @@ def _pauses(job: Job) -> bool:
     return job.waiting is not None and now_s() < job.waiting.tries_again_s
 
 
-def _replica(hello: Hello, stage: int) -> ReplicaRecord:
-    pinned = hello.pinned_stage >= 0
-    return ReplicaRecord(hello.peer, hello.incarnation, hello.address, stage, hello.device, pinned, hello.site)
+def _replica(hello: Hello, stage: int, spec: JobSpec) -> ReplicaRecord:
+    pinned, room = hello.pinned_stage >= 0, flight_room(spec, stage, hello.memory_bytes)
+    return ReplicaRecord(hello.peer, hello.incarnation, hello.address, stage, hello.device, pinned, hello.site, room)
 
 
 def _describe(peers: Mapping[PeerId, int]) -> str:

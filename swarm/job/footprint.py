@@ -25,9 +25,11 @@ was 1.44 times the measured peak in float32 and 1.21 times in bfloat16.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import astuple, dataclass
 
 from swarm.job.families import FAMILIES
+from swarm.job.islands import island_spec
 from swarm.job.partition import layer_widths
 from swarm.job.spec import LOWERED, JobSpec
 
@@ -95,6 +97,26 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
         outer={"allreduce": 0, "async_dn": 12}.get(spec.averaging.mode, 8) * parameters,
         log=2 * 4 * parameters,
     )
+
+
+def flight_room(spec: JobSpec, stage: int, memory_bytes: int) -> int:
+    """How many microbatches in flight the memory of a replica holds (0 bytes: not known); at least the estimated ones.
+
+    `spec` is a resolved job's.
+    """
+    spec = island_spec(spec)
+    split = spec.pipeline.split
+    assert split != "auto", "resolve the spec first"
+    least, most = 2 * len(split), spec.training.microbatches * (1 + spec.pipeline.staleness)
+
+    def fits(count: int) -> bool:
+        pipeline = spec.pipeline.model_copy(update={"max_in_flight": count})
+        limited = spec.model_copy(update={"pipeline": pipeline})
+        return stage_footprint(limited, split[stage], stage, len(split)).total_bytes <= memory_bytes
+
+    if not memory_bytes:
+        return max(least, most)
+    return max(least, bisect_left(range(1, most + 1), True, key=lambda count: not fits(count)))
 
 
 def stage_parameters(spec: JobSpec, layers: int, *, first: bool, last: bool) -> int:

@@ -1,6 +1,6 @@
 """Dispatches microbatches to replicas: routes for new ones, new replicas for hops lost, late or not delivered.
 
-    feed ──▶ route ──all accumulated──▶ done         window: the most microbatches in flight
+    feed ──▶ route ──all accumulated──▶ done         window.py: the most microbatches in flight
       ▲         │
     refill ◀────┴── orphans: taken from a suspect, a late replica or an end of a failing link; void with a lost replica
 
@@ -18,6 +18,7 @@ from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.routing.loads import Loads
 from scheduler.brain.routing.policies import POLICIES, StageLoad, choose_route
 from scheduler.brain.routing.stragglers import Stragglers
+from scheduler.brain.routing.window import Window
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.ledger import Verdict
 from scheduler.brain.state.links import LINK_DEAD_S
@@ -43,7 +44,7 @@ class Dispatch:
         self._policy = POLICIES[state.settings.routing]()
         self._stragglers = Stragglers(state.settings.deadlines)
         self._stages = len(state.settings.split)
-        self._in_flight_max = 0
+        self._window = Window(state)
         self._why_not = ""  # why a microbatch could not be given away
         self._relax_s = 0.0  # when to look at replicas without work
         self._relaxes = False  # some of them are believed to be slow
@@ -81,11 +82,8 @@ class Dispatch:
         self._loads.changed(peer)
 
     def open_window(self) -> None:
-        """Set the most microbatches in flight: at each stage two for every replica of the largest stage."""
-        settings = self._state.settings
-        window = settings.microbatches + settings.overlap
-        largest = max(map(len, self._state.pool.by_stage))
-        self._in_flight_max = settings.max_in_flight or min(window, 2 * self._stages * largest)
+        """Set the most microbatches in flight, for the replicas that are here."""
+        self._window.open()
 
     # What replicas say -------------------------------------------------------------------------------------------
 
@@ -105,6 +103,8 @@ class Dispatch:
             self._loads.measured(peer, event.forward_s + event.backward_s)
             self._policy.done(peer, event.forward_s + event.backward_s + event.wait_s)
             self._stragglers.accumulated(step, event.stage, index, peer, now_s)
+        if verdict is Verdict.COUNTED:
+            self._window.accumulated(event, now_s)
         return f"accumulated {event.microbatch} without being asked" if verdict is Verdict.UNASKED else ""
 
     def evaluation_undelivered(self, peer: PeerId, event: EvaluationUndelivered, now_s: float) -> None:
@@ -149,13 +149,14 @@ class Dispatch:
         if not self._state.course.is_outer(step):
             self._state.ledger.close(step)
         self._stragglers.forget_step(step)
+        self._window.close(step)
 
     # Giving microbatches away ------------------------------------------------------------------------------------
 
     def feed(self, now_s: float, *, new_steps: bool) -> None:
         """Feed microbatches in order, older steps first, while there is room in flight and their weights are made."""
         progress, ledger, settings = self._state.progress, self._state.ledger, self._state.settings
-        while ledger.in_flight() < self._in_flight_max:
+        while ledger.in_flight() < self._window.most:
             unfed = ((step, ledger.unfed(step)) for step in ledger.open_steps())
             step, index = next(((s, i) for s, i in unfed if i is not None), (progress.next, 0))
             opens = step == progress.next
@@ -172,6 +173,7 @@ class Dispatch:
             for peer in peers:
                 self._policy.given(peer)
             index = ledger.feed(step, [self._hop(peer, step) for peer in peers], now_s)
+            self._window.fed(step, index, now_s)
             self._send_route(step, index, now_s)
 
     def refill(self, run: StepRun, now_s: float, *, keep: bool = False) -> None:
@@ -193,6 +195,7 @@ class Dispatch:
             if not raised:
                 self._state.ledger.next_attempt(run.step)
                 raised = True
+            self._window.disturbed(run.step, index)
             for stage in stages:
                 hop = self._hop(peers[stage], run.step)
                 self._state.ledger.reroute(run.step, stage, index, hop, "refill", now_s)
@@ -205,14 +208,14 @@ class Dispatch:
         if self._evaluations.is_idle:
             return
         any_fails = self._state.links.any(now_s)
-        if not self._evaluations.may_feed(self._in_flight_max):
+        if not self._evaluations.may_feed(self._window.most):
             return
         pools = self._loads.by_stage()
         if any_fails:
             reached = [tuple(one for one in pool if not self._state.links.touches(one.peer)) for pool in pools]
             usable = [any(one.has_credit for one in pool) for pool in reached]
             pools = [reached[stage] if usable[stage] else pool for stage, pool in enumerate(pools)]
-        for turn in self._evaluations.feed(pools, self._in_flight_max):
+        for turn in self._evaluations.feed(pools, self._window.most):
             replicas = [self._state.pool[peer].replica for peer in turn.peers]
             hops = tuple(Hop(one.peer, one.incarnation, turn.attempt, one.address) for one in replicas)
             batch = EvaluationBatch(self._state.settings.timeline, turn.version, turn.index)
