@@ -142,8 +142,9 @@ def test_a_stage_server_that_is_killed_appears_and_the_page_says_why(fleet: Clus
     victim = job.stages[0].peers[0]
     assert health(browser, victim) == "serving"
     before = step(browser)
-    fleet.servers[victim].kill(signal.SIGKILL)
+    fleet.servers[victim].kill(signal.SIGSTOP)
     until("it is suspect", lambda: health(browser, victim) == "suspect")
+    fleet.servers[victim].kill(signal.SIGKILL)
     until("it is gone", lambda: health(browser, victim) == "")
     assert f"{victim} (stage 0) is gone" in browser.text("#news")
     pool = f"return document.querySelector('#pool tr[data-key=\"{victim}\"] .badge').textContent"

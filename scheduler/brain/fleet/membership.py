@@ -99,8 +99,8 @@ class Peer:
 class Membership:
     """The pool of peers; methods give the transitions that they caused, in order.
 
-    A peer is suspect when its session broke or after `suspect_after_s` of silence, gone `grace_s` later, and forgotten
-    `forget_after_s` after that. Methods about an unknown or gone peer change nothing.
+    A peer is suspect when its session broke or after `suspect_after_s` of silence, gone `grace_s` later or when its
+    process has ended, and forgotten `forget_after_s` after that. Methods about an unknown or gone peer change nothing.
     """
 
     def __init__(self, suspect_after_s: float = 2.5, grace_s: float = 5.0, forget_after_s: float = 600.0) -> None:
@@ -175,6 +175,13 @@ class Membership:
             reason = reason or f"it ended in order: {known.leaving}"
         transitions = self._happen(known, Happening.LOST_SIGHT, reason or "session broke", now_s)
         return [replace(transition, session_lost=True) for transition in transitions]
+
+    def ended(self, peer: PeerId, incarnation: int, now_s: float, reason: str) -> list[Transition]:
+        """The process whose session broke has ended: no grace is needed. One that is heard again has not."""
+        known = self._peers.get(peer)
+        if known is None or known.hello.incarnation != incarnation:
+            return []
+        return self._happen(known, Happening.GRACE_OVER, f"{known.reason}; {reason}", now_s)
 
     def leaving(self, peer: PeerId, now_s: float, reason: str = "") -> list[Transition]:
         """The peer asked to hand its work over."""
