@@ -186,18 +186,23 @@ until ten minutes after a stage server has left, and 2,000 stage servers at most
 
 def _series(registry: CollectorRegistry) -> Iterable[tuple[str, str, str, str]]:
     for collector in list(registry._collector_to_names):
-        labels = ", ".join(getattr(collector, "_labelnames", ()))
         for family in collector.collect():
             if family.name.startswith("swarm_"):
+                labels = ", ".join(getattr(collector, "_labelnames", getattr(family, "_labelnames", ())))
                 name = family.name + ("_total" if family.type == "counter" else "")
                 yield f"`{name}`", family.type, labels, family.documentation
 
 
 def metrics() -> str:
+    scheduler, stage_server, relay = SchedulerMetrics("0", 0), StageServerMetrics("0", 0), RelayMetrics("0", 0)
+    for process in (scheduler.process, stage_server.process, relay.process):
+        process.certificate(lambda: 0.0)
+    stage_server.identify("", lambda: None)
+    stage_server.watch_links(tuple)
     registries = {
-        "Scheduler": SchedulerMetrics("0", 0).registry,
-        "Stage server": StageServerMetrics("0", 0).registry,
-        "Relay": RelayMetrics("0", 0).registry,
+        "Scheduler": scheduler.registry,
+        "Stage server": stage_server.registry,
+        "Relay": relay.registry,
     }
     head = ("series", "type", "labels", "meaning")
     parts = [part for title, one in registries.items() for part in (f"## {title}", _table(head, sorted(_series(one))))]

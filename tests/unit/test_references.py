@@ -91,3 +91,13 @@ def test_a_flag_that_does_not_exist_would_be_found() -> None:
     assert commands_in(text) == [["swarm", "submit", "job.toml", "--nonsense"], ["swarm", "ls", "--all"]]
     assert "--nonsense" not in known("submit")
     assert {"--all", "-a", "--output", "-o"} <= known("ls")
+
+
+def test_each_series_that_rules_the_dashboard_and_documents_name_is_in_the_reference() -> None:
+    """Series that a collector makes at each scrape, or that exist only with a certificate, were left out."""
+    known = set(re.findall(r"^\| `(swarm_\w+)`", (FOLDER / "metrics.md").read_text(), re.MULTILINE))
+    series = re.compile(r"\b(swarm_[a-z_]+?)(?:_bucket|_sum|_count)?(?=[^\w.]|$)")
+    files = [*(ROOT / "deploy" / "prometheus").glob("*.yml"), *(ROOT / "deploy" / "grafana").glob("*.json")]
+    for path in [*files, *(ROOT / "docs").glob("*.md")]:
+        named = set(series.findall(path.read_text())) - {"swarm_stages", "swarm_island_"}
+        assert named <= known, (path.name, sorted(named - known))
