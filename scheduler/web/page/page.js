@@ -39,6 +39,9 @@ function figure(value, digits = 3) {
   return String(Number(value.toPrecision(digits)));
 }
 
+/** A loss, with the same digits wherever it stands. */
+const nats = (value) => (value === undefined ? "" : value.toPrecision(4));
+
 function pace(seconds) {
   if (seconds === undefined) return "";
   return seconds < 1 ? `${figure(seconds * 1000)} ms` : `${figure(seconds)} s`;
@@ -139,7 +142,7 @@ function showJobs() {
     const [, name, step, loss, speed, left, reason] = node.cells;
     badge(name.firstElementChild, job.state);
     say(step, `${job.step} / ${job.steps}`);
-    say(loss, figure(job.loss, 4));
+    say(loss, nats(job.loss));
     say(speed, figure(job.tokens_per_s));
     say(left, job.eta_s === undefined ? "" : span(job.eta_s));
     const rank = job.priority ? `, priority ${job.priority}` : "";
@@ -160,8 +163,8 @@ function showJob() {
   $("job-progress").value = job.step;
   const figures = [
     ["Step", `${job.step}`, ` of ${job.steps}`],
-    ["Loss", figure(job.loss, 4) || "–", job.loss === undefined ? "" : " nats"],
-    ["Validation", figure(job.validation_loss, 4) || "–", job.validation_step ? ` after step ${job.validation_step}` : ""],
+    ["Loss", nats(job.loss) || "–", job.loss === undefined ? "" : " nats"],
+    ["Validation", nats(job.validation_loss) || "–", job.validation_step ? ` after step ${job.validation_step}` : ""],
     ["Tokens/s", figure(job.tokens_per_s) || "–", ""],
     ["Time left", job.eta_s === undefined ? "–" : span(job.eta_s), ""],
     ["Microbatches", figure(full.ledger.committed), `, ${full.ledger.in_flight} in flight`],
@@ -313,8 +316,8 @@ function showCurves() {
   const last = (found) => found[found.length - 1];
   const least = (found) => found.reduce((best, one) => (one[1] < best[1] ? one : best));
   const lossText = loss.length
-    ? `${figure(last(loss)[1], 4)} nats after step ${last(loss)[0]}, from ${figure(loss[0][1], 4)} after step ${loss[0][0]}` +
-      (validation.length ? `; validation (dashed) ${figure(last(validation)[1], 4)}, least ${figure(least(validation)[1], 4)} after step ${least(validation)[0]}` : "")
+    ? `${nats(last(loss)[1])} nats after step ${last(loss)[0]}, from ${nats(loss[0][1])} after step ${loss[0][0]}` +
+      (validation.length ? `; validation (dashed) ${nats(last(validation)[1])}, least ${nats(least(validation)[1])} after step ${least(validation)[0]}` : "")
     : "No step is committed yet.";
   chart($("loss"), [["loss", "loss", loss], ["validation", "validation", validation]], lossText, false);
   const mean = speed.reduce((sum, [, value]) => sum + value, 0) / speed.length;
