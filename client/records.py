@@ -194,12 +194,13 @@ def file_name(text: str) -> str:
 
 
 def raise_unless_succeeded(job: Job) -> None:
-    """JobEnded if the job failed or was cancelled, JobDidNotFit if it ran out of memory."""
+    """JobEnded if the job failed, was cancelled or is paused, JobDidNotFit if it ran out of memory."""
     if job.state != JobState.SUCCEEDED:
+        next_ = "go on with: swarm resume" if job.state == JobState.PAUSED else "see what happened with: swarm logs"
         kind = JobDidNotFit if job.error_code == OutOfMemory.code else JobEnded
         raise kind(
             f"job {job.id} {job.state}: {job.reason}",
-            hint=job.hint or f"see what happened with: swarm logs {job.id}",
+            hint=job.hint or f"{next_} {job.id}",
             job_code=job.error_code,
         )
 

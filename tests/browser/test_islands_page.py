@@ -62,7 +62,8 @@ def test_each_island_has_its_stages_and_says_how_far_it_is(browser: Browser) -> 
     assert browser.run(served) == [1, 1, 1, 1]
     before = exchanges(browser)
     until("they exchange", lambda: exchanges(browser) > before)
-    assert "stage 1 in island 1 of" in browser.text("#pool")
+    assert "stage 1 in island 1\nof " in browser.text("#pool")
+    until("a link is measured", lambda: "bit/s" in browser.text("#pool"))
     assert browser.complaints() == []
 
 

@@ -578,6 +578,7 @@ def test_waiting_says_nothing_until_a_job_goes_on_no_more(swarm: Any, fake: Fake
     code, out, err = swarm("wait", "tiny")
     assert (code, out) == (1, "")
     assert "job tiny-1a2b3c paused: it ran for 2 h" in err
+    assert "hint: go on with: swarm resume tiny-1a2b3c" in err
     code, out, err = swarm("wait", "tiny", "-o", "json")
     assert (code, [job["state"] for job in _data(out)]) == (1, ["paused"])
     fake.views = [_view(state="failed", reason="no")]

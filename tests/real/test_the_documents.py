@@ -271,6 +271,8 @@ def test_pages_that_start_programs(reader: Reader) -> None:
     reader.passes_all(LEFT_OUT)
     reader.starts("swarm scheduler --keep-jobs 30d")
     reader.passes_all(LEFT_OUT)
+    reader.types("swarm peers --links")
+    reader.passes_all(LEFT_OUT)
     reader.stops()
 
     reader.opens("docs/operations.md")
