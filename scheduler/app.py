@@ -210,7 +210,8 @@ async def serve(options: SchedulerOptions) -> None:
             )
             tasks.create_task(admission.renew())
             tasks.create_task(Reach(membership, scheduler.connections, admission.wallet, log).run())
-        endings = Endings(membership, scheduler.connections, scheduler.listener.on_transition, log)
+        hears = scheduler.chaos or scheduler.listener
+        endings = Endings(membership, scheduler.connections, hears.on_transition, log)
         tasks.create_task(endings.run())
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
