@@ -48,6 +48,7 @@ from swarm.mqtt.presence import Presence
 from swarm.pki.authority import LIFE_S
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
+from swarm.process.malloc import keep_trimmed
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.meter import Meter
 from swarm.rpc.session import add_session_service
@@ -248,6 +249,7 @@ async def serve(options: SchedulerOptions) -> None:
         tasks.create_task(show(registry, ports, options.data_dir, look))
         tasks.create_task(scheduler.jobs.removal.tidy())
         tasks.create_task(usage.run())
+        tasks.create_task(keep_trimmed())
         broker = bus.endpoint.shown if bus is not None else broker  # without the password
         facts = {"address": address, "http": http_address, "broker": broker, "joins": joins}
         log.info("scheduler started", epoch=database.epoch, **facts)

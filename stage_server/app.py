@@ -42,7 +42,7 @@ from swarm.pki.names import Role
 from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import Farewell, lock_first, say_ready
 from swarm.process.logs import Logger, configure, get_logger
-from swarm.process.malloc import tune_malloc
+from swarm.process.malloc import keep_trimmed, tune_malloc
 from swarm.rpc.channel import CONNECTION_S_MAX, PING_S_MAX, bind, new_server, ping_within
 from swarm.rpc.enrolment import Enrolment, own_name
 from swarm.rpc.guard import Caller, Guard
@@ -199,7 +199,8 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         hub = HubPolicy(options.allow_hub, options.hub_token)
         settings = ServerSettings(options.connect_retry_s_max, options.orphan_timeout_s, budget, hub=hub)
         stage_server = StageServer(identity, ports, settings)
-        metrics.identify(peer, partial(_served, stage_server))
+        served = partial(_served, stage_server)
+        metrics.identify(peer, served)
         metrics.watch_links(stage_server.links)
         forward_log = stage_server.forward_log
 
@@ -212,6 +213,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         if enrolment is not None:
             tasks.create_task(enrolment.renew())
         tasks.create_task(watch_memory(used, memory_bytes, device, metrics, log))
+        tasks.create_task(keep_trimmed(lambda: served() is not None))
         receiver: Neighbour = stage_server if harm is None else HarmedReceiver(stage_server, harm)
         add_peer_service(server, receiver, metrics, receiver, gate)
         await server.start()

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+LOOK_S = 1.0
+GROWN_BYTES = 64 << 20
+GROWN_BUSY_BYTES, PAUSE_BUSY_S = 1 << 30, 60.0  # a step that faults its buffers in again takes longer
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _MIB = 1 << 20
@@ -29,6 +38,36 @@ def trim_malloc() -> bool:
     """Give freed memory back to the system; gives whether there was any. Only glibc on Linux."""
     libc = _glibc()
     return libc is not None and bool(libc.malloc_trim(0))
+
+
+@dataclass(slots=True)
+class Growth:
+    """When to trim a process that others can make hold more and more; pure.
+
+    What a flood below gRPC makes it allocate is freed at once, in pieces between others, so glibc keeps it.
+    """
+
+    _least_bytes: float = float("inf")  # that it held since it was trimmed
+    _trimmed_s: float = float("-inf")
+
+    def is_due(self, held_bytes: int, now_s: float, *, busy: bool) -> bool:
+        """Whether it holds so much more than it once did; if so, it counts as trimmed now."""
+        self._least_bytes = min(self._least_bytes, held_bytes)
+        if busy and now_s - self._trimmed_s < PAUSE_BUSY_S:
+            return False
+        if held_bytes - self._least_bytes < (GROWN_BUSY_BYTES if busy else GROWN_BYTES):
+            return False
+        self._least_bytes, self._trimmed_s = float("inf"), now_s
+        return True
+
+
+async def keep_trimmed(busy: Callable[[], bool] = bool) -> None:
+    """Give back what nothing uses, for ever; `busy` while it would disturb."""
+    process, growth, loop = psutil.Process(), Growth(), asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if growth.is_due(process.memory_info().rss, loop.time(), busy=busy()):
+            await asyncio.to_thread(trim_malloc)
 
 
 def _glibc() -> ctypes.CDLL | None:

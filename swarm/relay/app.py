@@ -17,6 +17,7 @@ from swarm.pki.tokens import JoinLine
 from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
+from swarm.process.malloc import keep_trimmed
 from swarm.relay.budget import Budget
 from swarm.relay.metrics import RelayMetrics
 from swarm.relay.service import RelayService, add_relay_service, may_relay
@@ -107,6 +108,7 @@ async def serve(options: RelayOptions) -> None:
             stack.callback(endpoint.close)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         tasks.create_task(enrolment.renew())
+        tasks.create_task(keep_trimmed())
         log.info("relay started", name=name, address=address, http=http_address)
         say_ready("relay", name=name, address=address, http=http_address)
         await session.keep(find)

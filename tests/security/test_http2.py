@@ -1,7 +1,7 @@
 """Floods below gRPC: pings, settings and calls that are taken back, as fast as a port takes them.
 
 Between machines only members come that far, since TLS is in the way. Whoever asks is answered meanwhile, the stage
-server is still there, and six seconds fill no memory. A minute of pings has left 720 MiB.
+server is still there, and memory that the flood has left goes back to the system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(180)
 
 SECONDS = 6.0
 ANSWER_S_MAX = {"continuations": 60.0}  # half a second of work, which takes long on a busy machine
-GREW_MIB_MAX = 512
+GREW_MIB_MAX = 256
 
 
 @pytest.fixture(scope="module")

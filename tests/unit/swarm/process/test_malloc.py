@@ -58,3 +58,47 @@ print(agreed, full - before, freed - before, held() - before)
 def test_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert malloc.tune_malloc() is False
+
+
+def test_a_process_is_trimmed_once_it_has_grown_and_not_again_until_it_grows_further() -> None:
+    growth = malloc.Growth()
+    grown = malloc.GROWN_BYTES
+    held = [grown, grown - 1, 2 * grown - 2, 2 * grown - 1, 3 * grown, 4 * grown - 1, 4 * grown]
+    assert [growth.is_due(one, 0.0, busy=False) for one in held] == [False, False, False, True, False, False, True]
+
+
+def test_a_process_at_work_is_trimmed_rarely_and_for_much_only() -> None:
+    growth, much = malloc.Growth(), malloc.GROWN_BUSY_BYTES
+    assert not growth.is_due(0, 0.0, busy=True)
+    assert not growth.is_due(much - 1, 1.0, busy=True)
+    assert growth.is_due(much, 2.0, busy=True)
+    growth.is_due(0, 3.0, busy=True)
+    assert not growth.is_due(much, 1.9 + malloc.PAUSE_BUSY_S, busy=True)
+    growth.is_due(0, 2.0 + malloc.PAUSE_BUSY_S, busy=True)
+    assert growth.is_due(much, 3.0 + malloc.PAUSE_BUSY_S, busy=True)
+
+
+def test_a_process_gives_back_by_itself_what_a_flood_has_left() -> None:
+    program = """
+import asyncio, psutil, torch
+from swarm.process.malloc import keep_trimmed, tune_malloc
+def held():
+    return psutil.Process().memory_info().rss
+async def main():
+    agreed, before = tune_malloc(), held()
+    trimming = asyncio.create_task(keep_trimmed())
+    await asyncio.sleep(1.5)
+    flood = [torch.ones(16 << 10) for _ in range(4800)]  # 300 MiB
+    full = held()
+    del flood
+    for _ in range(100):
+        await asyncio.sleep(0.1)
+        if held() - before < 0.3 * (full - before):
+            break
+    print(agreed, full - before, held() - before)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    agreed, full, after = done.stdout.split()
+    assert int(full) > 280 << 20
+    assert agreed == "False" or int(after) < 0.3 * int(full)
