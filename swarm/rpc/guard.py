@@ -52,17 +52,23 @@ class Witness(Protocol):
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Lets through the calls that `may` allows. `refused` hears of the others: method, caller, reason."""
+    """Lets through the calls that `may` allows. `refused` hears of the others: method, caller, reason.
+
+    `stays` raises once a caller may not go on, such as after it was revoked. It is asked before each message of a
+    stream: a call that follows a job lasts for days.
+    """
 
     def __init__(
         self,
         may: May,
         refused: Callable[[str, str, SwarmError], None] = lambda *_: None,
         witness: Witness | None = None,
+        stays: Callable[[Caller], None] = lambda _: None,
     ) -> None:
         self._may = may
         self._refused = refused
         self._witness = witness
+        self._stays = stays
 
     async def intercept_service(
         self,
@@ -80,6 +86,8 @@ class Guard(grpc.aio.ServerInterceptor):
         async def answer(request: Any, context: _Context) -> Any:
             caller = await self._check(context, method)
             with self._witnessed(method, caller, None if handler.request_streaming else request, context):
+                if name == "stream_unary":
+                    request = self._while_it_stays(caller, request)
                 return await behaviour(request, context)
 
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
@@ -87,6 +95,11 @@ class Guard(grpc.aio.ServerInterceptor):
             with self._witnessed(method, caller, None if handler.request_streaming else request, context):
                 async with aclosing(behaviour(request, context)) as replies:
                     async for reply in replies:
+                        try:
+                            self._stays(caller)
+                        except SwarmError as error:
+                            self._refused(method, caller.principal.uri, error)
+                            await abort(context, error)
                         yield reply
 
         make = getattr(grpc, f"{name}_rpc_method_handler")
@@ -96,6 +109,11 @@ class Guard(grpc.aio.ServerInterceptor):
             handler.response_serializer,
         )
         return guarded
+
+    async def _while_it_stays(self, caller: Caller, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for one in requests:
+            self._stays(caller)
+            yield one
 
     @contextmanager
     def _witnessed(self, method: str, caller: Caller, request: Any, context: _Context) -> Iterator[None]:

@@ -18,7 +18,7 @@ import pytest
 from client.cli import run
 from client.connection import Scheduler
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.errors import InvalidData, NotFound, NotOwner, QuotaReached, RoleForbids, SwarmError
+from swarm.errors import InvalidData, NotFound, NotOwner, QuotaReached, Revoked, RoleForbids, SwarmError
 from swarm.job.partition import resolve
 from swarm.pki.identity import Application, Identity
 from swarm.pki.joining import join
@@ -395,6 +395,7 @@ def test_a_project_gets_no_more_stage_servers_than_its_quota_says(
         assert swarm("project")[0]["stage_servers"] == 2
         swarm("project", "set", "default", "--quota-peers", "0")
         until("running", 3)
+        cluster.wait_for_step(job.id, 1)
 
         cluster.channel.close()
         assert cluster.scheduler.stop() in (0, 143)
@@ -405,3 +406,18 @@ def test_a_project_gets_no_more_stage_servers_than_its_quota_says(
         assert used["tokens"] > 0
         (summed,) = swarm("project", "usage")
         assert summed == {name: value for name, value in used.items() if name not in ("day", "owner")}
+
+
+def test_whoever_is_revoked_is_told_no_more_of_a_job_that_he_follows(projects: Projects) -> None:
+    """The role is asked when a call begins, and following lasts for days."""
+    asked = members_pb.CreateTokenRequest(role=Role.VIEWER, ttl_s=60.0, uses=1, names="eve", project="blue")
+    with projects.of("local") as scheduler:
+        line = parse_line(scheduler.create_token(asked).line)
+    projects.identities["eve"] = join(line, "eve", Application("eve")).identity
+    job = projects.submit("carl", job="followed")
+    with projects.of("eve") as eve, projects.of("local") as admin:
+        views = eve.watch(job)
+        assert next(views).id == job
+        admin.revoke_member("viewer/eve", "she left")
+        admin.cancel(job, "")
+        assert outcome(lambda: list(views)).startswith(Revoked.code)

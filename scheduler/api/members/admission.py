@@ -70,7 +70,7 @@ class Gatekeeper:
         self._addresses: set[str] = set()
         self.wallet = Wallet(self._own_identity())
         self.https = Https(self.wallet, folder / "https.pem")
-        self.guard = Guard(members.check, self._trail.denied, self._trail)
+        self.guard = Guard(members.check, self._trail.denied, self._trail, members.check_stays)
         revoked = [one for one in members.members() if one.is_revoked and one.role is Role.STAGE_SERVER]
         cut_off = tuple(CutOff(PeerId(one.name), one.revoked_unix_s) for one in revoked)
         self.issuer = Issuer(PassKey.open(folder), members.authority.cluster, cut_off)

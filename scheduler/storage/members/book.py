@@ -98,18 +98,25 @@ class Members:
         member = self._members.get((Role.STAGE_SERVER, peer))
         return "" if member is None else member.invited_by
 
+    def check_stays(self, caller: Caller) -> None:
+        """Raise once the caller was revoked, for calls under way: these outlive the end of a certificate."""
+        self._present(caller)
+
     def _check_known(self, caller: Caller) -> None:
+        if self._wall_s() >= self._present(caller).ends_unix_s:
+            raise _no_more(caller.principal)
+
+    def _present(self, caller: Caller) -> Member:
+        """The member with the caller's name and key."""
         principal = caller.principal
         member = self._members.get((principal.role, principal.name))
         if member is None:  # such as after a book of yesterday was restored
             raise CertificateEnded(f"{principal} is not in the book of members", hint="join again, with a new token")
         if member.is_revoked:
             raise Revoked(f"{principal} was revoked: {member.reason or 'no reason given'}", hint="ask an admin")
-        if caller.fingerprint not in member.keys or self._wall_s() >= member.ends_unix_s:
-            raise CertificateEnded(
-                f"the certificate of {principal} on this connection is good no more: it ended, or was replaced",
-                hint="dial again; if that does not help, join again with a new token",
-            )
+        if caller.fingerprint not in member.keys:
+            raise _no_more(principal)
+        return member
 
     # Certificates ------------------------------------------------------------------------------------------------
 
@@ -299,3 +306,10 @@ class Members:
             )
         for one in ids:
             del self._tokens[one]
+
+
+def _no_more(principal: Principal) -> CertificateEnded:
+    return CertificateEnded(
+        f"the certificate of {principal} on this connection is good no more: it ended, or was replaced",
+        hint="dial again; if that does not help, join again with a new token",
+    )

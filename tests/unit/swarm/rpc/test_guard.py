@@ -13,12 +13,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from swarm.errors import NotAdmitted, NotFound, RoleForbids, SchedulerUnreachable, SwarmError
+from swarm.errors import NotAdmitted, NotFound, Revoked, RoleForbids, SchedulerUnreachable, SwarmError
 from swarm.pki import keys
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of, scheduler_of
-from swarm.rpc.channel import abort, bind, connect, new_server, translate
+from swarm.rpc.channel import abort, answering, bind, connect, new_server, translate
 from swarm.rpc.guard import CALLER, Caller, Guard, Witness
 from tests.support.members import LOOPBACK, fingerprint_of, identity_of
 
@@ -76,9 +76,10 @@ async def serving(
     wallet: Wallet | None = None,
     refused: Callable[[str, str, SwarmError], None] = lambda *_: None,
     witness: Witness | None = None,
+    stays: Callable[[Caller], None] = lambda _: None,
 ) -> AsyncIterator[str]:
     """The service behind TLS and the guard; gives its address."""
-    server = new_server(Guard(only_admins, refused, witness))
+    server = new_server(Guard(only_admins, refused, witness, stays))
     handlers = {name: getattr(grpc, f"{kind_of(name)}_rpc_method_handler")(getattr(service, name)) for name in KINDS}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
     address = f"127.0.0.1:{bind(server, LOOPBACK, wallet or Wallet(SCHEDULER))}"
@@ -298,3 +299,65 @@ async def test_a_renewed_certificate_is_shown_at_the_next_handshake_and_open_con
             wallet.identity = identity
             assert fingerprint_of(await shown_at(address)) == fingerprint_of(identity.certificate_pem)
             assert await call(channel, "unary_unary") == b"1"
+
+
+@pytest.mark.parametrize("method", ["unary_stream", "stream_stream", "stream_unary"])
+async def test_a_stream_goes_on_only_as_long_as_its_caller_may_stay(method: str) -> None:
+    """A person who follows a job was once told of it for as long as the job ran, although an admin had revoked him."""
+    revoked, over = asyncio.Event(), asyncio.Event()
+
+    def stays(caller: Caller) -> None:
+        assert caller.principal == ADMIN.principal
+        if revoked.is_set():
+            raise Revoked("out")
+
+    class Endless(Service):
+        async def unary_stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield b"1"
+                    await asyncio.sleep(0.01)
+            finally:
+                over.set()
+
+        async def stream_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            async for one in self.unary_stream(b"", context):
+                yield one
+
+        async def stream_unary(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+            try:
+                async with answering(context):
+                    async for _ in requests:
+                        pass
+            finally:
+                over.set()
+            return b""
+
+    async def requests() -> AsyncIterator[bytes]:
+        while True:
+            yield b"1"
+            await asyncio.sleep(0.01)
+
+    denied: list[str] = []
+    async with (
+        serving(Endless(), refused=lambda method, who, error: denied.append(error.code), stays=stays) as address,
+        connect(address, ADMIN, NAME) as channel,
+    ):
+        made: Any = getattr(channel, method)(f"/test.Service/{method}")
+        call = made(requests() if method.startswith("stream") else b"1")
+        if method.endswith("stream"):
+            assert await call.read() == b"1"
+        else:
+            await asyncio.sleep(0.1)
+        assert not over.is_set()
+        revoked.set()
+
+        async def told() -> None:
+            while await (call.read() if method.endswith("stream") else call) == b"1":
+                pass
+
+        with pytest.raises(grpc.RpcError) as caught:
+            await asyncio.wait_for(told(), 10.0)
+        assert isinstance(translate(caught.value, "it"), Revoked)
+        await over.wait()
+    assert denied == ([Revoked.code] if method.endswith("stream") else [])
