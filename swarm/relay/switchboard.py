@@ -16,7 +16,7 @@ from secrets import token_hex
 from typing import Generic, TypeVar
 
 from swarm.errors import NoPass, PeerUnavailable, Refused, RetryElsewhere, Revoked
-from swarm.limits import RELAY_LINKS_MAX
+from swarm.limits import RELAY_LINKS_MAX, RELAY_LINKS_OF_ONE_MAX
 from swarm.peer_messages import Pass
 from swarm.types import PeerId
 
@@ -46,6 +46,7 @@ class Switchboard(Generic[T]):
         self._listening: dict[PeerId, _Listening[T]] = {}
         self._waiting: dict[str, Opening] = {}
         self._links: Counter[PeerId] = Counter()  # that wait or stand, by the one that listens
+        self._of_one: Counter[tuple[PeerId, PeerId]] = Counter()  # the same, by who dialled and who listens
         self._cut: dict[PeerId, float] = {}  # who was revoked, and when
 
     @property
@@ -90,9 +91,12 @@ class Switchboard(Generic[T]):
             raise NoPass(f"{to} does not serve job {shown.job}")
         if self._links[to] >= RELAY_LINKS_MAX:
             raise RetryElsewhere(f"{RELAY_LINKS_MAX} links lead to {to} already")
+        if self._of_one[caller, to] >= RELAY_LINKS_OF_ONE_MAX:
+            raise RetryElsewhere(f"{RELAY_LINKS_OF_ONE_MAX} links lead from {caller} to {to} already")
         opening = Opening(token_hex(16), shown, to)
         self._waiting[opening.connection] = opening
         self._links[to] += 1
+        self._of_one[caller, to] += 1
         return opening, listening.line
 
     def accept(self, caller: PeerId, connection: str) -> Opening:
@@ -105,9 +109,8 @@ class Switchboard(Generic[T]):
     def ended(self, opening: Opening) -> None:
         """The link has ended, or was never accepted; called once."""
         self._waiting.pop(opening.connection, None)
-        self._links[opening.to] -= 1
-        if not self._links[opening.to]:
-            del self._links[opening.to]
+        self._links -= Counter((opening.to,))
+        self._of_one -= Counter(((opening.shown.peer, opening.to),))
 
     def cut_off(self, peer: PeerId, unix_s: float) -> T | None:
         """The peer was revoked: none of its passes until then is good. Gives its line, if it listens."""

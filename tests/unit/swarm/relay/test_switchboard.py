@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.errors import NoPass, PeerUnavailable, Refused, RetryElsewhere, Revoked, SwarmError
-from swarm.limits import RELAY_LINKS_MAX
+from swarm.limits import RELAY_LINKS_MAX, RELAY_LINKS_OF_ONE_MAX
 from swarm.peer_messages import Pass
 from swarm.relay.switchboard import Switchboard
 from swarm.types import JobId, PeerId
@@ -97,10 +97,22 @@ def test_a_link_that_was_given_up_is_accepted_by_nobody() -> None:
 
 def test_links_to_one_stage_server_are_bounded() -> None:
     made = board()
-    openings = [made.connect(A, shown(A), H, NOW)[0] for _ in range(RELAY_LINKS_MAX)]
+    callers = [PeerId(f"p{number % 8}") for number in range(RELAY_LINKS_MAX)]
+    openings = [made.connect(one, shown(one), H, NOW)[0] for one in callers]
     assert refusal(made, A, shown(A)) is RetryElsewhere
     made.ended(openings[0])
     assert refusal(made, A, shown(A)) is None
+
+
+def test_one_stage_server_takes_no_more_than_its_share_of_the_links_to_another() -> None:
+    """One member of a job could take all 64, and nobody else reached the hidden one."""
+    made = board()
+    openings = [made.connect(A, shown(A), H, NOW)[0] for _ in range(RELAY_LINKS_OF_ONE_MAX)]
+    assert refusal(made, A, shown(A)) is RetryElsewhere
+    assert refusal(made, B, shown(B)) is None
+    made.ended(openings[0])
+    assert refusal(made, A, shown(A)) is None
+    assert refusal(made, A, shown(A)) is RetryElsewhere
 
 
 def test_a_newer_line_replaces_an_older_one_which_ends_nothing_of_it() -> None:
