@@ -54,7 +54,7 @@ def board_view(board: Board) -> RenderableType:
     parts += [Text(f"scheduler: {trouble}", style="yellow") for trouble in board.troubles]
     parts += [Text(""), jobs_table(board.jobs) if board.jobs else Text("no jobs are open", style="dim")]
     if board.focus is not None:
-        parts += [Text(""), Rule(board.focus.id, align="left", style="dim"), *_focus(board, board.focus)]
+        parts += [Text(""), Rule(Text(board.focus.id), align="left", style="dim"), *_focus(board, board.focus)]
     idle = [peer.id for peer in board.peers if not peer.job]
     if idle:
         parts += [Text(""), Text.assemble(("without a job  ", "dim"), ", ".join(idle))]

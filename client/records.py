@@ -91,8 +91,14 @@ class Job:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The job file with every value resolved; empty in lists."""
-        return dict(json.loads(self.spec_json)) if self.spec_json else {}
+        """The job file with every value resolved; empty in lists. CorruptFrame if it is none."""
+        try:
+            values = json.loads(self.spec_json) if self.spec_json else {}
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise CorruptFrame(f"the scheduler sent a job file of job {self.id} that is none")
+        return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from client.profiles import DEFAULT, config_file, read_profile
-from swarm.errors import SwarmError, UsageError
-from swarm.text import as_date, is_address, size
+from swarm.errors import CorruptFrame, SwarmError, UsageError
+from swarm.text import as_date, is_address, printable, size
 
 SCHEMA = "swarm.cli/1"
 PROGRESS_LINE_S = 5.0
@@ -120,8 +120,12 @@ class Shell:
             self.err.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def data(self, data: Any) -> None:
-        """The answer as JSON."""
-        print(json.dumps({"schema": SCHEMA, "data": data}, allow_nan=False), flush=True)
+        """The answer as JSON; CorruptFrame if a scheduler sent what has no words there."""
+        try:
+            text = json.dumps({"schema": SCHEMA, "data": data}, allow_nan=False)
+        except (ValueError, RecursionError):
+            raise CorruptFrame("the scheduler sent what JSON has no words for: no number, or endless lists") from None
+        print(text, flush=True)
 
     def error(self, error: SwarmError) -> None:
         code = getattr(error, "job_code", "") or error.code
@@ -130,9 +134,10 @@ class Shell:
             print(json.dumps({"schema": SCHEMA, "error": fault}), flush=True)
         style = "bold red" if self.err.is_terminal else None
         self.err.print(f"error[{code}]:", style=style, markup=False, highlight=False, end=" ")
-        self.err.print(error.message, markup=False, highlight=False, soft_wrap=True)
-        if error.hint:
-            self.err.print(f"hint: {error.hint}", markup=False, highlight=False, soft_wrap=True)
+        told = [error.message, *([f"hint: {error.hint}"] if error.hint else [])]
+        for text in told:  # which may name what others sent, such as a path
+            lines = "\n".join(map(printable, text.split("\n")))
+            self.err.print(lines, markup=False, highlight=False, soft_wrap=True)
 
     def _console(self, *, stderr: bool) -> Console:
         stream = sys.stderr if stderr else sys.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -62,7 +61,7 @@ def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
         "ledger": {name: getattr(view, f"microbatches_{name}") for name in ("committed", "in_flight", "replayed")},
     }
     if spec and view.spec_json:
-        values["spec"] = json.loads(view.spec_json)
+        values["spec"] = view.spec
     return values
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -101,7 +100,7 @@ def resume(
         view = scheduler.get(job)
         spec_json = ""
         if set_:
-            values = apply_overrides(changed_values(json.loads(view.spec_json), set_), set_)
+            values = apply_overrides(changed_values(view.spec, set_), set_)
             spec_json = parse_job(values, where="--set").model_dump_json()
         view = scheduler.resume(view.id, from_, spec_json)
         if shell.json:

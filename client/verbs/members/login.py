@@ -17,7 +17,7 @@ from client.views import FittedTable
 from swarm.errors import UsageError
 from swarm.pki.identity import Application
 from swarm.pki.joining import join as join_swarm
-from swarm.pki.names import MEMBERS, check_name, check_role
+from swarm.pki.names import MEMBERS, Role, check_name, check_role
 from swarm.pki.profiles import profile_folder
 from swarm.pki.tokens import read_line
 from swarm.text import duration, seconds
@@ -87,7 +87,7 @@ def token(
             shell.data({"line": made.line} | _token_values(made.token))
         else:
             print(made.line, flush=True)
-        verb = "stage-server" if made.token.role == "stage-server" else "login"
+        verb = made.token.role if made.token.role in (Role.STAGE_SERVER, Role.RELAY) else "login"
         shell.say(f"good for {duration(_seconds(ttl))}; on the other machine: swarm {verb} --join LINE")
         return 0
     with dial(shell) as scheduler:

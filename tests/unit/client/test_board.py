@@ -36,3 +36,11 @@ def test_the_replicas_of_islands_stand_in_their_islands() -> None:
     assert rows[1][:4] == ["1", "2", "layers", "c"]
     assert rows[2][:5] == ["1", "0", "2", "layers", "b"]
     assert rows[3][:4] == ["1", "2", "layers", "-"], "nobody serves it"
+
+
+def test_the_name_of_a_job_is_text_and_no_markup() -> None:
+    job = Job(id="[/x]", state="running", stages=(Stage(0, 2, ("a",)),))
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(board_view(Board("here", 0.0, [job], [], [Peer("a", "serving")], job)))
+    assert "[/x]" in capture.get()

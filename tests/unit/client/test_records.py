@@ -71,3 +71,9 @@ def test_the_name_of_a_job_is_no_path() -> None:
     for text in ("", ".", "..", "/etc/cron.d/x", "../x", "a/b", "a\\b", "a\0b"):
         with pytest.raises(CorruptFrame, match="a job named"):
             file_name(text)
+
+
+@pytest.mark.parametrize("sent", ["[" * 200_000, '{"a":' * 5000 + "1" + "}" * 5000, "[1]", "{"])
+def test_a_job_file_that_is_none_is_an_error_of_the_scheduler(sent: str) -> None:
+    with pytest.raises(CorruptFrame):
+        _ = Job(id="demo", spec_json=sent).spec
