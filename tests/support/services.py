@@ -39,6 +39,8 @@ PACKAGES = {
     "chromium": "chromium",
     "chromedriver": "chromium-driver",
     "systemd-analyze": "systemd",
+    "ip": "iproute2",
+    "nft": "nftables",
 }
 UNPRIVILEGED = "nobody"
 
