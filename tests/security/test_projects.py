@@ -414,6 +414,7 @@ def test_whoever_is_revoked_is_told_no_more_of_a_job_that_he_follows(projects: P
     with projects.of("local") as scheduler:
         line = parse_line(scheduler.create_token(asked).line)
     projects.identities["eve"] = join(line, "eve", Application("eve")).identity
+    projects.send("carl")
     job = projects.submit("carl", job="followed")
     with projects.of("eve") as eve, projects.of("local") as admin:
         views = eve.watch(job)
