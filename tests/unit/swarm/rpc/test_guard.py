@@ -334,9 +334,11 @@ async def test_a_stream_goes_on_only_as_long_as_its_caller_may_stay(method: str)
             return b""
 
     async def requests() -> AsyncIterator[bytes]:
-        while True:
+        while not revoked.is_set():
             yield b"1"
             await asyncio.sleep(0.01)
+        yield b"1"
+        await asyncio.Event().wait()  # gRPC forgets why a call was refused when another write follows
 
     denied: list[str] = []
     async with (
