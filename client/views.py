@@ -166,7 +166,7 @@ def job_table(view: Job) -> RenderableType:
         rows.append(("time left", Text(duration(view.eta_s) if view.step else "-")))
     spent = [f"{name} {duration(view.times_s[name])}" for name in JobState if view.times_s.get(name, 0.0) >= 1.0]
     if spent:
-        rows.append(("time spent", Text(f"{', '.join(spent)}; {view.peer_s / 3600:.2f} hours of stage servers")))
+        rows.append(("time spent", Text(f"{', '.join(spent)}; its stage servers {duration(view.peer_s)} together")))
     ledger = f"{view.microbatches_committed} committed, {view.microbatches_in_flight} in flight, "
     rows.append(("microbatches", Text(f"{ledger}{view.microbatches_replayed} done again")))
     for stage in view.stages:

@@ -206,3 +206,10 @@ def test_links_are_listed_with_the_slowest_first() -> None:
         ["a", "b", "1.0", "Gbit/s", "0.4", "ms", "demo-1"],
     ]
     assert peer_values(views[1])["links"] == [{"to": "a", "bytes_per_s": 64e3, "receipt_s": 0.3}]
+
+
+def test_the_time_that_a_job_spent_is_shown_by_states_with_that_of_its_stage_servers() -> None:
+    spent = {"stalled": 0.4, "running": 185.0, "queued": 3.0}
+    assert "queued 3.0s, running 3m05s; its stage servers 6m10s together" in shown(view(times_s=spent, peer_s=370.0))
+    assert "time spent" not in shown(view())
+    assert (job_values(view(times_s=spent))["times_s"], job_values(view(peer_s=370.0))["peer_s"]) == (spent, 370.0)
