@@ -1,6 +1,7 @@
 """What overlap, lookahead and boundary codecs cost or gain in loss, over seeds, at equal tokens.
 
-    python -m benchmarks.learning.convergence [--seeds 3] [--steps 400] [--table docs/convergence.md] [--save RUNS.json]
+    python -m benchmarks.learning.convergence [--seeds 3] [--steps 400] [--table docs/convergence.md]
+        [--save RUNS.json [--go-on]]
 
 Each run is `swarm train-local` in this process: the stages, codecs at the cuts, overlap and data of a swarm, whose
 weights are bitwise those of this run in reproducible mode. So one core measures what many machines would train. A seed
@@ -141,15 +142,13 @@ def best(runs: dict[tuple[Way, float], list[Run]], way: Way) -> tuple[float, lis
 
 
 def save(path: Path, runs: dict[tuple[Way, float], list[Run]]) -> None:
-    """Keep all losses, for tables that are made of them later."""
-    path.write_text(
-        json.dumps(
-            [
-                {"way": way.name, "rate": rate, "runs": [asdict(run) for run in made]}
-                for (way, rate), made in runs.items()
-            ]
-        )
+    """Keep all losses, for tables that are made of them later, and for a run that goes on."""
+    text = json.dumps(
+        [{"way": way.name, "rate": rate, "runs": [asdict(run) for run in made]} for (way, rate), made in runs.items()]
     )
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
 
 
 def saved(path: Path) -> dict[tuple[Way, float], list[Run]]:
@@ -209,6 +208,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
     parser.add_argument("--short", action="store_true", help="leave out what is all late, and the codecs")
     parser.add_argument("--save", type=Path, help="a JSON file for all losses, for benchmarks.models.time_to_loss")
+    parser.add_argument("--go-on", action="store_true", help="leave out runs that the file of --save has already")
     arguments = parser.parse_args()
     if arguments.table is not None and not arguments.table.is_file():
         parser.error(f"--table {arguments.table}: there is no such file")
@@ -219,22 +219,31 @@ def main() -> None:
     source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
     seeds = range(arguments.seeds)
 
-    def runs_of(way: Way, rate: float) -> list[Run]:
+    def run(way: Way, rate: float, seed: int) -> Run:
         started_s = time.perf_counter()
-        made = [measure(way, seed, rate, arguments.steps, source) for seed in seeds]
-        losses = " ".join(f"{run.at(1.0):.4f}" for run in made)
-        console.print(f"{way.name:24} {rate:g}  {losses}  {time.perf_counter() - started_s:.0f} s", highlight=False)
+        made = measure(way, seed, rate, arguments.steps, source)
+        took_s = time.perf_counter() - started_s
+        console.print(f"{way.name:24} {rate:g}  seed {seed}  {made.at(1.0):.4f}  {took_s:.0f} s", highlight=False)
         return made
 
     compared = SHORT if arguments.short else WAYS
-    by_rate = {(way, rate): runs_of(way, rate) for way in compared for rate in arguments.rates}
-    if arguments.save is not None:
-        save(arguments.save, by_rate)
+    by_rate = {(way, rate): list[Run]() for way in compared for rate in arguments.rates}
+    if arguments.go_on and arguments.save is not None and arguments.save.exists():
+        by_rate |= {key: made for key, made in saved(arguments.save).items() if key in by_rate}
+    if any(len(made.losses) != arguments.steps for runs in by_rate.values() for made in runs):
+        parser.error(f"--save {arguments.save}: it has runs of another number of steps")
+    for seed in seeds:
+        for (way, rate), runs in by_rate.items():
+            if len(runs) > seed:
+                continue
+            runs.append(run(way, rate, seed))
+            if arguments.save is not None:
+                save(arguments.save, by_rate)
     if arguments.short:
         return
     auto = next(way for way in WAYS if way.name == AUTO)
     by_codec = {CODECS[0]: by_rate[auto, arguments.rates[-1]]}
-    by_codec |= {way: runs_of(way, arguments.rates[-1]) for way in CODECS[1:]}
+    by_codec |= {way: [run(way, arguments.rates[-1], seed) for seed in seeds] for way in CODECS[1:]}
     ways = ["way", "best rate", "loss", "against synchronous AdamW", "reaches its 75 %", "reaches its 100 %"]
     codecs = ["seed", *(way.name for way in CODECS), "most from float32"]
     text = (

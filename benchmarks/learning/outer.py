@@ -1,11 +1,13 @@
 """What exchanging rarely costs or gains in loss: diloco and streaming beside averaging every step, at equal tokens.
 
     python -m benchmarks.learning.outer [--seeds 1] [--steps 300] [--rates 0.004] [--table docs/islands.md]
+        [--save RUNS.json]
 
 Each run is `swarm train-local` in this process, on the model and text of `convergence`. Every run sees the same tokens
 in the same number of steps: with n islands each trains an nth of the batch. One island with outer steps stands beside
 several, because outer momentum acts there too and would otherwise be taken for an effect of exchanging rarely. Each way
 is shown at the best of the learning rates tried. "Loss" is that of the final weights on held-out text, nats per byte.
+With --save each loss is kept when it is found, and a run that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -32,6 +35,8 @@ from benchmarks.learning.convergence import (
     trained,
     write_between,
 )
+from benchmarks.learning.kept import Kept
+from swarm.job.spec import JobSpec
 from swarm.text import counted
 
 ISLANDS = (1, 2, 4)
@@ -64,18 +69,23 @@ def ways(periods: Sequence[int]) -> list[Way]:
     ]
 
 
-def loss_of(way: Way, seed: int, rate: float, steps: int, source: str) -> float:
-    """Train once; the loss of the final weights on held-out text."""
+def job(way: Way, seed: int, rate: float, steps: int, source: str) -> JobSpec:
+    """The job of one run; it is evaluated at its end."""
     values: dict[str, Any] = small_llama(seed, rate, steps, source)
     values["data"] |= {"validation_ratio": HELD_OUT}
-    values["training"] |= {"eval_every_steps": steps}
+    values["training"] |= {"eval_every_steps": steps, "microbatch_sequences": SEQUENCES // max(ISLANDS)}
     values |= {
         "pipeline": {"stages": 1, "overlap": 0},
         "islands": {"count": way.islands},
         "averaging": {"mode": way.mode},
         "outer": dict(way.outer),
     }
-    return trained(resolved(values)).evaluations[-1].loss
+    return resolved(values)
+
+
+def loss_of(way: Way, seed: int, rate: float, steps: int, source: str) -> float:
+    """Train once; the loss of the final weights on held-out text."""
+    return trained(job(way, seed, rate, steps, source)).evaluations[-1].loss
 
 
 Losses = Mapping[tuple[Way, float], Sequence[float]]
@@ -108,21 +118,23 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=(4e-3,))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
+    parser.add_argument("--save", type=Path, help="a JSON file that keeps each loss")
     arguments = parser.parse_args()
     if arguments.table is not None and not arguments.table.is_file():
         parser.error(f"--table {arguments.table}: there is no such file")
     torch.set_num_threads(arguments.threads)
     console = Console()
     source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
-    compared, losses = ways(arguments.every), {}
-    for way in (ALLREDUCE, *compared):
-        for rate in arguments.rates:
-            started_s = time.perf_counter()
-            found = [loss_of(way, seed, rate, arguments.steps, source) for seed in range(arguments.seeds)]
-            losses[way, rate] = found
-            said = " ".join(f"{loss:.4f}" for loss in found)
-            took_s = time.perf_counter() - started_s
-            console.print(f"{way!s:16} {way.islands} islands  {rate:g}  {said}  {took_s:.0f} s", highlight=False)
+    compared, kept = ways(arguments.every), Kept(arguments.save)
+    losses: dict[tuple[Way, float], list[float]] = {}
+    for seed in range(arguments.seeds):
+        for way in (ALLREDUCE, *compared):
+            for rate in arguments.rates:
+                started_s = time.perf_counter()
+                run = partial(loss_of, way, seed, rate, arguments.steps, source)
+                name = f"{way}, {way.islands} islands, rate {rate:g}, seed {seed}, {arguments.steps} steps"
+                losses.setdefault((way, rate), []).append(loss := kept.once(name, run))
+                console.print(f"{name}  {loss:.4f}  {time.perf_counter() - started_s:.0f} s", highlight=False)
     header = ["way", *(counted(count, "island") for count in ISLANDS)]
     text = (
         f"{markdown(header, rows(losses, compared))}\n\n{arguments.steps} steps of {SEQUENCES * LENGTH} bytes, "
