@@ -1,6 +1,12 @@
-"""Orders ready computations for the device: backward before forward, then the older step, then the lower index.
+"""Orders ready computations for the device: by turn, then the older step, then the lower index.
 
-A backward frees a graph and feeds the stages before this one; a commit waits for the oldest step.
+    turn 0  backward  ┐ of a microbatch that uses its step's own weights, and so was fed behind the commit that made
+    turn 1  forward   ┘ them: the next commit waits for its way through all stages and back
+    turn 2  backward  ┐ of a late one (`pipeline.overlap`), which was fed before that commit and fills the gaps
+    turn 3  forward   ┘
+
+A backward frees a graph and feeds the stages before this one. The last stage takes every backward first, as it is ready
+when the forward is done: so it holds one graph at a time.
 """
 
 from __future__ import annotations
@@ -16,10 +22,11 @@ ORDERS_MAX = 8192
 class WorkQueue:
     """Orders that the device has not begun, at most one per microbatch: a newer one replaces the older."""
 
-    def __init__(self, limit: int = ORDERS_MAX) -> None:
-        self._limit = limit
+    def __init__(self, limit: int = ORDERS_MAX, *, is_last: bool = False) -> None:
+        """`is_last`: of the last stage."""
+        self._limit, self._is_last = limit, is_last
         self._orders: dict[Microbatch, Compute] = {}
-        self._heap: list[tuple[bool, int, int, int]] = []  # (is forward, step, index, ticket); may hold discarded ones
+        self._heap: list[tuple[int, int, int, int]] = []  # (turn, step, index, ticket); may hold discarded ones
         self._tickets: dict[int, Microbatch] = {}
 
     def put(self, work: Compute) -> bool:
@@ -29,8 +36,7 @@ class WorkQueue:
         self.discard(work.microbatch)
         self._orders[work.microbatch] = work
         self._tickets[work.ticket] = work.microbatch
-        forward = work.direction is Direction.FORWARD
-        heapq.heappush(self._heap, (forward, work.microbatch.step, work.microbatch.index, work.ticket))
+        heapq.heappush(self._heap, (self._turn(work), work.microbatch.step, work.microbatch.index, work.ticket))
         return True
 
     def take(self) -> Compute | None:
@@ -50,6 +56,12 @@ class WorkQueue:
             self._heap = [entry for entry in self._heap if entry[-1] in self._tickets]
             heapq.heapify(self._heap)
         return True
+
+    def _turn(self, work: Compute) -> int:
+        is_forward, is_late = work.direction is Direction.FORWARD, work.version < work.microbatch.step
+        if self._is_last and not is_forward:
+            return 0
+        return is_forward + 2 * is_late
 
     def __len__(self) -> int:
         return len(self._orders)

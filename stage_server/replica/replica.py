@@ -100,7 +100,7 @@ class Replica:
             peer=me.peer,
             incarnation=me.incarnation,
         )
-        self._queue = WorkQueue()
+        self._queue = WorkQueue(is_last=me.stage == assignment.stages - 1)
         self._ready = asyncio.Event()
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, _Batch] = {}

@@ -12,10 +12,9 @@ from swarm.types import Direction, Microbatch
 F, B = Direction.FORWARD, Direction.BACKWARD
 
 
-def order(step: int, index: int, direction: Direction = F, ticket: int = 0) -> Compute:
-    return Compute(
-        Microbatch(0, step, index), direction, step, False, ticket or 1 + 100 * step + 2 * index + (direction is B)
-    )
+def order(step: int, index: int, direction: Direction = F, ticket: int = 0, *, late: bool = False) -> Compute:
+    ticket = ticket or 1 + 100 * step + 2 * index + (direction is B)
+    return Compute(Microbatch(0, step, index), direction, step - late, False, ticket)
 
 
 def drain(intake: WorkQueue) -> list[Compute]:
@@ -30,6 +29,31 @@ def test_backward_comes_before_forward_then_older_step_then_lower_index() -> Non
     assert (len(intake), intake.waiting(F), intake.waiting(B)) == (5, 3, 2)
     assert drain(intake) == wanted
     assert intake.take() is None
+
+
+def test_late_microbatches_fill_the_gaps_that_the_others_leave() -> None:
+    """A step ends when the microbatches that were fed last have come back, so they come first."""
+    intake = WorkQueue()
+    wanted = [
+        order(1, 7, B),
+        order(1, 6),
+        order(1, 0, B, late=True),
+        order(2, 1, B, late=True),
+        order(1, 2, late=True),
+        order(2, 0, late=True),
+    ]
+    for work in reversed(wanted):
+        assert intake.put(work)
+    assert drain(intake) == wanted
+
+
+def test_the_last_stage_takes_every_backward_first() -> None:
+    """It could run at once when its forward was done, so one graph is held, as the footprint says."""
+    intake = WorkQueue(is_last=True)
+    wanted = [order(1, 0, B, late=True), order(1, 7, B), order(1, 6), order(2, 1, late=True)]
+    for work in reversed(wanted):
+        assert intake.put(work)
+    assert drain(intake) == wanted
 
 
 def test_a_newer_order_of_a_microbatch_replaces_the_older() -> None:
