@@ -117,9 +117,9 @@ COLUMNS = ("way", "kill -9", "steps", "tokens/s", "link, per step", "loss", "ave
 class Sites(Trial):
     """The sites with a scheduler, as a context manager."""
 
-    def __init__(self, folder: Path, seed: str, relay: Relay, width: int) -> None:
+    def __init__(self, folder: Path, seed: str, relay: Relay, width: int, replicas: int = REPLICAS) -> None:
         super().__init__(folder, seed, grace_s=GRACE_S)
-        each = STAGES * REPLICAS
+        self._each = each = STAGES * replicas
         self.scheduler_host = relay.hosts[0]
         self.server_hosts = [host for host in relay.hosts for _ in range(each)]
         self.before_servers = [relay.at(host) for host in range(len(SITES)) for _ in range(each)]
@@ -130,10 +130,10 @@ class Sites(Trial):
     def fill(self) -> None:
         """Start all stage servers."""
         for site in SITES:
-            self._site_of |= dict.fromkeys(self.add_servers(STAGES * REPLICAS, "--site", site), site)
+            self._site_of |= dict.fromkeys(self.add_servers(self._each, "--site", site), site)
 
-    def spec_of(self, way: str, steps: int) -> JobSpec:
-        """The job; with islands there is one for each site."""
+    def spec_of(self, way: str, steps: int, **outer: object) -> JobSpec:
+        """The job; with islands there is one for each site, and [outer] may say more."""
         changes: dict[str, object] = {
             "config__hidden_size": self._width,
             "config__intermediate_size": 2 * self._width,
@@ -147,6 +147,7 @@ class Sites(Trial):
         }
         if way != "allreduce":
             changes |= {"islands__count": len(SITES), "outer__every_steps": EVERY_STEPS}
+            changes |= {f"outer__{key}": value for key, value in outer.items()}
         spec = small_spec(self.text, **changes)
         return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=STAGES)
 
@@ -156,11 +157,11 @@ class Sites(Trial):
         tokens = Tokens.make(self.folder / f"tokens-{time.monotonic_ns()}", spec)
         job = Job(self.submit(spec, tokens.manifest).id, spec, tokens)
         self.until_step(job, 1)
-        before = carried_bytes(_devices())
+        before = carried_bytes(devices())
         first, began_s, began_unix_s = self.view(job).step, time.monotonic(), time.time()
         kills = self._harm(job, every_s, began_s + s_max)
         seconds = time.monotonic() - began_s
-        link_bytes = carried_bytes(_devices()) - before
+        link_bytes = carried_bytes(devices()) - before
         if every_s and not kills:
             raise Void(f"nobody died in {seconds:.0f} s: train for longer")
         trained, log = proves(self, job)
@@ -190,7 +191,7 @@ class Sites(Trial):
         return kills
 
 
-def _devices() -> str:
+def devices() -> str:
     return Path("/proc/thread-self/net/dev").read_text()
 
 
