@@ -3,10 +3,10 @@
     python -m benchmarks.models.unequal [--seeds 3] [--steps 20]
 
 Stage servers are modelled. A device computes one thing at a time: backward before forward, then the older step, then
-the lower index, as `stage_server/brain/work_queue.py` orders them. A replica of speed 1 needs 0.4 s for a microbatch at
-a stage, a third of it forward; every computation varies (lognormal, sigma 0.05). A message to or from the scheduler
-takes 0.5 ms, a boundary tensor 2 ms, a round, a row and an optimizer step a few ms. Nobody fails, and nothing is taken
-away from a replica that is late.
+the lower index (`stage_server/brain/work_queue.py` also puts late ones behind the others). A replica of speed 1 needs
+0.4 s for a microbatch at a stage, a third of it forward; every computation varies (lognormal, sigma 0.05). A message to
+or from the scheduler takes 0.5 ms, a boundary tensor 2 ms, a round, a row and an optimizer step a few ms. Nobody fails,
+and nothing is taken away from a replica that is late.
 
 Percent is committed microbatches per second, after three steps, against the speed of the slowest stage: the sum of the
 speeds of its replicas. "alone" chooses each stage's replica by itself, "alike" as the scheduler does: from like to

@@ -1,12 +1,12 @@
 """Orders ready computations for the device: by turn, then the older step, then the lower index.
 
-    turn 0  backward  ┐ of a microbatch that uses its step's own weights, and so was fed behind the commit that made
-    turn 1  forward   ┘ them: the next commit waits for its way through all stages and back
-    turn 2  backward  ┐ of a late one (`pipeline.overlap`), which was fed before that commit and fills the gaps
-    turn 3  forward   ┘
+    turn 0  backward, as it frees a graph and feeds the stages before this one
+    turn 1  forward
 
-A backward frees a graph and feeds the stages before this one. The last stage takes every backward first, as it is ready
-when the forward is done: so it holds one graph at a time.
+Where only some microbatches of a step are late (`pipeline.overlap`), the late ones come behind the others, in turns 2
+and 3: they were fed before the commit that the others waited for, and the next commit waits for the way of those others
+through all stages and back. The last stage does not tell them apart. A backward there is ready when its forward is
+done, so taken first it leaves one graph at a time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ORDERS_MAX = 8192
 class WorkQueue:
     """Orders that the device has not begun, at most one per microbatch: a newer one replaces the older."""
 
-    def __init__(self, limit: int = ORDERS_MAX, *, is_last: bool = False) -> None:
-        """`is_last`: of the last stage."""
-        self._limit, self._is_last = limit, is_last
+    def __init__(self, limit: int = ORDERS_MAX, *, late_behind: bool = False) -> None:
+        """`late_behind`: late microbatches come behind the others."""
+        self._limit, self._late_behind = limit, late_behind
         self._orders: dict[Microbatch, Compute] = {}
         self._heap: list[tuple[int, int, int, int]] = []  # (turn, step, index, ticket); may hold discarded ones
         self._tickets: dict[int, Microbatch] = {}
@@ -58,10 +58,8 @@ class WorkQueue:
         return True
 
     def _turn(self, work: Compute) -> int:
-        is_forward, is_late = work.direction is Direction.FORWARD, work.version < work.microbatch.step
-        if self._is_last and not is_forward:
-            return 0
-        return is_forward + 2 * is_late
+        is_late = self._late_behind and work.version < work.microbatch.step
+        return (work.direction is Direction.FORWARD) + 2 * is_late
 
     def __len__(self) -> int:
         return len(self._orders)

@@ -100,7 +100,8 @@ class Replica:
             peer=me.peer,
             incarnation=me.incarnation,
         )
-        self._queue = WorkQueue(is_last=me.stage == assignment.stages - 1)
+        some_are_late = 0 < spec.overlap < spec.training.microbatches
+        self._queue = WorkQueue(late_behind=some_are_late and me.stage < assignment.stages - 1)
         self._ready = asyncio.Event()
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, _Batch] = {}

@@ -218,7 +218,8 @@ class Server:
         self.hop = Hop(peer, 1, 0, f"at {peer}")
         shape = world.shape
         self.cells = CellTable(stage, shape.stages, 0, 0, shape.staleness, peer=peer, incarnation=1)
-        self.intake = WorkQueue()
+        some_are_late = 0 < shape.overlap < shape.microbatches
+        self.intake = WorkQueue(late_behind=some_are_late and stage < shape.stages - 1)
         self.device: deque[Compute | Forget | ForgetSums | Average | Commit] = deque()  # the compute thread's queue
         self.results: deque[tuple[Compute, str, float] | tuple[Average, Counter[int]]] = deque()
         self.running: Compute | None = None

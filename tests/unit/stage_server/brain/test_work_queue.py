@@ -33,7 +33,7 @@ def test_backward_comes_before_forward_then_older_step_then_lower_index() -> Non
 
 def test_late_microbatches_fill_the_gaps_that_the_others_leave() -> None:
     """A step ends when the microbatches that were fed last have come back, so they come first."""
-    intake = WorkQueue()
+    intake = WorkQueue(late_behind=True)
     wanted = [
         order(1, 7, B),
         order(1, 6),
@@ -42,15 +42,6 @@ def test_late_microbatches_fill_the_gaps_that_the_others_leave() -> None:
         order(1, 2, late=True),
         order(2, 0, late=True),
     ]
-    for work in reversed(wanted):
-        assert intake.put(work)
-    assert drain(intake) == wanted
-
-
-def test_the_last_stage_takes_every_backward_first() -> None:
-    """It could run at once when its forward was done, so one graph is held, as the footprint says."""
-    intake = WorkQueue(is_last=True)
-    wanted = [order(1, 0, B, late=True), order(1, 7, B), order(1, 6), order(2, 1, late=True)]
     for work in reversed(wanted):
         assert intake.put(work)
     assert drain(intake) == wanted
