@@ -91,8 +91,8 @@ def draw(carried: dict[str, list[int]], steps: int, mbit_per_s: float, path: Pat
     rows = figure.subplots(len(carried), sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (way, looks) in zip(rows, carried.items(), strict=True):
         mib_per_s = [each / LOOK_S / MIB for each in between_looks(looks)]
-        seconds = [LOOK_S * place for place in range(len(mib_per_s))]
-        axes.bar(seconds, mib_per_s, width=LOOK_S, align="edge", color="#4a6fa5")
+        edges = [LOOK_S * place for place in range(len(looks))]
+        axes.stairs(mib_per_s, edges, fill=True, color="#4a6fa5")
         per_step = sum(between_looks(looks)) / steps / 1024
         axes.set_title(f"{way}: {per_step:,.0f} KiB per step", loc="left", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
