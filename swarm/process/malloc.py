@@ -65,9 +65,9 @@ async def keep_trimmed(busy: Callable[[], bool] = bool) -> None:
     """Give back what nothing uses, for ever; `busy` while it would disturb."""
     process, growth, loop = psutil.Process(), Growth(), asyncio.get_running_loop()
     while True:
+        while growth.is_due(process.memory_info().rss, loop.time(), busy=busy()):
+            await asyncio.to_thread(trim_malloc)  # it grows from what it holds right behind this
         await asyncio.sleep(LOOK_S)
-        if growth.is_due(process.memory_info().rss, loop.time(), busy=busy()):
-            await asyncio.to_thread(trim_malloc)
 
 
 def _glibc() -> ctypes.CDLL | None:
