@@ -1,8 +1,10 @@
 """The weights of a dozen small jobs are those that were recorded before the code was last rearranged.
 
 Torch and its libraries choose their kernels by the processor. Hashes that are to hold on every x86-64 need the kernels
-that every one of them has; `PORTABLE` asks for them and must be in the environment before torch is loaded.
-A change that means to train otherwise records the hashes anew: `python -m tests.simulation.test_golden_weights`.
+that every one of them has; `PORTABLE` asks for them and must be in the environment before torch is loaded. Square roots
+differ all the same: MKL makes them from the approximation of the processor, and these differ between makers. So
+there is a set of hashes for each. Where none fits, record one with the code of before:
+`python -m tests.simulation.test_golden_weights`. A change that means to train otherwise removes the old sets.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ def computed() -> dict[str, str]:
 def test_the_weights_are_what_they_always_were() -> None:
     recorded = json.loads(GOLDEN.read_text())
     assert platform.machine() in recorded, "record the hashes on this kind of processor, with the code of before"
-    assert computed() == recorded[platform.machine()]
+    assert computed() in recorded[platform.machine()]
 
 
 if __name__ == "__main__":
     kept = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    GOLDEN.write_text(json.dumps({**kept, platform.machine(): computed()}, indent=2) + "\n")
+    sets = kept.setdefault(platform.machine(), [])
+    if (found := computed()) not in sets:
+        sets.append(found)
+    GOLDEN.write_text(json.dumps(kept, indent=2) + "\n")
