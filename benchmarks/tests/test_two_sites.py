@@ -1,6 +1,6 @@
 """The benchmark of two sites: how long it trains, who may die, and what its table says."""
 
-from benchmarks.measured.two_sites import COLUMNS, Run, carried_bytes, counted_steps, may_kill, rows, steps_within
+from benchmarks.sites.two_sites import COLUMNS, Run, carried_bytes, counted_steps, may_kill, rows, steps_within
 from swarm.job.outer_log import OuterRecord
 
 DEVICES = """Inter-|   Receive                                                |  Transmit

@@ -1,6 +1,6 @@
 """Two sites with a slow link between them, and stage servers that die: tokens/s, loss, and the weights of one process.
 
-    python -m benchmarks.measured.two_sites [--minutes 10] [--link 50:100] [--every 15] [--ways diloco]
+    python -m benchmarks.sites.two_sites [--minutes 10] [--link 50:100] [--every 15] [--ways diloco]
 
     lyon [namespace: scheduler, 4 stage servers] ──── --link: Mbit/s each way, ms there and back ──── berlin [4]
 

@@ -1,8 +1,8 @@
 """What crosses a slow link between two sites every half second, for each way of averaging: a picture.
 
-    python -m benchmarks.measured.link_over_time [--picture docs/islands-link.svg] [--steps 60] [--save BYTES.json]
+    python -m benchmarks.sites.link_over_time [--picture docs/islands-link.svg] [--steps 60] [--save BYTES.json]
 
-The sites are those of `benchmarks.measured.two_sites`, with one replica per stage, and nobody dies. The bytes are those
+The sites are those of `benchmarks.sites.two_sites`, with one replica per stage, and nobody dies. The bytes are those
 that the kernel counts at the link, in both directions. Everything is in them: tensors, proposals, and what stage
 servers of the far site say to the scheduler. They are read from the first step to the last, so checkpoints are not
 among them. With --save each way is kept when it is measured, and the picture can be drawn anew from that.
@@ -28,7 +28,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks.learning.kept import Kept
-from benchmarks.measured.two_sites import EVERY_STEPS, STAGES, WAYS, Sites, carried_bytes, devices
+from benchmarks.sites.two_sites import EVERY_STEPS, STAGES, WAYS, Sites, carried_bytes, devices
 from swarm.pki.profiles import ENVIRONMENT
 from tests.chaos.islands import SITES
 from tests.chaos.relay import Relay, why_not

@@ -1,0 +1,1 @@
+"""Two sites with a slow link between them, measured with real processes."""
