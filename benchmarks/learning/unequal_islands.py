@@ -1,4 +1,4 @@
-"""What islands of unequal speed learn in each step and second: async_dn beside diloco, where all await the slowest.
+"""What islands of unequal speed learn in each step and second: diloco, with equal shares and by speed, and async_dn.
 
     python -m benchmarks.learning.unequal_islands [--seeds 3] [--steps 120] [--save FILE] [--table docs/islands.md]
 
@@ -27,6 +27,7 @@ from rich.console import Console
 from benchmarks.learning.convergence import LENGTH, SEQUENCES, markdown, resolved, small_llama, write_between
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import tokenise
+from swarm.job.shares import next_shares
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import Trained, train_local
 from swarm.text import counted
@@ -43,11 +44,13 @@ class Way:
     name: str
     mode: str
     outer: tuple[tuple[str, object], ...] = ()
+    shares: str = "equal"
 
 
 DILOCO = Way("diloco", "diloco")
 WAYS = (
     DILOCO,
+    Way("diloco, shares by speed", "diloco", shares="speed"),
     Way("async_dn", "async_dn"),
     Way("async_dn, buffer 1", "async_dn", (("buffer", 1),)),
     Way("async_dn, buffer 1, rate 0.175", "async_dn", (("buffer", 1), ("learning_rate", 0.175))),
@@ -60,9 +63,11 @@ def job(way: Way, seed: int, steps: int, every: int, source: str) -> JobSpec:
     values: dict[str, Any] = small_llama(seed, RATE, steps, source)
     values["data"] |= {"validation_ratio": HELD_OUT}
     values["training"] |= {"eval_every_steps": every}
+    if way.shares == "speed":
+        values["training"] |= {"microbatch_sequences": 1}
     values |= {
         "pipeline": {"stages": 1, "overlap": 0},
-        "islands": {"count": len(STEP_S)},
+        "islands": {"count": len(STEP_S), "shares": way.shares},
         "averaging": {"mode": way.mode},
         "outer": {"every_steps": every, **dict(way.outer)},
     }
@@ -71,15 +76,24 @@ def job(way: Way, seed: int, steps: int, every: int, source: str) -> JobSpec:
 
 def curve(spec: JobSpec, batches: Batches) -> Curve:
     """Train once: the loss at each evaluation, and when that is."""
-    is_async = spec.averaging.mode == "async_dn"
-    trained = train_local(spec, batches, speeds=[1 / one for one in STEP_S] if is_async else ())
+    is_told = spec.averaging.mode == "async_dn" or spec.islands.shares == "speed"
+    trained = train_local(spec, batches, speeds=[1 / one for one in STEP_S] if is_told else ())
     return [(_time_s(spec, trained, at), one.loss) for at, one in enumerate(trained.evaluations)]
 
 
 def _time_s(spec: JobSpec, trained: Trained, at: int) -> float:
-    """When an evaluation takes place."""
-    one = trained.evaluations[at]
-    return one.time_s if spec.averaging.mode == "async_dn" else one.version * max(STEP_S)
+    """When an evaluation takes place: a step takes as long as the slowest island needs for its share."""
+    one, islands = trained.evaluations[at], len(STEP_S)
+    if spec.averaging.mode == "async_dn":
+        return one.time_s
+    equal_s, every = max(STEP_S), spec.outer.every_steps
+    assert every != "auto", "the job says it"
+    if spec.islands.shares == "equal":
+        return one.version * equal_s
+    share = spec.training.microbatches // islands
+    found = next_shares(range(islands), [share] * islands, dict(enumerate(STEP_S)), spec.training.microbatches)
+    step_s = max(each * took_s / share for each, took_s in zip(found, STEP_S, strict=True))
+    return min(one.version, every) * equal_s + max(0, one.version - every) * step_s
 
 
 Curves = Mapping[str, Sequence[Curve]]

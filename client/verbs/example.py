@@ -83,6 +83,8 @@ rebalance_cooldown_s = 120.0    # 0 to 86400: a stage server that has moved or j
 count       = "auto"            # or 1 to 64 complete pipelines, joined by averaging.mode; in a swarm 8 at most;
                                 # auto: one for each site (swarm stage-server --site) that can hold the model alone
 min         = 1                 # to count: with fewer islands at work the job stalls; until then it goes on without
+shares      = "equal"           # or speed, with diloco: slow islands train less of each step, so that none waits long
+                                # for them; it takes at least as many microbatches in a step as there are islands
 
 [averaging]
 mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says; or async_dn, in swarm

@@ -64,11 +64,13 @@ class Fork:
 class WriteRows:
     """Make rows of several islands durable, all or none, then say RowsDurable; otherwise as WriteCommit.
 
-    `forks` are durable with them: the islands that begin behind the outer step of these rows.
+    `forks` and `shares` are durable with them: the islands that begin behind the outer step of these rows, and how many
+    microbatches of a step each island trains from there on (empty: equal shares).
     """
 
     rows: tuple[CommitRow, ...]
     forks: tuple[Fork, ...] = ()
+    shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,11 @@ from scheduler.jobs.job import Job, split_of
 from scheduler.jobs.starts.settings import brain_settings
 from scheduler.storage.database import Database
 from scheduler.storage.job_record import JobRecord
+from scheduler.storage.shares import shares_rows
 from swarm.checkpoint.islands import files_for
 from swarm.data.batches import Batches
 from swarm.job.islands import course_of, island_of, island_spec, island_timeline, job_timeline, outer_courses
+from swarm.job.shares import Shares
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile, StoreHeader
 from swarm.types import PeerId
@@ -106,7 +108,12 @@ async def rows_made(database: Database, record: JobRecord, spec: JobSpec, togeth
     began = [one for one in await database.forks(record.id) if job_timeline(spec, one.timeline) == together.timeline]
     lives = [island_timeline(spec, together.timeline, island) for island in range(spec.island_count)]
     rows = [row for life in (*lives, *(one.timeline for one in began)) for row in await database.rows(record.id, life)]
-    made = together.rebuild(rows, began)
+    shares = {
+        one.version: one.shares
+        for one in await shares_rows(database, record.id)
+        if job_timeline(spec, one.timeline) == together.timeline
+    }
+    made = together.rebuild(rows, began, shares)
     return [row for row in made if row_counts(row.timeline, row.step, record.first_steps)]
 
 
@@ -138,13 +145,15 @@ def islands_brain(
     skipped_in_a_row: int,
     rng: Random,
     lives: Sequence[Life] = (),
+    shares: Shares | None = None,
 ) -> IslandsBrain:
     """The brain of a job with outer steps. Only one island evaluates, as all hold the same outer weights.
 
-    `lives` are those of its islands, if the job was at work before the scheduler was restarted.
+    `lives` are those of its islands, if the job was at work before the scheduler was restarted; `shares` those that
+    `batches` have, where they follow speed.
     """
     whole = brain_settings(record, island_spec(spec), epoch, batches, (), skipped_in_a_row)
-    paths = outer_courses(spec)
+    paths = outer_courses(spec, shares)
 
     def of(island: int) -> BrainSettings:
         first = Life(

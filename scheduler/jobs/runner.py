@@ -34,7 +34,7 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.writer import Facts
 from swarm.data.batches import Batches
 from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
-from swarm.job.islands import course_of
+from swarm.job.islands import course_of, shares_of
 from swarm.job.schedule import perplexity
 from swarm.messages import Command, Route, StoreHeader
 from swarm.text import size, spoken_duration
@@ -104,11 +104,15 @@ class JobRunner:
         record, limits = job.record, job.spec.limits
         files = self._files.state(record, job.start).listed
         seed, watchdog = self._rng.getrandbits(64), Watchdog(limits.no_progress_s, limits.max_runtime_s)
+        if (shares := shares_of(job.spec)) is not None:
+            for step, of in job.progress.islands.shares if job.progress.islands is not None else ():
+                shares.begin(step, of)
+            batches = batches.divided(shares)
         known = (record, job.spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
         if job.spec.has_outer_steps:
             if self._transcripts is not None:
                 self._registry.say(job, "warning", "no transcript is recorded of a job with islands")
-            islands = islands_brain(*known, Random(seed), lives)
+            islands = islands_brain(*known, Random(seed), lives, shares)
             return JobRun(islands, JobDriver(islands, batches, _Effects(self, job), watchdog), replicas)
         settings = brain_settings(*known)
         recorder = record_brain(self._transcripts, settings, seed) if self._transcripts is not None else None
@@ -264,9 +268,9 @@ class _Effects:
         job, islands, brain = self._job, self._job.progress.islands, self._job.brain
         assert islands is not None, "the job has outer steps"
         assert isinstance(brain, IslandsBrain)
-        put = partial(self._store.put_commits, job.record.id, write.rows, self._wall_s(), write.forks)
+        put = partial(self._store.put_commits, job.record.id, write.rows, self._wall_s(), write.forks, write.shares)
         await self._until_written(f"step {write.rows[0].step} of an island", put)
-        told = islands.take(write.rows, write.forks, brain.present)
+        told = islands.take(write.rows, write.forks, brain.present, write.shares)
         job.progress.tokens -= told.dropped_tokens
         for row in told.rows:
             self._committed(row)

@@ -29,6 +29,7 @@ from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
 from scheduler.storage.data_folder import bind
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.job_record import JobRecord, JobTokens
+from scheduler.storage.shares import SharesRow, put_shares
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.messages import StateFile
 from swarm.text import without_passwords
@@ -200,9 +201,14 @@ class Database:
         await self.put_commits(job, (row,), now_unix_s)
 
     async def put_commits(
-        self, job: JobId, rows: Sequence[CommitRow], now_unix_s: float, forks: Sequence[Fork] = ()
+        self,
+        job: JobId,
+        rows: Sequence[CommitRow],
+        now_unix_s: float,
+        forks: Sequence[Fork] = (),
+        shares: tuple[int, ...] = (),
     ) -> None:
-        """The same for commit points of several islands, and islands that begin behind them: all of them, or none."""
+        """The same for commit points of several islands, with what holds behind them: all of it, or nothing."""
 
         def write(connection: sa.Connection) -> None:
             for row in rows:
@@ -211,6 +217,8 @@ class Database:
                 key = sa.and_(_FORKS.c.job == job, _FORKS.c.timeline == fork.timeline, _FORKS.c.epoch == self.epoch)
                 if connection.execute(sa.select(_FORKS.c.timeline).where(key)).first() is None:
                     connection.execute(sa.insert(_FORKS).values(job=job, epoch=self.epoch, **asdict(fork)))
+            if shares:
+                put_shares(connection, self.epoch, job, SharesRow(rows[0].timeline, rows[0].step + 1, shares))
 
         await self.write(write, "commit")
 

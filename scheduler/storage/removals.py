@@ -21,6 +21,7 @@ _JOBS = sa.table("jobs", sa.column("id", sa.String))
 _STEPS = (
     sa.table("commits", sa.column("job", sa.Text), sa.column("step", sa.BigInteger)),
     sa.table("forks", sa.column("job", sa.Text), sa.column("version", sa.BigInteger)),
+    sa.table("shares", sa.column("job", sa.Text), sa.column("version", sa.BigInteger)),
     sa.table("evaluations", sa.column("job", sa.Text), sa.column("version", sa.BigInteger)),
 )
 

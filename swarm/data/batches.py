@@ -17,7 +17,8 @@ import hashlib
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from swarm.errors import InvalidData
 from swarm.job.islands import island_spec
+from swarm.job.shares import Shares
 from swarm.job.spec import JobSpec, TrainingSection
 
 TokenIds: TypeAlias = NDArray[np.int32]
@@ -140,9 +142,11 @@ class Batches:
         validation_ratio: float = 0.0,
     ) -> None:
         self._data = data
-        self._batch = training.global_batch_sequences
-        self._microbatches = training.microbatches
-        self._sequences = self._batch // self._microbatches
+        microbatches = training.microbatches
+        self._sequences = training.global_batch_sequences // microbatches
+        self._range_of: Callable[[int], range] = lambda portion: range(
+            portion * microbatches, (portion + 1) * microbatches
+        )
         self._length = sequence_length
         self._shuffle = shuffle
         self._seed = seed
@@ -164,11 +168,16 @@ class Batches:
             validation_ratio=section.validation_ratio,
         )
 
+    def divided(self, shares: Shares) -> Batches:
+        """The same data, with portions as these shares say, whenever they are asked for."""
+        made = copy(self)
+        made._range_of, made._counted = shares.range_of, OrderedDict()
+        return made
+
     # Training ----------------------------------------------------------------------------------------------------
 
     def sample_indexes(self, portion: int, microbatch: int) -> list[int]:
-        assert 0 <= microbatch < self._microbatches
-        first = portion * self._batch + microbatch * self._sequences
+        first = self._range_of(portion)[microbatch] * self._sequences
         return [self._sample(number) for number in range(first, first + self._sequences)]
 
     def microbatch(self, portion: int, microbatch: int) -> tuple[TokenIds, TokenIds]:
@@ -178,10 +187,14 @@ class Batches:
             self._counts(portion)[microbatch] = int(np.count_nonzero(targets != IGNORED))
         return tokens, targets
 
+    def microbatches_of(self, portion: int) -> int:
+        """How many microbatches make up a portion."""
+        return len(self._range_of(portion))
+
     def tokens_of(self, portion: int) -> int:
         """Targets that count in a portion, at least 1: the divisor of its step's gradient and loss."""
         if self._end_of_text == NO_END_OF_TEXT:
-            return self._batch * self._length
+            return self.microbatches_of(portion) * self._sequences * self._length
         known = self._counts(portion)
         for microbatch in map(int, np.flatnonzero(known < 0)):
             starts = [index * self._length for index in self.sample_indexes(portion, microbatch)]
@@ -192,7 +205,7 @@ class Batches:
     def _counts(self, portion: int) -> NDArray[np.int64]:
         """Those of the microbatches that were read, and -1: a step that is fed is counted on the way."""
         if (known := self._counted.get(portion)) is None:
-            known = self._counted[portion] = np.full(self._microbatches, -1, dtype=np.int64)
+            known = self._counted[portion] = np.full(self.microbatches_of(portion), -1, dtype=np.int64)
             if len(self._counted) > COUNTED_PORTIONS_MAX:
                 self._counted.popitem(last=False)
         return known

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from swarm.job.outer import Rhythm
 from swarm.job.schedule import evaluation_due
+from swarm.job.shares import Shares
 
 TIMELINES_MAX = 1 << 14  # of a job; the lives of its islands are numbered above that
 
@@ -46,6 +47,14 @@ class Course:
     def at(self, step: int) -> InnerStep:
         """The portion and rate step of step `step` (from 0)."""
         return InnerStep(portion=step, rate_step=step)
+
+    def microbatches(self, step: int, usual: int) -> int:
+        """How many microbatches step `step` has, in a job that usually has this number."""
+        return usual
+
+    def trained(self, version: int, usual: int) -> int:
+        """How many microbatches the first `version` steps have."""
+        return self.inner_steps(version) * usual
 
     def is_outer(self, step: int) -> bool:
         """Whether the step has no microbatches, and merges what the islands propose."""
@@ -92,9 +101,12 @@ class IslandCourse:
     lease: int
     islands: int
     island: int
+    shares: Shares | None = field(default=None, compare=False)  # where they follow speed: portions are in turns of one
 
     def at(self, step: int) -> InnerStep:
         """The portion and rate step of the island's inner step `step` (from 0)."""
+        if self.shares is not None:
+            return InnerStep(step * self.islands + self.island, rate_step=step)
         before = step - step % self.lease  # portions that each island had from earlier leases
         leased = min(self.lease, self.steps - before)
         return InnerStep(before * self.islands + self.island * leased + step - before, rate_step=step)
@@ -156,6 +168,14 @@ class OuterCourse(Course):
         """The portion and rate step of a step that is no outer one."""
         assert not self.is_outer(step), f"step {step} trains nothing"
         return self.inner.at(self.inner_steps(step))
+
+    def microbatches(self, step: int, usual: int) -> int:
+        shares = self.inner.shares
+        return usual if shares is None else shares.at(self.inner_steps(step))[self.inner.island]
+
+    def trained(self, version: int, usual: int) -> int:
+        steps, shares = self.inner_steps(version), self.inner.shares
+        return steps * usual if shares is None else shares.trained(self.inner.island, steps)
 
     def is_outer(self, step: int) -> bool:
         at = self._outer_before(step)

@@ -14,6 +14,7 @@ from swarm.job.course import PLAIN, TIMELINES_MAX, Course, IslandCourse, OuterCo
 from swarm.job.fragments import auto_fragments
 from swarm.job.outer import OuterPlan, Rhythm, nesterov
 from swarm.job.sections.trust import TrustSection
+from swarm.job.shares import Shares
 from swarm.job.spec import JobSpec
 from swarm.limits import ISLANDS_IN_SWARM_MAX
 from swarm.text import counted
@@ -46,8 +47,11 @@ def resolved_outer(spec: JobSpec) -> dict[str, Any]:
 
 
 def island_spec(spec: JobSpec) -> JobSpec:
-    """The job as one of its islands trains it: with its share of the global batch. One island's share is all of it."""
-    batch = spec.training.global_batch_sequences // spec.island_count
+    """The job as one of its islands trains it: with its share of the global batch. One island's share is all of it.
+
+    Where shares follow speed, the most that it may be: all.
+    """
+    batch = spec.training.global_batch_sequences // (1 if spec.islands.shares == "speed" else spec.island_count)
     training = spec.training.model_copy(update={"global_batch_sequences": batch})
     return spec.model_copy(update={"training": training, "islands": spec.islands.model_copy(update={"count": 1})})
 
@@ -59,11 +63,20 @@ def most_islands(spec: JobSpec, islands: int) -> int:
     return next(able, 1)
 
 
-def courses(spec: JobSpec) -> list[IslandCourse]:
-    """The course of each island of a resolved spec. Islands lease the portions of one outer period at a time."""
+def shares_of(spec: JobSpec) -> Shares | None:
+    """The shares of a resolved spec's islands at the start, where they follow speed."""
+    return Shares(spec.island_count, spec.training.microbatches) if spec.islands.shares == "speed" else None
+
+
+def courses(spec: JobSpec, shares: Shares | None = None) -> list[IslandCourse]:
+    """The course of each island of a resolved spec. Islands lease the portions of one outer period at a time.
+
+    Without `shares` those at the start, where they follow speed: all but the size of portions follows from these.
+    """
+    shares = shares or shares_of(spec)
     lease = spec.outer.every_steps if spec.outer.every_steps != "auto" else spec.training.steps
     count = spec.island_count
-    return [IslandCourse(spec.training.steps, lease, count, island) for island in range(count)]
+    return [IslandCourse(spec.training.steps, lease, count, island, shares) for island in range(count)]
 
 
 def outer_plan(spec: JobSpec) -> OuterPlan:
@@ -78,10 +91,10 @@ def outer_plan(spec: JobSpec) -> OuterPlan:
     return OuterPlan(rhythm, outer.mixing, nesterov(outer.learning_rate, outer.momentum))
 
 
-def outer_courses(spec: JobSpec) -> list[OuterCourse]:
+def outer_courses(spec: JobSpec, shares: Shares | None = None) -> list[OuterCourse]:
     """All steps of each island of a resolved spec with outer steps."""
     rhythm, streams = outer_plan(spec).rhythm, spec.averaging.mode == "streaming"
-    return [OuterCourse(inner, rhythm.fragments, rhythm.overlap_steps, streams) for inner in courses(spec)]
+    return [OuterCourse(inner, rhythm.fragments, rhythm.overlap_steps, streams) for inner in courses(spec, shares)]
 
 
 def course_of(spec: JobSpec, timeline: int) -> Course:
@@ -139,15 +152,16 @@ def check_for_one_process(spec: JobSpec, *, resumes: bool, repeats: bool, speeds
     `resumes` from a checkpoint, `repeats` an outer log, with the speeds of this number of islands (0: none given).
     """
     mode = spec.averaging.mode
-    if mode != "async_dn":
-        if speeds:
-            raise InvalidConfig(f'--speeds does nothing with averaging.mode = "{mode}"', hint="leave it out")
-        return
+    if mode != "async_dn" and speeds and (spec.islands.shares == "equal" or repeats):
+        told = "beside an outer log" if repeats else f'with averaging.mode = "{mode}" and equal shares'
+        raise InvalidConfig(f"--speeds does nothing {told}", hint="leave it out")
     if speeds not in (0, spec.island_count):
         raise InvalidConfig(
             f"--speeds has {counted(speeds, 'number')}, and the job {counted(spec.island_count, 'island')}",
             hint="give a number for each island, such as 1,0.5",
         )
+    if mode != "async_dn":
+        return
     if spec.limits.on_nonfinite == "pause":
         raise InvalidConfig(
             'limits.on_nonfinite = "pause" does not work with averaging.mode = "async_dn", which writes no checkpoints',

@@ -6,6 +6,7 @@ repeats the bits (`swarm train-local --outer-log`). It has a line for each excha
     {"after_step": 100, "islands": [0], "begins": {}}           island 1 was lost: its last 50 steps do not count
     {"after_step": 150, "islands": [0], "begins": {"1": 0}}     island 1 begins as a copy of island 0
 
+Where shares follow speed (swarm/job/shares.py), a line says those behind it, unless they are equal: "shares": [6, 2].
 With several fragments a line names the one that was exchanged, if it is not the first.
 
 Pure values; standard library only.
@@ -14,7 +15,7 @@ Pure values; standard library only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.errors import InvalidConfig
@@ -31,6 +32,7 @@ class OuterRecord:
     islands: tuple[int, ...]
     begins: Mapping[int, int] = field(default_factory=dict)
     fragment: int = 0
+    shares: tuple[int, ...] = ()  # of each island in the steps behind it; equal ones if left out
 
 
 def written(log: Iterable[OuterRecord]) -> bytes:
@@ -41,6 +43,7 @@ def written(log: Iterable[OuterRecord]) -> bytes:
             **({"fragment": one.fragment} if one.fragment else {}),
             "islands": list(one.islands),
             "begins": {str(k): v for k, v in one.begins.items()},
+            **({"shares": list(one.shares)} if one.shares else {}),
         }
         for one in log
     ]
@@ -55,7 +58,8 @@ def read(content: bytes) -> tuple[OuterRecord, ...]:
             values = json.loads(line)
             begins = {int(island): int(origin) for island, origin in values["begins"].items()}
             islands, fragment = tuple(map(int, values["islands"])), int(values.get("fragment", 0))
-            record = OuterRecord(int(values["after_step"]), islands, begins, fragment)
+            shares = tuple(map(int, values.get("shares", ())))
+            record = OuterRecord(int(values["after_step"]), islands, begins, fragment, shares)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise InvalidConfig(f"line {number} of the outer log cannot be read", hint=_HINT) from None
         records.append(record)
@@ -65,9 +69,11 @@ def read(content: bytes) -> tuple[OuterRecord, ...]:
 class TookPart:
     """Which islands took part in which exchange; those that the log does not name had all of them."""
 
-    def __init__(self, log: Iterable[OuterRecord], islands: int, exchanges: Iterable[tuple[int, int]]) -> None:
-        """`exchanges`, in order: after which inner step, and of which fragment. InvalidConfig if no job can have had
-        this log."""
+    def __init__(
+        self, log: Iterable[OuterRecord], islands: int, exchanges: Iterable[tuple[int, int]], microbatches: int = 0
+    ) -> None:
+        """`exchanges`, in order: after which inner step, and of which fragment; `microbatches`: those of a step, if
+        shares of them follow speed. InvalidConfig if no job can have had this log."""
         self._records = {(one.after_step, one.fragment): one for one in log}
         self._exchanges = list(exchanges)
         self._all = tuple(range(islands))
@@ -80,8 +86,15 @@ class TookPart:
             if not is_possible or not set(one.begins.values()) <= took_part or not began <= {*self._all} - took_part:
                 raise self._unfit(at[0])
             present = took_part | began
+            if one.shares and not _divides(one.shares, present, islands, microbatches):
+                raise self._unfit(at[0])
         if others := sorted(self._records.keys() - found):
             raise self._unfit(others[0][0])
+
+    def shares(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """From which inner step on which shares hold, in order; without any they are equal."""
+        for after_step, fragment in self._exchanges:
+            yield after_step, self._record(after_step, fragment).shares
 
     def islands(self, step: int) -> tuple[int, ...]:
         """Those whose inner step `step` (from 0) counts."""
@@ -102,6 +115,12 @@ class TookPart:
     def _unfit(self, after_step: int) -> InvalidConfig:
         told = f"no job with {len(self._all)} islands can have exchanged like that after step {after_step}"
         return InvalidConfig(f"the outer log does not fit: {told}", hint=_HINT)
+
+
+def _divides(shares: Sequence[int], present: Collection[int], islands: int, microbatches: int) -> bool:
+    """Whether the islands at work, and no others, share the microbatches of a step."""
+    having = {island for island, share in enumerate(shares) if share > 0}
+    return len(shares) == islands and having == set(present) and sum(shares) == microbatches and min(shares) >= 0
 
 
 _HINT = (

@@ -50,7 +50,7 @@ def resolve(
     values["model"]["config"] = filled_config(spec, vocabulary_size, end_of_text)
     if spec.training.microbatch_sequences == "auto":
         values["training"]["microbatch_sequences"] = auto_microbatch(
-            island_spec(spec).training.global_batch_sequences, spec.data.sequence_length
+            spec.training.global_batch_sequences // spec.island_count, spec.data.sequence_length
         )
     values["islands"]["count"] = spec.island_count
     values["outer"] = resolved_outer(spec)

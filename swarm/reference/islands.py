@@ -17,6 +17,7 @@ from swarm.job.fragments import fragment_of
 from swarm.job.islands import courses, outer_courses, outer_plan
 from swarm.job.outer import REPLACE
 from swarm.job.outer_log import OuterRecord, TookPart
+from swarm.job.shares import Shares, next_shares
 from swarm.job.spec import JobSpec
 from swarm.model.families import stored_name
 from swarm.model.islands.outer import Merge, compose
@@ -34,7 +35,18 @@ def took_part(spec: JobSpec, log: Iterable[OuterRecord], first_step: int) -> Too
             raise InvalidConfig("an outer log is of a job with islands", hint="leave it out")
         return TookPart((), 1, [(spec.training.steps, 0)])
     exchanges = [(one.behind, one.fragment) for one in outer_courses(spec)[0].outer if one.behind > first_step]
-    return TookPart([one for one in log if one.after_step > first_step], spec.island_count, exchanges)
+    microbatches = 0 if spec.islands.shares == "equal" else spec.training.microbatches
+    return TookPart([one for one in log if one.after_step > first_step], spec.island_count, exchanges, microbatches)
+
+
+def divide(shares: Shares, exchanges: TookPart, speeds: Sequence[float]) -> None:
+    """Enter the shares of a whole job: those of the log, or such as fit the speeds."""
+    for step, logged in exchanges.shares():
+        if speeds:
+            now, every = shares.at(step), range(shares.islands)
+            seconds = {island: now[island] / speeds[island] for island in every}
+            logged = next_shares(every, now, seconds, shares.microbatches)
+        shares.begin(step, logged or shares.equal)
 
 
 def tokens_before(spec: JobSpec, tokens_of: Callable[[int], int], first_step: int) -> list[tuple[int, dict[int, int]]]:

@@ -30,7 +30,7 @@ from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import JobFailed, OutOfMemory
 from swarm.hf import model_folder
 from swarm.job.course import InnerStep
-from swarm.job.islands import check_for_one_process, courses, island_spec
+from swarm.job.islands import check_for_one_process, courses, island_spec, shares_of
 from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import unit_names
 from swarm.job.schedule import NOT_FINITE_HINT, clip, evaluation_due, learning_rate, not_finite_fault, perplexity
@@ -43,7 +43,7 @@ from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, read_initial, weights_file
 from swarm.reference.asynchronous import AsyncOuterSteps, VirtualClock
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
-from swarm.reference.islands import OuterSteps, begin_anew, tokens_before, took_part
+from swarm.reference.islands import OuterSteps, begin_anew, divide, tokens_before, took_part
 from swarm.types import Microbatch, UnitName
 
 TOKENISE_LINE_S = 5.0
@@ -106,7 +106,8 @@ def train_local(
 
     With outer steps, `islands.count` islands take turns, and the losses are those of all. With the `log` of a swarm
     (InvalidConfig if it does not fit) islands are left out, and begin as copies of others, as they did there. With
-    async_dn they come as `speeds` has it, in inner steps per second.
+    async_dn they come as `speeds` has it, in inner steps per second; shares that follow speed do so behind the first
+    exchange.
 
     `on_commit` may look at the stages of all islands after each step. JobFailed if a step is not finite and
     `limits.on_nonfinite` is "fail", or too many of an island were in a row; with "pause" after `on_commit`, with diloco
@@ -125,6 +126,9 @@ def train_local(
         _say(f"layers are not compiled: {fault}")
     if spec.averaging.mode == "async_dn":
         return _train_asynchronously(spec, batches, islands, speeds or [1.0] * len(islands), on_step, on_evaluation)
+    if (shares := shares_of(spec)) is not None:
+        batches = batches.divided(shares)
+        divide(shares, exchanges, speeds)
     outer = None
     if spec.has_outer_steps:
         outer = OuterSteps(spec, islands, tokens_before(spec, batches.tokens_of, first_step))
@@ -244,7 +248,7 @@ def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, inner: 
     training = spec.training
     step = stages[0].version
     loss, finite = 0.0, True
-    for index in range(training.microbatches):
+    for index in range(batches.microbatches_of(inner.portion)):
         microbatch_loss, microbatch_finite = _run(stages, spec, batches, inner, Microbatch(0, step, index))
         loss += microbatch_loss
         finite = finite and microbatch_finite

@@ -124,3 +124,34 @@ def until(says: Any) -> None:
     while not says():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+
+
+@pytest.mark.timeout(600)
+def test_a_slow_island_trains_less_of_each_step_bitwise(tmp_path: Path) -> None:
+    changes: dict[str, object] = {
+        "islands__count": 2,
+        "islands__shares": "speed",
+        "averaging__mode": "diloco",
+        "outer__every_steps": 4,
+        "pipeline__stages": 1,
+        "training__steps": 40,
+        "training__global_batch_sequences": 16,
+        "training__microbatch_sequences": 1,
+    }
+    spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    with Cluster(tmp_path, "--grace", "2", "--allow-chaos") as cluster:
+        cluster.add_servers(2, "--allow-chaos")
+        job = cluster.submit(spec, tokens.manifest)
+        until(lambda: view_of(cluster, job.id).step > 1)
+        slow = (tmp_path / "scheduler.log").read_text().partition("placed: ")[2].partition("island 1: ")[2]
+        peer = next(one for one in cluster.servers if one in slow.partition("\n")[0])
+        harm = ["chaos", "slow", peer, "--factor", "8", "--for", "600", "--yes", "--scheduler", cluster.address]
+        assert run(harm) == 0
+        view = cluster.wait(job.id)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert run(["pull", job.id, str(tmp_path / "model"), "--scheduler", cluster.address]) == 0
+    log = read((tmp_path / "model" / OUTER_LOG).read_bytes())
+    assert any(one.shares and one.shares[0] > one.shares[1] for one in log), log
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log)
+    assert (view.weights_sha256, view.loss) == (expected.sha256, expected.losses[-1])

@@ -81,6 +81,7 @@ class IslandStanding:
     waiting_for: str
     own: Situation | None = None  # as its own brain sees it
     numbers: tuple[int, ...] = ()  # of each of its newest steps, from 1; 0: an outer step
+    share: tuple[int, int] | None = None  # of the microbatches of a step, where shares follow speed: so many of all
 
     @property
     def is_lost(self) -> bool:
@@ -239,6 +240,8 @@ def _wanting(job: JobStanding, idle: Sequence[IdlePeer]) -> list[Fact]:
 def _island(one: IslandStanding) -> Fact:
     who = "; ".join(f"stage {stage}: {', '.join(pool)}" for stage, pool in enumerate(one.peers))
     made = f"step {one.steps}, {counted(one.exchanges, 'exchange')}"
+    if one.share is not None:
+        made += f", {one.share[0]} of the {counted(one.share[1], 'microbatch')} of a step"
     island = {"island": float(one.number)}
     if one.is_lost:
         return Fact(f"island {one.number}", one.waiting_for, island)

@@ -59,7 +59,7 @@ class Counts:
 
 def counts(state: BrainState) -> Counts:
     ledger, committed = state.ledger, state.course.inner_steps(state.progress.committed)
-    microbatches = committed * state.settings.microbatches
+    microbatches = state.course.trained(state.progress.committed, state.settings.microbatches)
     return Counts(
         committed,
         microbatches,

@@ -31,6 +31,7 @@ from scheduler.brain.islands import view
 from scheduler.brain.islands.checkpoints import Gone, JointCheckpoints, Saving
 from scheduler.brain.islands.forks import Division, Divisions
 from scheduler.brain.islands.outer_steps import OuterSteps
+from scheduler.brain.islands.pacing import Pacing
 from scheduler.brain.islands.parity import OuterWeights
 from scheduler.brain.islands.roster import Roster
 from scheduler.brain.islands.rows import evaluation_of
@@ -52,7 +53,7 @@ class IslandsBrain:
     def __init__(
         self, settings: Sequence[BrainSettings], courses: Sequence[OuterCourse], rng: Random, least: int = 1
     ) -> None:
-        """`least`: with fewer islands at work the job stalls."""
+        """`least`: with fewer islands at work the job stalls. Shares that follow speed are those of `courses`."""
         self.settings = settings[0]
         self.courses = tuple(courses)
         islands = [
@@ -64,6 +65,7 @@ class IslandsBrain:
         self._divisions = Divisions()
         self._evaluator = 0  # the island that evaluates
         self._outer = OuterSteps(self.settings, self._roster)
+        self._pacing = Pacing(self._roster, self.courses[0].inner.shares)
         self._outer_weights = OuterWeights(self.courses)
         self._checkpoints = JointCheckpoints()
         self._asked: inputs.Stop | None = None  # to stop, and islands were not told yet
@@ -80,6 +82,7 @@ class IslandsBrain:
             return []
         self._now_s = now_s
         decided = self._take(happened, now_s)
+        self._pacing.note(now_s)
         if not self._is_over and self._divisions:
             decided += self._settle(now_s)
         if not self._is_over:
@@ -97,6 +100,7 @@ class IslandsBrain:
             case inputs.EachIsland(begins=begins):
                 return self._begin(begins, now_s)
             case inputs.RowsDurable(rows=rows):
+                self._pacing.durable(rows, now_s)
                 durable = [(row.timeline % len(self._roster.islands), inputs.RowDurable(row.step)) for row in rows]
                 durable.sort(key=lambda one: self._checkpoints.waits(one[0]))  # first those whose checkpoint is open
                 decided = [one for island, row in durable for one in self._tell(island, row, now_s)]
@@ -426,23 +430,19 @@ class IslandsBrain:
         decided, exchanged = self._outer.advance(now_s)
         if exchanged is None:
             return decided
-        rows: list[CommitRow] = []
-        for island in self.present:
-            for output in self._tell(island, exchanged, now_s):
-                if isinstance(output, outputs.WriteRows):
-                    rows += output.rows
-                else:
-                    decided.append(output)
+        told = [one for island in self.present for one in self._tell(island, exchanged, now_s)]
+        rows = [row for one in told if isinstance(one, outputs.WriteRows) for row in one.rows]
+        decided += [one for one in told if not isinstance(one, outputs.WriteRows)]
         assert len(rows) == len(self.present), "each island at work commits the outer step"
         decided += self._divide(exchanged.step, now_s)
-        return [*decided, outputs.WriteRows(tuple(rows), tuple(one.fork for one in self._divisions))]
+        forks = tuple(one.fork for one in self._divisions)
+        return [*decided, outputs.WriteRows(tuple(rows), forks, self._pacing.decide(self._divisions))]
 
     def _compare(self, now_s: float) -> list[Output]:
         """Islands must begin with the same outer weights, and hold the same after each outer step."""
-        fault = self._outer_weights.compare(self._roster.at_work(), forget=not self._divisions)
-        if not fault:
-            return []
-        return self._end(Fail(ReplicaDiverged.code, fault, "run the same release on all"), fault, now_s)
+        if fault := self._outer_weights.compare(self._roster.at_work(), forget=not self._divisions):
+            return self._end(Fail(ReplicaDiverged.code, fault, "run the same release on all"), fault, now_s)
+        return []
 
     # Islands that are lost, and begin anew ---------------------------------------------------------------------------
 

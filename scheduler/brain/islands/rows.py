@@ -11,8 +11,9 @@ count, and what was told of that is taken back.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from scheduler.brain.explain.step_times import StepTimes
 from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
@@ -34,12 +35,15 @@ class Rows:
     def __init__(self, timeline: int, courses: Sequence[OuterCourse]) -> None:
         self.timeline = timeline
         self.log: list[OuterRecord] = []  # outer steps without all islands, or behind which one began anew
+        self.shares: list[tuple[int, tuple[int, ...]]] = []  # where they follow speed: from which inner step which hold
         self._courses = courses
         self._open: dict[int, dict[int, CommitRow]] = {}  # by inner step and island
         self._told: dict[int, int] = {}  # tokens by island, since the newest outer step
 
-    def take(self, rows: Sequence[CommitRow], forks: Iterable[Fork], present: Collection[int]) -> Told:
-        """Take in rows that became durable together; `present` are the islands at work."""
+    def take(
+        self, rows: Sequence[CommitRow], forks: Iterable[Fork], present: Collection[int], shares: tuple[int, ...] = ()
+    ) -> Told:
+        """Take in rows that became durable together; `present` are the islands at work, `shares` those behind them."""
         outer, dropped = None, 0
         for row in rows:
             course = self._courses[self._island(row)]
@@ -61,11 +65,19 @@ class Rows:
             dropped = sum(tokens for island, tokens in self._told.items() if island not in present)
             self._told.clear()
             self._open.clear()  # what is left is of islands that were lost
-            self._note(outer, present, forks)
+            self._note(outer, present, forks, shares)
         return Told(tuple(made), dropped)
 
-    def rebuild(self, rows: Iterable[CommitRow], forks: Collection[Fork]) -> tuple[CommitRow, ...]:
-        """All rows of this timeline, of every life of every island, as after a restart: the steps that count."""
+    def rebuild(
+        self,
+        rows: Iterable[CommitRow],
+        forks: Collection[Fork],
+        shares: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+    ) -> tuple[CommitRow, ...]:
+        """All rows of this timeline, of every life of every island, as after a restart: the steps that count.
+
+        `shares` are by the version behind which they hold.
+        """
         inner: dict[tuple[int, int], CommitRow] = {}
         outer: dict[int, list[CommitRow]] = {}
         for row in rows:
@@ -83,7 +95,7 @@ class Rows:
                 of = [inner[took_part[island], at] for island in sorted(took_part)]
                 made.append(together(of, self.timeline, at))
             behind = [one for one in forks if one.version == step + 1]
-            self._note(step, took_part, behind)
+            self._note(step, took_part, behind, shares.get(step + 1, ()))
             at_work = {**took_part, **{one.timeline % len(self._courses): one.timeline for one in behind}}
             begun = self._courses[0].inner_steps(step + 1)
         for (timeline, at), row in sorted(inner.items(), key=lambda item: (item[0][1], item[1].timeline)):
@@ -92,12 +104,15 @@ class Rows:
                 made += self.take((row,), (), at_work.keys()).rows
         return tuple(made)
 
-    def _note(self, step: int, present: Collection[int], forks: Iterable[Fork]) -> None:
+    def _note(self, step: int, present: Collection[int], forks: Iterable[Fork], shares: tuple[int, ...]) -> None:
         begins = {one.timeline % len(self._courses): one.origin % len(self._courses) for one in forks}
-        if begins or len(present) < len(self._courses):
-            after_step = self._courses[0].inner_steps(step)
+        after_step = self._courses[0].inner_steps(step)
+        if shares:
+            self.shares.append((after_step, shares))
+        unequal = shares if len(set(shares)) > 1 else ()
+        if begins or unequal or len(present) < len(self._courses):
             fragment = self._courses[0].outer_at(step).fragment
-            self.log.append(OuterRecord(after_step, tuple(sorted(present)), begins, fragment))
+            self.log.append(OuterRecord(after_step, tuple(sorted(present)), begins, fragment, unequal))
 
     def _island(self, row: CommitRow) -> int:
         return row.timeline % len(self._courses)

@@ -33,6 +33,7 @@ def situation(
             island_waits_for(one),
             of[number],
             numbers(of[number].steps, courses[number]),
+            _share(courses[number], one.agreed),
         )
         for number, one in islands.items()
     ]
@@ -73,6 +74,12 @@ def story(islands: Sequence[JobBrain], courses: Sequence[OuterCourse], step: int
         lines = one.story(course.version_after(step), index)
         found += [f"island {number}: {line}" for line in lines]
     return found
+
+
+def _share(course: OuterCourse, version: int) -> tuple[int, int] | None:
+    """What the island trains of the step behind a version, where shares follow speed."""
+    shares, island = course.inner.shares, course.inner.island
+    return None if shares is None else (shares.at(course.inner_steps(version))[island], shares.microbatches)
 
 
 def _checkpoint(parts: Sequence[OpenCheckpoint], course: OuterCourse) -> OpenCheckpoint | None:

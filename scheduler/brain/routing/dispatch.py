@@ -288,7 +288,7 @@ class Dispatch:
         count = 0
         for step, first in {**fed, **({progress.next: 0} if self._may_open(progress.next) else {})}.items():
             if first is not None:
-                until = settings.microbatches
+                until = self._state.course.microbatches(step, settings.microbatches)
                 if settings.version_of(step, until - 1) > progress.committed:
                     until = settings.overlap if settings.version_of(step, 0) <= progress.committed else 0
                 count += max(0, until - first)

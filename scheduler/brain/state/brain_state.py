@@ -38,7 +38,8 @@ class BrainState:
         """The state of a job that has not begun."""
         stages = len(settings.split)
         pool = Pool(stages)
-        ledger = Ledger(settings.timeline, stages, settings.microbatches)
+        usual = settings.microbatches
+        ledger = Ledger(settings.timeline, stages, usual, lambda step: course.microbatches(step, usual))
         outbox = Outbox(settings.job, pool)
         return cls(settings, course, pool, Progress(settings.first_step), ledger, Joiners(), Links(), outbox)
 

@@ -16,7 +16,7 @@ attempt of the newest `Void` that it was sent: work up to the floor is void, lat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -71,14 +71,23 @@ class OpenStep:
     floors: dict[PeerId, int] = field(default_factory=dict)  # what a replica did up to this attempt is void
     stories: list[list[str]] = field(default_factory=list)
 
+    @property
+    def count(self) -> int:
+        """The step's microbatches."""
+        return len(self.left)
+
 
 class Ledger:
     """The contributions to all open steps of one timeline."""
 
-    def __init__(self, timeline: int, stages: int, microbatches: int) -> None:
+    def __init__(
+        self, timeline: int, stages: int, microbatches: int, count_of: Callable[[int], int] | None = None
+    ) -> None:
+        """A step has `count_of(step)` microbatches, if that is given, and never more than `microbatches`."""
         self.timeline = timeline
         self.stages = stages
         self.microbatches = microbatches
+        self._count_of = count_of or (lambda step: microbatches)
         self.replayed = [0] * stages  # contributions that were void, per stage
         self.moved: Counter[tuple[int, str]] = Counter()  # hops that were taken away, by (stage, reason)
         self.duplicates = 0
@@ -96,7 +105,7 @@ class Ledger:
     def open(self, step: int) -> None:
         """Begin to count the contributions to a step."""
         assert step not in self._steps, f"step {step} is open"
-        count = self.microbatches
+        count = self._count_of(step)
         self._steps[step] = OpenStep(
             [[LedgerEntry() for _ in range(count)] for _ in range(self.stages)],
             attempt=self._least_attempt + 1,
@@ -117,8 +126,8 @@ class Ledger:
 
     def unfed(self, step: int) -> int | None:
         """The next microbatch to feed; None when all were."""
-        fed = self._steps[step].fed
-        return fed if fed < self.microbatches else None
+        opened = self._steps[step]
+        return opened.fed if opened.fed < opened.count else None
 
     def fed(self) -> int:
         """Microbatches of open steps that were fed."""
@@ -128,7 +137,7 @@ class Ledger:
         """Give the next microbatch of the step its first hops, one per stage; the index."""
         opened = self._steps[step]
         index = opened.fed
-        assert index < self.microbatches
+        assert index < opened.count
         assert len(hops) == self.stages
         opened.fed += 1
         opened.open += 1
@@ -163,7 +172,7 @@ class Ledger:
         opened = self._steps[step]
         for peer, stage, cell in cells:
             index = cell.microbatch.index
-            if not (0 <= stage < self.stages and 0 <= index < self.microbatches and 0 < cell.attempt < opened.attempt):
+            if not (0 <= stage < self.stages and 0 <= index < opened.count and 0 < cell.attempt < opened.attempt):
                 self.violations += 1
                 continue
             entry = opened.entries[stage][index]
@@ -207,7 +216,7 @@ class Ledger:
         if microbatch.timeline != self.timeline or opened is None:
             self.duplicates += 1
             return Verdict.STALE
-        if not (0 <= stage < self.stages and 0 <= index < self.microbatches):
+        if not (0 <= stage < self.stages and 0 <= index < opened.count):
             self.violations += 1
             return Verdict.UNASKED
         entry = opened.entries[stage][index]
@@ -366,7 +375,7 @@ class Ledger:
     def is_full(self, step: int) -> bool:
         """Every (stage, microbatch) has exactly one holder."""
         opened = self._steps[step]
-        return opened.held == self.stages * self.microbatches and not opened.doubles
+        return opened.held == self.stages * opened.count and not opened.doubles
 
     def is_finite(self, step: int) -> bool:
         """No contribution of the step was reported as not finite."""
@@ -392,7 +401,7 @@ class Ledger:
 
     def left(self, until: int) -> int:
         """Microbatches of open steps up to this one that lack a holder at some stage, or were not fed."""
-        return sum(one.open + self.microbatches - one.fed for step, one in self._steps.items() if step <= until)
+        return sum(one.open + one.count - one.fed for step, one in self._steps.items() if step <= until)
 
     def committed(self) -> tuple[int, ...]:
         """Contributions in closed steps, per stage: all that entered, less what open steps hold.
@@ -448,7 +457,7 @@ class Ledger:
     def story(self, step: int, index: int) -> list[str]:
         """All transitions of a microbatch of an open step or of the newest closed ones, with their causes."""
         stories = self._steps[step].stories if step in self._steps else self._closed.get(step)
-        return list(stories[index]) if stories is not None and index < self.microbatches else []
+        return list(stories[index]) if stories is not None and index < len(stories) else []
 
     def validate(self) -> None:
         """Assert that the counts kept on the way equal those taken now, and that nothing void is counted."""

@@ -32,8 +32,8 @@ class Timelines:
         """How far the job is, by its rows; those of abandoned parts of its timelines do not count."""
         progress = JobProgress.at_start(spec, record.timeline, record.first_steps[-1])
         for timeline in range(record.timeline + 1) if progress.islands is not None else ():
-            before = [
-                one
+            before = [  # a timeline begins with equal shares
+                replace(one, shares=()) if one.after_step == record.first_steps[timeline] else one
                 for one in progress.outer_log()
                 if checkpoint_counts(timeline - 1, one.after_step, record.first_steps)
             ]

@@ -24,6 +24,7 @@ class IslandsSection(Section):
 
     count: Auto | Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = "auto"  # one for each site of the swarm; else 1
     min: Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = 1  # with fewer at work the job stalls
+    shares: Literal["equal", "speed"] = "equal"  # of a step's batch (swarm/job/shares.py)
 
 
 class AveragingSection(Section):
@@ -60,6 +61,8 @@ def check_islands(spec: JobSpec) -> None:
     if not spec.has_outer_steps:
         if count > 1:
             raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco" or "streaming"')
+        if spec.islands.shares != "equal":
+            raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco", not "{mode}"')
         if outer != OuterSection():
             raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set another mode')
         return
@@ -72,6 +75,8 @@ def check_islands(spec: JobSpec) -> None:
             f'averaging.mode = "{mode}" merges the whole model at once: remove outer.fragments, outer.overlap_steps '
             'and outer.mixing, or set averaging.mode = "streaming"'
         )
+    if mode != "diloco" and spec.islands.shares != "equal":
+        raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco", not "{mode}"')
     if mode != "async_dn" and outer.buffer not in ("auto", 1):
         raise ValueError(f'outer.buffer does nothing with averaging.mode = "{mode}": remove it')
     every, fragments, overlap = outer.every_steps, outer.fragments, outer.overlap_steps

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeAlias
 
@@ -37,6 +37,7 @@ from swarm.events import (
     UnitSize,
 )
 from swarm.job.course import IslandCourse, OuterCourse
+from swarm.job.shares import Shares
 from swarm.messages import PROTOCOL_VERSION, Average, Command, Commit, Exchange, LoadStage, Release, Route, SaveStage
 from swarm.types import JobId, JobState, OnStall, PeerId, Round, UnitName
 
@@ -63,6 +64,12 @@ class Shape:
     stops: int = 0  # a person asks for a pause, once
     fragments: int = 1
     overlap: int = 0  # inner steps from a capture to its merge
+    by_speed: bool = False  # shares of a step follow speed
+
+    @property
+    def microbatches(self) -> int:
+        """Those of a step of the job, of which an island has a share."""
+        return MICROBATCHES * self.islands
 
 
 # What happened -------------------------------------------------------------------------------------------------------
@@ -70,10 +77,21 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """These rows became durable in one transaction, with the islands that begin anew behind them."""
+    """These rows became durable in one transaction, with the islands that begin anew behind them, and the shares."""
 
     rows: tuple[CommitRow, ...]
     forks: tuple[Fork, ...] = ()
+    shares: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A replica computed a microbatch of an inner step."""
+
+    timeline: int
+    stage: int
+    step: int
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +229,7 @@ class World:
         self.on_stall: OnStall = "wait"
         self.database: dict[int, list[CommitRow]] = {timeline: [] for timeline in range(shape.islands)}
         self.forks: dict[int, Fork] = {}  # the newest of each island
+        self.shares: list[tuple[int, tuple[int, ...]]] = []  # durable: from which inner step which hold
         self.courses = [course_of(shape, island) for island in range(shape.islands)]
         self.replicas = {
             peer: Replica(
@@ -236,6 +255,11 @@ class World:
         self.tell(EachIsland(starts))
 
     def _brain(self) -> IslandsBrain:
+        if self.shape.by_speed:
+            shares = Shares(self.shape.islands, self.shape.microbatches)
+            for step, of in self.shares:
+                shares.begin(step, of)
+            self.courses = [replace(one, inner=replace(one.inner, shares=shares)) for one in self.courses]
         settings = [
             BrainSettings(
                 job=JOB,
@@ -244,7 +268,7 @@ class World:
                 first_step=self._first(island),
                 evaluates=island == 0,
                 steps=course.steps,
-                microbatches=MICROBATCHES,
+                microbatches=self.shape.microbatches if self.shape.by_speed else MICROBATCHES,
                 split=(1,) * STAGES,
                 spec_json="{}",
                 overlap=0,
@@ -280,11 +304,13 @@ class World:
                 case outputs.Send(peer=peer, command=command):
                     if peer in self.replicas:
                         self.replicas[peer].commands.append(command)
-                case outputs.WriteRows(rows=rows, forks=forks):
+                case outputs.WriteRows(rows=rows, forks=forks, shares=shares):
                     for row in rows:
                         self.database.setdefault(row.timeline, []).append(row)
                     self.forks |= {one.timeline % self.shape.islands: one for one in forks}
-                    self.history.append(Rows(rows, forks))
+                    if shares:
+                        self.shares.append((self.courses[0].inner_steps(rows[0].step), shares))
+                    self.history.append(Rows(rows, forks, shares))
                     if self._strikes(self.shape.restarts):
                         self.restart()
                         return  # whatever else was decided died with the scheduler
@@ -437,6 +463,7 @@ class World:
             case LoadStage():
                 return self._loaded(one)
             case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer and microbatch.step >= one.version:
+                self.history.append(Computed(one.timeline, stage, microbatch.step, microbatch.index))
                 return Accumulated(microbatch, stage, hops[stage].attempt, True, 1.0, 0.1, 0.2, 0.0)
             case Average(timeline=timeline, step=step, unit=unit, round=number) if step >= one.version:
                 norms = (ParameterNorm(f"w of {unit}", 1.0),)
@@ -531,7 +558,8 @@ Checker: TypeAlias = Callable[[History, Shape], Iterator[str]]
 
 def course_of(shape: Shape, island: int) -> OuterCourse:
     streams = shape.fragments > 1 or shape.overlap > 0
-    inner = IslandCourse(shape.steps, shape.lease, shape.islands, island)
+    shares = Shares(shape.islands, shape.microbatches) if shape.by_speed else None
+    inner = IslandCourse(shape.steps, shape.lease, shape.islands, island, shares)
     return OuterCourse(inner, shape.fragments, shape.overlap, streams)
 
 
@@ -663,6 +691,29 @@ def islands_together(history: History, shape: Shape) -> Iterator[str]:
         may |= {fork.timeline: fork.version for fork in one.forks} if isinstance(one, Rows) else {}
 
 
+def shares_divide(history: History, shape: Shape) -> Iterator[str]:
+    """E3, within a step: durable shares divide it among the islands that take part in it, and each trains its own."""
+    held: dict[int, tuple[int, ...]] = {0: (MICROBATCHES,) * shape.islands}  # by the version from which on
+    computed: dict[tuple[int, int, int], set[int]] = {}
+    for one in history if shape.by_speed else ():
+        if isinstance(one, Computed):
+            computed.setdefault((one.timeline, one.step, one.stage), set()).add(one.index)
+        for row in one.rows if isinstance(one, Rows) else ():
+            island = row.timeline % shape.islands
+            course = course_of(shape, island)
+            share = held[course.outer_before(row.step)][island]
+            for stage in range(STAGES) if not course.is_outer(row.step) else ():
+                if (made := computed.get((row.timeline, row.step, stage), set())) != set(range(share)):
+                    yield f"E3 timeline {row.timeline} made {sorted(made)} of step {row.step}; its share is {share}"
+        if isinstance(one, Rows) and any(course_of(shape, 0).is_outer(row.step) for row in one.rows):
+            begin = [row.timeline % shape.islands for row in one.rows]
+            begin += [fork.timeline % shape.islands for fork in one.forks]
+            having = {island for island, share in enumerate(one.shares) if share > 0}
+            if having != set(begin) or sum(one.shares) != shape.microbatches:
+                yield f"E3 islands {begin} go on behind step {one.rows[0].step} with shares {one.shares}"
+            held[one.rows[0].step + 1] = one.shares or (0,) * shape.islands
+
+
 def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
     """A checkpoint has the part of every stage of the islands that took part in the outer step before it, numbered
     without gaps. Each counts what all had merged, and has pending what it has trained and not proposed."""
@@ -700,7 +751,7 @@ def counting_up_to(history: History, shape: Shape, steps: int) -> list[int]:
     course = course_of(shape, 0)
     last = course.version_after(steps)
     kept = [
-        Rows(tuple(row for row in one.rows if row.step < last), one.forks) if isinstance(one, Rows) else one
+        replace(one, rows=tuple(row for row in one.rows if row.step < last)) if isinstance(one, Rows) else one
         for one in history
     ]
     return counting(kept, shape)
@@ -734,6 +785,7 @@ CHECKERS: tuple[Checker, ...] = (
     outer_weights_equal,
     row_before_merge,
     islands_together,
+    shares_divide,
     checkpoints_level,
     stops_in_time,
     succeeds,

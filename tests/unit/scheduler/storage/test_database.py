@@ -266,7 +266,7 @@ async def test_a_job_from_before_lookahead_keeps_plain_adamw(tmp_path: Path) -> 
     with sqlite3.connect(tmp_path / "a.db") as connection:
         old = {"name": "t", "training": {"steps": 3}}
         connection.execute("UPDATE jobs SET spec_json = ?", (json.dumps(old),))
-        for table in ("members", "tokens", "projects", "quarantine", "removals", "forks", "usage"):
+        for table in ("members", "tokens", "projects", "quarantine", "removals", "forks", "usage", "shares"):
             connection.execute(f"DROP TABLE {table}")
         for column in ("project", "owner", "times_json", "peer_s", "counted_unix_s"):
             connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")

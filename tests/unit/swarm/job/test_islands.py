@@ -44,6 +44,7 @@ def spec_of(mode: str = "diloco", count: int = 2, **sections: dict[str, Any]) ->
     return resolve(parse_job(values | sections), vocabulary_size=257, stages_if_auto=1)
 
 
+NOT_DIVIDED = ("allreduce", "streaming", "async_dn")  # modes without shares that follow speed
 ISLANDS = {count: spec_of(count=count, training={"global_batch_sequences": 60}) for count in range(1, 6)}
 
 
@@ -103,6 +104,7 @@ def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
         ("diloco", 2, {"outer": {"every_steps": 1}, "training": {"steps": 10**6}}, "200000 exchanges at most"),
         ("async_dn", 2, {"outer": {"fragments": 2}}, "merges the whole model at once"),
         ("diloco", 2, {"outer": {"buffer": 2}}, "outer.buffer does nothing"),
+        *((mode, 1, {"islands": {"count": 1, "shares": "speed"}}, "needs averaging.mode") for mode in NOT_DIVIDED),
         ("gaia", 2, {}, "averaging.mode"),
     ],
 )

@@ -12,7 +12,8 @@ LOG = (OuterRecord(4, (0, 2)), OuterRecord(6, (0, 2), {1: 0}))
 
 
 def test_a_log_reads_as_it_was_written() -> None:
-    assert read(written(LOG)) == LOG
+    log = (*LOG, OuterRecord(8, (0, 1, 2), shares=(3, 5, 4)))
+    assert read(written(log)) == log
     assert read(b"") == ()
 
 
@@ -65,3 +66,19 @@ def test_of_several_fragments_each_exchange_has_a_record_of_its_own() -> None:
     ]
     with pytest.raises(InvalidConfig, match="after step 8"):
         TookPart(log, 3, [(3, 0), (5, 1), (8, 0)])
+
+
+def test_shares_hold_behind_their_exchange_and_divide_a_step_among_those_that_go_on() -> None:
+    log = [OuterRecord(2, (0, 1, 2), shares=(2, 6, 4)), OuterRecord(4, (0, 2), shares=(5, 0, 7)),
+           OuterRecord(6, (0, 2), {1: 0}, shares=(4, 4, 4))]  # fmt: skip
+    assert [one for _, one in TookPart(log, 3, EXCHANGES, 12).shares()] == [(2, 6, 4), (5, 0, 7), (4, 4, 4), ()]
+    assert [step for step, _ in TookPart(log, 3, EXCHANGES, 12).shares()] == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("shares", "microbatches"),
+    [((6, 6), 12), ((6, 6, 1), 12), ((6, 6, 0), 12), ((14, -6, 4), 12), ((5, 4, 3), 0), ((5, 4, 4), 12)],
+)
+def test_shares_that_divide_no_step_are_refused(shares: tuple[int, ...], microbatches: int) -> None:
+    with pytest.raises(InvalidConfig, match="the outer log does not fit"):
+        TookPart([OuterRecord(4, (0, 1, 2), shares=shares)], 3, EXCHANGES, microbatches)

@@ -14,6 +14,7 @@ from swarm.checkpoint.storage import LocalStorage
 from swarm.errors import InvalidConfig, JobFailed
 from swarm.job.families import HEAD
 from swarm.job.islands import courses, island_spec, outer_plan
+from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import EMBEDDING
@@ -239,3 +240,23 @@ def test_a_pause_waits_for_the_next_exchange() -> None:
     with pytest.raises(JobFailed, match="the gradient of step 1 is not finite"):
         train_local(spec, batches_of(spec), on_commit=spoilt)
     assert seen == [0, 1, 2]
+
+
+def test_islands_train_the_shares_that_fit_their_speeds_behind_the_first_exchange() -> None:
+    """All of each step of the job is trained, so its losses are those of as many tokens."""
+    spec = changed(spec_of(every_steps=2, compression="none"), "islands", shares="speed")
+    batches = batches_of(spec)
+    plain = train_local(changed(spec, "islands", shares="equal"), batches_of(spec_of(every_steps=2)))
+    tokens: list[int] = []
+    equal, unequal = (
+        train_local(spec, batches, speeds=speeds, on_step=lambda report: tokens.append(report.tokens))
+        for speeds in ((), (3.0, 1.0))
+    )
+    assert set(tokens) == {8 * T}
+    assert equal.sha256 != unequal.sha256
+    assert equal.losses[:2] == unequal.losses[:2], "until then they are equal"
+    assert equal.losses != plain.losses, "portions are in turns of one step, not of one lease"
+    again = train_local(
+        spec, batches, log=[OuterRecord(2, (0, 1), shares=(3, 1)), OuterRecord(4, (0, 1), shares=(3, 1))]
+    )
+    assert (again.sha256, again.losses) == (unequal.sha256, unequal.losses)

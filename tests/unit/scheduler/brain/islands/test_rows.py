@@ -89,3 +89,14 @@ def test_rows_are_put_together_again_as_they_count() -> None:
     early = Rows(3, COURSES)
     assert [one.step for one in early.rebuild([row(0, 0), row(0, 1), row(1, 0)], [])] == [0]
     assert told(early, row(1, 1)) == [1], "it goes on from there"
+
+
+def test_shares_that_are_not_equal_are_in_the_log_and_all_are_known_again_after_a_restart() -> None:
+    rows = Rows(3, COURSES)
+    rows.take((row(0, 2), row(1, 2)), (), BOTH, (5, 3))
+    rows.take((row(0, 4), row(1, 4)), (), BOTH, (4, 4))
+    assert rows.log == [OuterRecord(2, BOTH, shares=(5, 3))]
+    assert rows.shares == [(2, (5, 3)), (3, (4, 4))]
+    again = Rows(3, COURSES)
+    again.rebuild([row(island, step) for island in BOTH for step in range(5)], [], {3: (5, 3), 5: (4, 4)})
+    assert (again.log, again.shares) == (rows.log, rows.shares)

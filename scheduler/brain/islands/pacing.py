@@ -1,0 +1,52 @@
+"""How much of a step each island trains behind an outer step, where shares follow speed (`swarm.job.shares`).
+
+    rows of an outer step are durable: all begin ──inner steps──▶ each comes to the next outer step: that took it
+        ──exchanged──▶ the next shares, durable with the rows of that outer step
+
+How long an island needs is measured anew between any two outer steps, and forgotten. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from scheduler.brain.islands.forks import Division
+from scheduler.brain.islands.roster import Roster
+from scheduler.brain.outputs import CommitRow
+from swarm.job.shares import Shares, next_shares
+
+
+class Pacing:
+    """`shares` are those of the courses of all islands; None: they are equal for ever."""
+
+    def __init__(self, roster: Roster, shares: Shares | None) -> None:
+        self._roster, self._shares = roster, shares
+        self._began_s: float | None = None  # when the rows of the newest outer step were durable, if that was seen
+        self._took_s: dict[int, float] = {}  # from there to the next outer step, by island
+        self._next: tuple[int, ...] = ()
+
+    def note(self, now_s: float) -> None:
+        """Look which islands have come to the outer step."""
+        if self._shares is None or self._began_s is None:
+            return
+        for island, one in self._roster.at_work().items():
+            if one.outer_step is not None and now_s > self._began_s:
+                self._took_s.setdefault(island, now_s - self._began_s)
+
+    def decide(self, divisions: Iterable[Division]) -> tuple[int, ...]:
+        """The shares behind the outer step that was just exchanged, also of islands that begin there."""
+        if self._shares is None:
+            return ()
+        newest = self._shares.at(self._roster.courses[0].inner.steps)
+        begin = [one.island for one in divisions]
+        able = sorted({*self._roster.present, *begin})
+        self._next = next_shares(able, newest, self._took_s, self._shares.microbatches)
+        return self._next
+
+    def durable(self, rows: Sequence[CommitRow], now_s: float) -> None:
+        """If these rows are of an outer step, the shares that were decided hold from here on."""
+        course = self._roster.courses[0]
+        if self._shares is None or not self._next or not course.is_outer(rows[0].step):
+            return
+        self._shares.begin(course.inner_steps(rows[0].step), self._next)
+        self._next, self._began_s, self._took_s = (), now_s, {}

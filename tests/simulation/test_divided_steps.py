@@ -1,0 +1,80 @@
+"""Shares of a step that follow speed: whatever becomes of islands and the scheduler, each microbatch of a step is
+trained by one island, and a durable row says by which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.engine.islands import (
+    CHECKERS,
+    Computed,
+    History,
+    Rows,
+    Shape,
+    faults,
+    play,
+    rows_in_order,
+    shares_divide,
+    succeeds,
+)
+
+QUIET = Shape(by_speed=True, steps=12)
+DYING = Shape(islands=3, by_speed=True, steps=12, deaths=3, failures=20, restarts=6)
+LOSING = Shape(islands=3, replicas=4, by_speed=True, steps=16, losses=8, deaths=3, restarts=5)
+SAVING = Shape(islands=3, replicas=4, by_speed=True, steps=16, every=4, losses=6, restarts=5, refusals=200, stops=8)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("shape", [QUIET, DYING, LOSING])
+def test_every_microbatch_of_a_step_is_trained_by_the_island_whose_share_it_is(shape: Shape, seed: int) -> None:
+    assert faults(play(shape, seed), shape) == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_shares_hold_through_checkpoints_and_pauses(seed: int) -> None:
+    history = play(SAVING, seed)
+    claims = [checker for checker in CHECKERS if checker not in (succeeds, rows_in_order)]
+    assert [fault for checker in claims for fault in checker(history, SAVING)] == []
+
+
+def test_shares_change_and_a_lost_island_has_none() -> None:
+    found = [one.shares for seed in range(6) for one in play(LOSING, seed) if isinstance(one, Rows) and one.shares]
+    assert len(set(found)) > 3
+    assert any(0 in shares for shares in found)
+
+
+# Doctored histories --------------------------------------------------------------------------------------------------
+
+
+def a_microbatch_is_missing(history: History) -> History:
+    at = next(n for n, one in enumerate(history) if isinstance(one, Computed))
+    gone = history[at]
+    return [one for one in history if one != gone]
+
+
+def one_too_many(history: History) -> History:
+    at = next(n for n, one in enumerate(history) if isinstance(one, Computed))
+    first = history[at]
+    assert isinstance(first, Computed)
+    return [*history[:at], replace(first, index=99), *history[at:]]
+
+
+def shares_forgotten(history: History) -> History:
+    return [replace(one, shares=()) if isinstance(one, Rows) else one for one in history]
+
+
+def shares_too_large(history: History) -> History:
+    return [
+        replace(one, shares=(one.shares[0] + 1, *one.shares[1:])) if isinstance(one, Rows) and one.shares else one
+        for one in history
+    ]
+
+
+@pytest.mark.parametrize("doctor", [a_microbatch_is_missing, one_too_many, shares_forgotten, shares_too_large])
+def test_the_checker_objects_to_a_doctored_history(doctor: Callable[[History], History]) -> None:
+    history = play(QUIET, 0)
+    assert list(shares_divide(history, QUIET)) == []
+    assert list(shares_divide(doctor(history), QUIET)) != []

@@ -1,0 +1,132 @@
+"""Islands of unequal speed: each trains the share of a step that fits it, and the weights are those of one process.
+
+Real flows, brains and torch; the transport delays and reorders every tensor at random and delivers some twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from scheduler.jobs.job import Job
+from swarm.job.spec import JobSpec
+from swarm.types import JobState, PeerId
+from tests.support.islands import check, diloco, in_the_second_step, log_of, peers_of, run, twin, until
+from tests.support.simulated import Rig, Tokens, write_text
+
+SLOW = 4.0
+
+
+def by_speed(folder: Path, islands: int = 2, **changes: object) -> JobSpec:
+    values: dict[str, object] = {
+        "islands__shares": "speed",
+        "training__steps": 12,
+        "training__global_batch_sequences": 16,
+        "training__microbatch_sequences": 1,
+        "pipeline__stages": 1,
+    }
+    return diloco(write_text(folder), islands, **values | changes)
+
+
+async def slow_down(rig: Rig, job: Job, island: int = 1) -> None:
+    """From the second step on, one island computes slowly."""
+    await until(rig, job, in_the_second_step)
+    for peer in peers_of(job, island):
+        rig.slowness[peer] = SLOW
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_slow_island_gets_less_of_each_step_and_the_weights_are_those_of_one_process(
+    tmp_path: Path, stages: int
+) -> None:
+    spec = by_speed(tmp_path, pipeline__stages=stages, config__attention_dropout=0.1)
+    tokens = Tokens.make(tmp_path, spec)
+    job, _ = run(spec, tokens, 2 * stages, slow_down)
+    log = log_of(job)
+    last = log[-1].shares
+    assert sum(last) == 16
+    assert last[0] >= 2 * last[1] >= 2, "it computes four times as long, with time for messages besides"
+    expected = twin(spec, tokens, log)
+    assert expected.sha256 != twin(spec, tokens).sha256
+    check(job, expected)
+    assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(step) for step in range(12)), "all of each step"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_scheduler_that_is_killed_knows_the_shares(tmp_path: Path, seed: int) -> None:
+    spec = by_speed(tmp_path)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await slow_down(rig, job)
+        await until(rig, job, lambda one: one.progress.steps_done >= 4 + seed)
+        await rig.kill_scheduler()
+        await asyncio.sleep(0.2)
+        await rig.start_scheduler()
+
+    job, _ = run(spec, tokens, 2, story, seed)
+    log = log_of(job)
+    assert log[-1].shares[0] > log[-1].shares[1] > 0
+    check(job, twin(spec, tokens, log))
+    assert job.record.timeline == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_others_train_the_whole_step_behind_the_exchange_without_a_lost_island_and_it_gets_a_share_when_it_is_back(
+    tmp_path: Path, seed: int
+) -> None:
+    spec = by_speed(tmp_path, training__steps=20)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, in_the_second_step)
+        for peer in peers_of(job, 1):
+            rig.kill(peer)
+
+    job, _ = run(spec, tokens, 4, story, seed)
+    log = log_of(job)
+    assert [one.begins for one in log if one.begins] == [{1: 0}]
+    for one in log:
+        assert not one.shares or sum(one.shares) == 16
+        if one.islands == (0,) and not one.begins:
+            assert one.shares == (16, 0)
+    check(job, twin(spec, tokens, log))
+    assert job.record.timeline == 0
+
+
+def test_a_replica_dies_where_shares_follow_speed(tmp_path: Path) -> None:
+    spec = by_speed(tmp_path)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await slow_down(rig, job)
+        await until(rig, job, lambda one: one.progress.steps_done >= 5)
+        rig.kill(peers_of(job, 0)[0])
+
+    job, _ = run(spec, tokens, 4, story)
+    check(job, twin(spec, tokens, log_of(job)))
+
+
+def test_a_job_that_goes_on_from_a_pause_begins_with_equal_shares(tmp_path: Path) -> None:
+    spec = by_speed(tmp_path)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await slow_down(rig, job)
+        await until(rig, job, lambda one: one.progress.steps_done >= 5)
+        await rig.jobs.pause(job, "a break")
+        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+        assert job.newest is not None
+        rig.add_peer(PeerId("another"), rig.tasks, Random(7))
+        await until(rig, job, lambda one: len(rig.membership.idle_peers()) == 3)
+        await rig.jobs.resume(job, "", None)
+
+    job, _ = run(spec, tokens, 2, story)
+    first = job.record.first_steps[-1]
+    assert first > 4
+    log = log_of(job)
+    assert [one.shares for one in log if one.after_step == first] in ([], [()])
+    check(job, twin(spec, tokens, log))
