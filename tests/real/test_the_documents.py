@@ -34,7 +34,7 @@ LEFT_OUT = {
     r"swarm chaos kill\|.*": "one of these; the README has kill, and tests/chaos all",
     r"swarm ca retire|swarm project set": "tests/security/test_rotation.py",
     r"swarm (rm|cancel|pause|pull|explain|train-local|status|submit|chaos|gc|ca|wait|peers drain)"
-    r"( JOB\.\.\.| --resume-from| --microbatch)?": "a name in a sentence: no command without more words",
+    r"( JOB\.\.\.| --resume-from| --microbatch| --outer-log| --speeds \S+)?": "a name in a sentence",
 }
 SHORT = "--set training.steps=6 --set training.global_batch_sequences=4 --set data.sequence_length=32"
 LONG = SHORT.replace("steps=6", "steps=1000000", 1)
@@ -194,6 +194,8 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.passes("swarm identity revoke NAME")  # typed at the end: it takes a stage server for good
     reader.types("swarm status JOB")
     reader.also("swarm pause JOB")
+    reader.types("swarm resume JOB", "--detach")
+    reader.also("swarm pause JOB")
     reader.names["STEP"] = str(steps(reader, "JOB")[0])
     reader.types("swarm resume JOB --from STEP --set training.learning_rate=1e-4", "--detach")
     reader.types("swarm checkpoints JOB")
@@ -352,6 +354,11 @@ def test_the_page_about_islands(reader: Reader) -> None:
     reader.types("swarm peers")
     far = "swarm up --stages 2 --replicas 1 --islands 2 --between 50Mbit,100ms --job job.toml"
     reader.passes(far)  # tests/integration/test_up.py
+    by_speed = "swarm submit job.toml --set averaging.mode=diloco --set islands.count=2 --set islands.shares=speed"
+    reader.types(by_speed, few)
+    reader.passes_all(LEFT_OUT)
+    waits_for_nobody = "--set averaging.mode=async_dn --set islands.count=2 --speeds 1,0.5"
+    reader.types(f"swarm train-local job.toml {waits_for_nobody}", f"{few} --out alone")
     lyon = "swarm stage-server --scheduler SCHEDULER:7950 --site lyon --listen PEER:7951"
     reader.names["PEER"] = reader.starts(lyon, "--device cpu --data-dir lyon")["peer"]
     reader.types("swarm explain PEER")
