@@ -61,11 +61,13 @@ class Dispatch:
         self._evaluations.withdraw(peer)
         self._policy.remove(peer)
         self._loads.remove(peer, stage)
+        self._window.changed()
 
     def pause(self, peer: PeerId) -> None:
         """No new work for a replica that leaves; it finishes what it has."""
         self._policy.remove(peer)
         self._loads.changed(peer)
+        self._window.changed()
 
     def suspect(self, peer: PeerId, reason: str, now_s: float) -> None:
         """Give a suspect no new work, and its unfinished hops to others."""
@@ -80,6 +82,7 @@ class Dispatch:
         if self._state.pool.may_work(peer):
             self._policy.add(peer, self._state.pool.stage_of(peer))
         self._loads.changed(peer)
+        self._window.changed()
 
     def open_window(self) -> None:
         """Set the most microbatches in flight, for the replicas that are here."""

@@ -48,7 +48,13 @@ class Window:
         pool = self._state.pool
         self._lanes = max(map(len, pool.by_stage))
         self._least = PER_STAGE * self._stages * self._lanes
-        self._room = min(sum(pool[peer].replica.room for peer in peers) for peers in pool.by_stage)
+        self.changed()
+
+    def changed(self) -> None:
+        """Other replicas may be given work than before: theirs is the memory that bounds it."""
+        pool = self._state.pool
+        rooms = [[pool[peer].replica.room for peer in peers if pool.may_work(peer)] for peers in pool.by_stage]
+        self._room = min(map(sum, rooms))
         self._widen()
 
     def fed(self, step: int, index: int, now_s: float) -> None:
@@ -83,10 +89,11 @@ class Window:
         self.most = settings.max_in_flight or min(settings.microbatches + settings.overlap, most)
 
     def _wanted(self) -> int:
-        """So many keep the busiest stage at work; 0 if nothing was measured."""
+        """So many keep the busiest stage at work; 0 if nothing was measured, or times that no device takes."""
         busiest_s = sum(work_s[0] for work_s in self._works_s)
-        if not 0.0 < busiest_s < math.inf:
+        if not busiest_s:
             return 0
         count = len(self._works_s)
         whole_s = min(self._travels_s) + sum(map(sum, self._works_s)) / count
-        return self._lanes * (int(whole_s / (busiest_s / count)) + self._stages)
+        times = whole_s * count / busiest_s
+        return self._lanes * (int(times) + self._stages) if math.isfinite(times) else 0

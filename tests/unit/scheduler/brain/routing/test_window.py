@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.inputs import PeerSuspect, ReplicaRecord
 from scheduler.brain.routing.window import NEWEST, Window
 from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.state.pool import Trust
 from swarm.events import Accumulated
 from swarm.job.course import PLAIN
 from swarm.types import Microbatch, PeerId
-from tests.support.brain import A, C, Swarm
+from tests.support.brain import A, B, C, Swarm
 
 ROOM = 100
 
@@ -76,6 +79,56 @@ def test_it_is_no_wider_than_memory_a_step_and_what_was_asked_for() -> None:
     ):
         flies(window, 0, travel_s=60.0)
         assert window.most == expected
+
+
+def test_the_memory_of_those_who_get_no_work_holds_nothing() -> None:
+    """Once it counted for as long as no other replica joined, so a survivor was given what two could hold."""
+    made = Swarm({A: 0, B: 0, C: 1}, microbatches=32, overlap=0)
+    state = BrainState.of(made.brain.settings, PLAIN)
+    for name, stage in ((A, 0), (B, 0), (C, 1)):
+        state.pool.add(ReplicaRecord(name, 1, "", stage, room=12 if stage == 0 else ROOM))
+    window = Window(state)
+    window.open()
+    flies(window, 0, travel_s=60.0)
+    assert window.most == 24
+    state.pool[B].trust = Trust.SUSPECT
+    window.changed()
+    assert window.most == 12
+    state.pool[B].trust = Trust.TRUSTED
+    window.changed()
+    assert window.most == 24
+    state.pool.remove(B)
+    window.changed()
+    assert window.most == 12
+
+
+def test_it_follows_who_gets_work() -> None:
+    made = Swarm({A: 0, B: 0, C: 1}, microbatches=32, overlap=0, recover=True)
+    dispatch, pool = made.brain._parts.dispatch, made.brain._state.pool
+    for peer in pool:
+        pool[peer].replica = replace(pool[peer].replica, room=12)
+    dispatch.open_window()
+    flies(dispatch._window, 0, travel_s=60.0)
+    assert dispatch._window.most == 12, "the one replica of stage 1 holds no more"
+    made.tell(PeerSuspect(C, "it is silent"))
+    assert dispatch._window.most == 8
+    made.brain._parts.reattach.trust(C)
+    assert dispatch._window.most == 12
+    pool.remove(C)
+    dispatch.remove(C, 1)
+    assert dispatch._window.most == 8
+
+
+@pytest.mark.parametrize("work_s", [5e-324, 1e-310, 0.0])
+def test_times_that_no_device_takes_widen_nothing(work_s: float) -> None:
+    """A stage server that claimed the least number above 0 once ended the job with an OverflowError."""
+    window = window_of(ROOM)
+    for index in range(3):
+        window.fed(0, index, 10.0)
+        for stage in (1, 0):
+            done = Accumulated(Microbatch(0, 0, index), stage, 1, True, 0.0, 0.0 if index else work_s, 0.0, 0.0)
+            window.accumulated(done, 11.0)
+        assert window.most == 4
 
 
 def test_what_was_done_again_or_closed_counts_for_nothing() -> None:
