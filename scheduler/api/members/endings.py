@@ -2,7 +2,8 @@
 
 A session that broke may come back, so its peer has the grace period. A process that was killed does not: its machine
 refuses connections at once at the port that the process had. So the scheduler dials there when a session breaks. It
-does so only if the session came from the host of that address, as nobody else's word of a port counts.
+does so only if the session came from the host of that address, as nobody else's word of a port counts, and if that
+address could be dialled before (reach.py), as far as that is known.
 
 A refusal proves nothing for certain (a firewall can refuse as well), and nothing depends on that: whoever is declared
 gone too early comes back with nothing, as after any grace period.
@@ -60,7 +61,7 @@ class Endings:
                         self._origins[peer] = _Origin(session.incarnation, host)
                     elif origin is not None and one.state is PeerState.SUSPECT and not origin.dialled:
                         origin.dialled = True
-                        if one.hello.address.rpartition(":")[0] == origin.host:
+                        if one.hello.address.rpartition(":")[0] == origin.host and not one.unreached:
                             tasks.create_task(self._look(peer, origin.incarnation, one.hello.address))
                 await asyncio.sleep(LOOK_S)
 

@@ -34,10 +34,11 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-async def seen(address: str, origin: str = HERE, *, incarnation: int = 1) -> list[Transition]:
+async def seen(address: str, origin: str = HERE, *, incarnation: int = 1, unreached: str = "") -> list[Transition]:
     """What is found out after the session of a peer at this address broke."""
     membership, connections, heard = Membership(), Connections(get_logger("test")), list[Transition]()
     membership.hello(Hello(A, incarnation, PROTOCOL_VERSION, "0", address, "", "cpu", 1, 0, -1, JobId("")), 0.0)
+    membership.reached(A, incarnation, unreached)
     session = connections.open(A, incarnation, origin)
     looking = asyncio.create_task(Endings(membership, connections, heard.append, get_logger("test")).run())
     await asyncio.sleep(0.05)
@@ -64,6 +65,11 @@ async def test_who_listens_may_come_back() -> None:
 async def test_a_port_at_another_host_than_the_sessions_says_nothing() -> None:
     assert await seen(f"127.0.0.1:{free_port()}", "ipv4:10.0.0.5:5000") == []
     assert await seen("") == []
+
+
+async def test_a_port_that_was_never_reached_says_nothing() -> None:
+    """A firewall that lets stage servers alone through refuses the scheduler while the process lives."""
+    assert await seen(f"127.0.0.1:{free_port()}", unreached="the scheduler cannot dial it") == []
 
 
 async def test_no_answer_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
