@@ -92,8 +92,9 @@ def mean_of_parts(parts: Sequence[Tensor], tokens: int, bits: int | None) -> Ten
     `bits` the order does not matter; without, all members agree because they share one order.
     """
     divisor = math.ldexp(float(tokens), bits or 0)
-    if len(parts) == 1 and bits is None and tokens <= EXACT_IN_FLOAT32:
-        return parts[0] / divisor  # the bits of a division in float64 that is rounded to float32
+    if len(parts) == 1 and bits is None and tokens <= EXACT_IN_FLOAT32 and parts[0].device.type == "cpu":
+        # The bits of a division in float64 that is rounded to float32. On CUDA torch multiplies by 1 / divisor instead.
+        return parts[0] / divisor
     mean = torch.empty_like(parts[0], dtype=torch.float32)
     for start in range(0, mean.numel(), TILE_ELEMENTS):
         first, *others = [part[start : start + TILE_ELEMENTS] for part in parts]
