@@ -136,5 +136,5 @@ class LinkCodecs:
     def speeds(self) -> tuple[LinkSpeed, ...]:
         """How fast the links are that carried tensors lately, those of the newest tensors first."""
         used = sorted(self._links.items(), key=lambda one: -one[1].used_s)
-        fresh = [(to, link) for to, link in used if link.rates and link.used_s > used[0][1].used_s - FRESH_S]
+        fresh = [(to, link) for to, link in used if link.receipts_s and link.used_s > used[0][1].used_s - FRESH_S]
         return tuple(LinkSpeed(to, max(link.rates), min(link.receipts_s)) for to, link in fresh[:LINKS_TOLD_MAX])

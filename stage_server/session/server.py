@@ -124,8 +124,9 @@ class StageServer:
         return self._link is not None
 
     def links(self) -> tuple[events.LinkSpeed, ...]:
-        """How fast the links to its neighbours are."""
-        return () if self._replica is None else self._replica.links.speeds()
+        """How fast the links to its neighbours are; also asked on the thread that serves metrics."""
+        replica = self._replica
+        return () if replica is None else replica.links.speeds()
 
     def leave(self, reason: str) -> bool:
         """Ask the scheduler to give the stage to others; False if there is no session or no stage."""
