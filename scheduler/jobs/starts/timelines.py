@@ -32,10 +32,14 @@ class Timelines:
         """How far the job is, by its rows; those of abandoned parts of its timelines do not count."""
         progress = JobProgress.at_start(spec, record.timeline, record.first_steps[-1])
         for timeline in range(record.timeline + 1) if progress.islands is not None else ():
+            newest = [  # of the timeline before; `logged` has what counts of those before that
+                one
+                for one in progress.outer_log()[len(progress.logged) :]
+                if checkpoint_counts(timeline - 1, one.after_step, record.first_steps)
+            ]
             before = [  # a timeline begins with equal shares
                 replace(one, shares=()) if one.after_step == record.first_steps[timeline] else one
-                for one in progress.outer_log()
-                if checkpoint_counts(timeline - 1, one.after_step, record.first_steps)
+                for one in (*progress.logged, *newest)
             ]
             progress.logged, progress.islands = tuple(before), job_rows(spec, timeline)
             for made in await rows_made(self._database, record, spec, progress.islands):
