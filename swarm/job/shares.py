@@ -62,8 +62,8 @@ def next_shares(
 ) -> tuple[int, ...]:
     """The shares of the islands that go on, given how long each took for a step with its present one.
 
-    An island without seconds has not been measured: it counts as the others on average. Shares are as the measured
-    speeds, but at least 1. They stay if the same islands go on and others would save less than CHANGES_FROM.
+    An island without seconds has not been measured: it counts as the others on average. Shares are as the speeds, but
+    at least 1. They stay if the same islands go on and others would save less than CHANGES_FROM, or none was measured.
     """
     speeds = {island: shares[island] / seconds[island] for island in present if seconds.get(island) and shares[island]}
     usual = sum(speeds.values()) / len(speeds) if speeds else 1.0
@@ -72,9 +72,10 @@ def next_shares(
     found = tuple(made.get(island, 0) for island in range(len(shares)))
     if {island for island, share in enumerate(shares) if share} != set(present) or sum(shares) != microbatches:
         return found
-    now = [shares[island] / speed for island, speed in speeds.items()]
-    then = [found[island] / speed for island, speed in speeds.items()]
-    return found if now and max(then) < (1 - CHANGES_FROM) * max(now) else tuple(shares)
+    now, then = (
+        max(of[island] / weight for island, weight in zip(present, weights, strict=True)) for of in (shares, found)
+    )
+    return found if speeds and then < (1 - CHANGES_FROM) * now else tuple(shares)
 
 
 def _divided(total: int, weights: Sequence[float]) -> list[int]:

@@ -38,7 +38,6 @@ COVERED_BY = {
     "simulation/test_lost_islands.py": (*("scheduler/brain/islands/outer_steps", "scheduler/brain/islands/view"),),
     "simulation/test_trace.py": ("scheduler/brain/trace",),
     "simulation/test_draining.py": ("scheduler/brain/explain/situation",),
-    "simulation/test_divided_steps.py": ("scheduler/brain/islands/pacing",),
     "simulation/test_series.py": ("scheduler/jobs/series",),
     "simulation/test_usage.py": ("scheduler/jobs/usage",),
     "simulation/test_stalling.py": ("scheduler/assembly", "scheduler/jobs/*"),

@@ -40,7 +40,8 @@ class Pacing:
         newest = self._shares.at(self._roster.courses[0].inner.steps)
         begin = [one.island for one in divisions]
         able = sorted({*self._roster.present, *begin})
-        self._next = next_shares(able, newest, self._took_s, self._shares.microbatches)
+        took_s = {island: took_s for island, took_s in self._took_s.items() if island not in begin}  # by another life
+        self._next = next_shares(able, newest, took_s, self._shares.microbatches)
         return self._next
 
     def durable(self, rows: Sequence[CommitRow], now_s: float) -> None:

@@ -53,7 +53,9 @@ def test_a_small_gain_changes_nothing() -> None:
 def test_a_lost_island_has_no_share_and_a_new_one_counts_as_the_others() -> None:
     assert next_shares([0, 2], (4, 4, 4), {0: 1.0, 1: 1.0, 2: 2.0}, 12) == (8, 0, 4)
     assert next_shares([0, 1, 2], (8, 0, 4), {0: 2.0, 2: 2.0}, 12) == (6, 4, 2)
+    assert next_shares([0, 1], (6, 10), {0: 1.0}, 16) == (8, 8), "it was lost and is back, and is not faster for that"
     assert next_shares([0, 1], (6, 6), {}, 12) == (6, 6), "nothing was measured"
+    assert next_shares([0, 1], (8, 4), {}, 12) == (8, 4)
     assert next_shares([1], (6, 6), {}, 12) == (0, 12)
 
 
