@@ -60,7 +60,7 @@ def read(content: bytes) -> tuple[OuterRecord, ...]:
             islands, fragment = tuple(map(int, values["islands"])), int(values.get("fragment", 0))
             shares = tuple(map(int, values.get("shares", ())))
             record = OuterRecord(int(values["after_step"]), islands, begins, fragment, shares)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise InvalidConfig(f"line {number} of the outer log cannot be read", hint=_HINT) from None
         records.append(record)
     return tuple(records)

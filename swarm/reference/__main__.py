@@ -8,7 +8,6 @@ from __future__ import annotations
 from swarm.process.startup import quiet_start
 
 with quiet_start():
-    import math
     import os
     import sys
     from pathlib import Path
@@ -25,6 +24,8 @@ with quiet_start():
     from swarm.job.outer_log import OuterRecord, read
     from swarm.job.spec import load_job
     from swarm.process.lifecycle import print_error
+
+SPEED_MIN, SPEED_MAX = 1e-6, 1e6  # of --speeds: the ratios of these are numbers that can be counted with
 
 cli = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -59,7 +60,7 @@ def train_local(
         str,
         typer.Option(
             metavar="X,Y,...",
-            help='With averaging.mode = "async_dn": the inner steps per second of each island, of which only the '
+            help='With averaging.mode = "async_dn" or islands.shares = "speed": how fast each island is. Only the '
             "ratios count. Equal ones if left out.",
         ),
     ] = "",
@@ -109,9 +110,10 @@ def _speeds(text: str) -> tuple[float, ...]:
         speeds = tuple(float(one) for one in text.split(",")) if text else ()
     except ValueError:
         speeds = (0.0,)
-    if all(0 < one < math.inf for one in speeds):
+    if all(SPEED_MIN <= one <= SPEED_MAX for one in speeds):
         return speeds
-    raise UsageError(f"--speeds {text}: give a number above 0 for each island, such as 1,0.5")
+    told = f"give a number from {SPEED_MIN:g} to {SPEED_MAX:g} for each island, such as 1,0.5"
+    raise UsageError(f"--speeds {text}: {told}")
 
 
 def _threads(text: str) -> int | None:

@@ -31,6 +31,7 @@ microbatch_sequences = 2
 learning_rate = 1e-2
 warmup_steps = 2
 """
+BAD_SPEEDS = ("0", "1,-1", "nan", "1,inf", "1,x", ",", "1,1e-320", "1e308,1")
 
 
 @dataclass
@@ -132,6 +133,7 @@ def test_every_mistake_is_one_line_with_a_hint_and_its_exit_code(
         (["job.toml", "--out", "full"], 10, "error[E1000]: full exists already"),
         (["job.toml", "--device", "cuda:77"], 3, 'error[E0300]: device "cuda:77" is not on this machine'),
         (["job.toml", "--threads", "0"], 2, "error[E0200]: --threads 0"),
+        *((["job.toml", "--speeds", one], 2, f"error[E0200]: --speeds {one}: give") for one in BAD_SPEEDS),
         (["job.toml", "--set", "nonsense"], 2, "error[E0200]: --set needs KEY=VALUE"),
     ]
     for arguments, code, message in cases:

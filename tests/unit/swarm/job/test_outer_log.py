@@ -20,6 +20,7 @@ def test_a_log_reads_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "line",
     [b"no json", b"[1]", b"{}", b'{"after_step": 4, "islands": 0, "begins": {}}',
+     b'{"after_step": 4, "islands": [0], "begins": {}, "shares": [1e999]}',
      b'{"after_step": 4, "islands": [0], "begins": {"x": 0}}', b'{"after_step": null, "islands": [0], "begins": {}}'],
 )  # fmt: skip
 def test_a_line_that_is_none_is_named(line: bytes) -> None:
