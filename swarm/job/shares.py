@@ -35,8 +35,9 @@ class Shares:
         if step == self._from[-1]:
             self._from.pop()
             self._of.pop()
-        self._from.append(step)
-        self._of.append(tuple(shares))
+        if self._of[-1:] != [tuple(shares)]:  # a job may make many exchanges, behind which they stay
+            self._from.append(step)
+            self._of.append(tuple(shares))
 
     def at(self, step: int) -> tuple[int, ...]:
         """The shares in an inner step, by island; 0 for those that are away."""
