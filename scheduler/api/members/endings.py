@@ -32,8 +32,12 @@ class _Origin:
     """Whence a peer's newest session came."""
 
     incarnation: int
-    host: str
+    connection: str  # as gRPC names it: ipv4:203.0.113.7:40312
     dialled: bool = False  # since it broke
+
+    @property
+    def host(self) -> str:
+        return unquote(self.connection).partition(":")[2].rpartition(":")[0]
 
 
 class Endings:
@@ -57,8 +61,7 @@ class Endings:
                 for peer, one in known.items():
                     session, origin = self._connections.get(peer), self._origins.get(peer)
                     if session is not None:
-                        host = unquote(session.connection).partition(":")[2].rpartition(":")[0]
-                        self._origins[peer] = _Origin(session.incarnation, host)
+                        self._origins[peer] = _Origin(session.incarnation, session.connection)
                     elif origin is not None and one.state is PeerState.SUSPECT and not origin.dialled:
                         origin.dialled = True
                         if one.hello.address.rpartition(":")[0] == origin.host and not one.unreached:
