@@ -40,7 +40,7 @@ from swarm.mqtt.broker import local_broker
 from swarm.pki.names import scheduler_of
 from swarm.process.lifecycle import check_listen, lock_folder
 from swarm.rpc.channel import connect
-from swarm.types import PeerState
+from swarm.types import JobState, PeerState
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
@@ -48,6 +48,7 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = int(DEFAULT_SCHEDULER.rpartition(":")[2])
 HTTP_PORT = 9464
 SILENT_S = 4.0  # a start that takes longer says how far it is
+UNSAVED_S_MAX = 2.0  # until the scheduler has said how far jobs are
 
 
 def up(
@@ -235,6 +236,8 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         scheduler, servers = await _start(shell, options, programs, fleet, broker, folder, roots, proxies)
         address = scheduler.ready["address"]
         jobs = await stack.enter_async_context(_jobs(shell, address))
+        if options.data_dir is not None:
+            await stack.enter_async_context(_telling_what_is_unsaved(shell, jobs))
         crew: Crew | None = None
         if cluster is not None:
             crew = Crew(cluster, shell, address, fleet.logs, ["--allow-chaos"] * options.allow_chaos)
@@ -435,6 +438,24 @@ async def _jobs(shell: Shell, address: str) -> AsyncIterator[Any]:
         yield jobs_pb2_grpc.JobsStub(channel)  # type: ignore[no-untyped-call]  # generated code
     finally:
         await channel.close()
+
+
+@asynccontextmanager
+async def _telling_what_is_unsaved(shell: Shell, jobs: Any) -> AsyncIterator[None]:
+    """Say of each job at work, when the body is cancelled, from which step it goes on at the next start."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        with contextlib.suppress(grpc.RpcError):
+            reply = await jobs.List(pb.ListRequest(state=JobState.RUNNING.value), timeout=UNSAVED_S_MAX)
+            for job in (record(Job, view) for view in reply.jobs):
+                if job.step > (saved := job.checkpoint_step):
+                    where = f"step {saved}, its newest checkpoint" if saved else "step 0, as it has no checkpoint"
+                    shell.say(f"job {job.id} is at step {job.step}; the next swarm up goes on with it from {where}")
+                    shell.say(
+                        f"to lose no step: swarm pause {job.id} before you stop, swarm resume {job.id} afterwards"
+                    )
+        raise
 
 
 @contextmanager

@@ -47,6 +47,10 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
     def Get(self, request, context):
         loss = json.loads((folder.parent.parent / "loss").read_text())
         return pb.JobView(id=request.job, state="succeeded", loss=loss, unigram_entropy=3.0, steps=1, step=1)
+    def List(self, request, context):
+        saved = {"saved-1": 118, "old-2": 100, "never-3": 0}
+        views = [pb.JobView(id=job, state=request.state, step=118, checkpoint_step=saved[job]) for job in saved]
+        return pb.JobList(jobs=views)
 server = grpc.server(ThreadPoolExecutor(4))
 jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(), server)
 port = server.add_insecure_port(flags.listen)
@@ -255,6 +259,19 @@ def test_it_shows_what_runs_where_and_stops_on_ctrl_c(here: Path, made: list[Up]
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 130
     assert len(list(here.glob("data/peer-*/ended"))) == 4
+
+
+def test_ctrl_c_says_from_which_step_jobs_at_work_go_on(here: Path, made: list[Up]) -> None:
+    """A job at step 118 began again at 0, as it saves every 500 steps, and nothing had said so."""
+    up = _started(here, made)
+    up.until("Ctrl-C stops everything")
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    told = "job old-2 is at step 118; the next swarm up goes on with it from step 100, its newest checkpoint"
+    assert told in up.seen
+    assert "job never-3 is at step 118; the next swarm up goes on with it from step 0, as" in up.seen
+    assert "swarm pause never-3" in up.seen
+    assert "saved-1" not in up.seen
 
 
 def test_sigterm_is_143(here: Path, made: list[Up]) -> None:
