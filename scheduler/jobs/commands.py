@@ -191,7 +191,7 @@ class Jobs:
     ) -> Checkpoint | None:
         """Check what was uploaded for a job; gives the checkpoint in it. It reads files, so not on the event loop."""
         place = partial(self.stores.files.shard, project)
-        self.stores.files.batches(spec, tokens, project)
+        self.stores.files.counted(spec, tokens, project)
         check_uploaded(files, [place(file.sha256) for file in files])
         sent = uploaded_checkpoint(files, place)
         if sent is not None:

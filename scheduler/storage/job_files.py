@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +20,8 @@ from swarm.errors import InvalidData
 from swarm.job.spec import JobSpec
 from swarm.types import DEFAULT_PROJECT, JobId
 
+COUNTED_MAX = 4096  # data sets whose validation tokens are remembered
+
 
 class JobFiles:
     """Everything in the folder that is not a checkpoint."""
@@ -30,6 +32,7 @@ class JobFiles:
         self._jobs = root / "jobs"
         self._executor = executor
         self._held_bytes: Counter[str] = Counter()  # by project
+        self._validation_tokens: OrderedDict[tuple[object, ...], int] = OrderedDict()  # by data set
 
     async def load(self) -> None:
         """Delete files that a killed scheduler left half written, and count what each project holds."""
@@ -109,10 +112,31 @@ class JobFiles:
                 f"{len(missing)} of {len(tokens.shards)} token shards are not here", hint="submit again to upload them"
             )
         data = TokenData.open(paths, tokens.token_dtype, spec.model.config["vocab_size"])
-        return Batches.of_job(spec, data, tokens.end_of_text)
+        batches = Batches.of_job(spec, data, tokens.end_of_text)
+        if (known := self._validation_tokens.get(_data_set(spec, tokens))) is not None:
+            batches.evaluation_tokens = known
+        return batches
+
+    def counted(self, spec: JobSpec, tokens: JobTokens, project: str) -> Batches:
+        """As `batches`, with its validation tokens counted and remembered. It reads them all: not on the event loop."""
+        batches = self.batches(spec, tokens, project)
+        self._validation_tokens[_data_set(spec, tokens)] = batches.evaluation_tokens
+        if len(self._validation_tokens) > COUNTED_MAX:
+            self._validation_tokens.popitem(last=False)
+        return batches
+
+    async def reopened(self, record: JobRecord, spec: JobSpec) -> Batches:
+        """The data of a job that an earlier scheduler start accepted, counted."""
+        return await run_blocking(self._executor, lambda: self.counted(spec, record.tokens, record.project))
 
     def _tokenizer(self, job: JobId) -> Path:
         return self._jobs / job / "tokenizer"
+
+
+def _data_set(spec: JobSpec, tokens: JobTokens) -> tuple[object, ...]:
+    """What the number of validation tokens depends on."""
+    section = spec.data
+    return (tokens.shards, tokens.end_of_text, section.sequence_length, section.validation_ratio)
 
 
 def _write_files(folder: Path, files: dict[str, bytes]) -> None:

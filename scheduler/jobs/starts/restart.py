@@ -88,6 +88,7 @@ class Restart:
         """Look up the checkpoint that the job starts from, if any; without it the job fails."""
         try:
             job.start = await self._stores.checkpoints.start_of(job.record)
+            await self._stores.files.reopened(job.record, job.spec)
         except SwarmError as error:
             await self._fail(job, error)
         else:
@@ -97,7 +98,7 @@ class Restart:
         """Continue a job that was at work, once its peers are back."""
         try:
             job.start = await self._stores.checkpoints.start_of(job.record)
-            batches = self._stores.files.batches(job.spec, job.record.tokens, job.record.project)
+            batches = await self._stores.files.reopened(job.record, job.spec)
         except SwarmError as error:
             await self._fail(job, error)
         else:

@@ -1,0 +1,70 @@
+"""scheduler.storage.job_files: the data of jobs is counted before it is needed on the event loop."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from scheduler.storage.job_files import JobFiles
+from scheduler.storage.job_record import JobRecord
+from swarm.data.batches import TokenData
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.types import DEFAULT_PROJECT, JobId, JobState
+from tests.support.simulated import Tokens, small_spec, write_text
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads on which tokens were counted."""
+    counted: list[str] = []
+    count = TokenData.occurrences
+
+    def noted(data: TokenData, token: int, start: int, many: int) -> int:
+        counted.append(threading.current_thread().name)
+        return count(data, token, start, many)
+
+    monkeypatch.setattr(TokenData, "occurrences", noted)
+    return counted
+
+
+def made(folder: Path) -> tuple[JobSpec, Tokens]:
+    spec = small_spec(write_text(folder), data__validation_ratio=0.5)
+    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolved, Tokens.make(folder, resolved)
+
+
+def test_validation_tokens_are_counted_once_for_a_data_set(tmp_path: Path, counting: list[str]) -> None:
+    """At a job's start they were counted on the event loop, for as long as a disk takes to read them."""
+    spec, tokens = made(tmp_path)
+    files = JobFiles(tmp_path, None)
+    looked_at = files.counted(spec, tokens.of_job(), DEFAULT_PROJECT)
+    assert len(counting) == 1
+    assert files.batches(spec, tokens.of_job(), DEFAULT_PROJECT).evaluation_tokens == looked_at.evaluation_tokens
+    assert len(counting) == 1
+    other = spec.model_copy(update={"data": spec.data.model_copy(update={"validation_ratio": 0.25})})
+    assert files.batches(other, tokens.of_job(), DEFAULT_PROJECT).evaluation_tokens < looked_at.evaluation_tokens
+    assert len(counting) == 2, "another part of the data"
+
+
+async def test_after_a_restart_they_are_counted_on_a_thread(tmp_path: Path, counting: list[str]) -> None:
+    spec, tokens = made(tmp_path)
+    record = JobRecord(
+        id=JobId("j"),
+        name="j",
+        state=JobState.QUEUED,
+        reason="",
+        since_unix_s=0.0,
+        created_unix_s=0.0,
+        spec_json="",
+        tokens=tokens.of_job(),
+    )
+    with ThreadPoolExecutor(1, thread_name_prefix="aside") as threads:
+        files = JobFiles(tmp_path, threads)
+        await files.reopened(record, spec)
+        assert files.batches(spec, record.tokens, record.project).evaluation_tokens
+    assert [name.partition("_")[0] for name in counting] == ["aside"]
