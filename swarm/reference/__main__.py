@@ -38,7 +38,12 @@ def train_local(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
     ] = None,
     threads: Annotated[
-        str, typer.Option(metavar="N|auto", help="torch threads; bits agree between equal numbers only.")
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="torch threads; bits agree between equal numbers only. Beside a swarm at work on this machine take "
+            "few: threads that wait for each other make it many times slower.",
+        ),
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
     resume_from: Annotated[

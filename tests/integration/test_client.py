@@ -791,6 +791,7 @@ def test_a_slow_scheduler_is_exit_8(swarm: Any, fake: FakeJobs) -> None:
         ("ls", "-o", "yaml"),
         ("ls", "--timeout", "0"),
         ("ls", "--scheduler", "nowhere"),
+        ("ls", "--scheduler", "http://127.0.0.1:7950"),
         ("bogus",),
         ("status",),
         ("submit",),

@@ -46,6 +46,14 @@ def test_validation_loss_and_perplexity_are_shown_once_there_is_an_evaluation() 
     assert job_values(never)["evaluation"] is None
 
 
+def test_steps_that_were_skipped_are_counted_and_their_norm_is_no_number() -> None:
+    """A job whose steps were all skipped showed a gradient norm of 0 and said nothing of it."""
+    lines = [" ".join(line.split()) for line in shown(view(skipped_steps=4, grad_norm=math.nan)).splitlines()]
+    assert "step 4 of 9, 4 of them skipped: not finite" in lines
+    assert "gradient norm nan" in lines
+    assert "skipped" not in shown(view())
+
+
 def test_islands_are_shown_with_what_they_wait_for_and_of_a_stage_server_the_one_that_it_serves() -> None:
     islands = (Island(0, ("a", "b"), 4, 2, "step 4: 1 microbatch in flight"), Island(1, ("c",), 5, 1, "waits"))
     job = view(islands=islands)
