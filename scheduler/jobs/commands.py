@@ -17,6 +17,7 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
 from scheduler.brain.fleet.placement import Candidate, serves_alone, stages_for, whole_sites
 from scheduler.brain.fleet.quarantine import TrustRecord
+from scheduler.brain.fleet.speeds import fleet_speed
 from scheduler.brain.inputs import Stop
 from scheduler.brain.members.projects import ANYBODY, Person, check_jobs
 from scheduler.brain.stall import Stalls
@@ -38,7 +39,8 @@ from swarm.checkpoint.storage import LATEST
 from swarm.errors import InvalidConfig, NotAllowed, SwarmError
 from swarm.job.changes import check_changes, check_state, check_steps
 from swarm.job.islands import check_for_swarm, most_islands
-from swarm.job.partition import resolve, shape_text
+from swarm.job.overlap import UNMEASURED, FleetSpeed
+from swarm.job.partition import auto_overlap, resolve, shape_text
 from swarm.job.spec import JobSpec
 from swarm.limits import HOPS_MAX, ISLANDS_IN_SWARM_MAX, JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SPEC_BYTES_MAX, SUBMITS_MAX
 from swarm.messages import StateFile
@@ -106,18 +108,19 @@ class Jobs:
     ) -> Job:
         if spec.name.startswith("-"):
             raise InvalidConfig(f'name = "{spec.name}" would be taken for a flag', hint="let it begin with a letter")
-        resolved = await self._resolved(spec, tokens)
+        resolved, links = await self._resolved(spec, tokens)
         sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.project))
         await self.stores.checkpoints.open(resolved, JobId(spec.name))  # for its checks
         if not resolved.checkpoint.resume_from or sent is not None:
-            return await self._accept(resolved, tokens, tokenizer_files, files, by, Found(None, ()), sent)
+            return await self._accept(resolved, links, tokens, tokenizer_files, files, by, Found(None, ()), sent)
         with self._timelines.source(resolved, by.project).used():  # until the new job is listed
             chosen = await self._timelines.start_from(resolved, by.project)
-            return await self._accept(resolved, tokens, tokenizer_files, files, by, chosen, None)
+            return await self._accept(resolved, links, tokens, tokenizer_files, files, by, chosen, None)
 
     async def _accept(
         self,
         resolved: JobSpec,
+        links: str,
         tokens: JobTokens,
         tokenizer_files: dict[str, bytes],
         files: tuple[StateFile, ...],
@@ -125,11 +128,11 @@ class Jobs:
         chosen: Found,
         sent: Checkpoint | None,
     ) -> Job:
-        """Store the job, to start at the checkpoint that was `chosen` or `sent`, if any."""
-        start, begins = chosen.checkpoint, ""
+        """Store the job, to start at the checkpoint that was `chosen` or `sent`, if any; `links` tells of links."""
+        start, begins = chosen.checkpoint, links
         if (first := start or sent) is not None:
             of = f"{first.name} of {resolved.checkpoint.resume_from.partition(':')[0]}" if start else "what was sent"
-            begins = f"; starts at step {first.step} from {of}"
+            begins += f"; starts at step {first.step} from {of}"
         job_id = JobId(f"{resolved.name}-{self._rng.randbytes(3).hex()}")
         now_unix_s = self._wall_s()
         record = JobRecord(
@@ -199,23 +202,27 @@ class Jobs:
             check_steps(spec, sent.step)
         return sent
 
-    async def _resolved(self, spec: JobSpec, tokens: JobTokens) -> JobSpec:
-        """The spec with every "auto" resolved on a thread: a cut of many layers takes a while.
+    async def _resolved(self, spec: JobSpec, tokens: JobTokens) -> tuple[JobSpec, str]:
+        """The spec with every "auto" resolved on a thread, as a cut of many layers takes a while; what links changed.
 
         OutOfMemory, InvalidConfig.
         """
         check_for_swarm(spec)
-        idle = [peer.hello.memory_bytes for peer in self._membership.idle_peers()]
+        free = self._membership.idle_peers()
+        idle, speed = [peer.hello.memory_bytes for peer in free], fleet_speed(free)
         present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
         hellos = [peer.hello for peer in self._membership.lasting_peers()]
         lasting = [
             Candidate(one.peer, one.pinned_stage, memory_bytes=one.memory_bytes, site=one.site) for one in hellos
         ]
-        resolved = await self.aside(lambda: _resolve(*_for_sites(spec, tokens, lasting, idle), tokens, present))
+        resolved = await self.aside(lambda: _resolve(*_for_sites(spec, tokens, lasting, idle), tokens, present, speed))
         if (size_bytes := len(resolved.model_dump_json())) > SPEC_BYTES_MAX:
             raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
         check_hops(resolved)
-        return resolved
+        links = ""
+        if spec.pipeline.overlap == "auto" and not resolved.has_outer_steps:
+            links = auto_overlap(resolved, split_of(resolved), len(idle), speed).links_text()
+        return resolved, f"; {links}" if links else ""
 
     async def cancel(self, job: Job, reason: str, *, checkpoint: bool = True) -> None:
         """Save what was trained and end the job; a second call, or one without `checkpoint`, ends it at once.
@@ -264,20 +271,20 @@ class Jobs:
                 hint=hint if record.state is JobState.SUCCEEDED else f"see: swarm status {record.id}",
             )
         with job.used(), self._opens(record.project) if record.state.is_final else nullcontext():
-            beginning = await self._turn(job, record, which, spec)
+            beginning, links = await self._turn(job, record, which, spec)
         # No await until the job has its state: it is counted by that from here on.
         if beginning.skipped:
             self.registry.say(job, "warning", beginning.skipped)
         job.stalls = Stalls()
-        told = f"goes on at step {beginning.step} {beginning.source}"
+        told = f"goes on at step {beginning.step} {beginning.source}{links}"
         await self.registry.enter(job, JobState.QUEUED, told, error_code="", hint="")
         self._peers.wake.set()
 
-    async def _turn(self, job: Job, record: JobRecord, which: str, spec: JobSpec | None) -> Beginning:
-        """Begin the timeline on which the job resumes."""
-        changed = job.spec
+    async def _turn(self, job: Job, record: JobRecord, which: str, spec: JobSpec | None) -> tuple[Beginning, str]:
+        """Begin the timeline on which the job resumes; what links changed."""
+        changed, links = job.spec, ""
         if spec is not None:
-            changed = await self._resolved(spec, record.tokens)
+            changed, links = await self._resolved(spec, record.tokens)
             check_changes(job.spec, changed)
             await self.stores.checkpoints.open(changed, record.id)  # for its checks
         untrained = job.newest is None and job.progress.steps_done == record.first_steps[0]
@@ -287,7 +294,7 @@ class Jobs:
         check_steps(changed, beginning.step)
         await self._timelines.switch_to(job, record, beginning, changed)
         await self.stores.logs.reopen(record.id)
-        return beginning
+        return beginning, links
 
     async def drain(self, peer: PeerId, reason: str) -> None:
         """Let the peer hand its work over, and give it none until its process is started again; idempotent."""
@@ -388,7 +395,9 @@ def _for_sites(
     return spec, idle
 
 
-def _resolve(spec: JobSpec, idle: list[int], tokens: JobTokens, present: list[int]) -> JobSpec:
+def _resolve(
+    spec: JobSpec, idle: list[int], tokens: JobTokens, present: list[int], speed: FleetSpeed = UNMEASURED
+) -> JobSpec:
     """The spec with every "auto" resolved; the cut follows the memory of the `idle` peers, in bytes. OutOfMemory."""
     decide = partial(
         resolve,
@@ -396,6 +405,7 @@ def _resolve(spec: JobSpec, idle: list[int], tokens: JobTokens, present: list[in
         stages_if_auto=stages_for(len(idle)),
         end_of_text=tokens.end_of_text,
         peers=len(idle),
+        speed=speed,
     )
     resolved = decide(spec)
     if spec.pipeline.split != "auto":

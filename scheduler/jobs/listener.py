@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
 from scheduler.brain.inputs import RelaysHere
 from scheduler.jobs.islands import of_job, timelines
-from scheduler.jobs.job import now_s
+from scheduler.jobs.job import now_s, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -18,6 +18,7 @@ from scheduler.storage.job_log import LogLine
 from scheduler.storage.stores import Stores
 from swarm.errors import CheckpointFailed, Refused
 from swarm.events import Event, Heartbeat, Hello, Leaving, Loaded, Logged
+from swarm.job.partition import microbatch_tokens, stage_flops
 from swarm.limits import LOG_LINE_CHARACTERS_MAX, LOG_LINES_AT_ONCE, LOG_LINES_PER_S, Bucket
 from swarm.messages import FetchRequest, Release, StoreHeader
 from swarm.types import JobId, JobState, PeerId, PeerState
@@ -76,7 +77,7 @@ class PeerListener:
             case Leaving():
                 self._peers.leave(peer, event.reason)
             case Heartbeat(links=links) if links:
-                self._membership.measured(peer, links)
+                self._membership.measured(peer, links, self._speed(known))
             case _:
                 self._at_work(known, event)
 
@@ -133,6 +134,15 @@ class PeerListener:
             text = f"says more than {LOG_LINES_PER_S:.0f} lines a second: some are left out"
             self._logs.append(self._served[peer], LogLine(self._wall_s(), "warning", peer, known.stage, text))
         return False
+
+    def _speed(self, known: Peer) -> float:
+        """Multiply-adds a second that the peer computes in its job, of a forward; 0 = not measured."""
+        job = self._registry.get(known.job)
+        pace_s = 0.0 if job is None or job.run is None else job.run.brain.pace_s(known.hello.peer)
+        if job is None or pace_s <= 0.0:
+            return 0.0
+        flops = stage_flops(job.spec, split := split_of(job.spec))
+        return microbatch_tokens(job.spec) * flops[known.stage % len(split)] / pace_s
 
     def _at_work(self, known: Peer, event: Event) -> None:
         """An event for the brain of the peer's job."""

@@ -30,14 +30,12 @@ from dataclasses import astuple, dataclass
 
 from swarm.job.families import FAMILIES
 from swarm.job.islands import island_spec
-from swarm.job.partition import layer_widths
+from swarm.job.partition import BOUNDARY_BYTES, layer_widths, microbatch_tokens
 from swarm.job.spec import LOWERED, JobSpec
 
 MARGIN = 1.1
 SHARES = {"float32": 1.0, "bfloat16": 0.8, LOWERED: 0.75}
 STATE_BYTES = {"adamw": 8, "nadamw": 8, "lamb": 8, "muon": 8, "sgd": 0}
-# Of an element of an output that is held, by pipeline.compression; with "auto" at most.
-HELD_BYTES = {"auto": 4.0, "none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02}
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
 ATTENTION_DROPOUT = 4.0
 HIDDEN_DROPOUT = 3.0
@@ -79,8 +77,8 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     limit = spec.pipeline.max_in_flight
     in_flight = min(window, 2 * stages if limit == "auto" else math.ceil(limit / replicas))
     outputs = (not first) + (not last)
-    boundary = _tokens(spec) * spec.model.config["hidden_size"]
-    held = window * outputs * HELD_BYTES[spec.pipeline.compression] + in_flight * outputs * 4
+    boundary = microbatch_tokens(spec) * spec.model.config["hidden_size"]
+    held = window * outputs * BOUNDARY_BYTES[spec.pipeline.compression] + in_flight * outputs * 4
     # The last stage goes backward right after forward; before it, all that is in flight may be on its way back.
     graphs = 1 if last else in_flight
     whole = graph_bytes(spec, layers, last=last)
@@ -92,7 +90,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
         optimizer=(STATE_BYTES[training.optimizer] + momentum) * parameters,
         sums=sum_bytes * open_steps * parameters,
         gradients=((2 if lowered else 4) + sum_bytes + 4 + 4 + leftovers) * parameters,
-        graphs=kept + 3 * 4 * _tokens(spec) * widest,
+        graphs=kept + 3 * 4 * microbatch_tokens(spec) * widest,
         boundaries=math.ceil(held * boundary),
         outer={"allreduce": 0, "async_dn": 12}.get(spec.averaging.mode, 8) * parameters,
         log=2 * 4 * parameters,
@@ -136,7 +134,7 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
     config, widths = spec.model.config, layer_widths(spec)
     width: int = config["hidden_size"]
     vocabulary: int = config["vocab_size"]
-    tokens = _tokens(spec)
+    tokens = microbatch_tokens(spec)
     family = FAMILIES[spec.model.family]
     saved = 5 * width + family.saved_attention * widths.attention + family.saved_inner * widths.inner
     scores = config["num_attention_heads"] * spec.data.sequence_length
@@ -154,9 +152,3 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
     cast_weights = 2 * weights if dtype == "bfloat16" else 0
     lowered_logits = 2 * tokens * vocabulary if last and dtype != "float32" else 0
     return math.ceil(4 * SHARES[dtype] * elements) + cast_weights + lowered_logits
-
-
-def _tokens(spec: JobSpec) -> int:
-    size = spec.training.microbatch_sequences
-    assert size != "auto", "resolve the spec first"
-    return size * spec.data.sequence_length

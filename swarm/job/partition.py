@@ -13,12 +13,14 @@ scheduler resolve specs too.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm.errors import InvalidConfig
 from swarm.job.families import DEFAULT, FAMILIES
 from swarm.job.islands import island_spec, resolved_outer
 from swarm.job.model_config import filled_config
+from swarm.job.overlap import UNMEASURED, FleetSpeed, Overlap, late_microbatches
 from swarm.job.spec import JobSpec, parse_job
 from swarm.limits import STAGES_MAX
 from swarm.text import counted
@@ -34,15 +36,23 @@ AUTO_MICROBATCH_TOKENS = 8192
 LOOKS_AHEAD = ("adamw", "nadamw", "muon")
 # What a Route may carry as token ids and targets of 4 bytes each (swarm.rpc refuses longer messages).
 MICROBATCH_BYTES_MAX = 4 << 20
+# Of an element of a boundary tensor, by pipeline.compression; with "auto" at most.
+BOUNDARY_BYTES = {"auto": 4.0, "none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02}
 
 
 def resolve(
-    spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int, end_of_text: int = END_OF_TEXT, peers: int = 0
+    spec: JobSpec,
+    *,
+    vocabulary_size: int,
+    stages_if_auto: int,
+    end_of_text: int = END_OF_TEXT,
+    peers: int = 0,
+    speed: FleetSpeed = UNMEASURED,
 ) -> JobSpec:
     """The spec with every "auto" but pipeline.max_in_flight replaced and the model's config filled and checked.
 
     `vocabulary_size` and `end_of_text` (-1: unknown) are the tokenizer's; `peers` is how many stage servers are at
-    hand. Resolving a resolved spec changes nothing.
+    hand, and `speed` what was measured of them. Resolving a resolved spec changes nothing.
     Raises InvalidConfig if the config has an unknown field, or one that contradicts another, the data or the tokenizer.
     """
     spec = _with_family(spec)
@@ -62,15 +72,15 @@ def resolve(
         split = balanced_split(filled, min(stages_if_auto, spec.layers, STAGES_MAX) if stages == "auto" else stages)
     values["pipeline"] |= {"split": split, "stages": len(split)}
     if spec.pipeline.overlap == "auto":
-        replicas = max(spec.limits.min_replicas, peers // len(split))
         # Across an outer step late microbatches would use the weights before a merge; what that costs is not known.
-        values["pipeline"]["overlap"] = 0 if spec.has_outer_steps else auto_overlap(filled, len(split), replicas)
+        chosen = Overlap(0) if spec.has_outer_steps else auto_overlap(filled, split, peers, speed)
+        values["pipeline"]["overlap"] = chosen.microbatches
     if spec.pipeline.sync_steps == "auto":
         values["pipeline"]["sync_steps"] = spec.training.warmup_steps
     resolved = parse_job(values)
-    size, most = resolved.training.microbatch_sequences, MICROBATCH_BYTES_MAX // (4 if len(split) > 1 else 8)
-    assert size != "auto", "resolved by now"
-    if size * resolved.data.sequence_length > most:
+    most = MICROBATCH_BYTES_MAX // (4 if len(split) > 1 else 8)
+    if microbatch_tokens(resolved) > most:
+        size = resolved.training.microbatch_sequences
         raise InvalidConfig(
             f"a microbatch of {size} sequences of {resolved.data.sequence_length} tokens is more than {most} tokens",
             hint="lower training.microbatch_sequences or data.sequence_length",
@@ -119,6 +129,19 @@ def flops_per_token(spec: JobSpec) -> tuple[int, int]:
     return widths.matrices + scores, config["hidden_size"] * config["vocab_size"]
 
 
+def stage_flops(spec: JobSpec, split: Sequence[int]) -> list[int]:
+    """Multiply-adds per token of each stage of a cut, forward."""
+    layer, head = flops_per_token(spec)
+    return [layers * layer + (head if stage == len(split) - 1 else 0) for stage, layers in enumerate(split)]
+
+
+def microbatch_tokens(spec: JobSpec) -> int:
+    """Tokens of a microbatch; `spec` needs its size."""
+    size = spec.training.microbatch_sequences
+    assert size != "auto", "resolve the spec first"
+    return size * spec.data.sequence_length
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWidths:
     """Sizes of one decoder layer: elements of its matrices, and the widths of its results per token."""
@@ -152,18 +175,22 @@ def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:
     return max((size for size in range(1, largest + 1) if global_batch_sequences % size == 0), default=1)
 
 
-def auto_overlap(spec: JobSpec, stages: int, replicas: int) -> int:
-    """How many microbatches of a step should use weights one step old; `spec` needs a microbatch size.
+def auto_overlap(spec: JobSpec, split: Sequence[int], peers: int, speed: FleetSpeed) -> Overlap:
+    """How many microbatches of a step should use weights one step old, with this cut and so many stage servers.
 
-    Between two steps each of `replicas` pipelines idles for stages - 1 microbatches while it fills and drains, and for
-    about one more while gradients are averaged and committed. The same number of late microbatches keeps it busy; more
-    than half of a step costs more loss than it gains time (docs/convergence.md). None for an optimizer that does not
-    look ahead.
+    `spec` needs a microbatch size and a filled model.config. None for an optimizer that does not look ahead.
     """
-    training = spec.training
+    training, stages = spec.training, len(split)
     if training.optimizer not in LOOKS_AHEAD or (training.optimizer == "adamw" and not training.lookahead):
-        return 0
-    return min(stages * replicas, training.microbatches // 2)
+        return Overlap(0)
+    boundary = microbatch_tokens(spec) * spec.model.config["hidden_size"]
+    return late_microbatches(
+        stages,
+        max(spec.limits.min_replicas, peers // stages),
+        training.microbatches,
+        speed.travel_s(boundary * BOUNDARY_BYTES[spec.pipeline.compression]),
+        speed.compute_s(microbatch_tokens(spec) * max(stage_flops(spec, split))),
+    )
 
 
 def shape_text(spec: JobSpec) -> str:

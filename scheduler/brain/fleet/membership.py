@@ -79,6 +79,17 @@ class Transition:
     session_lost: bool = False  # it became suspect because its session broke, not because it was silent
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was last seen of a peer at work; kept when its job is over, for the next one."""
+
+    links: tuple[LinkSpeed, ...] = ()  # to the neighbours that it had
+    multiply_adds_per_s: float = 0.0  # of a forward, over the time of forward and backward; 0 = not known
+
+
+NOT_MEASURED = Measured()
+
+
 @dataclass(slots=True)
 class Peer:
     """The record of one peer; only Membership changes it."""
@@ -94,6 +105,7 @@ class Peer:
     leaving: str = ""  # why it must hand its work over
     unreached: str = ""  # why others may not be able to dial it
     links: tuple[LinkSpeed, ...] = ()  # to the neighbours in its job, as it last told
+    measured: Measured = NOT_MEASURED
 
 
 class Membership:
@@ -160,11 +172,12 @@ class Membership:
         is_new, known.unreached = bool(fault) and not known.unreached, fault
         return is_new
 
-    def measured(self, peer: PeerId, links: tuple[LinkSpeed, ...]) -> None:
-        """The peer, which serves a job, tells how fast its links to others are."""
+    def measured(self, peer: PeerId, links: tuple[LinkSpeed, ...], multiply_adds_per_s: float = 0.0) -> None:
+        """The peer, which serves a job, tells how fast its links to others are; how fast it computes was seen."""
         known = self._peers.get(peer)
         if known is not None and known.job != NO_JOB:
             known.links = tuple(link for link in links if link.to in self._peers)
+            known.measured = Measured(known.links, multiply_adds_per_s)
 
     def disconnected(self, peer: PeerId, incarnation: int, now_s: float, reason: str = "") -> list[Transition]:
         """The session of this incarnation broke; one of an older incarnation is ignored."""

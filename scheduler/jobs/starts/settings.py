@@ -12,7 +12,7 @@ from swarm.checkpoint.islands import files_for
 from swarm.data.batches import Batches
 from swarm.job.footprint import stage_footprint
 from swarm.job.islands import island_spec
-from swarm.job.partition import flops_per_token, unit_names
+from swarm.job.partition import flops_per_token, stage_flops, unit_names
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
@@ -67,7 +67,7 @@ def brain_settings(
         files=files_for(files, 0),
         saving=SavingRules(spec.checkpoint.every_steps, spec.checkpoint.every_s, spec.checkpoint.optimizer),
         recover=True,
-        work=_work(spec),
+        work=tuple(map(float, stage_flops(spec, split))),
         compiles=spec.model.compile,
         state_bytes=tuple(one.weights + one.optimizer for one in footprints),
         on_stall=spec.limits.on_stall,
@@ -87,10 +87,3 @@ def brain_settings(
             min_replicas=spec.limits.min_replicas,
         ),
     )
-
-
-def _work(spec: JobSpec) -> tuple[float, ...]:
-    """The cost of a microbatch at each stage, relative to the others."""
-    layer, head = flops_per_token(spec)
-    split = split_of(spec)
-    return tuple(float(layers * layer + (head if stage == len(split) - 1 else 0)) for stage, layers in enumerate(split))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Membership, Transition
+from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Measured, Membership, Transition
 from swarm.errors import NotAllowed, NotFound, StaleMessage
 from swarm.events import Hello, LinkSpeed
 from swarm.types import JobId, PeerId, PeerState
@@ -382,3 +382,17 @@ def test_links_are_those_to_known_peers_and_go_with_the_job() -> None:
     assert [known.links for known in members.peers()] == [told[:1], ()]
     members.release(A, 3.0)
     assert [known.links for known in members.peers()] == [(), ()]
+
+
+def test_what_was_measured_of_a_peer_is_kept_for_the_next_job_of_its_process() -> None:
+    members = pool()
+    serving(members)
+    members.measured(A, (LinkSpeed(A, 1e6, 0.01),), 1e9)
+    members.release(A, 3.0)
+    known = members.get(A)
+    assert known is not None
+    assert known.measured == Measured((LinkSpeed(A, 1e6, 0.01),), 1e9)
+    members.hello(hello(incarnation=2), 4.0)
+    known = members.get(A)
+    assert known is not None
+    assert known.measured == Measured()

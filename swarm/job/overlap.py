@@ -1,0 +1,74 @@
+"""How many microbatches of a step should use weights one step old: as many as a pipeline would idle for.
+
+Between two steps a pipeline of S stages idles, in times that a stage computes a microbatch:
+
+    while it fills and drains                            S - 1
+    while gradients are averaged and committed           about 1
+    while boundary tensors travel, there and back        2 (S - 1) x travel / computing
+
+The last line counts where links were measured, so where they are near it is next to nothing. Chosen once, at submit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from swarm.text import counted
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSpeed:
+    """How fast stage servers were in the jobs before: medians, or zeros where nothing was measured."""
+
+    multiply_adds_per_s: float = 0.0  # of a forward, over the time of forward and backward
+    link_bytes_per_s: float = 0.0
+    receipt_s: float = 0.0  # the shortest time until a tensor's receipt
+
+    def travel_s(self, size_bytes: float) -> float:
+        """Seconds that a boundary tensor of this size is under way; 0 if that is not known.
+
+        It takes half of the time until a receipt at least. The measured rate is low where few tensors travel at once,
+        so what it makes of the size is not added to that.
+        """
+        return max(self.receipt_s / 2, size_bytes / self.link_bytes_per_s) if self.link_bytes_per_s else 0.0
+
+    def compute_s(self, multiply_adds: float) -> float:
+        """Seconds that a stage of this size computes a microbatch; 0 if that is not known."""
+        return multiply_adds / self.multiply_adds_per_s if self.multiply_adds_per_s else 0.0
+
+
+UNMEASURED = FleetSpeed()
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """The late microbatches of a step, how many of them are due to links, and how long a tensor travels on these."""
+
+    microbatches: int
+    for_links: int = 0
+    travel_s: float = 0.0
+
+    def links_text(self) -> str:
+        """What links have to do with it, for people; empty if nothing."""
+        if not self.for_links:
+            return ""
+        return (
+            f"{counted(self.for_links, 'microbatch')} more overlap because of the links, "
+            f"on which a boundary tensor travels {self.travel_s:.3g} s"
+        )
+
+
+def late_microbatches(
+    stages: int, replicas: int, microbatches: int, travel_s: float = 0.0, compute_s: float = 0.0
+) -> Overlap:
+    """The choice for a step of so many microbatches and one pipeline for each replica: never more than half of it.
+
+    `travel_s` is that of a boundary tensor, `compute_s` that of a microbatch at the busiest stage; 0 = not measured.
+    More than half costs more loss than it gains time (docs/convergence.md).
+    """
+    most = microbatches // 2
+    near = min(most, stages * replicas)
+    travelling = 2 * (stages - 1) * replicas * travel_s / compute_s if compute_s else 0.0
+    late = min(most, stages * replicas + math.floor(min(travelling, most)))
+    return Overlap(late, late - near, travel_s)
