@@ -43,6 +43,12 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(autouse=True)
+def connections_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody listens is refused at once; who listens may be held up by this machine for as long as it likes."""
+    monkeypatch.setattr("swarm.rpc.channel.CONNECT_S_MAX", 60.0)
+
+
+@pytest.fixture(autouse=True)
 def logs_are_as_before() -> Iterator[None]:
     """Commands that a test runs in its own process set up logging; the next test must not write to their streams."""
     root = logging.getLogger()

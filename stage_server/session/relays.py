@@ -16,7 +16,7 @@ from swarm.errors import RelaySilent, SwarmError
 from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.process.logs import Logger
-from swarm.rpc.channel import translate
+from swarm.rpc.channel import translate, write
 from swarm.rpc.links.paths import Paths
 from swarm.rpc.links.tunnel import SERVICE, accept, channel_to
 from swarm.rpc.mapping import parse
@@ -123,7 +123,7 @@ class RelayListener(KnownRelays):
         try:
             while True:
                 renewed.clear()
-                await call.write(relay_pb2.ListenUp(token=self._wallet.pass_token).SerializeToString())
+                await write(call, relay_pb2.ListenUp(token=self._wallet.pass_token).SerializeToString())
                 await renewed.wait()
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # the reader learns why

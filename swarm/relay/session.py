@@ -15,7 +15,7 @@ from swarm.pki.identity import Wallet
 from swarm.pki.names import scheduler_of
 from swarm.process.logs import Logger
 from swarm.relay.service import RelayService
-from swarm.rpc.channel import connect, translate
+from swarm.rpc.channel import connect, translate, write
 from swarm.rpc.mapping import from_message, parse
 from swarm.wire import relay_pb2
 
@@ -87,7 +87,7 @@ class RelaySession:
 
     async def _tell(self, call: _Call) -> None:
         try:
-            await call.write(relay_pb2.RelayUp(hello=self._hello).SerializeToString())
+            await write(call, relay_pb2.RelayUp(hello=self._hello).SerializeToString())
             while True:
                 await asyncio.sleep(self._report_s)
                 rows = [
@@ -95,6 +95,6 @@ class RelaySession:
                     for (job, sender, to), size_bytes in self._service.take_used().items()
                 ]
                 for start in range(0, len(rows), ROWS_MAX):
-                    await call.write(relay_pb2.RelayUp(carried=rows[start : start + ROWS_MAX]).SerializeToString())
+                    await write(call, relay_pb2.RelayUp(carried=rows[start : start + ROWS_MAX]).SerializeToString())
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # the reader learns why

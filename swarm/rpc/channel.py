@@ -37,6 +37,7 @@ MAX_MESSAGE_BYTES = (4 << 20) + (64 << 10)  # one chunk, or one route with its t
 MAX_METADATA_BYTES = 8 << 10
 MAX_CONCURRENT_STREAMS = 64  # per connection
 CONNECTION_S_MAX, CONNECTION_GRACE_S = 3600.0, 60.0  # of stage servers to each other
+CONNECT_S_MAX = 3.0  # with handshakes: in one second a busy machine, or one across an ocean, may not be there
 KEEPALIVE_INTERVAL_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late, and with 1000 it would count as dead
 
@@ -78,7 +79,7 @@ def client_options() -> Options:
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),  # no retries by gRPC: our protocol repeats what may be repeated
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1000),  # also the time a connection attempt may take
+        ("grpc.min_reconnect_backoff_ms", round(1000 * CONNECT_S_MAX)),  # no pause, in spite of its name
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
 
@@ -164,11 +165,13 @@ def _changed(options: Options, more: Options | None) -> Options:
     return list((dict(options) | dict(more or ())).items())
 
 
-async def write(call: grpc.aio.StreamStreamCall[bytes, bytes], message: bytes) -> None:
+async def write(
+    call: grpc.aio.StreamStreamCall[bytes, bytes] | grpc.aio.StreamUnaryCall[bytes, bytes], message: bytes
+) -> None:
     """Write to a stream without hiding why it ended; asyncio.InvalidStateError once it has ended.
 
     A `call.write` that comes after the other side has ended the call replaces that side's error by "Internal error from
-    Core". So the message is handed to the layer below it.
+    Core", and so does an iterator of messages. So the message is handed to the layer below it.
     """
     if call.done():
         raise asyncio.InvalidStateError("the call has ended")

@@ -134,10 +134,16 @@ class GrpcSchedulerLink:
         if content.nbytes != header.total_bytes:
             raise ValueError(f"the header says {header.total_bytes} bytes, the payload has {content.nbytes}")
         method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{SERVICE}/Store")
+        call = method()
+        sending = asyncio.create_task(_send_chunks(call, header, content), name=f"weights to {self._address}")
         try:
-            reply = parse(session_pb2.StoreReply, await method(_store_chunks(header, content)))
+            reply = parse(session_pb2.StoreReply, await call)
         except grpc.RpcError as error:
             raise translate(error, self._address) from None
+        finally:
+            call.cancel()
+            sending.cancel()
+            await asyncio.wait({sending})
         return cast(session_pb2.StoreReply, reply).sha256
 
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
@@ -187,8 +193,17 @@ def _within_limit(data: bytes) -> bytes:
     return data
 
 
+async def _send_chunks(call: grpc.aio.StreamUnaryCall[bytes, bytes], header: StoreHeader, content: memoryview) -> None:
+    """Write until all is written or the call has ended."""
+    try:
+        for chunk in _store_chunks(header, content):
+            await write(call, chunk)
+        await call.done_writing()
+    except (grpc.RpcError, asyncio.InvalidStateError):
+        pass  # whoever awaits the call learns why
+
+
 def _store_chunks(header: StoreHeader, content: memoryview) -> Iterator[bytes]:
-    """The header goes with the first chunk: gRPC forgets why a call was refused when another write follows."""
     content = content.cast("B") if content.nbytes else content
     first = bytes(content[:CHUNK_BYTES])
     yield session_pb2.StoreChunk(header=to_message(header), payload=first).SerializeToString()

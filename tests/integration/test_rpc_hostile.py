@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,7 +14,15 @@ import pytest
 import structlog
 import xxhash
 
-from swarm.errors import CorruptFrame, PeerUnavailable, Refused, RetryElsewhere, SchedulerUnreachable, SwarmError
+from swarm.errors import (
+    CorruptFrame,
+    NotAllowed,
+    PeerUnavailable,
+    Refused,
+    RetryElsewhere,
+    SchedulerUnreachable,
+    SwarmError,
+)
 from swarm.events import Event, Heartbeat, Hello
 from swarm.messages import Command, FetchRequest, StoreHeader, Void
 from swarm.peer_messages import Boundary, StateReply, StateRequest
@@ -111,12 +118,10 @@ async def test_kill_minus_9_is_seen_at_once_by_tensors_and_by_the_session() -> N
     assert not sending.done()
     assert not attached.done()
     os.kill(process.pid, signal.SIGKILL)
-    killed = time.monotonic()
-    with pytest.raises(PeerUnavailable):
-        await sending
-    with pytest.raises(SchedulerUnreachable):
-        await attached
-    assert time.monotonic() - killed < 2
+    for one, kind in ((sending, PeerUnavailable), (attached, SchedulerUnreachable)):
+        with pytest.raises(kind) as caught:
+            await one
+        assert "time" not in caught.value.message, "no ping was awaited"
     with pytest.raises(PeerUnavailable):
         await links.send(address, header_of(4), b"abcd")
     await process.wait()
@@ -225,7 +230,7 @@ async def pulled_and_not_read() -> AsyncIterator[str]:
         pull = channel.unary_stream("/swarm.wire.Peer/Pull")
         unread = [pull(to_message(_STATE_REQUEST).SerializeToString()) for _ in range(3 * PULLS_OF_HOST_MAX)]
         try:
-            await asyncio.wait_for(donor.full.wait(), 30)
+            await donor.full.wait()
             yield address
         finally:
             for call in unread:
@@ -246,7 +251,7 @@ async def test_callers_that_do_not_read_what_they_pulled_lose_their_place(monkey
     """Each unread stream held its answer for ever."""
     monkeypatch.setattr("swarm.rpc.links.peer_service.PULL_CHUNK_S_MAX", 0.2)
     links = GrpcPeerLinks()
-    async with pulled_and_not_read() as address, asyncio.timeout(30):
+    async with pulled_and_not_read() as address:
         while True:
             try:
                 reply, _ = await links.pull(address, _STATE_REQUEST, 16 << 20)
@@ -299,7 +304,7 @@ async def test_a_stage_server_that_says_it_is_somewhere_else_than_at_a_host_and_
 
     async def events(one: Hello) -> AsyncGenerator[Event, None]:
         yield one
-        await asyncio.sleep(10)
+        await asyncio.Event().wait()
 
     async def first(one: Hello) -> object:
         link = GrpcSchedulerLink(address)
@@ -310,10 +315,8 @@ async def test_a_stage_server_that_says_it_is_somewhere_else_than_at_a_host_and_
             await link.close()
         return None
 
-    started_s = time.monotonic()
     with pytest.raises(Refused, match="is no address to dial"):
         await first(replace(hello, **{field: "unix:/run/docker.sock"}))
-    assert time.monotonic() - started_s < 1.0
     assert scheduler.heard == []
     assert await first(hello) == (1, Void(0, 0, 0))
     await server.stop(None)
@@ -541,6 +544,25 @@ async def test_weights_that_do_not_fit_their_header_are_not_stored(
     error = translate(caught.value, "scheduler")
     assert type(error) is kind
     assert reason in error.message
+
+
+async def test_weights_that_are_refused_while_they_are_sent_are_refused_with_the_reason() -> None:
+    """In one of seven such calls gRPC forgot it: a stage server took "the job is over" for a fault of the scheduler."""
+
+    class Over(Handler):
+        async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+            raise NotAllowed("the job is over")
+
+    server, content = new_server(), bytes(8 << 20)
+    add_session_service(server, Over())
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    link = GrpcSchedulerLink(address)
+    for _ in range(60):
+        with pytest.raises(NotAllowed, match="the job is over"):
+            await link.store(StoreHeader(JobId("j"), PeerId("a"), 1, 0, 1, 0, len(content)), content)
+    await link.close()
+    await server.stop(None)
 
 
 async def test_ten_thousand_metadata_keys_are_refused_and_the_server_lives_on() -> None:
