@@ -49,7 +49,7 @@ async def _linked(url: str, name: str, **options: Any) -> AsyncIterator[Bus]:
     bus = Bus(url, name, on_connected=lambda connected: up.set() if connected else up.clear(), **options)
     running = asyncio.create_task(bus.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await up.wait()
             yield bus
     finally:
@@ -130,7 +130,7 @@ def test_the_broker_does_not_outlive_a_killed_parent(kind: str) -> None:
             assert children
         finally:
             parent.kill()
-    _, left = psutil.wait_procs(children, timeout=10)
+    _, left = psutil.wait_procs(children, timeout=60)
     assert not left
 
 
@@ -257,7 +257,7 @@ async def test_the_link_is_told_as_it_comes_and_goes(url: str) -> None:
     told: list[bool] = []
     bus = Bus(url, "told", on_connected=told.append)
     running = asyncio.create_task(bus.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not told:
             await asyncio.sleep(0.01)
     assert bus.connected
@@ -406,7 +406,7 @@ async def test_a_living_scheduler_announces_again_what_was_overwritten(
         assert (await anext(messages))[1]["database"] == "a"
         for wrong in ({}, {"address": "0.0.0.0:7990"}, Announcement("0.0.0.0:7990", 9).payload()):
             stranger.announce(topics.scheduler(), wrong)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (await anext(messages))[1].get("database") != "a":
                     pass
 

@@ -38,7 +38,7 @@ def test_harm_is_done_only_where_it_is_allowed_and_its_end_is_told(
         assert chaos("kill", "nobody", "--yes") == 7
         assert chaos("slow", obedient, "--factor", "nan", "--yes") == 3
         assert chaos("corrupt", obedient, "--against", meek, "--yes") == 3
-        assert cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=10).state == "running"
+        assert cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=60).state == "running"
         capfd.readouterr()
 
         assert chaos("corrupt", obedient, "--for", "1", "--factor", "2", "--yes") == 0
@@ -48,7 +48,7 @@ def test_harm_is_done_only_where_it_is_allowed_and_its_end_is_told(
 
         assert chaos("kill", obedient, "--yes") == 0
         told = json.loads(capfd.readouterr().out)["data"]
-        assert cluster.servers[obedient].child.wait(timeout=10) == -9
+        assert cluster.servers[obedient].child.wait(timeout=60) == -9
         assert 0 <= told["suspect_s"] <= told["gone_s"] <= told["watched_s"]
         assert told["recovered_s"] is not None
         ledger = told["ledger"]

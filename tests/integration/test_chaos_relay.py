@@ -94,5 +94,5 @@ def _between(relay: Relay, source: int, target: int, packets: int) -> tuple[int,
         check=True,
         timeout=30,
     )
-    out = receiver.communicate(timeout=30)[0].split()
+    out = receiver.communicate(timeout=60)[0].split()
     return int(out[0]), int(out[1]), out[2] == "True", float(out[3]), float(out[4])

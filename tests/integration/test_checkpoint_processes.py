@@ -82,7 +82,7 @@ every_steps = 10
 
         job = cluster.submit(spec, tokens.manifest).id
         cluster.wait_for_step(job, 12)
-        cluster.jobs.Pause(pb.JobRequest(job=job), timeout=30)  # the command takes longer to start than the job to end
+        cluster.jobs.Pause(pb.JobRequest(job=job), timeout=60)  # the command takes longer to start than the job to end
         paused = swarm("pause", job)
         assert paused.code == 0, paused.err
         assert f"go on with: swarm resume {job}" in paused.err

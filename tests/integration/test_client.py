@@ -416,7 +416,7 @@ def test_ctrl_c_detaches_and_sigterm_ends(fake: FakeJobs, address: str) -> None:
             assert line, seen
             seen += line
         process.send_signal(number)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == code, seen + err
         assert "Traceback" not in err
         assert ("detached: job tiny-1a2b3c goes on" in err) == (number is signal.SIGINT)
@@ -452,7 +452,7 @@ def test_on_a_terminal_one_line_redraws_and_the_cursor_comes_back(
             process.send_signal(number)
             number_sent, number = number, None
     os.close(ours)
-    code = process.wait(timeout=20)
+    code = process.wait(timeout=60)
     if fake.hold is None:
         assert code == 0
         assert b"step 20/20  loss 2.2500" in seen

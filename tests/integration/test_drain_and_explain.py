@@ -91,4 +91,4 @@ def test_a_stage_server_is_explained_and_drained_by_command(tmp_path: Path, capf
         assert [(one["state"], one["job"]) for one in swarm("peers")[1]].count(("draining", None)) == 2
         assert swarm("status", job.id)[1]["state"] == "running"
         cluster.servers[first].kill()
-        cluster.servers[first].child.wait(timeout=10)
+        cluster.servers[first].child.wait(timeout=60)

@@ -19,7 +19,7 @@ from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import Direction, JobId, Microbatch, PeerId
 
-NOTICED_S_MAX = 6.0  # pings go out every second and may take two; the rest is for a busy machine
+NOTICED_S_MAX = 40.0  # pings go out every second and may take two; the rest is for a busy machine
 SERVER = """
 import asyncio, sys
 from swarm.rpc.channel import bind, new_server

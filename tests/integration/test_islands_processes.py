@@ -116,7 +116,7 @@ def test_an_island_is_killed_whole_and_begins_anew_bitwise(tmp_path: Path, resta
 
 
 def view_of(cluster: Cluster, job: str) -> Any:
-    return cluster.jobs.Get(pb.JobRequest(job=job), timeout=10)
+    return cluster.jobs.Get(pb.JobRequest(job=job), timeout=60)
 
 
 def until(says: Any) -> None:

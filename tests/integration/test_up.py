@@ -221,7 +221,7 @@ class Up:
         return self.process.returncode
 
     def assert_nobody_left(self) -> None:
-        _, left = psutil.wait_procs(list(self._family.values()), timeout=10)
+        _, left = psutil.wait_procs(list(self._family.values()), timeout=60)
         here = [process for process in psutil.process_iter() if self._is_here(process)]
         for process in {*left, *here}:
             process.kill()
@@ -458,7 +458,7 @@ def test_two_swarms_do_not_share_a_folder(here: Path, made: list[Up]) -> None:
     first.until("Ctrl-C stops everything")
     second = Up(here)
     made.append(second)
-    out, _ = second.process.communicate(timeout=30)
+    out, _ = second.process.communicate(timeout=60)
     assert second.process.returncode == 10
     assert "--data-dir" in out
     first.process.send_signal(signal.SIGINT)

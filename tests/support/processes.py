@@ -14,6 +14,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
+import psutil
 
 from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
@@ -165,12 +168,25 @@ class Process:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.child.pid, number)
 
+    def probe(self) -> int:
+        """What its /healthz says: 200, or 503 if its loop took longer to turn than a probe waits."""
+        try:
+            with urllib.request.urlopen(f"http://{self.ready['http']}/healthz", timeout=60) as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def cpu_s(self) -> float:
+        """The CPU time that it has used."""
+        used = psutil.Process(self.child.pid).cpu_times()
+        return used.user + used.system
+
     def stop(self) -> int:
         """End the process as an operator would; gives its exit code."""
         with contextlib.suppress(ProcessLookupError):
             self.child.terminate()
         try:
-            code = self.child.wait(timeout=20)
+            code = self.child.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self.child.kill()
             code = self.child.wait()
@@ -257,7 +273,7 @@ class Cluster:
         )
 
     def peers(self) -> list[Any]:
-        return list(self.jobs.Peers(pb.PeersRequest(stage=-1), timeout=10).peers)
+        return list(self.jobs.Peers(pb.PeersRequest(stage=-1), timeout=60).peers)
 
     def upload(self, manifest: TokenManifest) -> None:
         for shard in manifest.shards:

@@ -127,7 +127,7 @@ async def hidden(peer: str, stage: int, relays: Sequence[RelayAt]) -> AsyncItera
         yield Hidden(receiver, wallet, listener, own)
 
 
-async def until(met: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(met: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not met():
             await asyncio.sleep(0.01)

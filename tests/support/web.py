@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.routing import BaseRoute
 
@@ -32,18 +33,30 @@ def site_of(
 
 
 @contextmanager
-def serving(site: Site, door: Door | None = None) -> Iterator[int]:
+def limits(turn_s: float = 60.0, request_s: float = 60.0) -> Iterator[None]:
+    """How long an HTTP port waits for a turn of the loop and for a request; unless said, longer than machines stall."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MainLoop.ask, "__defaults__", (turn_s,))
+        patch.setattr("swarm.process.http.LOOP_TURN_S_MAX", turn_s)
+        for module in ("swarm.process.http", "scheduler.web.listener"):
+            patch.setattr(f"{module}.REQUEST_S_MAX", request_s)
+        yield
+
+
+@contextmanager
+def serving(site: Site, door: Door | None = None, *, turn_s: float = 60.0, request_s: float = 60.0) -> Iterator[int]:
     """Serve the site; gives the port."""
     listener = HttpListener("127.0.0.1", 0, site.application(), door)
-    try:
-        yield listener.start()
-    finally:
-        listener.close()
+    with limits(turn_s, request_s):
+        try:
+            yield listener.start()
+        finally:
+            listener.close()
 
 
 def get(port: int, path: str, method: str = "GET", host: str = "") -> tuple[int, str]:
     """Status and text."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path, headers={"Host": host} if host else {})
         answer = connection.getresponse()
@@ -60,7 +73,7 @@ def get_over_tls(
     if caller is not None:
         caller.save(folder / "caller")
         context.load_cert_chain(folder / "caller/cert.pem", folder / "caller/key.pem")
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, source_address=(source, 0), context=context)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, source_address=(source, 0), context=context)
     wrap: Callable[..., ssl.SSLSocket] = context.wrap_socket
     name = any_of(server.principal.cluster, server.principal.role)
     context.wrap_socket = lambda sock, **_: wrap(sock, server_hostname=name)  # type: ignore[method-assign]

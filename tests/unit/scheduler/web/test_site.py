@@ -36,7 +36,7 @@ async def test_health_is_good_while_the_loop_turns() -> None:
 
 
 async def test_health_is_bad_while_the_loop_is_blocked() -> None:
-    with serving(site_of()) as port:
+    with serving(site_of(), turn_s=0.2) as port:
         answers: list[tuple[int, str]] = []
         probe = threading.Thread(target=lambda: answers.extend(get(port, path) for path in ("/healthz", "/readyz")))
         probe.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from threading import Event
 from types import SimpleNamespace
@@ -41,6 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]], 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://me:SECRET@mirror")
     monkeypatch.setattr(hub, "BETWEEN_ATTEMPTS_S", 0.0)
+    monkeypatch.setattr(hub, "CHECK_S_MAX", 60.0)
     return use
 
 
@@ -74,12 +74,10 @@ def test_a_name_server_that_hangs_is_waited_for_only_so_long(
     found = Event()
 
     def hang(url: str) -> None:
-        assert found.wait(30.0)
+        assert found.wait(60.0)
 
     asked(hang)
     monkeypatch.setattr(hub, "CHECK_S_MAX", 0.1)
-    began_s = time.monotonic()
     with pytest.raises(NotCached, match=r"nothing came within 0\.1 s"):
         hub.check_answers("acme/none", "main", "config.json", "this")
-    assert time.monotonic() - began_s < 10.0
     found.set()

@@ -19,6 +19,7 @@ from swarm.pki.names import Role, any_of
 from swarm.process import http as http_module
 from swarm.process.http import HttpEndpoint
 from tests.support.members import identity_of
+from tests.support.web import limits
 
 OURS, OTHERS = Authority.new(1_700_000_000.0), Authority.new(1_700_000_000.0)
 SERVER = identity_of(OURS, Role.STAGE_SERVER, "gpu-1")
@@ -31,10 +32,11 @@ def serving(wallet: Wallet, folder: Path) -> Iterator[int]:
     door = Https(wallet, folder / "https.pem")
     loop = asyncio.get_running_loop()
     endpoint = HttpEndpoint("127.0.0.1", 0, registry, list, loop, next_free=False, door=door)
-    try:
-        yield endpoint.start()
-    finally:
-        endpoint.close()
+    with limits():
+        try:
+            yield endpoint.start()
+        finally:
+            endpoint.close()
 
 
 async def ask(
@@ -48,7 +50,7 @@ async def ask(
             caller.save(folder / "caller")
             context.load_cert_chain(folder / "caller/cert.pem", folder / "caller/key.pem")
         connection = http.client.HTTPSConnection(
-            "127.0.0.1", port, timeout=10, source_address=(source, 0), context=context
+            "127.0.0.1", port, timeout=60, source_address=(source, 0), context=context
         )
         name = any_of(OURS.cluster, Role.STAGE_SERVER)
         wrap = context.wrap_socket

@@ -105,7 +105,7 @@ def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> StageServerOpti
 
 async def test_a_second_scheduler_or_stage_server_on_one_folder_is_refused(tmp_path: Path) -> None:
     with lock_folder(tmp_path):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             with pytest.raises(NotAllowed, match="is using"):
                 await scheduler.app.serve(_scheduler(tmp_path))
             with pytest.raises(NotAllowed, match="is using"):

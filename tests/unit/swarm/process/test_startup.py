@@ -52,12 +52,12 @@ def _start(here: Path, library: str, body: str, *arguments: str) -> subprocess.P
 
 @pytest.mark.parametrize(("arguments", "library"), PROGRAMS)
 def test_ctrl_c_while_python_imports_is_no_traceback(here: Path, arguments: tuple[str, ...], library: str) -> None:
-    body = "import time\nprint('importing', flush=True)\ntime.sleep(30)\n"
+    body = "import time\nprint('importing', flush=True)\ntime.sleep(250)\n"
     with _start(here, library, body, *arguments) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (130, "", "")
 
 
@@ -81,7 +81,7 @@ def test_what_is_wrong_is_said_before_torch_is_loaded(
     here: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     with _start(here, "torch", "raise SystemExit('torch was loaded')\n", *arguments) as process:
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (code, "")
     assert err.startswith(message)
 
@@ -108,7 +108,7 @@ def test_a_flag_wins_over_the_variable_of_the_other_way_to_a_scheduler(
         monkeypatch.setenv(name, value)
     # An address that nobody can dial is refused after that choice, and before anything starts.
     with _start(here, "torch", "", "stage_server", "--listen", "0.0.0.0:1", *flags) as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
     assert process.returncode in (2, 3)
     assert err.partition(": ")[2].startswith(message)
 
@@ -123,7 +123,7 @@ def test_a_busy_port_is_one_error_without_grpcs_own_line(here: Path) -> None:
         assert holder.stdout is not None
         address = f"127.0.0.1:{holder.stdout.readline().strip()}"
         with _start(here, "unused", "", "scheduler", "--listen", address, *flags) as process:
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=120)
         holder.communicate("\n")
     assert process.returncode == 3
     assert err.startswith(f"error[E0300]: cannot listen at {address}: ")

@@ -68,7 +68,7 @@ async def serving(calls: Calls, guard: Guard | None = None) -> AsyncIterator[grp
 
 
 async def until(calls: Calls, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(calls) < count:
             await asyncio.sleep(0.01)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -25,13 +26,15 @@ HERE = "ipv4:127.0.0.1:5000"
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endings, "LOOK_S", 0.01)
     monkeypatch.setattr(endings, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endings, "DIAL_S_MAX", 60.0)
 
 
-def free_port() -> int:
-    """One at which nobody listens."""
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nobody listens, as this test holds it."""
     with closing(socket.socket()) as held:
         held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 async def seen(address: str, origin: str = HERE, *, incarnation: int = 1, unreached: str = "") -> list[Transition]:
@@ -40,18 +43,23 @@ async def seen(address: str, origin: str = HERE, *, incarnation: int = 1, unreac
     membership.hello(Hello(A, incarnation, PROTOCOL_VERSION, "0", address, "", "cpu", 1, 0, -1, JobId("")), 0.0)
     membership.reached(A, incarnation, unreached)
     session = connections.open(A, incarnation, origin)
-    looking = asyncio.create_task(Endings(membership, connections, heard.append, get_logger("test")).run())
-    await asyncio.sleep(0.05)
+    made, before = Endings(membership, connections, heard.append, get_logger("test")), asyncio.all_tasks()
+    looking = asyncio.create_task(made.run())
+    while A not in made._origins:
+        await asyncio.sleep(0)
     connections.close(A, session)
     membership.disconnected(A, incarnation, 1.0)
-    await asyncio.sleep(0.3)
+    while not made._origins[A].dialled:  # it was decided whether to dial
+        await asyncio.sleep(0)
+    if dialling := asyncio.all_tasks() - before - {looking}:
+        await asyncio.wait(dialling)
     looking.cancel()
     await asyncio.wait({looking})
     return heard
 
 
-async def test_who_refuses_connections_has_ended() -> None:
-    (gone,) = await seen(f"127.0.0.1:{free_port()}")
+async def test_who_refuses_connections_has_ended(nobody: str) -> None:
+    (gone,) = await seen(nobody)
     assert (gone.peer, gone.before, gone.after) == (A, PeerState.SUSPECT, PeerState.GONE)
     assert "nobody listens at 127.0.0.1:" in gone.reason
 
@@ -62,14 +70,14 @@ async def test_who_listens_may_come_back() -> None:
         assert await seen(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") == []
 
 
-async def test_a_port_at_another_host_than_the_sessions_says_nothing() -> None:
-    assert await seen(f"127.0.0.1:{free_port()}", "ipv4:10.0.0.5:5000") == []
+async def test_a_port_at_another_host_than_the_sessions_says_nothing(nobody: str) -> None:
+    assert await seen(nobody, "ipv4:10.0.0.5:5000") == []
     assert await seen("") == []
 
 
-async def test_a_port_that_was_never_reached_says_nothing() -> None:
+async def test_a_port_that_was_never_reached_says_nothing(nobody: str) -> None:
     """A firewall that lets stage servers alone through refuses the scheduler while the process lives."""
-    assert await seen(f"127.0.0.1:{free_port()}", unreached="the scheduler cannot dial it") == []
+    assert await seen(nobody, unreached="the scheduler cannot dial it") == []
 
 
 async def test_no_answer_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

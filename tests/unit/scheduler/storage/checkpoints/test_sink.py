@@ -280,7 +280,7 @@ async def test_one_with_wrong_bytes_is_not_kept_although_it_is_being_completed(
 
     def wait(checkpoint: Checkpoint, **_: object) -> str:
         is_reading.set()
-        assert may_go_on.wait(30.0)
+        assert may_go_on.wait(60.0)
         return ""
 
     executor = ThreadPoolExecutor(2)
@@ -291,7 +291,7 @@ async def test_one_with_wrong_bytes_is_not_kept_although_it_is_being_completed(
         monkeypatch.setattr(sink, "fault_of", wait)
         for reason, kept in (("peer", [2]), ("timeout", [2, 4])):
             made.publish(await put_all(made, 4))
-            assert await asyncio.to_thread(is_reading.wait, 30.0)
+            assert await asyncio.to_thread(is_reading.wait, 60.0)
             made.drop(is_false=reason == "peer")
             if reason == "peer":  # the same version is collected again, from others
                 made.begin(4)
@@ -324,7 +324,7 @@ async def test_one_with_wrong_bytes_is_read_back_no_further(tmp_path: Path, monk
             nonlocal parts
             parts += 1
             is_reading.set()
-            assert is_dropped.wait(30.0)
+            assert is_dropped.wait(60.0)
             progress()
 
         return fault_of(checkpoint, progress=one_more)
@@ -334,7 +334,7 @@ async def test_one_with_wrong_bytes_is_read_back_no_further(tmp_path: Path, monk
     async with asyncio.TaskGroup() as tasks:
         made = keeper(tmp_path, heard, tasks, executor)
         made.publish(await put_all(made, 2))
-        assert await asyncio.to_thread(is_reading.wait, 30.0)
+        assert await asyncio.to_thread(is_reading.wait, 60.0)
         made.drop(is_false=True)
         is_dropped.set()
         await made.close()
@@ -356,7 +356,7 @@ async def test_a_version_that_is_dropped_as_its_first_file_comes_stops_nothing(
         put = asyncio.create_task(made.put(header(0, path, b"xyz"), chunks(b"xyz")))
         await asyncio.sleep(0)  # it has asked for a writer, and that has not had its turn
         made.drop()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             await asyncio.gather(put, return_exceptions=True)
             made.publish(await put_all(made, 4))
             await made.close()
@@ -383,10 +383,11 @@ async def test_a_stage_stores_no_more_than_it_can_weigh(tmp_path: Path) -> None:
 
 async def test_one_file_is_stored_by_one_at_a_time(tmp_path: Path) -> None:
     """Two at once wrote through each other."""
-    good, go_on = "model/model-00001-of-00002.safetensors", asyncio.Event()
+    good, begun, go_on = "model/model-00001-of-00002.safetensors", asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"a"
+        begun.set()
         await go_on.wait()
         yield b"b"
 
@@ -394,7 +395,7 @@ async def test_one_file_is_stored_by_one_at_a_time(tmp_path: Path) -> None:
         made = keeper(tmp_path, Heard(), tasks)
         made.begin(4)
         first = asyncio.create_task(made.put(header(0, good, b"ab"), slow()))
-        await asyncio.sleep(0.01)
+        await begun.wait()
         with pytest.raises(Refused, match="is being stored already"):
             await made.put(header(0, good, b"xy"), chunks(b"xy"))
         go_on.set()

