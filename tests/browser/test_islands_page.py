@@ -16,7 +16,7 @@ from tests.support.processes import Cluster
 from tests.support.services import fetch, until
 from tests.support.simulated import Tokens, small_spec, write_text
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.support.processes import Cluster
 from tests.support.services import until
 from tests.support.simulated import Tokens, small_spec, write_text
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 TAB, ENTER = "\ue004", "\ue007"
 
 
@@ -26,7 +26,7 @@ TAB, ENTER = "\ue004", "\ue007"
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two stages of two replicas, and a job that trains for ever."""
     folder = tmp_path_factory.mktemp("fleet")
-    with Cluster(folder, "--grace", "2") as fleet:
+    with Cluster(folder, "--grace", "30") as fleet:
         fleet.add_servers(4)
         for name in ("first", "second"):  # the second waits
             changes: dict[str, object] = {"pipeline__stages": 2, "training__steps": 1_000_000}
@@ -138,7 +138,7 @@ def test_who_prefers_less_motion_sees_nothing_glide(browser: Browser) -> None:
 
 
 def test_a_stage_server_that_is_killed_appears_and_the_page_says_why(fleet: Cluster, browser: Browser) -> None:
-    (job,) = [view for view in fleet.jobs.List(pb.ListRequest(), timeout=10).jobs if view.state == "running"]
+    (job,) = [view for view in fleet.jobs.List(pb.ListRequest(), timeout=60).jobs if view.state == "running"]
     victim = job.stages[0].peers[0]
     assert health(browser, victim) == "serving"
     before = step(browser)

@@ -47,7 +47,7 @@ def test_the_name_of_the_package_loads_the_client_only_for_whoever_asks_for_it()
         _ = swarm.Server  # type: ignore[attr-defined]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_job_is_submitted_watched_resumed_and_fetched_from_python(tmp_path: Path) -> None:
     source = str(write_text(tmp_path))
     with Cluster(tmp_path) as cluster, Client(cluster.address) as client:
@@ -99,7 +99,7 @@ def test_a_job_is_submitted_watched_resumed_and_fetched_from_python(tmp_path: Pa
             client.status(other)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_example_for_notebooks_runs(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         cluster.add_servers(1)
@@ -112,7 +112,7 @@ def test_the_example_for_notebooks_runs(tmp_path: Path) -> None:
         assert (tmp_path / "from-python-model" / "model.safetensors").exists()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_doctor_finds_what_is_wrong_with_a_swarm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def doctor(address: str, *flags: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
         """The exit code, and the findings by check."""

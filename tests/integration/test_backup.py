@@ -27,7 +27,7 @@ def back_up(data_dir: Path, copy: Path) -> None:
     shutil.copytree(data_dir, copy, ignore=shutil.ignore_patterns("scheduler.db*"), dirs_exist_ok=True)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_job_goes_on_from_a_backup_with_the_bits_of_one_process(tmp_path: Path) -> None:
     draft = small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=120, checkpoint__every_steps=20)
     spec = resolve(draft, vocabulary_size=257, stages_if_auto=1)

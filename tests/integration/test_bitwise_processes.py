@@ -30,7 +30,7 @@ ROWS: list[tuple[int, int, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
     source = write_text(tmp_path)
     servers = 0

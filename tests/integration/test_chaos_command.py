@@ -15,7 +15,7 @@ from tests.support.processes import Cluster
 from tests.support.simulated import Tokens, small_spec, write_text
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_harm_is_done_only_where_it_is_allowed_and_its_end_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

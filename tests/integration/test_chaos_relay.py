@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.chaos.relay import Fates, Relay, why_not
 
-# Sends numbered datagrams from one host, counts at another what came, in which order, and after how long.
+# Sends numbered datagrams from one host, counts at another what came, in which order, and after how long. The receiver
+# is told when all is there.
 RECEIVE = """
-import socket, sys, time
-door = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); door.bind(("0.0.0.0", 9)); door.settimeout(float(sys.argv[1]))
-print("ready", flush=True)
-came, late = [], []
-try:
-    while True:
-        data = door.recv(2000); number, sent = data.decode().split()[:2]
-        came.append(int(number)); late.append(time.monotonic() - float(sent))
-except TimeoutError:
-    pass
+import select, socket, sys, time
+door = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); door.setblocking(False)
+door.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE: it may be held up for longer than usual room lasts
+door.bind(("0.0.0.0", 9)); print("ready", flush=True)
+came, late, told = [], [], False
+while not told:
+    told = sys.stdin in select.select([door, sys.stdin], [], [])[0]
+    try:
+        while True:
+            data = door.recv(2000); number, sent = data.decode().split()[:2]
+            came.append(int(number)); late.append(time.monotonic() - float(sent))
+    except BlockingIOError:
+        pass
 print(len(came), len(set(came)), came == sorted(came), min(late, default=0.0), max(late, default=0.0))
 """
 SEND = """
@@ -83,16 +88,25 @@ def test_packets_between_hosts_are_lost_delayed_repeated_and_cut_one_way() -> No
         assert counts["relayed"] >= 300 + 200 + 100 + 50
 
 
+def _decided(relay: Relay) -> float:
+    """How many packets have met their fate."""
+    counts = relay.counts()
+    return sum(counts.get(fate, 0) for fate in ("relayed", "lost", "cut"))
+
+
 def _between(relay: Relay, source: int, target: int, packets: int) -> tuple[int, int, bool, float, float]:
     receiver = subprocess.Popen(
-        [*relay.at(target), sys.executable, "-c", RECEIVE, "1.5"], stdout=subprocess.PIPE, text=True
+        [*relay.at(target), sys.executable, "-c", RECEIVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert receiver.stdout is not None
     assert receiver.stdout.readline() == "ready\n"
-    subprocess.run(
-        [*relay.at(source), sys.executable, "-c", SEND, relay.hosts[target], str(packets), "100"],
-        check=True,
-        timeout=30,
-    )
-    out = receiver.communicate(timeout=60)[0].split()
+    before = _decided(relay)
+    sending = [sys.executable, "-c", SEND, relay.hosts[target], str(packets), "100"]
+    subprocess.run([*relay.at(source), *sending], check=True)
+    while _decided(relay) < before + packets:
+        time.sleep(0.01)
+    time.sleep(0.2)  # no packet is delayed for longer
+    for _ in range(2):
+        relay.counts()  # when it has answered the second time, what was due before the first one is there
+    out = receiver.communicate("all is there\n")[0].split()
     return int(out[0]), int(out[1]), out[2] == "True", float(out[3]), float(out[4])

@@ -16,7 +16,7 @@ from tests.support.processes import Cluster
 from tests.support.simulated import Tokens, small_spec, write_text
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_stage_server_is_explained_and_drained_by_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spec = small_spec(write_text(tmp_path), pipeline__stages=1, training__steps=100_000)
     spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)

@@ -46,7 +46,7 @@ def job_view(cluster: Cluster, job: str) -> pb.JobView:
     return cluster.jobs.Get(pb.JobRequest(job=job), timeout=60)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_with_on_stall_fail_the_last_replica_ends_the_job_with_its_name_and_the_rest_serve_the_next(
     tmp_path: Path,
 ) -> None:
@@ -73,7 +73,7 @@ def test_with_on_stall_fail_the_last_replica_ends_the_job_with_its_name_and_the_
         assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_job_whose_stage_is_killed_stalls_and_goes_on_with_a_new_stage_server_bitwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_job_whose_stage_is_killed_stalls_and_goes_on_with_a_new_stage_server_
         assert (view.step, view.loss) == (50, expected.losses[-1])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_frozen_killed_and_restarted_processes_do_not_change_a_bit(tmp_path: Path) -> None:
     spec = job_of(write_text(tmp_path), steps=100)
     tokens = Tokens.make(tmp_path / "tokens", spec)
@@ -151,7 +151,7 @@ def test_frozen_killed_and_restarted_processes_do_not_change_a_bit(tmp_path: Pat
         assert all(step.is_same for step in replay(transcript, transcript.brain())), path.name
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 def test_a_job_can_be_cancelled_and_a_restarted_scheduler_knows_what_was(tmp_path: Path) -> None:
     spec = long_job(write_text(tmp_path))
     tokens = Tokens.make(tmp_path / "tokens", spec)

@@ -15,6 +15,7 @@ import pytest
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
 from swarm.events import Event, Hello
 from swarm.peer_messages import Need
+from swarm.rpc.channel import KEEPALIVE_TIMEOUT_MS
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import Direction, JobId, Microbatch, PeerId
@@ -60,8 +61,10 @@ def server() -> Iterator[tuple[str, int]]:
         child.stdout.close()  # type: ignore[union-attr]  # made with a pipe
 
 
-@pytest.mark.timeout(60)
-async def test_a_stopped_process_is_noticed_by_tensors_and_by_the_session() -> None:
+@pytest.mark.timeout(300)
+async def test_a_stopped_process_is_noticed_by_tensors_and_by_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.rpc.channel.KEEPALIVE_TIMEOUT_MS", KEEPALIVE_TIMEOUT_MS)
+
     async def hello() -> AsyncGenerator[Event, None]:
         yield Hello(PeerId("p"), 1, 1, "0", "127.0.0.1:1", "", "cpu", 1, 0, -1, JobId(""), 0, 0)
         await asyncio.Event().wait()

@@ -251,7 +251,7 @@ def test_a_hub_that_does_not_answer_is_said_at_once_to_who_submits(
                 began_s = time.monotonic()
                 with pytest.raises(NotCached, match=f"local cache, and the hub at {address} does not") as caught:
                     start(**name)
-                assert time.monotonic() - began_s < 5.0
+                assert time.monotonic() - began_s < 20.0
                 assert "local folder" in caught.value.hint
         publish(offline, "acme/tiny")
         hub.check_answers("acme/tiny", "main", "config.json", "")  # who has it asks nobody

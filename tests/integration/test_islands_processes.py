@@ -23,7 +23,7 @@ from tests.support.simulated import Tokens, small_spec, write_text
 WAIT_S_MAX = 120.0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_job_with_too_few_islands_goes_on_from_its_checkpoint_bitwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_job_with_too_few_islands_goes_on_from_its_checkpoint_bitwise(
     assert again.sha256 == expected.sha256
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("restart", [False, True], ids=["", "and-the-scheduler-too"])
 def test_an_island_is_killed_whole_and_begins_anew_bitwise(tmp_path: Path, restart: bool) -> None:
     """Over TLS, with passes: who goes over to another island is let in there."""
@@ -126,7 +126,7 @@ def until(says: Any) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_slow_island_trains_less_of_each_step_bitwise(tmp_path: Path) -> None:
     changes: dict[str, object] = {
         "islands__count": 2,

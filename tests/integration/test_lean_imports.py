@@ -26,7 +26,7 @@ print(json.dumps([hashes, loaded, torch._dynamo.is_compiling(), define_import_st
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_family_trains_to_the_same_weights_without_what_is_left_out(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LEAN, str(tmp_path / "lean")]
     lean = subprocess.run(command, capture_output=True, text=True, check=False)

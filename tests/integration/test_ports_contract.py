@@ -34,7 +34,7 @@ from swarm.rpc.session import GrpcSchedulerLink, SchedulerLink, SessionHandler, 
 from swarm.types import Direction, JobId, Microbatch, PeerId
 from tests.support.sim.network import SimNetwork
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 NOBODY = "127.0.0.1:1"
 

@@ -45,7 +45,7 @@ def explained(cluster: Cluster, peer: str) -> str:
     return " ".join(fact.text for fact in facts)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 def test_relays_are_killed_and_nobody_is_expelled_and_the_weights_are_those_of_one_process(tmp_path: Path) -> None:
     spec = small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=40)
     spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)

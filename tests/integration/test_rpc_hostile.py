@@ -37,7 +37,7 @@ from swarm.types import JobId, PeerId
 from swarm.wire import frame_pb2, frame_pb2_grpc, session_pb2
 from tests.support.headers import header_of
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Receiver:

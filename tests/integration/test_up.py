@@ -89,8 +89,10 @@ print(json.dumps(ready), flush=True)
 while (folder.parent.parent / "late").exists() and folder.name == "peer-1":
     time.sleep(0.05)
 (folder / "here").touch()
-while not ((folder.parent.parent / "dies").exists() and folder.name == "peer-1"):
+once, always = (folder.parent.parent / name for name in ("dies-once", "dies"))
+while folder.name != "peer-1" or not (once.exists() or always.exists()):
     time.sleep(0.05)
+once.unlink(missing_ok=True)
 print("something gave way", file=sys.stderr)
 sys.exit(9)
 """
@@ -127,7 +129,7 @@ here = Path.cwd()
 def program(name):
     return (sys.executable, str(here / f"{name}.py"))
 options = json.loads(sys.argv[1])
-fleet.END_S_MAX = options.pop("end_s", 2.0)
+fleet.END_S_MAX = options.pop("end_s", 30.0)
 up.DEFAULT_PORT = options.pop("usual_port", up.DEFAULT_PORT)
 for name in ("job", "data_dir"):
     options[name] = Path(options[name]) if options.get(name) else None
@@ -135,8 +137,8 @@ if "between" in options:
     options["between"] = SlowLink.parse(options["between"])
 options = up.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": False} | options))
 programs = fleet.Programs(program("scheduler"), program("stage"), program("client"), program("sample"))
-fleet.START_S_MAX = up.START_S_MAX = 30.0
-up.SILENT_S = 0.5
+fleet.START_S_MAX = up.START_S_MAX = 120.0
+up.SILENT_S, up.UNSAVED_S_MAX = 0.5, 60.0
 shell = Shell(insecure=True)
 try:
     sys.exit(asyncio.run(up.up_and_wait(shell, options, programs)))
@@ -283,7 +285,7 @@ def test_sigterm_is_143(here: Path, made: list[Up]) -> None:
 
 def test_children_that_do_not_listen_are_killed(here: Path, made: list[Up]) -> None:
     (here / "stubborn").touch()
-    up = _started(here, made)
+    up = _started(here, made, end_s=6.0)
     up.until("Ctrl-C stops everything")
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 130
@@ -292,14 +294,12 @@ def test_children_that_do_not_listen_are_killed(here: Path, made: list[Up]) -> N
 
 def test_a_second_ctrl_c_kills_at_once(here: Path, made: list[Up]) -> None:
     (here / "stubborn").touch()
-    up = _started(here, made, end_s=50.0)
+    up = _started(here, made, end_s=1e6)
     up.until("Ctrl-C stops everything")
-    began_s = time.monotonic()
     up.process.send_signal(signal.SIGINT)
     up.until("stopping")
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 130
-    assert time.monotonic() - began_s < 45.0  # less than what children are given
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.7, 1.2])
@@ -334,9 +334,8 @@ def test_a_stage_server_that_dies_is_started_again(here: Path, made: list[Up]) -
     up = _started(here, made)
     up.until("Ctrl-C stops everything")
     (here / "data" / "peer-1" / "here").unlink()
-    (here / "dies").touch()
+    (here / "dies-once").touch()
     up.until("peer-1 ended with exit code 9, see ")
-    (here / "dies").unlink()
     while not (here / "data" / "peer-1" / "here").exists():
         assert up.process.poll() is None
         time.sleep(0.05)
@@ -390,7 +389,7 @@ def test_a_job_that_leaves_it_open_gets_the_stages_that_were_asked_for(here: Pat
 
 def test_a_job_without_islands_is_trained_in_as_many_as_were_asked_for(here: Path, made: list[Up]) -> None:
     (here / "job.toml").write_text(JOB)
-    up = _started(here, made, job=str(here / "job.toml"), islands=2, end_s=5.0)
+    up = _started(here, made, job=str(here / "job.toml"), islands=2)
     assert up.end() == 0
     assert "starting 2 stages x 1 replicas x 2 islands" in up.seen
     assert "--set islands.count=2 --set averaging.mode=diloco" in up.seen
@@ -398,7 +397,7 @@ def test_a_job_without_islands_is_trained_in_as_many_as_were_asked_for(here: Pat
 
 
 def test_islands_with_a_slow_link_between_them_are_sites_of_their_own(here: Path, made: list[Up]) -> None:
-    up = _started(here, made, job=str(here / "job.toml"), islands=2, between="50Mbit,100ms", end_s=5.0)
+    up = _started(here, made, job=str(here / "job.toml"), islands=2, between="50Mbit,100ms")
     assert up.end() == 0
     assert "between islands: 0 B from 0 to 1, 0 B from 1 to 0" in up.seen
     flags = [json.loads((here / f"data/peer-{number}/flags").read_text()) for number in range(4)]

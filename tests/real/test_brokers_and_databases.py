@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 150
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_job_survives_the_loss_of_mosquitto_and_postgresql_bit_for_bit(tmp_path: Path) -> None:
     spec = small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=STEPS, checkpoint__every_steps=20)
     spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
@@ -43,7 +43,7 @@ def test_a_job_survives_the_loss_of_mosquitto_and_postgresql_bit_for_bit(tmp_pat
             return fetch(f"http://{cluster.scheduler.ready['http']}/readyz")
 
         def step() -> int:
-            return int(cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=10).step)
+            return int(cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=60).step)
 
         cluster.add_servers(3)
         job = cluster.submit(spec, tokens.manifest)

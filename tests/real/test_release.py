@@ -81,7 +81,7 @@ def test_a_wheel_holds_every_file_of_the_packages_the_man_page_and_no_other(whee
     assert {f"{name}/py.typed" for name in PACKAGES} <= there
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_installed_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     """Its dependencies are those of the tests; a path that is named in a .pth brings no editable install with it."""
     home = tmp_path / "home"

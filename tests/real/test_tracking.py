@@ -78,7 +78,7 @@ def call(python: Path, code: str, *arguments: str, cwd: Path, **variables: str) 
     )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_mlflow_has_each_step_the_job_file_and_how_it_ended(python: Path, tmp_path: Path) -> None:
     written = call(python, WRITE, "mlflow", "runs", cwd=tmp_path)
     assert written.returncode == 0, written.stderr[-2000:]

@@ -16,7 +16,7 @@ from swarm.wire import jobs_pb2 as pb
 from tests.support.http2 import ATTACKS, misusing
 from tests.support.processes import Cluster
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 SECONDS, FLOOD_BYTES = 6.0, 1 << 20  # at least
 ANSWER_S_MAX = 60.0

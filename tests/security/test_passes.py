@@ -36,7 +36,7 @@ from tests.support.headers import header_of
 from tests.support.members import identity_of
 from tests.support.relays import until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 A, B, JOB = PeerId("a"), PeerId("b"), JobId("j")
 OURS, KEY = Authority.new(time.time()), PassKey.new()

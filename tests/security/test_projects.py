@@ -31,7 +31,7 @@ from swarm.wire import members_pb2 as members_pb
 from tests.support.processes import Cluster
 from tests.support.simulated import Tokens, small_spec, write_text
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass

@@ -42,7 +42,7 @@ from tests.support.relays import (
     wallet_of,
 )
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 A, H = PeerId("a"), PeerId("h")
 ASKED = StateRequest(JOB, 0, 1, "state", 0, 0, 1, A, 1)

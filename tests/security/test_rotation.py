@@ -68,7 +68,7 @@ def start_relay(cluster: Cluster, number: int) -> Process:
     return relay
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_the_authority_rotates_while_a_relay_dies_a_replica_is_killed_and_a_peer_is_revoked(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

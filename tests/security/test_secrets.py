@@ -17,7 +17,7 @@ from client.cli import run
 from swarm.pki.profiles import profile_folder
 from tests.support.processes import Process
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 QUIET = ("--http-port", "0", "--listen", "127.0.0.1:0")
 
 

@@ -39,7 +39,7 @@ from swarm.wire import jobs_pb2_grpc
 from tests.support.processes import Cluster, Process
 from tests.support.simulated import Tokens, small_spec, write_text
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 Swarm = Callable[..., tuple[int, Any]]
 

@@ -14,7 +14,7 @@ from tests.simulation.engine.player import play
 from tests.simulation.engine.scenario import EDGES, SCENARIOS
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(SCENARIOS, key=lambda name: -SCENARIOS[name].weight))
 def test_nothing_is_lost(name: str) -> None:
     failed = [outcome for seed in (1, 2) if (outcome := outcome_of((name, seed))).failures]

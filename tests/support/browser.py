@@ -13,7 +13,7 @@ from typing import Any, Self
 from swarm.process.children import dying_with_parent
 from tests.support.services import free_port, program, until
 
-CALL_S_MAX = 30.0
+CALL_S_MAX = 120.0
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 

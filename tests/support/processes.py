@@ -36,8 +36,8 @@ from swarm.rpc.channel import connect_sync
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
-READY_S_MAX = 120.0
-JOB_S_MAX = 180.0
+READY_S_MAX = 300.0
+JOB_S_MAX = 600.0
 CHUNK_BYTES = 1 << 20
 
 

@@ -27,7 +27,7 @@ import trustme
 
 from swarm.process.children import dying_with_parent
 
-START_S_MAX = 30.0
+START_S_MAX = 120.0
 POLL_S = 0.05
 # Debian keeps some of them off the PATH of people who do not run services.
 PLACES = ("/usr/sbin", "/usr/local/sbin", *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)))
