@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from scheduler.brain.commit.digests import Expel
-from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.inputs import Happened, ReplicaRecord
 from scheduler.brain.outputs import Fail, WriteEvaluation
 from scheduler.brain.parts import Parts
 from scheduler.brain.state.mode import Mode
@@ -17,11 +17,12 @@ from swarm.events import Event
 from swarm.types import PeerId
 
 
-def hear(parts: Parts, peer: PeerId, event: Event, now_s: float) -> bool:
+def hear(parts: Parts, happened: Happened, now_s: float) -> bool:
     """Pass an event to the parts that it concerns, and end the job if one of them says so.
 
     Gives False if nothing can follow from the event.
     """
+    peer, event = happened.peer, happened.event
     state, settings = parts.state, parts.state.settings
     is_known = peer in state.joiners or peer in state.pool
     if not is_known and not isinstance(event, events.Hello):
@@ -37,7 +38,7 @@ def hear(parts: Parts, peer: PeerId, event: Event, now_s: float) -> bool:
         parts.admission.hear(peer, event, now_s)
         return True
     if isinstance(event, events.Hello):
-        _on_hello(parts, event, now_s)
+        _on_hello(parts, event, happened.room, now_s)
         return True
     match event:
         case events.Accumulated() if state.census is not None:
@@ -161,14 +162,14 @@ def _on_failed(parts: Parts, peer: PeerId, event: events.Failed, now_s: float) -
         parts.state.conclude(Fail(event.code, f"{name} cannot go on: {event.message}", event.hint))
 
 
-def _on_hello(parts: Parts, hello: events.Hello, now_s: float) -> None:
+def _on_hello(parts: Parts, hello: events.Hello, room: int, now_s: float) -> None:
     """A peer of the job dialled again: its session had broken, or the scheduler was restarted."""
     peer, state = hello.peer, parts.state
     if peer not in state.pool:
         if not parts.reattach.admits(hello):
             state.outbox.release(peer, "the job went on without it")
             return
-        where = (hello.address, hello.stage, hello.device, hello.pinned_stage >= 0, hello.site)
+        where = (hello.address, hello.stage, hello.device, hello.pinned_stage >= 0, hello.site, room)
         parts.reattach.enlist(ReplicaRecord(peer, hello.incarnation, *where))
     parts.reattach.heard(hello)
     if state.census is not None and not parts.reattach.holds_stage(hello):

@@ -52,6 +52,7 @@ class Happened:
 
     peer: PeerId
     event: Event
+    room: int = 0  # with a Hello: the microbatches in flight that the memory of its stage holds; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,8 @@ class JobBrain:
         """Note what happened; False if nothing can follow from it."""
         state = self._state
         match happened:
-            case inputs.Happened(peer=peer, event=event):
-                return hear(self._parts, peer, event, now_s)
+            case inputs.Happened():
+                return hear(self._parts, happened, now_s)
             case inputs.RowDurable(step=step):
                 return self._row_durable(step, now_s)
             case inputs.Exchanged(step=step):

@@ -104,12 +104,12 @@ class JobDriver:
         """Something moved: a step was committed, a stage was loaded, or a part of its weights arrived."""
         self._watchdog.moved(self.now_s())
 
-    def on_event(self, peer: PeerId, event: Event) -> None:
+    def on_event(self, peer: PeerId, event: Event, room: int = 0) -> None:
         if isinstance(event, Loaded | Saved | Evaluated):
             self.made_progress()
         if isinstance(event, Heartbeat | Logged | ChaosBegun):
             return  # the brain has no use for them, and the inbox may wait for a database for hours
-        self.tell(inputs.Happened(peer, event))
+        self.tell(inputs.Happened(peer, event, room))
 
     def on_transition(self, transition: Transition) -> None:
         peer, reason = transition.peer, transition.reason

@@ -18,6 +18,7 @@ from scheduler.storage.job_log import LogLine
 from scheduler.storage.stores import Stores
 from swarm.errors import CheckpointFailed, Refused
 from swarm.events import Event, Heartbeat, Hello, Leaving, Loaded, Logged
+from swarm.job.footprint import flight_room
 from swarm.job.partition import microbatch_tokens, stage_flops
 from swarm.limits import LOG_LINE_CHARACTERS_MAX, LOG_LINES_AT_ONCE, LOG_LINES_PER_S, Bucket
 from swarm.messages import FetchRequest, Release, StoreHeader
@@ -105,7 +106,7 @@ class PeerListener:
             and self._peers.may_return(job, hello)
         ):
             self._peers.adopt(job, hello)
-            job.run.driver.on_event(hello.peer, hello)
+            job.run.driver.on_event(hello.peer, hello, flight_room(job.spec, hello.stage, hello.memory_bytes))
         elif hello.job:
             self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
 

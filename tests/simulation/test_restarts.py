@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
 from scheduler.brain.explain.reasons import RESUMED
+from scheduler.brain.job import JobBrain
 from swarm.types import JobState
 from tests.support.scenes import Run, Task, replayed, train
 
@@ -53,3 +55,33 @@ def test_a_job_that_had_committed_nothing_is_placed_again(tmp_path: Path) -> Non
         assert run.job.record.peers == {}
 
     train(task, 4, 1, kill_while_it_loads)
+
+
+def test_as_much_is_in_flight_on_long_links_as_before_the_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of those that came back was taken to be unknown: the window stayed as narrow as on near links."""
+    task = Task.make(
+        tmp_path,
+        training__global_batch_sequences=32,
+        training__steps=6,
+        pipeline__overlap=0,
+        pipeline__deadline_min_s=60.0,
+        pipeline__deadline_max_s=60.0,
+    )
+
+    def widest(run: Run) -> int:
+        brain = run.job.brain
+        assert isinstance(brain, JobBrain)
+        return brain._parts.dispatch._window.most
+
+    async def act(run: Run) -> None:
+        monkeypatch.setattr(run.rig.network.weather, "delay", lambda _sender, _receiver: 0.2)
+        await run.until_step(2)
+        assert widest(run) == 16, "all microbatches of a step; four on near links"
+        await restart(run, JobState.RUNNING)
+        await run.until_step(run.job.progress.steps_done + 2)
+        assert not run.job.record.state.is_final
+        assert widest(run) == 16
+
+    train(task, 2, 1, act)

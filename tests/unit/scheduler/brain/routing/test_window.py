@@ -111,12 +111,25 @@ def test_it_follows_who_gets_work() -> None:
     flies(dispatch._window, 0, travel_s=60.0)
     assert dispatch._window.most == 12, "the one replica of stage 1 holds no more"
     made.tell(PeerSuspect(C, "it is silent"))
-    assert dispatch._window.most == 8
+    assert dispatch._window.most == 4
     made.brain._parts.reattach.trust(C)
     assert dispatch._window.most == 12
     pool.remove(C)
     dispatch.remove(C, 1)
-    assert dispatch._window.most == 8
+    assert dispatch._window.most == 4
+
+
+@pytest.mark.parametrize(("room", "expected"), [(4, 4), (7, 7), (ROOM, 12)])
+def test_the_stage_with_the_fewest_replicas_bounds_what_there_is_before_anything_is_measured(
+    room: int, expected: int
+) -> None:
+    """Three replicas of the first stage once were given twelve at once, of which the one of the last could hold four."""
+    state = BrainState.of(Swarm({A: 0, C: 1}, microbatches=32, overlap=0).brain.settings, PLAIN)
+    for name, stage in (("0-0", 0), ("0-1", 0), ("0-2", 0), ("1-0", 1)):
+        state.pool.add(ReplicaRecord(PeerId(name), 1, "", stage, room=room))
+    window = Window(state)
+    window.open()
+    assert window.most == expected
 
 
 @pytest.mark.parametrize("work_s", [5e-324, 1e-310, 0.0])
