@@ -18,7 +18,7 @@ from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
 from scheduler.api.health import Health
 from scheduler.api.job_service import JobService
 from scheduler.api.members.admission import Gatekeeper
-from scheduler.api.members.endings import Endings
+from scheduler.api.members.endings import watch_endings
 from scheduler.api.members.projects import ProjectService
 from scheduler.api.members.reach import Reach
 from scheduler.api.overview import Overview
@@ -212,8 +212,7 @@ async def serve(options: SchedulerOptions) -> None:
             tasks.create_task(admission.renew())
             tasks.create_task(Reach(membership, scheduler.connections, admission.wallet, log).run())
         hears = scheduler.chaos or scheduler.listener
-        endings = Endings(membership, scheduler.connections, hears.on_transition, log)
-        tasks.create_task(endings.run())
+        tasks.create_task(watch_endings(membership, scheduler.connections, hears.on_transition, log))
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         usage = UsageMeter(registry, membership, ports)

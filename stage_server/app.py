@@ -167,6 +167,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             via_relay=options.via_relay,
             slow_bfloat16=is_slow_at_bfloat16(device_name),
             site=options.site,
+            forwarded=options.is_forwarded(port),
         )
         bus: Bus | None = None
         if options.broker:

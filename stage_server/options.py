@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarm.errors import InvalidConfig, UsageError
 from swarm.pki.tokens import JoinLine
-from swarm.process.lifecycle import check_announce, check_listen
+from swarm.process.lifecycle import check_announce, check_listen, own_addresses
 from swarm.process.logs import LogFormat
 from swarm.text import counted, is_address, is_loopback, is_wildcard, parse_size
 
@@ -88,6 +88,11 @@ class StageServerOptions:
         if self.via_relay and not self.announce and (is_loopback(host) or is_wildcard(host)):
             return ""
         return self.announce or f"{host}:{port}"
+
+    def is_forwarded(self, port: int) -> bool:
+        """Whether others dial this server at a port of another machine or process, given its own port."""
+        host, _, announced = self.announce.rpartition(":")
+        return bool(host) and (announced != str(port) or host.strip("[]") not in own_addresses())
 
     def check(self) -> None:
         """InvalidConfig if flags contradict each other, or open to others what is not meant for them."""

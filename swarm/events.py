@@ -51,6 +51,7 @@ class Hello:
     via_relay: bool = False  # it listens at relays
     slow_bfloat16: bool = False  # its device computes bfloat16 many times slower than float32
     site: str = ""  # where it is, as its owner names the place; those of one site have fast links to each other
+    forwarded: bool = False  # others dial it at a port that something else listens at, as a router or a tunnel
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,15 +149,19 @@ def check_announce(listen: str, announce: str) -> None:
         raise UsageError(f"others cannot dial {listen}: say at which address they reach it", hint=_addresses_hint())
 
 
-def _addresses_hint() -> str:
-    """The addresses of this machine, for --announce."""
-    own = {
+def own_addresses() -> set[str]:
+    """The IP addresses of this machine."""
+    return {
         entry.address
         for entries in psutil.net_if_addrs().values()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6) and "%" not in entry.address
     }
-    shown = sorted(one for one in own if not ipaddress.ip_address(one).is_loopback)
+
+
+def _addresses_hint() -> str:
+    """The addresses of this machine, for --announce."""
+    shown = sorted(one for one in own_addresses() if not ipaddress.ip_address(one).is_loopback)
     return f"add --announce HOST:PORT; this machine has {', '.join(shown[:8]) or 'no address but loopback'}"
 
 

@@ -6,8 +6,8 @@ reports travel. By Little's law a pipeline keeps its busiest stage at work with
     (travel + work at all stages) / work at the busiest stage
 
 microbatches in flight, and one more for each stage lets them come unevenly. Of the newest microbatches the least travel
-counts, so waiting on a busy link widens nothing. The window is never wider than the memory of the replicas of any stage,
-of which each holds what its estimate counts at least.
+counts, so waiting on a busy link widens nothing. The window is never wider than the memory of the replicas of any
+stage, of which each holds what its estimate counts at least.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,17 @@ def test_a_scheduler_reads_its_database_from_a_file_unless_a_flag_names_one(tmp_
         assert ended.returncode == 3
         assert "error[" in ended.stderr
         assert told in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("announce", "forwarded"),
+    [
+        ("", False),
+        ("127.0.0.1:7951", False),
+        ("127.0.0.1:7952", True),
+        ("203.0.113.7:7951", True),
+        ("host.example.org:7951", True),
+    ],
+)
+def test_a_port_of_another_machine_or_process_is_forwarded(tmp_path: Path, announce: str, forwarded: bool) -> None:
+    assert replace(_stage_server(tmp_path), announce=announce).is_forwarded(7951) == forwarded

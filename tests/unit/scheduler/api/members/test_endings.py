@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from scheduler.api.members import endings
-from scheduler.api.members.endings import Endings, refuses
+from scheduler.api.members.endings import refuses, watch_endings
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership, Transition
 from swarm.events import Hello
@@ -24,8 +24,8 @@ HERE = "ipv4:127.0.0.1:5000"
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endings, "LOOK_S", 0.01)
-    monkeypatch.setattr(endings, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endings, "LOOK_S", 0.0)
+    monkeypatch.setattr(endings, "PAUSE_S", 0.0)
     monkeypatch.setattr(endings, "DIAL_S_MAX", 60.0)
 
 
@@ -37,47 +37,69 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-async def seen(address: str, origin: str = HERE, *, incarnation: int = 1, unreached: str = "") -> list[Transition]:
-    """What is found out after the session of a peer at this address broke."""
-    membership, connections, heard = Membership(), Connections(get_logger("test")), list[Transition]()
-    membership.hello(Hello(A, incarnation, PROTOCOL_VERSION, "0", address, "", "cpu", 1, 0, -1, JobId("")), 0.0)
-    membership.reached(A, incarnation, unreached)
-    session = connections.open(A, incarnation, origin)
-    made, before = Endings(membership, connections, heard.append, get_logger("test")), asyncio.all_tasks()
-    looking = asyncio.create_task(made.run())
-    while A not in made._origins:
-        await asyncio.sleep(0)
-    connections.close(A, session)
-    membership.disconnected(A, incarnation, 1.0)
-    while not made._origins[A].dialled:  # it was decided whether to dial
-        await asyncio.sleep(0)
-    if dialling := asyncio.all_tasks() - before - {looking}:
-        await asyncio.wait(dialling)
-    looking.cancel()
-    await asyncio.wait({looking})
-    return heard
+class Scene:
+    """A stage server at this address whose session broke, and what is found out."""
+
+    def __init__(self, address: str) -> None:
+        self.membership, self.connections = Membership(), Connections(get_logger("test"))
+        self.heard: list[Transition] = []
+        self.told = asyncio.Event()
+        self.membership.hello(Hello(A, 1, PROTOCOL_VERSION, "0", address, "", "cpu", 1, 0, -1, JobId("")), 0.0)
+        session = self.connections.open(A, 1, HERE)
+        self.looking = asyncio.create_task(
+            watch_endings(self.membership, self.connections, self.hear, get_logger("test"))
+        )
+        self.session = session
+
+    def hear(self, transition: Transition) -> None:
+        self.heard.append(transition)
+        self.told.set()
+
+    async def breaks(self) -> None:
+        await asyncio.sleep(0)  # the session was seen
+        self.connections.close(A, self.session)
+        self.membership.disconnected(A, 1, 1.0)
+
+    async def end(self) -> None:
+        self.looking.cancel()
+        await asyncio.wait({self.looking})
 
 
 async def test_who_refuses_connections_has_ended(nobody: str) -> None:
-    (gone,) = await seen(nobody)
+    scene = Scene(nobody)
+    await scene.breaks()
+    await scene.told.wait()
+    await scene.end()
+    (gone,) = scene.heard
     assert (gone.peer, gone.before, gone.after) == (A, PeerState.SUSPECT, PeerState.GONE)
     assert "nobody listens at 127.0.0.1:" in gone.reason
+
+
+async def test_who_has_a_session_again_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tunnel that failed refuses connections for good, and the process has found another way."""
+    dialled, answer = asyncio.Event(), asyncio.Event()
+
+    async def refuses_at_last(_: str) -> bool:
+        dialled.set()
+        await answer.wait()
+        return True
+
+    monkeypatch.setattr(endings, "refuses", refuses_at_last)
+    scene = Scene("127.0.0.1:1")
+    await scene.breaks()
+    await dialled.wait()
+    scene.connections.open(A, 1, HERE)
+    answer.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await scene.end()
+    assert scene.heard == []
 
 
 async def test_who_listens_may_come_back() -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with server:
-        assert await seen(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") == []
-
-
-async def test_a_port_at_another_host_than_the_sessions_says_nothing(nobody: str) -> None:
-    assert await seen(nobody, "ipv4:10.0.0.5:5000") == []
-    assert await seen("") == []
-
-
-async def test_a_port_that_was_never_reached_says_nothing(nobody: str) -> None:
-    """A firewall that lets stage servers alone through refuses the scheduler while the process lives."""
-    assert await seen(nobody, unreached="the scheduler cannot dial it") == []
+        assert not await refuses(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
 
 async def test_no_answer_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_it_follows_who_gets_work() -> None:
 def test_the_stage_with_the_fewest_replicas_bounds_what_there_is_before_anything_is_measured(
     room: int, expected: int
 ) -> None:
-    """Three replicas of the first stage once were given twelve at once, of which the one of the last could hold four."""
+    """Three replicas of the first stage were given twelve at once, of which the one of the last could hold four."""
     state = BrainState.of(Swarm({A: 0, C: 1}, microbatches=32, overlap=0).brain.settings, PLAIN)
     for name, stage in (("0-0", 0), ("0-1", 0), ("0-2", 0), ("1-0", 1)):
         state.pool.add(ReplicaRecord(PeerId(name), 1, "", stage, room=room))
