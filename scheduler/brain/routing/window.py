@@ -7,7 +7,7 @@ reports travel. By Little's law a pipeline keeps its busiest stage at work with
 
 microbatches in flight, and one more for each stage lets them come unevenly. Of the newest microbatches the least travel
 counts, so waiting on a busy link widens nothing. The window is never wider than the memory of the replicas of any
-stage, of which each holds what its estimate counts at least.
+stage, as far as that is known.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class Window:
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._travels_s: deque[float] = deque(maxlen=NEWEST)
         self._works_s: deque[tuple[float, ...]] = deque(maxlen=NEWEST)  # one by one, the costliest first
-        self._estimated = PER_STAGE * self._stages  # microbatches that the memory of each replica holds
-        self._room = self._lanes = 0
+        self._least = self._room = self._lanes = 0
         self.most = 0
 
     def open(self) -> None:
@@ -54,8 +53,10 @@ class Window:
     def changed(self) -> None:
         """Other replicas may be given work than before: theirs is the memory that bounds it."""
         pool = self._state.pool
-        working = [[pool[peer].replica for peer in peers if pool.may_work(peer)] for peers in pool.by_stage]
-        self._room = min(sum(one.room or self._estimated for one in here) for here in working)
+        rooms = [[pool[peer].replica.room for peer in peers if pool.may_work(peer)] for peers in pool.by_stage]
+        self._room = min(map(sum, rooms))
+        known = [sum(of) for of in rooms if of and all(of)]
+        self._least = min([PER_STAGE * self._stages * self._lanes, *known])
         self._widen()
 
     def fed(self, step: int, index: int, now_s: float) -> None:
@@ -86,7 +87,7 @@ class Window:
 
     def _widen(self) -> None:
         settings = self._state.settings
-        most = min(max(self._estimated * self._lanes, self._wanted()), max(self._estimated, self._room))
+        most = max(self._least, min(self._wanted(), self._room))
         self.most = settings.max_in_flight or min(settings.microbatches + settings.overlap, most)
 
     def _wanted(self) -> int:
