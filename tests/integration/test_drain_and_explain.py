@@ -22,7 +22,7 @@ def test_a_stage_server_is_explained_and_drained_by_command(tmp_path: Path, capf
     spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
     tokens = Tokens.make(tmp_path / "tokens", spec)
 
-    with Cluster(tmp_path, "--grace", "1") as cluster:
+    with Cluster(tmp_path, "--grace", "8") as cluster:
         first, second = cluster.add_servers(2)
         job = cluster.submit(spec, tokens.manifest)
         cluster.wait_for_step(job.id, 3)

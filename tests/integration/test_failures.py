@@ -52,7 +52,7 @@ def test_with_on_stall_fail_the_last_replica_ends_the_job_with_its_name_and_the_
 ) -> None:
     spec = long_job(write_text(tmp_path), limits__on_stall="fail")
     tokens = Tokens.make(tmp_path / "tokens", spec)
-    with Cluster(tmp_path, "--grace", "2") as cluster:
+    with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(2)
         for number in (signal.SIGSTOP, signal.SIGKILL):
             job = cluster.submit(spec, tokens.manifest)
@@ -80,7 +80,7 @@ def test_a_job_whose_stage_is_killed_stalls_and_goes_on_with_a_new_stage_server_
     spec = job_of(write_text(tmp_path), steps=50, checkpoint__every_steps=5)
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
-    with Cluster(tmp_path, "--grace", "2") as cluster:
+    with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(2)
         job = cluster.submit(spec, tokens.manifest)
         cluster.wait_for_step(job.id, 8)

@@ -41,7 +41,7 @@ def test_a_job_with_too_few_islands_goes_on_from_its_checkpoint_bitwise(
     spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
-    with Cluster(tmp_path, "--grace", "2") as cluster:
+    with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(4)
         job = cluster.submit(spec, tokens.manifest)
         until(lambda: view_of(cluster, job.id).checkpoint_step > 0)
@@ -92,7 +92,7 @@ def test_an_island_is_killed_whole_and_begins_anew_bitwise(tmp_path: Path, resta
     }
     spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
     tokens = Tokens.make(tmp_path / "tokens", spec)
-    with Cluster(tmp_path, "--grace", "2") as cluster:
+    with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(8)
         job = cluster.submit(spec, tokens.manifest)
         until(lambda: view_of(cluster, job.id).step > 5)
@@ -140,7 +140,7 @@ def test_a_slow_island_trains_less_of_each_step_bitwise(tmp_path: Path) -> None:
     }
     spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
     tokens = Tokens.make(tmp_path / "tokens", spec)
-    with Cluster(tmp_path, "--grace", "2", "--allow-chaos") as cluster:
+    with Cluster(tmp_path, "--grace", "8", "--allow-chaos") as cluster:
         cluster.add_servers(2, "--allow-chaos")
         job = cluster.submit(spec, tokens.manifest)
         until(lambda: view_of(cluster, job.id).step > 1)

@@ -51,7 +51,7 @@ def test_relays_are_killed_and_nobody_is_expelled_and_the_weights_are_those_of_o
     spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
-    with Cluster(tmp_path, "--grace", "2") as cluster:
+    with Cluster(tmp_path, "--grace", "8") as cluster:
         relays = [start_relay(cluster, number) for number in range(2)]
         try:
             for relay in relays:

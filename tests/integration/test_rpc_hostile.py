@@ -16,6 +16,7 @@ import xxhash
 
 from swarm.errors import (
     CorruptFrame,
+    DeadlinePassed,
     NotAllowed,
     PeerUnavailable,
     Refused,
@@ -249,14 +250,14 @@ async def test_callers_that_do_not_read_what_they_pulled_are_few() -> None:
 
 async def test_callers_that_do_not_read_what_they_pulled_lose_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each unread stream held its answer for ever."""
-    monkeypatch.setattr("swarm.rpc.links.peer_service.PULL_CHUNK_S_MAX", 0.2)
+    monkeypatch.setattr("swarm.rpc.links.peer_service.PULL_CHUNK_S_MAX", 0.5)
     links = GrpcPeerLinks()
     async with pulled_and_not_read() as address:
         while True:
             try:
                 reply, _ = await links.pull(address, _STATE_REQUEST, 16 << 20)
                 break
-            except RetryElsewhere:
+            except (RetryElsewhere, DeadlinePassed):  # the latter where this machine itself is slow to read
                 await asyncio.sleep(0.1)
         assert reply.total_bytes == 16 << 20
     await links.close()

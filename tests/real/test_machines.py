@@ -15,7 +15,7 @@ from tests.support.machines import ADDRESSES, HIDDEN, SCHEDULER, SERVER, Machine
 from tests.support.reader import ROOT, commands_of
 from tests.support.services import until
 
-TYPED_AND_WAITED_S_MAX = 300.0
+TYPED_AND_WAITED_S_MAX = 900.0
 WORDS = {command for page in ("README.md", "docs/networks.md") for command in commands_of((ROOT / page).read_text())}
 PLACEHOLDERS = {
     "SCHEDULER:7950": f"{ADDRESSES[SCHEDULER]}:7950",
@@ -40,10 +40,10 @@ def ready(program: subprocess.Popen[str], log: Path) -> dict[str, Any]:
         lines = [line for line in log.read_text().splitlines() if '"swarm.ready/' in line]
         return dict(json.loads(lines[0])) if lines else {}
 
-    return dict(until(f"{log.name} is ready", said, timeout_s=120.0))
+    return dict(until(f"{log.name} is ready", said, timeout_s=300.0))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_three_machines_join_by_token_train_and_one_behind_a_router_is_revoked(tmp_path: Path) -> None:
     with Machines(tmp_path) as machines:
         logs = {name: tmp_path / f"{name}.log" for name in ("scheduler", "relay", "direct", "spare", "hidden")}
@@ -79,7 +79,7 @@ def test_three_machines_join_by_token_train_and_one_behind_a_router_is_revoked(t
         def serving() -> list[str]:
             return [peer for stage in status()["stages"] for peer in stage["peers"]]
 
-        until("all three train", lambda: len(serving()) == 3 and status()["step"], timeout_s=120.0)
+        until("all three train", lambda: len(serving()) == 3 and status()["step"], timeout_s=300.0)
         assert hidden in serving()
         revoke = typed("swarm identity revoke NAME", NAME=hidden)
         revoked_s = time.monotonic()
@@ -89,7 +89,7 @@ def test_three_machines_join_by_token_train_and_one_behind_a_router_is_revoked(t
         gone_s = time.monotonic() - revoked_s
         assert "error[E0504]" in logs["hidden"].read_text()
         step = status()["step"]
-        until("the others train on", lambda: status()["step"] > step, timeout_s=60.0)
+        until("the others train on", lambda: status()["step"] > step, timeout_s=300.0)
         machines.types(HIDDEN, f"swarm cancel {job} {here}")
         machines.types(HIDDEN, f"{typed('swarm pull example ./model')} {here}")
         took_s = time.monotonic() - began_s

@@ -77,7 +77,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Fleet]:
-    flags = ("--grace", "2", "--otlp", collector.url, "--otlp-ratio", "0.1")
+    flags = ("--grace", "8", "--otlp", collector.url, "--otlp-ratio", "0.1")
     with Fleet(tmp_path_factory.mktemp("fleet"), *flags, broker="embedded") as fleet:
         fleet.begin()
         try:

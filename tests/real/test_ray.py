@@ -18,7 +18,7 @@ from swarm.process.children import dying_with_parent
 from tests.support.services import free_port, until
 from tests.support.simulated import write_text
 
-STEPS = 1500  # more than a fast machine makes in the five seconds between two lines of the follower
+STEPS = 800  # more than a fast machine makes in the five seconds between two lines of the follower, and five more
 LOST_AT = 20
 JOB = f"""\
 name = "tiny"

@@ -62,7 +62,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     install = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
     done = subprocess.run(
-        [*install, *extras["mlflow"], *extras["wandb"]], capture_output=True, text=True, check=False, timeout=280
+        [*install, *extras["mlflow"], *extras["wandb"]], capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, f"the packages cannot be installed:\n{done.stderr[-2000:]}"
     (site,) = home.glob("lib/python*/site-packages")
@@ -74,7 +74,7 @@ def call(python: Path, code: str, *arguments: str, cwd: Path, **variables: str) 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "WANDB_", "PYTHON"))}
     command = [str(python), "-c", code, *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=cwd, env=kept | variables, timeout=120
+        command, capture_output=True, text=True, check=False, cwd=cwd, env=kept | variables, timeout=300
     )
 
 

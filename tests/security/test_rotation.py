@@ -84,7 +84,7 @@ def test_the_authority_rotates_while_a_relay_dies_a_replica_is_killed_and_a_peer
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
     relays: list[Process] = []
-    with Cluster(tmp_path, "--grace", "2", "--certificate-life", f"{LIFE_S / 3600:.6f}") as cluster:
+    with Cluster(tmp_path, "--grace", "8", "--certificate-life", f"{LIFE_S / 3600:.6f}") as cluster:
         try:
             relays += [start_relay(cluster, number) for number in range(2)]
             peers = [*cluster.add_servers(3, "--via-relay"), *cluster.add_servers(2)]

@@ -303,7 +303,7 @@ def test_certificates_change_and_a_peer_is_revoked_while_a_job_runs_to_the_weigh
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
     life = ("--certificate-life", f"{9 / 3600:.6f}")
-    with Cluster(tmp_path, "--grace", "1", *life) as cluster:
+    with Cluster(tmp_path, "--grace", "8", *life) as cluster:
         peers = cluster.add_servers(4)
         job = cluster.submit(spec, tokens.manifest)
         cluster.wait_for_step(job.id, 20)

@@ -86,7 +86,7 @@ class Machines:
             cwd=self.folder / machine,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
         )
         assert ran.returncode == 0, f"{command} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}"
         return ran.stdout.strip()

@@ -22,7 +22,7 @@ INDENTED = re.compile(r"^    ((?:swarm|python|make|pip) .*)$", re.MULTILINE)
 INLINE = re.compile(r"`((?:swarm|make|python -m)\s[^`]*)`")
 PLACEHOLDER = re.compile(r"(?<![\w./$])[A-Z][A-Z_]*[A-Z](?![\w=])|(?<=[ =])[NP](?= |$)")
 PROGRAMS = ("up", "scheduler", "stage-server", "relay")
-COMMAND_S_MAX = 240.0
+COMMAND_S_MAX = 600.0
 
 
 def commands_of(text: str) -> list[str]:
@@ -179,10 +179,10 @@ class Reader:
             program = self._programs.pop()
             program.send_signal(signal.SIGINT)
             try:
-                program.wait(timeout=90)
+                program.wait(timeout=300)
             except subprocess.TimeoutExpired:
                 program.send_signal(signal.SIGINT)
-                program.wait(timeout=30)
+                program.wait(timeout=300)
 
     def _filled(self, command: str) -> str:
         """The command with what its placeholders stand for."""

@@ -159,9 +159,9 @@ async def test_a_probe_is_answered_although_others_hold_every_place() -> None:
 async def test_a_request_that_trickles_in_is_cut_at_its_deadline() -> None:
     def trickle(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port)) as line:
-            line.sendall(b"GET /healthz HTTP/1.1\r\n")
+            line.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
             for _ in range(200):
-                line.sendall(b"X: y\r\n")
+                line.sendall(b"y")
                 time.sleep(0.05)
 
     with limits(request_s=0.3), _serving(asyncio.get_running_loop()) as (_, port):
