@@ -13,10 +13,11 @@ from typing import Any, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
-from client.records import Checkpoint, Job, Peer, Step, record
+from client.records import Checkpoint, Job, Peer, Step, Usage, has_date, record
 from client.shell import Shell
 from swarm.errors import (
     ERROR_BY_CODE,
+    CorruptFrame,
     Crowded,
     IncompatibleVersion,
     NotAdmitted,
@@ -228,6 +229,10 @@ class Scheduler:
         reply: pb.JobList = self._call(self._stub.List, pb.ListRequest(all=all, state=state, limit=limit))
         return [record(Job, view) for view in reply.jobs], list(reply.troubles)
 
+    def troubles(self) -> list[str]:
+        """What keeps the scheduler from its database or its broker."""
+        return self.jobs(all=False, state="", limit=1)[1]
+
     def get(self, job: str) -> Job:
         return record(Job, self._call(self._stub.Get, pb.JobRequest(job=job)))
 
@@ -340,7 +345,10 @@ class Scheduler:
 
     def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
         """The scheduler's clock, bytes from it, and whether it can dial this machine."""
-        return cast(pb.ProbeReply, self._call(self._stub.Probe, request))
+        reply: pb.ProbeReply = self._call(self._stub.Probe, request)
+        if not has_date(reply.unix_s):
+            raise CorruptFrame(f"the clock of the scheduler at {self.address} shows no time")
+        return reply
 
     def logs(self, request: pb.LogsRequest) -> Iterator[pb.LogEntry]:
         with self._translated():
@@ -407,10 +415,10 @@ class Scheduler:
     def set_project(self, request: members_pb.ProjectRequest) -> members_pb.ProjectView:
         return cast(members_pb.ProjectView, self._call(self._projects.SetProject, request))
 
-    def project_usage(self, project: str, days: int) -> list[members_pb.UsageRow]:
+    def project_usage(self, project: str, days: int) -> list[Usage]:
         request = members_pb.UsageRequest(project=project, days=days)
         reply: members_pb.UsageList = self._call(self._projects.ProjectUsage, request)
-        return list(reply.rows)
+        return [record(Usage, row) for row in reply.rows]
 
     def _call(self, method: Any, request: Any, timeout_s: float = 0.0) -> Any:
         with self._translated():

@@ -9,14 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import nan
+from math import isfinite, nan
 from typing import Any, TypeVar
 
 from swarm.errors import CorruptFrame, JobDidNotFit, JobEnded, OutOfMemory
+from swarm.limits import ISLANDS_MAX
+from swarm.text import UNIX_S_MAX, as_date
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
 Kind = TypeVar("Kind")
+
+STEPS_MAX = 10**9  # of a job
+DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,11 @@ class Peer:
     site: str = ""  # where it is, as its owner named the place
     links: tuple[Link, ...] = ()  # to others, while it serves a job
 
+    def __post_init__(self) -> None:
+        digits = len(str(ISLANDS_MAX))
+        is_number = self.island.isascii() and self.island.isdigit() and len(self.island) <= digits
+        _check(is_number or not self.island, "the island of a stage server")
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -161,6 +171,25 @@ class Step:
     skipped: bool = False
     committed_unix_s: float = 0.0  # 0: of islands it is not known
     evaluation_loss: float = nan  # nan: none was measured after this step
+
+    def __post_init__(self) -> None:
+        _check(self.step <= STEPS_MAX and has_date(self.committed_unix_s), "a step")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the jobs of a project used: on a day, or (day 0) on all of them; of one owner, or ("") of all."""
+
+    day: int = 0  # since 1970
+    project: str = ""
+    owner: str = ""
+    peer_s: float = 0.0  # of all stage servers together
+    tokens: float = 0.0
+    relay_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        counts = (self.peer_s, self.tokens, self.relay_bytes)
+        _check(self.day * DAY_S <= UNIX_S_MAX and all(map(isfinite, counts)), "what a project used")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +219,17 @@ class Explanation:
     kind: str = ""
     id: str = ""
     facts: tuple[Fact, ...] = ()
+
+
+def has_date(unix_s: float) -> bool:
+    """Whether a time that the scheduler told is one."""
+    return as_date(unix_s) == unix_s
+
+
+def _check(is_sound: bool, what: str) -> None:
+    """CorruptFrame unless the numbers of an answer are what they can be: the scheduler is not trusted."""
+    if not is_sound:
+        raise CorruptFrame(f"the scheduler sent numbers about {what} that are none", hint="do not trust this scheduler")
 
 
 def file_name(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from client.records import Job, Step, file_name
 from swarm.errors import InvalidConfig, NotAllowed
-from swarm.text import first_line, without_passwords
+from swarm.text import as_date, first_line, without_passwords
 from swarm.types import JobState
 
 ALWAYS_WRITTEN = "train/tokens"  # of each step, so what is written is known by it
@@ -93,7 +93,7 @@ class MLflow:
             client: Any = import_module("mlflow.tracking").MlflowClient
         self._pending: list[Any] = []
         self._known_ms: dict[int, int] = {}  # when the steps were made that somebody wrote before
-        began_ms = round(job.created_unix_s * 1000) or None
+        began_ms = round(as_date(job.created_unix_s) * 1000) or None
         with _taken(self.place):
             if uri.startswith("sqlite:"):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -117,7 +117,9 @@ def _narrow(key: str, was: Any, wanted: Any) -> tuple[str, Any, Any]:
 def changed_values(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A resolved job's values, ready for `--set`: values that follow from an overridden one are "auto" again."""
     keys = {override.partition("=")[0].strip() for override in overrides}
-    pipeline = values["pipeline"]
+    pipeline = values.get("pipeline")
+    if not isinstance(pipeline, dict):
+        raise InvalidConfig("the job's values have no section [pipeline]")
     if "pipeline.stages" in keys and "pipeline.split" not in keys:
         pipeline["split"] = "auto"
     if "pipeline.split" in keys and "pipeline.stages" not in keys:

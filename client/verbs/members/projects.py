@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from client.connection import dial
+from client.records import DAY_S, Usage
 from client.shell import Shell
 from client.views import FittedTable
 from swarm.errors import UsageError
@@ -15,8 +16,6 @@ from swarm.limits import USAGE_DAYS_MAX
 from swarm.pki.names import check_name
 from swarm.text import parse_size, size, utc
 from swarm.wire import members_pb2 as pb
-
-DAY_S = 86_400
 
 
 def project(
@@ -111,13 +110,13 @@ def _usage(shell: Shell, name: str, days: int) -> int:
     return 0
 
 
-def _used(row: pb.UsageRow) -> dict[str, object]:
+def _used(row: Usage) -> dict[str, object]:
     about = {"day": _day(row), "owner": row.owner} if row.day else {}
     counts = {"tokens": int(row.tokens), "relay_bytes": int(row.relay_bytes)}
     return {"project": row.project, **about, "stage_server_seconds": round(row.peer_s, 1), **counts}
 
 
-def _day(row: pb.UsageRow) -> str:
+def _day(row: Usage) -> str:
     return utc(row.day * DAY_S)[: len("2026-01-31")]
 
 
