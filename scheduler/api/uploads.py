@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from scheduler.brain.members.places import Places
-from scheduler.brain.members.projects import ANYBODY, Person, check_bytes
+from scheduler.brain.members.projects import ANYBODY, Person, check_bytes, check_room
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
@@ -114,6 +114,8 @@ class Uploads:
                 f"a file of {size(wanted_bytes)} does not fit: {size(free)} free, {size(promised)} of them promised",
                 hint="free disk space in the scheduler's --data-dir",
             )
+        room = free - (promised - promised_to_it) - UPLOAD_DISK_RESERVE_BYTES
+        check_room(project, self._projects.quota(project), room, promised_to_it, wanted_bytes)
 
     async def tokenizer(self, project: str, request: pb.SubmitRequest) -> dict[str, bytes]:
         """The tokenizer files among the uploaded files, by name; InvalidData if one is missing."""

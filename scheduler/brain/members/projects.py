@@ -124,6 +124,20 @@ def check_bytes(project: str, quota: Quota, held_bytes: int, promised_bytes: int
         )
 
 
+def check_room(project: str, quota: Quota, room_bytes: int, promised_bytes: int, wanted_bytes: int) -> None:
+    """QuotaReached if a project without a quota of bytes would be promised more than half of the disk's room.
+
+    `room_bytes` are those that no other project was promised. A slow upload holds what it was promised for long.
+    """
+    if not quota.upload_bytes and promised_bytes + wanted_bytes > room_bytes // 2:
+        raise QuotaReached(
+            f"a file of {size(wanted_bytes)} does not fit: project {project} is sending {size(promised_bytes)}, and "
+            f"without a quota of bytes it may send half of the {size(room_bytes)} that uploads may take, at a time",
+            hint=f"free disk space in the scheduler's --data-dir; an admin can allow it: swarm project set {project} "
+            "--quota-bytes SIZE",
+        )
+
+
 def check_removable(project: str, jobs: int, people: int, tokens: int) -> None:
     """NotAllowed for the default project, and for one that still has jobs, members or tokens."""
     if project == DEFAULT_PROJECT:

@@ -98,6 +98,7 @@ async def test_a_disk_is_never_promised_twice(tmp_path: Path, monkeypatch: pytes
     reserve = uploads.UPLOAD_DISK_RESERVE_BYTES
     monkeypatch.setattr(uploads, "_free_bytes", lambda folder: reserve + 100)
     one, go_on = await made(tmp_path), asyncio.Event()
+    await one._projects.set(P, Quota(upload_bytes=1000))
     (tmp_path / "shards").mkdir()
     with pytest.raises(InvalidData, match="does not fit") as caught:
         await one.put(P, sent(101))
@@ -112,11 +113,36 @@ async def test_a_disk_is_never_promised_twice(tmp_path: Path, monkeypatch: pytes
     assert await one.put(P, sent()) == SHA256
 
 
+async def test_a_slow_upload_leaves_room_to_other_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submitter whose project had no quota promised the whole disk to one upload, which may take hours for a GiB."""
+    monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + 400)
+    one, go_on = await made(tmp_path), asyncio.Event()
+    for name in ("red", "blue", "green"):
+        await one._projects.create(name, Quota(upload_bytes=400) if name == "green" else Quota())
+    with pytest.raises(QuotaReached, match="half of the 400 B") as caught:
+        await one.put("red", sent(201))
+    assert "swarm project set red --quota-bytes" in caught.value.hint
+    slow = asyncio.create_task(one.put("red", sent(200, then=go_on)))
+    while not any(upload.promised_bytes for upload in one._open):
+        await asyncio.sleep(0)
+    with pytest.raises(QuotaReached, match="is sending 200 B"):
+        await one.put("red", sent())
+    with pytest.raises(QuotaReached, match="half of the 200 B"):
+        await one.put("blue", sent(101))
+    assert await one.put("blue", sent()) == SHA256
+    with pytest.raises(InvalidData, match="arrived as"):
+        await one.put("green", sent(150))  # the disk has room, and an admin allows it
+    go_on.set()
+    with pytest.raises(InvalidData, match="arrived as"):
+        await slow
+
+
 async def test_uploads_that_begin_together_are_not_promised_the_same_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + 100)
     one = await made(tmp_path)
+    await one._projects.set(P, Quota(upload_bytes=1000))
     (tmp_path / "shards").mkdir()
     begun = [asyncio.create_task(one.put(P, sent(60, then=asyncio.Event()))) for _ in range(2)]
     (refused,), (waiting,) = await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
