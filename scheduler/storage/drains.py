@@ -65,7 +65,12 @@ class Drains:
         drain = self._drains.pop(peer, None)
         if drain is None:
             return
+
+        async def delete() -> None:
+            if peer not in self._drains:  # else it is drained again, and the row is that of the new drain
+                await self._store.delete_drain(peer, drain.incarnation)
+
         try:
-            await self._store.delete_drain(peer, drain.incarnation)
+            await patiently(delete, patience_s=self._patience_s)
         except (DatabaseUnavailable, DatabaseRejected) as error:
             self._log.warning("drain that is over not removed", peer=peer, reason=error.message)

@@ -160,3 +160,44 @@ def test_a_peer_that_has_just_come_is_drained_at_once_and_joins_nothing(tmp_path
         assert all(spare not in pool for pool in run.job.stages.values())
 
     train(task, 2, 4, drain_idle)
+
+
+def test_a_drain_is_taken_back_by_another_start_of_the_scheduler_and_for_good(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=12)
+
+    async def drain_and_undrain(run: Run) -> None:
+        rig = run.rig
+        await run.until_step(1)
+        rig.slowness = dict.fromkeys(rig.servers, 10.0)
+        peer = run.job.stages[0][0]
+        assert (await drained(run, peer))[-1] == ""
+        await restart(run)
+        while rig.membership.get(peer) is None:
+            await asyncio.sleep(0.001)
+        assert rig.membership.find(peer).state is PeerState.DRAINING
+        await rig.jobs.undrain(peer)
+        assert await rig.store.drains() == {}
+        await serves(run, peer)
+        assert peer in run.job.stages[0]
+        with pytest.raises(NotAllowed, match="is not drained"):
+            await rig.jobs.undrain(peer)
+        await restart(run)
+        await run.until_step(run.job.progress.steps_done + 1)
+        assert rig.membership.find(peer).state is PeerState.SERVING
+
+    assert replayed(train(task, 4, 9, drain_and_undrain)) == 0
+
+
+def test_a_stage_server_that_ends_by_itself_is_not_kept_by_an_undrain(tmp_path: Path) -> None:
+    """Only a person's drain is taken back: a process that was told to end hands its work over and ends."""
+    task = Task.make(tmp_path, training__steps=8)
+
+    async def leave(run: Run) -> None:
+        await run.until_step(1)
+        peer = run.job.stages[0][0]
+        run.rig.jobs._peers.leave(peer, "its process was told to end")
+        with pytest.raises(NotAllowed, match="is not drained"):
+            await run.rig.jobs.undrain(peer)
+        assert run.rig.membership.find(peer).leaving
+
+    train(task, 4, 9, leave)

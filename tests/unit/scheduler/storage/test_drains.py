@@ -86,3 +86,48 @@ async def test_an_older_drain_that_was_written_late_does_not_replace_a_newer_one
         is_locked = False
     assert await store.drains() == {A: Drain(6, "new")}
     await store.close()
+
+
+async def test_a_drain_that_was_taken_back_while_the_database_was_locked_does_not_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`swarm peers undrain` succeeded, and the next start of the scheduler drained the stage server again."""
+    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
+    real, tries = store.delete_drain, list[int]()
+
+    async def delete_drain(peer: PeerId, incarnation: int) -> None:
+        tries.append(incarnation)
+        if len(tries) < 3:
+            raise DatabaseUnavailable("database is locked")
+        await real(peer, incarnation)
+
+    monkeypatch.setattr(store, "delete_drain", delete_drain)
+    drained = Drains(store, LOG)
+    await drained.keep(hello(5), "too hot")
+    await drained.forget(A)
+    assert (tries, await store.drains()) == ([5, 5, 5], {})
+    await store.close()
+
+
+async def test_a_stage_server_that_is_drained_again_meanwhile_stays_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
+    asked = asyncio.Event()
+
+    async def delete_drain(peer: PeerId, incarnation: int) -> None:
+        asked.set()
+        raise DatabaseUnavailable("database is locked")
+
+    drained = Drains(store, LOG)
+    await drained.keep(hello(5), "too hot")
+    real = store.delete_drain
+    monkeypatch.setattr(store, "delete_drain", delete_drain)
+    async with asyncio.timeout(20.0):
+        over = asyncio.create_task(drained.forget(A))
+        await asked.wait()
+        await drained.keep(hello(5), "hot again")
+        monkeypatch.setattr(store, "delete_drain", real)
+        await over
+    assert await store.drains() == {A: Drain(5, "hot again")}
+    await store.close()
