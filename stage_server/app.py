@@ -31,6 +31,7 @@ from swarm.model.runtime import (
     free_bytes,
     is_slow_at_bfloat16,
     limit_memory,
+    total_bytes,
     used_bytes,
 )
 from swarm.mqtt import topics
@@ -64,11 +65,16 @@ HANG_UP_S_MAX = 2.0  # how long a scheduler may take to end a session that this 
 async def serve(options: StageServerOptions, farewell: Farewell) -> None:
     """Run until cancelled; `farewell` is told how to leave in order.
 
-    `options` have been checked. Raises InvalidConfig if an address, folder or device cannot be used, NotAllowed if the
-    folder is in use.
+    `options` have been checked. Raises InvalidConfig if an address, folder or device cannot be used or lacks the memory
+    that is offered, NotAllowed if the folder is in use.
     """
     tune_malloc()
     device_name = choose_device(options.device)
+    free = free_bytes(device_name)
+    memory_bytes = options.max_memory.of(free, total_bytes(device_name))
+    if memory_bytes > free:
+        log = get_logger("stage-server")
+        log.warning("--max-memory is more than is free now", max_memory=size(memory_bytes), free=size(free))
     threads = options.threads or torch.get_num_threads()  # all cores that are ours, or OMP_NUM_THREADS
     product = metadata.version("swarm-stages")
     metrics = StageServerMetrics(product, PROTOCOL_VERSION)
@@ -145,11 +151,6 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             http_address = f"{options.http_host}:{endpoint.start()}"
             stack.callback(endpoint.close)
 
-        free = free_bytes(device_name)
-        memory_bytes = options.max_memory.of(free)
-        if memory_bytes > free:
-            log = get_logger("stage-server")
-            log.warning("--max-memory is more than is free now", max_memory=size(memory_bytes), free=size(free))
         limit_memory(device_name, memory_bytes)
         used = partial(used_bytes, device_name)
         metrics.device_memory(used, memory_bytes)

@@ -11,7 +11,7 @@ from swarm.errors import InvalidConfig, UsageError
 from swarm.pki.tokens import JoinLine
 from swarm.process.lifecycle import check_announce, check_listen, own_addresses
 from swarm.process.logs import LogFormat
-from swarm.text import counted, is_address, is_loopback, is_wildcard, parse_size
+from swarm.text import counted, is_address, is_loopback, is_wildcard, parse_size, size
 
 DEFAULT_SHARE = "90%"
 THREADS_PER_CORE_MAX = 8
@@ -43,9 +43,19 @@ class MemoryShare:
             )
         return cls(size_bytes, 1.0)
 
-    def of(self, free_bytes: int) -> int:
-        """The bytes that are offered where `free_bytes` are free."""
-        return int(self.ratio * free_bytes) if self.size_bytes is None else self.size_bytes
+    def of(self, free_bytes: int, total_bytes: int) -> int:
+        """The bytes that are offered where `free_bytes` of `total_bytes` are free; InvalidConfig for more than all.
+
+        More than is free is allowed: whoever has it now may give it back.
+        """
+        if self.size_bytes is None:
+            return int(self.ratio * free_bytes)
+        if self.size_bytes > total_bytes:
+            raise InvalidConfig(
+                f"--max-memory {size(self.size_bytes)} is more than the {size(total_bytes)} of the device",
+                hint=f"{size(free_bytes)} are free now; without --max-memory {DEFAULT_SHARE} of them are offered",
+            )
+        return self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)

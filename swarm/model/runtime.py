@@ -180,6 +180,14 @@ def free_bytes(device: torch.device) -> int:
     return available
 
 
+def total_bytes(device: torch.device) -> int:
+    """Memory of the device, whoever has it now."""
+    total = int(psutil.virtual_memory().total)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return min(total, torch.mps.recommended_max_memory()) if device.type == "mps" else total
+
+
 def used_bytes(device: torch.device) -> int:
     """Memory that this process holds on the device; on the CPU the process as a whole."""
     if device.type == "cuda":

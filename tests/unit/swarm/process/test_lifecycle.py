@@ -128,7 +128,18 @@ def test_an_address_that_nobody_can_dial_is_not_announced(listen: str) -> None:
 
 @pytest.mark.parametrize(("text", "offered"), [("90%", 900), ("12.5%", 125), ("100%", 1000), ("2KiB", 2048), ("7", 7)])
 def test_offered_memory_is_a_size_or_a_share_of_what_is_free(text: str, offered: int) -> None:
-    assert MemoryShare.parse(text).of(1000) == offered
+    assert MemoryShare.parse(text).of(1000, 2048) == offered
+
+
+async def test_more_memory_than_the_device_has_is_refused(tmp_path: Path) -> None:
+    """With --max-memory 10TiB on a machine of 23 GB, models were placed that could not fit."""
+    with pytest.raises(InvalidConfig, match=r"--max-memory 2\.0 KiB is more than the 2\.0 KiB of the device") as caught:
+        MemoryShare.parse("2049").of(1000, 2048)
+    assert "1000 B are free now" in caught.value.hint
+    options = replace(_stage_server(tmp_path), max_memory=MemoryShare.parse("9000TiB"), insecure=True)
+    async with asyncio.timeout(60):
+        with pytest.raises(InvalidConfig, match=r"--max-memory 9000\.0 TiB is more than"):
+            await stage_server.app.serve(options, Farewell())
 
 
 @pytest.mark.parametrize("text", ["", "0", "0%", "101%", "nan%", "much", "-1", "-5%", "%", "1GB"])
