@@ -21,6 +21,7 @@ import pytest
 import trustme
 
 from scheduler.api.announcer import BusAnnouncer
+from scheduler.app import SchedulerOptions, serve
 from swarm.errors import IncompatibleVersion, InvalidConfig, NotAllowed, SchedulerUnreachable
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import broker, presence, topics
@@ -394,6 +395,43 @@ async def test_a_second_scheduler_is_refused_and_the_first_is_still_found(
         async with _announces(url, second, "other"):
             assert await find_scheduler(url, swarm="other", timeout_s=20) == second
             assert await find_scheduler(url, timeout_s=20) == first
+
+
+async def test_the_scheduler_itself_claims_its_name_and_gives_it_back(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second scheduler took the name of a living one, and after it had ended nobody was found any more."""
+    options = SchedulerOptions(
+        listen="127.0.0.1:0",
+        announce="",
+        http_host="127.0.0.1",
+        http_port=None,
+        db="sqlite",
+        broker=url,
+        data_dir=tmp_path,
+        insecure=True,
+    )
+    living = Announcement("10.0.0.5:1", 3, database="a")
+    async with asyncio.timeout(100):
+        async with _announces(url, living):
+            assert await find_scheduler(url) == living
+            with monkeypatch.context() as patient:
+                patient.setattr(presence, "RETAINED_S", 60.0)
+                patient.setattr(presence, "ANSWER_S", 60.0)
+                with pytest.raises(ExceptionGroup) as caught:
+                    await serve(options)
+            assert caught.value.subgroup(NotAllowed) is not None
+            assert await find_scheduler(url) == living
+
+        async with _linked(url, "reader") as reader:
+            serving = asyncio.create_task(serve(options))
+            messages = reader.subscribe(topics.scheduler())
+            while (await anext(messages))[1].get("database") in (None, "a"):
+                pass
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            while (await anext(messages))[1]:
+                pass
 
 
 async def test_a_living_scheduler_announces_again_what_was_overwritten(

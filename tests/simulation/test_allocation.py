@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from scheduler.api.overview import Overview
+from scheduler.api.seen_jobs import SeenJobs
 from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
@@ -157,9 +159,18 @@ def test_the_job_of_higher_priority_starts_first_although_it_came_later(tmp_path
         others.append(await submit_another(run, pipeline__stages=1))
         others.append(await submit_another(run, pipeline__stages=1, limits__priority=5))
         low, high = others
-        queue = run.rig.jobs.registry.queue(lambda _: True)
+        seen = SeenJobs(run.rig.jobs.registry)
+        overview = Overview(run.rig.jobs, run.rig.membership, seen, asyncio.get_running_loop().time)
+        queue = overview.queue()
         assert queue.waiting == (high.record.id, low.record.id)
         assert queue.text(high.record.id).startswith("number 1 of 2 that wait, priority 5; ")
+        # `swarm ls` and `status` say who has the stage servers, and `swarm explain` in full.
+        assert overview.job(low).reason == f"{low.reason}; {queue.text(low.record.id)}"
+        assert f"{run.job.record.id} has 2 stage servers" in overview.job(low).reason
+        told = {fact.topic: fact.text for fact in overview.job_facts(low)}
+        before = f"number 2 of 2 that wait, priority 0: {high.record.id} (priority 5) before it"
+        assert told["queue"] == before
+        assert told["in use"].startswith(f"{run.job.record.id} has 2 stage servers, step ")
         assert not run.job.record.state.is_final, "nothing is taken from a job at work"
         await run.rig.finished(run.job)
         await run.rig.finished(high)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -120,3 +122,14 @@ def test_what_costs_memory_raises_the_estimate_and_what_saves_it_lowers_it() -> 
     assert of(pipeline={"compression": "int8"}) < plain < of(pipeline={"compression": "none"})
     assert of(replicas=4) < plain
     assert stage_footprint(spec_of(), 2, 1, 2).graphs < stage_footprint(spec_of(), 2, 0, 2).graphs
+
+
+def test_the_log_of_past_commits_is_part_of_a_stages_memory() -> None:
+    """A stage server held 1.5 GB of averaged gradients that the estimate of its stage did not know."""
+    spec = spec_of()
+    for number, layers in enumerate((2, 1)):
+        stage = Stage(spec, number, torch.device("cpu"))
+        held = 4 * sum(parameter.numel() for parameter in stage.module.parameters())  # of one commit
+        found = stage_footprint(spec, layers, number, 2)
+        assert 2 * held <= found.log <= 2.2 * held, "of the two newest"
+        assert found.total_bytes - replace(found, log=0).total_bytes >= found.log

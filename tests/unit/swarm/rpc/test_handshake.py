@@ -91,6 +91,20 @@ async def test_a_certificate_that_ended_by_the_clock_of_the_other_side_shuts_the
     assert "its clock differs (here it is 20" in found.hint
 
 
+@pytest.mark.parametrize(
+    ("server", "client", "words"),
+    [(GOOD, None, "only one of both sides has --insecure"), (None, issue(OURS, ADMIN, NOW), "add --insecure here too")],
+    ids=["plaintext client", "plaintext server"],
+)
+async def test_where_only_one_side_speaks_plaintext_the_hint_names_the_flag(
+    server: Identity | None, client: Identity | None, words: str
+) -> None:
+    """A stage server with --insecure was told that the scheduler did not answer."""
+    async with answering(server) as address:
+        found = translate(await failure(address, client), address)
+    assert words in found.hint
+
+
 async def test_whoever_just_does_not_answer_is_said_to_do_that() -> None:
     async with answering(GOOD) as address:
         pass
