@@ -9,6 +9,7 @@ from pathlib import Path
 from client.connection import Scheduler
 from client.records import Job, Peer
 from client.shell import Shell, bytes_bar
+from client.transfer.auto_tokenizer import looking_at_auto_tokenizer
 from client.transfer.upload import File, open_start, upload, upload_start, upload_weights
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import check_absolute
@@ -41,6 +42,16 @@ def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> J
     look_ahead(scheduler, spec, start)
     if spec.model.dtype != "float32" and (told := slow_text(spec.model.dtype, scheduler.peers())):
         shell.say(told)
+    if shell.quiet:
+        return _send(shell, scheduler, spec, corpus, start)
+    with looking_at_auto_tokenizer(corpus.tokenizer, spec.model.family) as told_of_tokenizer:
+        job = _send(shell, scheduler, spec, corpus, start)
+        if told := told_of_tokenizer():  # the job waits for none of that
+            shell.say(told)
+    return job
+
+
+def _send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus, start: Checkpoint | None) -> Job:
     with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
         with bytes_bar(shell, "tokenising") as advance:
             manifest = tokenise(spec, Path(folder), advance, corpus)

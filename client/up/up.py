@@ -31,6 +31,7 @@ from client.up.actors import Cluster, Crew, connected
 from client.up.between import Between, SlowLink, host_of
 from client.up.demo import NAME, demo_job, free_name, report
 from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
+from client.up.open_jobs import going_on, left_open, telling_what_is_unsaved
 from client.verbs.submit import check_job
 from swarm.checkpoint.storage import local_folder
 from swarm.errors import DeadlinePassed, InvalidConfig, UsageError
@@ -40,7 +41,7 @@ from swarm.mqtt.broker import local_broker
 from swarm.pki.names import scheduler_of
 from swarm.process.lifecycle import check_listen, lock_folder
 from swarm.rpc.channel import connect
-from swarm.types import JobState, PeerState
+from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
@@ -48,7 +49,6 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = int(DEFAULT_SCHEDULER.rpartition(":")[2])
 HTTP_PORT = 9464
 SILENT_S = 4.0  # a start that takes longer says how far it is
-UNSAVED_S_MAX = 2.0  # until the scheduler has said how far jobs are
 
 
 def up(
@@ -81,12 +81,20 @@ def up(
     ] = "",
     device: Annotated[str, typer.Option(envvar="SWARM_DEVICE", help="auto, cpu, cuda:N or mps.")] = "auto",
     job: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Submit this job, follow it, then stop everything.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Submit this job, or go on with the open one of its name; follow it, then stop everything.",
+        ),
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Train a tiny built-in model, offline, and sample.")] = False,
     data_dir: Annotated[
         Path | None,
-        typer.Option(envvar="SWARM_DATA_DIR", help="Where everything is kept.", show_default="user data folder"),
+        typer.Option(
+            envvar="SWARM_DATA_DIR",
+            help="Where everything is kept. Started there again, swarm up goes on with the jobs that were open.",
+            show_default="user data folder",
+        ),
     ] = None,
     port: Annotated[
         int | None,
@@ -112,7 +120,8 @@ def up(
         ),
     ] = "",
 ) -> int:
-    """Run a whole swarm on this machine: broker, scheduler and stage servers on loopback. Ctrl-C stops it."""
+    """Run a whole swarm on this machine: broker, scheduler and stage servers on loopback. Ctrl-C stops it, and the
+    next start goes on with its open jobs."""
     shell: Shell = context.obj
     if shell.scheduler_is_flag:
         raise UsageError(
@@ -237,7 +246,7 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         address = scheduler.ready["address"]
         jobs = await stack.enter_async_context(_jobs(shell, address))
         if options.data_dir is not None:
-            await stack.enter_async_context(_telling_what_is_unsaved(shell, jobs))
+            await stack.enter_async_context(telling_what_is_unsaved(shell, jobs))
         crew: Crew | None = None
         if cluster is not None:
             crew = Crew(cluster, shell, address, fleet.logs, ["--allow-chaos"] * options.allow_chaos)
@@ -251,9 +260,12 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         if options.demo:
             return await fleet.guard(_demo(shell, programs, fleet, jobs, address, folder, options), shell)
         if spec is not None:
-            submit = [*programs.client, "submit", "--managed", str(options.job), *_flags(shell, address)]
-            submit += [flag for override in asked for flag in ("--set", override)]
-            code, _ = await fleet.guard(fleet.run(submit), shell)
+            words = ["submit", "--managed", str(options.job)]
+            words += [flag for override in asked for flag in ("--set", override)]
+            if (held := await left_open(jobs, spec.name, shell.timeout_s)) is not None:
+                words, told = going_on(held)
+                shell.say(told)
+            code, _ = await fleet.guard(fleet.run([*programs.client, *words, *_flags(shell, address)]), shell)
             return code
         shell.say("Ctrl-C stops everything")
         await fleet.guard(asyncio.Event().wait())
@@ -438,24 +450,6 @@ async def _jobs(shell: Shell, address: str) -> AsyncIterator[Any]:
         yield jobs_pb2_grpc.JobsStub(channel)  # type: ignore[no-untyped-call]  # generated code
     finally:
         await channel.close()
-
-
-@asynccontextmanager
-async def _telling_what_is_unsaved(shell: Shell, jobs: Any) -> AsyncIterator[None]:
-    """Say of each job at work, when the body is cancelled, from which step it goes on at the next start."""
-    try:
-        yield
-    except asyncio.CancelledError:
-        with contextlib.suppress(grpc.RpcError):
-            reply = await jobs.List(pb.ListRequest(state=JobState.RUNNING.value), timeout=UNSAVED_S_MAX)
-            for job in (record(Job, view) for view in reply.jobs):
-                if job.step > (saved := job.checkpoint_step):
-                    where = f"step {saved}, its newest checkpoint" if saved else "step 0, as it has no checkpoint"
-                    shell.say(f"job {job.id} is at step {job.step}; the next swarm up goes on with it from {where}")
-                    shell.say(
-                        f"to lose no step: swarm pause {job.id} before you stop, swarm resume {job.id} afterwards"
-                    )
-        raise
 
 
 @contextmanager

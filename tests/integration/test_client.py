@@ -89,6 +89,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     ambiguous: set[str] = field(default_factory=set)  # Get refuses these
     requests: list[Any] = field(default_factory=list)
     files: list[pb.FileChunk] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
     error: SwarmError | None = None
     pause_s: float = 0.0
     hold: threading.Event | None = None  # Watch says this much and then waits
@@ -130,7 +131,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.JobList:
         self._perhaps_fail(context)
         self.requests.append(request)
-        return pb.JobList(jobs=self.views)
+        return pb.JobList(jobs=self.views, troubles=self.troubles)
 
     def Get(self, request: pb.JobRequest, context: grpc.ServicerContext) -> pb.JobView:
         self._perhaps_fail(context)
@@ -299,6 +300,21 @@ def test_a_tokenizer_that_fits_no_message_is_uploaded_like_a_shard(
     }
 
 
+@pytest.mark.timeout(600)
+def test_submit_says_if_auto_tokenizer_would_cut_the_text_otherwise(
+    swarm: Any, fake: FakeJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Qwen 2 was trained on 360,745 tokens, of which AutoTokenizer made 362,494 with the pulled folder."""
+    monkeypatch.setattr("client.transfer.auto_tokenizer.LOOK_S_MAX", 250.0)
+    write_tokenizer(tmp_path / "bpe")
+    for family, differs in (("qwen2", True), ("llama", False)):
+        changes = ("--set", "model.tokenizer=./bpe", "--set", f"model.family={family}")
+        code, _, err = swarm("submit", "-d", "job.toml", *changes)
+        assert code == 0, err
+        assert ("AutoTokenizer makes a Qwen2Tokenizer that cuts text otherwise" in err) is differs, err
+    assert len(fake.submitted) == 2
+
+
 def test_long_work_is_told_in_lines_where_there_is_no_terminal(
     swarm: Any, fake: FakeJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +408,16 @@ def test_nothing_is_sent_when_the_file_is_wrong(swarm: Any, fake: FakeJobs, tmp_
     assert swarm("submit", "job.toml", "--set", 'data.source="none/*.txt"')[0] == 3
     assert not fake.submitted
     assert not fake.shards
+
+
+def test_a_start_that_the_scheduler_lacks_is_refused_before_any_work(swarm: Any, fake: FakeJobs) -> None:
+    fake.ambiguous = {"other"}
+    code, _, err = swarm("submit", "job.toml", "--resume-from", "other:500")
+    assert (code, fake.shards) == (10, {})
+    assert "tokens in" not in err
+    code, _, err = swarm("submit", "job.toml", "--set", "checkpoint.dir='runs'")
+    assert (code, fake.shards) == (3, {})
+    assert "tokens in" not in err
 
 
 def test_another_protocol_is_refused_before_any_work(swarm: Any, fake: FakeJobs) -> None:
@@ -560,6 +586,15 @@ def test_status_shows_state_reason_loss_and_peers(swarm: Any, fake: FakeJobs) ->
     values = _data(swarm("status", "tiny", "-o", "json")[1])
     assert values["spec"] == {"name": "tiny"}
     assert values["stages"][0]["peers"] == ["p1", "p2"]
+
+
+@pytest.mark.parametrize("arguments", [("ls",), ("status", "tiny"), ("status", "-w", "tiny")])
+def test_troubles_of_the_scheduler_are_said(swarm: Any, fake: FakeJobs, arguments: tuple[str, ...]) -> None:
+    """While the database was away, only /readyz and the metrics said so."""
+    fake.troubles = ["the database does not answer"]
+    for form in ("table", "json"):
+        code, _, err = swarm(*arguments, "-o", form)
+        assert (code, err.count("scheduler: the database does not answer")) == (0, 1)
 
 
 def test_watching_ends_with_the_jobs_result(swarm: Any, fake: FakeJobs) -> None:
@@ -981,6 +1016,10 @@ def test_dry_run_tells_what_the_model_decides(swarm: Any, fake: FakeJobs) -> Non
         (lambda: Path("base/config.json").unlink(), "config.json does not exist"),
         (lambda: Path("base/model-2.safetensors").unlink(), "lacks model-2.safetensors"),
         (lambda: Path("base/model-1.safetensors").write_bytes(b"\x80\x04pickle"), "no safetensors file"),
+        (
+            lambda: Path("base/model-2.safetensors").write_bytes(_weights(["model.layers.2.c"])),
+            "says num_hidden_layers = 2, and its weights have 3",
+        ),
         (lambda: Path("base/config.json").write_text('{"model_type": "bert"}'), "'bert', which this version"),
         (lambda: Path("job.toml").write_text(FROM_FOLDER.replace("./base", "./bass")), "there is no such folder"),
         (

@@ -50,6 +50,9 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
     def List(self, request, context):
         saved = {"saved-1": 118, "old-2": 100, "never-3": 0}
         views = [pb.JobView(id=job, state=request.state, step=118, checkpoint_step=saved[job]) for job in saved]
+        held = folder.parent.parent / "open"
+        if held.exists():
+            views += [pb.JobView(id=f"tiny-{n}", name="tiny", state=held.read_text(), step=40, steps=90) for n in "21"]
         return pb.JobList(jobs=views)
 server = grpc.server(ThreadPoolExecutor(4))
 jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(), server)
@@ -112,6 +115,8 @@ if verb == "submit":
         sys.exit(1)
     print("demo-123456")
     sys.exit(int((here / "code").read_text()) if (here / "code").exists() else 0)
+if verb in ("status", "resume"):
+    print("going on:", *sys.argv[1:4], file=sys.stderr, flush=True)
 if verb == "pull":
     pathlib.Path(sys.argv[3]).mkdir()
     print("path", sys.argv[3])
@@ -379,6 +384,22 @@ def test_with_a_job_the_exit_code_is_the_jobs(here: Path, made: list[Up], code: 
     up = _started(here, made, job=str(here / "job.toml"))
     assert up.end() == code
     assert "following the job" in up.seen
+
+
+@pytest.mark.parametrize(
+    ("state", "command"), [("running", "status --watch tiny-2"), ("stalled", "status"), ("paused", "resume tiny-2")]
+)
+def test_the_next_start_goes_on_with_the_open_job_of_that_name(
+    here: Path, made: list[Up], state: str, command: str
+) -> None:
+    """After Ctrl-C the same command trained a second job beside the first, and halved the speed of both."""
+    (here / "open").write_text(state)
+    up = _started(here, made, job=str(here / "job.toml"))
+    assert up.end() == 0
+    assert f"going on: {command}" in up.seen
+    assert "job tiny-2 is open, at step 40 of 90: going on with it, as it was submitted" in up.seen
+    assert "swarm cancel tiny-2" in up.seen
+    assert "following the job" not in up.seen
 
 
 def test_a_job_that_leaves_it_open_gets_the_stages_that_were_asked_for(here: Path, made: list[Up]) -> None:

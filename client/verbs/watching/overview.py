@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -31,8 +32,7 @@ def ls(
         raise UsageError(f'there is no job state "{state}"', hint=f"one of: {', '.join(JobState)}")
     with dial(shell) as scheduler:
         views, troubles = scheduler.jobs(all=all_, state=state, limit=limit)
-    for trouble in troubles:
-        shell.say(f"scheduler: {trouble}")
+    _say_troubles(shell, troubles)
     if shell.json:
         shell.data([job_values(view) for view in views])
     elif views:
@@ -50,6 +50,7 @@ def status(
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         view = scheduler.get(job)
+        _say_troubles(shell, scheduler.troubles())
         if watch:
             view = follow(shell, scheduler, view.id)
     if not shell.json:
@@ -58,6 +59,11 @@ def status(
         shell.data(job_values(view, spec=True))
     if watch:
         raise_unless_succeeded(view)
+
+
+def _say_troubles(shell: Shell, troubles: Sequence[str]) -> None:
+    for trouble in troubles:
+        shell.say(f"scheduler: {trouble}")
 
 
 def version(context: typer.Context) -> None:
