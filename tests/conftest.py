@@ -47,6 +47,7 @@ def connections_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody listens is refused at once; who listens may be held up by this machine for as long as it likes."""
     monkeypatch.setattr("swarm.rpc.channel.CONNECT_S_MAX", 60.0)
     monkeypatch.setattr("swarm.rpc.channel.KEEPALIVE_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr("swarm.rpc.channel.HANDSHAKE_S_MAX", 600.0)
 
 
 @pytest.fixture(autouse=True)
