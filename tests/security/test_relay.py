@@ -49,6 +49,14 @@ ASKED = StateRequest(JOB, 0, 1, "state", 0, 0, 1, A, 1)
 BIG = os.urandom(3 << 20)
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still makes no relay silent."""
+    monkeypatch.setattr("swarm.rpc.links.dialling.HANDSHAKE_S_MAX", 60.0)
+    for module in ("swarm.rpc.links.tunnel", "swarm.relay.service"):
+        monkeypatch.setattr(f"{module}.OPEN_S_MAX", 60.0)
+
+
 @asynccontextmanager
 async def links_of(wallet: Wallet, *relays: RelayAt) -> AsyncIterator[GrpcPeerLinks]:
     links = GrpcPeerLinks(wallet=wallet, paths=Paths(relays))
