@@ -42,7 +42,7 @@ from tests.support.simulated import small_spec, write_text
 # Of the scheduler's own CPU time, which says the same on a busy machine: 100 ms and 50 ms where nothing else runs.
 REFUSED_S_MAX = 0.5
 SHARDS: list[Path] = []  # of the honest job
-TURN_S_MAX = 0.5
+TURN_S_MAX = 1.0
 
 
 @pytest.fixture(scope="module")
