@@ -122,18 +122,36 @@ class Frames(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("sequence", "header", "offset", "payload", "checksum")
+    __slots__ = ("sequence", "header", "offset", "payload", "checksum", "extent_start", "extent_bytes", "memory")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_START_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     header: TensorHeader
     offset: int
     payload: bytes
     checksum: int
-    def __init__(self, sequence: _Optional[int] = ..., header: _Optional[_Union[TensorHeader, _Mapping]] = ..., offset: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+    extent_start: int
+    extent_bytes: int
+    memory: Memory
+    def __init__(self, sequence: _Optional[int] = ..., header: _Optional[_Union[TensorHeader, _Mapping]] = ..., offset: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksum: _Optional[int] = ..., extent_start: _Optional[int] = ..., extent_bytes: _Optional[int] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
+
+class Memory(_message.Message):
+    __slots__ = ("process", "descriptor", "word", "host")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    process: int
+    descriptor: int
+    word: bytes
+    host: bytes
+    def __init__(self, process: _Optional[int] = ..., descriptor: _Optional[int] = ..., word: _Optional[bytes] = ..., host: _Optional[bytes] = ...) -> None: ...
 
 class StateRequest(_message.Message):
     __slots__ = ("job", "timeline", "stage", "part", "chunk", "start", "stop", "sender", "incarnation")

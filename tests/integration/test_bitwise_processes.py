@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,49 @@ def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
             assert loss_of_folder(folder, tokens, spec) == pytest.approx(
                 loss_of_stages(expected.stages, tokens, spec), rel=1e-5
             )
+
+
+@pytest.mark.timeout(900)
+def test_payloads_by_memory_give_the_same_weights_although_a_replica_is_killed(tmp_path: Path) -> None:
+    """Boundary tensors and slices are large enough here; what was under way to the dead one goes elsewhere."""
+    spec = resolve(
+        small_spec(
+            write_text(tmp_path),
+            config__num_hidden_layers=2,
+            config__hidden_size=128,
+            config__intermediate_size=256,
+            data__sequence_length=128,
+            training__global_batch_sequences=8,
+            training__steps=6,
+            pipeline__stages=2,
+        ),
+        vocabulary_size=ByteTokenizer.vocabulary_size,
+        stages_if_auto=2,
+    )
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    with Cluster(tmp_path, "--insecure") as cluster:
+        peers = cluster.add_servers(4)
+        job = cluster.submit(spec, tokens.manifest)
+        cluster.wait_for_step(job.id, 2)
+        seen = files_of(cluster, peers)
+        cluster.servers[peers[0]].kill()
+        view = cluster.wait(job.id)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert view.weights_sha256 == expected.sha256
+        assert view.loss == expected.losses[-1]
+        seen |= files_of(cluster, peers[1:])
+        assert "/memfd:swarm-link (deleted)" in seen, "nothing went by memory"
+
+
+def files_of(cluster: Cluster, peers: Sequence[str]) -> set[str]:
+    """What these stage servers have open."""
+    found: set[str] = set()
+    for peer in peers:
+        for path in Path(f"/proc/{cluster.servers[peer].child.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it was closed meanwhile
+                found.add(os.readlink(path))
+    return found
 
 
 def loss_of_folder(folder: Path, tokens: Tokens, spec: JobSpec) -> float:

@@ -382,7 +382,7 @@ async def test_small_tensors_that_wait_together_travel_together_and_large_ones_a
     await asyncio.gather(*(links.send(address, header_of(1000, index), bytes(1000)) for index in range(40)))
     assert service.frames == [40]
     await asyncio.gather(*(links.send(address, header_of(MESSAGE_BYTES, i), bytes(MESSAGE_BYTES)) for i in range(3)))
-    assert service.frames[1:] == [1, 1, 1]
+    assert service.frames[1:] == [1, 1, 1, 1], "one of them offers memory"
     await links.close()
     await server.stop(None)
 

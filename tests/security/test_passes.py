@@ -27,6 +27,7 @@ from swarm.pki.passes import PassKey
 from swarm.rpc import channel
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.guard import Guard
+from swarm.rpc.links.memory import LEAST_BYTES
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.links.state import state_reply
@@ -132,6 +133,24 @@ async def test_whom_the_scheduler_sent_is_let_in(world: World) -> None:
     assert await world.pull() == b"weights"
     assert await world.refusals(stage=2) == (None, NoPass), "the next stage sends, and has no business with the state"
     assert world.receiver.got == 2
+
+
+async def test_payloads_go_by_memory_in_a_stream_that_was_let_in_and_no_longer(world: World) -> None:
+    """With TLS as without: the word of the file is said in the stream alone."""
+    written_bytes = 0
+
+    async def send() -> None:
+        async with asyncio.timeout(20):
+            await world.links.send(world.address, header_of(LEAST_BYTES), bytes(LEAST_BYTES), to=B)
+
+    while not written_bytes:
+        await send()
+        (link,) = world.links._links.values()
+        written_bytes = link._memory.written_bytes
+    world.wallet.pass_token = b""
+    assert await _error(send()) is NoPass
+    (link,) = world.links._links.values()
+    assert link._memory.written_bytes == 0
 
 
 async def test_a_pass_for_something_else_lets_nobody_in(world: World) -> None:

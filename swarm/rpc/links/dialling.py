@@ -50,6 +50,7 @@ class Connection:
     neighbour: PeerId | str = ""  # or the address, where no peer is meant
     stood_at_s: float | None = None  # when both sides had shaken hands
     owed: bool = False  # when it broke, the neighbour still had to answer for tensors
+    is_straight: bool = False  # to the address itself, without a relay or a proxy
 
     async def close(self) -> None:
         await self.channel.close()
@@ -119,8 +120,10 @@ class Dialler:
             self._ping_s[neighbour] = shorter_s
 
     def _made(self, address: str, peer: PeerId | None) -> Connection:
-        more = ping_within(self._ping_s.get(peer or address, PING_S)) + through_proxy(self._paths.proxy_to(address))
-        return Connection(connect_to_peer(address, peer, self._wallet, more), neighbour=peer or address)
+        proxy = self._paths.proxy_to(address)
+        more = ping_within(self._ping_s.get(peer or address, PING_S)) + through_proxy(proxy)
+        channel = connect_to_peer(address, peer, self._wallet, more)
+        return Connection(channel, neighbour=peer or address, is_straight=not proxy)
 
     async def _direct(self, address: str, peer: PeerId, timeout_s: float = DIRECT_S) -> Connection:
         return await standing(self._made(address, peer), timeout_s, address)

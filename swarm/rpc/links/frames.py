@@ -6,6 +6,9 @@ but the payload never passes through protobuf, which would copy it twice:
     | 08 sequence | 12 len header | 18 offset | 29 checksum | 22 len | payload ... |
       written and scanned by hand, field by field                     joined once, sliced as a memoryview
 
+Between processes of one host a large payload may lie in the sender's memory instead (memory.py). Its frame says where,
+and the reader fills it before anything is checked.
+
 A message carries one frame or several (`Frames`): small tensors that wait together travel together, since a message
 costs far more than a small tensor's bytes.
 
@@ -17,7 +20,7 @@ has arrived, so a header that lies about its size costs nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final, TypeAlias, assert_never
 
@@ -45,6 +48,8 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FRAME_OF_MESSAGE = 1 << 3 | _LENGTH
 
 Parts: TypeAlias = Sequence[bytes | memoryview]  # of one frame, one behind the other
+Lend: TypeAlias = Callable[[memoryview], int | None]
+"""Where a payload was written in the sender's memory; None if it has to travel in its frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,12 @@ class RawFrame:
     payload: memoryview
     checksum: int
     size_bytes: int
+    extent: tuple[int, int] | None = None  # start and size in the sender's memory, in the place of the payload
+    offer: memoryview | None = None  # of the sender's memory; nothing else counts then
+
+    def filled(self, payload: memoryview) -> RawFrame:
+        """The frame with what was copied from its extent."""
+        return replace(self, payload=payload, size_bytes=self.size_bytes + len(payload), extent=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +80,12 @@ class Tensor:
     wire_bytes: int
 
 
-def split(sequence: int, header: TensorHeader, payload: bytes | memoryview) -> Iterator[Parts]:
+def split(
+    sequence: int, header: TensorHeader, payload: bytes | memoryview, lend: Lend = lambda _: None
+) -> Iterator[Parts]:
     """The frames of one tensor, each in parts that `message` joins, with at most CHUNK_BYTES of payload; at least one.
+
+    `lend` is asked for each payload when its frame is made.
 
     Raises ValueError if `payload` is not as long as the header says, Refused if the header breaks a rule.
     """
@@ -81,7 +96,12 @@ def split(sequence: int, header: TensorHeader, payload: bytes | memoryview) -> I
     opening: bytes = to_header(header).SerializeToString()
     if len(opening) > MAX_HEADER_BYTES:
         raise Refused(f"the tensor's header has {len(opening)} bytes, the limit is {MAX_HEADER_BYTES}")
-    return _frames(sequence, opening, content)
+    return _frames(sequence, opening, content, lend)
+
+
+def offer(sequence: int, memory: bytes) -> Parts:
+    """The frame that offers the sender's memory."""
+    return [b"\x08", encode_varint(sequence), b"\x42", encode_varint(len(memory)), memory]
 
 
 def message(frames: Iterable[Parts]) -> bytes:
@@ -121,8 +141,9 @@ def decode(data: bytes | memoryview) -> RawFrame:
 
     Unknown fields are skipped, as protobuf does; a known field that comes twice is an error.
     """
-    sequence = offset = checksum = 0
+    sequence = offset = checksum = extent_start = extent_bytes = 0
     header: memoryview | None = None
+    offer: memoryview | None = None
     payload = memoryview(b"")
     view = memoryview(data)
     seen = fields = 0
@@ -166,10 +187,19 @@ def decode(data: bytes | memoryview) -> RawFrame:
                 payload = view[start:position]
             case 5:
                 checksum = int.from_bytes(view[start:position], "little")
+            case 6:
+                extent_start = value
+            case 7:
+                extent_bytes = value
+            case 8:
+                offer = view[start:position]
     other_bytes = len(data) - len(payload) - len(header or b"")
     if other_bytes > _MAX_OTHER_BYTES:
         raise CorruptFrame(f"a frame has {other_bytes} bytes beside its header and payload")
-    return RawFrame(sequence, header, offset, payload, checksum, len(data))
+    if extent_bytes > CHUNK_BYTES or (extent_bytes and payload):
+        raise CorruptFrame(f"a frame has {len(payload)} bytes and {extent_bytes} in memory, the limit is {CHUNK_BYTES}")
+    extent = (extent_start, extent_bytes) if extent_bytes else None
+    return RawFrame(sequence, header, offset, payload, checksum, len(data), extent, offer)
 
 
 class Assembler:
@@ -311,17 +341,20 @@ class _Open:
     wire_bytes: int = 0
 
 
-_KIND_OF_FIELD = {1: _VARINT, 2: _LENGTH, 3: _VARINT, 4: _LENGTH, 5: _FIXED64}
+_KIND_OF_FIELD = dict(
+    zip(range(1, 9), (_VARINT, _LENGTH, _VARINT, _LENGTH, _FIXED64, _VARINT, _VARINT, _LENGTH), strict=True)
+)
 
 
-def _frames(sequence: int, opening: bytes, content: memoryview) -> Iterator[Parts]:
-    yield _frame(sequence, opening, 0, content[:CHUNK_BYTES])
+def _frames(sequence: int, opening: bytes, content: memoryview, lend: Lend) -> Iterator[Parts]:
+    yield _frame(sequence, opening, 0, content[:CHUNK_BYTES], lend)
     for offset in range(CHUNK_BYTES, len(content), CHUNK_BYTES):
-        yield _frame(sequence, b"", offset, content[offset : offset + CHUNK_BYTES])
+        yield _frame(sequence, b"", offset, content[offset : offset + CHUNK_BYTES], lend)
 
 
-def _frame(sequence: int, header: bytes, offset: int, payload: memoryview) -> Parts:
+def _frame(sequence: int, header: bytes, offset: int, payload: memoryview, lend: Lend) -> Parts:
     """One frame; fields that protobuf would leave out (zero, empty) are left out."""
+    start = lend(payload)
     parts: list[bytes | memoryview] = []
     if sequence:
         parts += [b"\x08", encode_varint(sequence)]
@@ -329,8 +362,10 @@ def _frame(sequence: int, header: bytes, offset: int, payload: memoryview) -> Pa
         parts += [b"\x12", encode_varint(len(header)), header]
     if offset:
         parts += [b"\x18", encode_varint(offset)]
+    if start is not None:
+        parts += [b"\x30", encode_varint(start), b"\x38", encode_varint(len(payload))]
     parts += [b"\x29", _checksum(sequence, offset, header, payload).to_bytes(8, "little")]
-    if payload:
+    if payload and start is None:
         parts += [b"\x22", encode_varint(len(payload)), payload]
     return parts
 

@@ -1,6 +1,7 @@
 """Tensors and state from neighbours: the gRPC side of the dialled stage server.
 
     stream ──gate──▶ frames ──▶ Assembler ──admit──▶ receive() ──▶ receipt
+                       └──copied from the sender's memory, where a frame says so (memory.py)
     Pull   ──gate──▶ give() ──▶ chunks
 
 The ports, and the dialling side, are in peers.py.
@@ -10,20 +11,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import Final, TypeAlias
 
 import grpc
 import grpc.aio
 
-from swarm.errors import DeadlinePassed, Refused, RetryElsewhere, SwarmError
+from swarm.errors import CorruptFrame, DeadlinePassed, Refused, RetryElsewhere, SwarmError
 from swarm.peer_messages import Boundary, Pass, StateRequest, TensorHeader
 from swarm.rpc import passes
-from swarm.rpc.channel import answering, public_error
+from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, public_error
 from swarm.rpc.guard import CALLER, check_caller
 from swarm.rpc.links import frames
+from swarm.rpc.links.memory import TAKEN_MAX, Files, TakenMemory
 from swarm.rpc.links.peers import METHOD, PULL, SERVICE, NoTraffic, StateDonor, TensorReceiver, Traffic
 from swarm.rpc.links.state import state_chunks
 from swarm.rpc.mapping import from_message, parse
@@ -68,6 +70,7 @@ class _PeerService:
         self._donor = donor
         self._gate = gate
         self._pulls: Counter[str] = Counter()  # under way, by the caller's host
+        self._taken = Files(TAKEN_MAX)
 
     async def pull(self, data: bytes, context: _Context) -> None:
         """A part of the state, in chunks. A caller that does not read loses its place."""
@@ -100,17 +103,21 @@ class _PeerService:
         room = asyncio.Semaphore(MAX_RECEIVING)
         async with answering(context), self._entered(context, pulls=False) as shown, asyncio.TaskGroup() as tasks:
             assembler = frames.Assembler(partial(self._admit, shown))
-            async for message in requests:
-                for frame in map(frames.decode, frames.unpack(message)):
-                    try:
-                        tensor = assembler.add(frame)
-                    except Exception as error:
-                        await answers.send(frame.sequence, public_error(error))
-                        continue
-                    if tensor is not None:
-                        await room.acquire()
-                        answers.owed += 1
-                        tasks.create_task(self._take(tensor, answers, room))
+            with closing(TakenMemory(self._taken)) as memory:
+                async for message in requests:
+                    for frame in _filled(message, memory):
+                        if frame.offer is not None:
+                            await answers.send(frame.sequence, _taken(memory, frame.offer))
+                            continue
+                        try:
+                            tensor = assembler.add(frame)
+                        except Exception as error:
+                            await answers.send(frame.sequence, public_error(error))
+                            continue
+                        if tensor is not None:
+                            await room.acquire()
+                            answers.owed += 1
+                            tasks.create_task(self._take(tensor, answers, room))
 
     @asynccontextmanager
     async def _entered(self, context: _Context, *, pulls: bool) -> AsyncIterator[Pass | None]:
@@ -143,6 +150,33 @@ def _check_sender(shown: Pass | None, message: TensorHeader | StateRequest) -> N
         return
     if (message.sender, message.incarnation, message.job) != (shown.peer, shown.incarnation, shown.job):
         raise Refused(f"{shown.peer} has no pass to speak in the name of {message.sender}")
+
+
+def _filled(message: bytes, memory: TakenMemory) -> Iterator[frames.RawFrame]:
+    """The frames of a message; a payload in memory is copied when its frame's turn has come.
+
+    Payloads in memory count like those in the message, so a small message makes nobody copy more than a large one.
+    """
+    left_bytes = MAX_MESSAGE_BYTES - len(message)
+    for frame in map(frames.decode, frames.unpack(message)):
+        if frame.extent is None:
+            yield frame
+            continue
+        left_bytes -= frame.extent[1]
+        if left_bytes < 0:
+            raise CorruptFrame(f"a message has more than {MAX_MESSAGE_BYTES} bytes, those in memory included")
+        yield frame.filled(memory.read(*frame.extent))
+
+
+def _taken(memory: TakenMemory, offer: memoryview) -> SwarmError | None:
+    """Take the sender's memory; gives why not. CorruptFrame, which ends the stream, if it is no offer."""
+    try:
+        memory.take(bytes(offer))
+    except CorruptFrame:
+        raise
+    except Refused as error:
+        return error
+    return None
 
 
 def _is_small(header: TensorHeader) -> bool:

@@ -6,8 +6,8 @@
 The writer alternates between the frames of the tensors under way, so a small tensor does not wait for a large one.
 Bytes under way to one neighbour are bounded by the sender (`MAX_BYTES_IN_FLIGHT`), tensors by the receiver as well. A
 link that breaks fails the tensors under way on it and is forgotten; the next `send` dials again. A link that was
-dialled with an older pass is replaced, and ends once all tensors under way on it are answered. The dialled side is in
-peer_service.py.
+dialled with an older pass is replaced, and ends once all tensors under way on it are answered. Large payloads lie in
+memory that a receiver on the same host reads (memory.py). The dialled side is in peer_service.py.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from swarm.rpc.channel import check_address, public_error, translate, write
 from swarm.rpc.links import frames
 from swarm.rpc.links.dialling import Connection, Dialler
 from swarm.rpc.links.frames import Parts
+from swarm.rpc.links.memory import Files, LentMemory, lent_files
 from swarm.rpc.links.paths import Paths
 from swarm.rpc.links.state import collect
 from swarm.rpc.mapping import parse, to_message
@@ -154,6 +155,7 @@ class GrpcPeerLinks:
         self._dialler = Dialler(self._wallet, paths)
         self._traffic = traffic or NoTraffic()
         self._max_bytes_in_flight = max_bytes_in_flight
+        self._lent = lent_files()
         self._links: dict[tuple[str, PeerId | None], _Link] = {}
         self._retired: dict[_Link, PeerId | None] = {}  # which end by themselves
         self._closed = False
@@ -212,7 +214,7 @@ class GrpcPeerLinks:
         if link is None or link.error is not None:
             name, limit = address or f"{to} through relays", self._max_bytes_in_flight
             dial = partial(self._dialler.dial, address, to)
-            link = _Link(name, self._traffic, limit, self._on_wire, dial, token, self._dialler.broke)
+            link = _Link(name, self._traffic, limit, self._on_wire, dial, token, self._dialler.broke, self._lent)
             self._links[address, to] = link
         return link
 
@@ -241,6 +243,7 @@ class _Link:
         dial: Callable[[], Awaitable[Connection]],
         token: bytes,
         broke: Callable[[Connection, str], None],
+        lent: Files,
     ) -> None:
         self._on_wire = on_wire
         self._dial = dial
@@ -256,6 +259,8 @@ class _Link:
         self._admission: deque[int] = deque()  # sequences that wait for free bytes, in order
         self._queue: deque[int] = deque()  # sequences that wait for the writer
         self._unanswered: dict[int, _Outgoing] = {}
+        self._memory = LentMemory(lent)
+        self._offered: int | None = None  # the sequence of the memory's offer, until it is answered
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._serve(), name=f"link to {address}")
 
@@ -263,7 +268,7 @@ class _Link:
         if self.error is not None:
             raise _again(self.error)
         sequence = self._sequence = self._sequence + 1
-        content = frames.split(sequence, header, payload)
+        content = frames.split(sequence, header, payload, partial(self._memory.write, sequence))
         charge_bytes = min(max(frames.payload_bytes(header), _LEAST_CHARGE_BYTES), self._max_bytes)
         receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unanswered[sequence] = _Outgoing(sequence, header, content, charge_bytes, receipt)
@@ -306,6 +311,8 @@ class _Link:
         connection: Connection | None = None
         try:
             connection = await self._dial()
+            if connection.is_straight:
+                self._memory.begin()
             method: Any = connection.channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call: _Call = method(metadata=passes.metadata(self.token))
             await call.wait_for_connection()
@@ -324,6 +331,7 @@ class _Link:
             error = public_error(group)
         finally:
             self._break(error)
+            self._memory.close()
             if connection is not None:
                 await connection.close()
 
@@ -344,6 +352,9 @@ class _Link:
 
     def _batch(self, opened: deque[_Outgoing]) -> list[Parts]:
         """The frames of the next message, of each tensor one in turn, until they have MESSAGE_BYTES."""
+        if (offer := self._memory.offer()) is not None:  # alone, as a tensor in company is copied once more
+            self._offered = self._sequence = self._sequence + 1
+            return [frames.offer(self._offered, offer)]
         batch: list[Parts] = []
         batch_bytes = 0
         while batch_bytes < frames.MESSAGE_BYTES and len(batch) < frames.MAX_FRAMES:
@@ -351,12 +362,15 @@ class _Link:
             if not opened:
                 break
             outgoing = opened.popleft()
+            if outgoing.wire_bytes and outgoing.sequence not in self._unanswered:
+                continue  # refused already: an extent taken now would never be released
+            written_bytes = self._memory.written_bytes
             frame = next(outgoing.content, None)
-            if frame is None or (outgoing.wire_bytes and outgoing.sequence not in self._unanswered):
-                continue  # complete, or refused already
+            if frame is None:
+                continue  # complete
             if self._on_wire is not None:
                 frame = [self._on_wire(b"".join(frame))]
-            frame_bytes = sum(map(len, frame))
+            frame_bytes = sum(map(len, frame)) + self._memory.written_bytes - written_bytes
             outgoing.wire_bytes += frame_bytes
             batch_bytes += frame_bytes
             batch.append(frame)
@@ -378,6 +392,10 @@ class _Link:
             if len(data) > RECEIPTS_BYTES_MAX:
                 raise CorruptFrame(f"{self._address} answered with {len(data)} bytes at once")
             for receipt in parse(frame_pb2.Receipts, data).receipts:
+                if receipt.sequence == self._offered:
+                    self._offered = None
+                    self._memory.answered(is_taken=not receipt.error_code)
+                    continue
                 outgoing = self._unanswered.get(receipt.sequence)
                 if outgoing is None or not outgoing.wire_bytes:
                     raise CorruptFrame(f"{self._address} answered tensor {receipt.sequence}, which was not sent")
@@ -387,6 +405,7 @@ class _Link:
 
     def _forget(self, sequence: int) -> None:
         self._free_bytes += self._unanswered.pop(sequence).charge_bytes
+        self._memory.release(sequence)
         self._admit()
         if self._retires:
             self._wake.set()
