@@ -24,6 +24,7 @@ LEFT_OUT = {
     r"ssh .*": "needs another machine",
     r"(tailscale|wg) .*|.*\$\(tailscale .*|.* 10\.8\.0\..*": "needs a VPN, and with it root",
     r"swarm up --ray .*": "tests/real/test_ray.py",
+    r"swarm up --job job\.toml": "tests/integration/test_up.py",
     r"swarm relay( .*)?|.*--via-relay.*|.* --role relay .*": "tests/integration/test_relay_processes.py",
     r"swarm track .*--to mlflow": "a large package; tests/real/test_tracking.py",
     r"swarm identity release NAME": "needs a machine that computes wrong; tests/unit/scheduler/jobs/test_commands.py",
@@ -65,6 +66,7 @@ def test_the_readme_from_its_first_command_to_its_last(reader: Reader) -> None:
     reader.types("swarm submit --example > job.toml")
     reader.types("swarm submit job.toml", SHORT)
     reader.types("swarm pull example ./model")
+    reader.passes_all(LEFT_OUT)
     saved = "--set checkpoint.every_steps=2"
     reader.names["JOB"] = reader.also(f"swarm submit job.toml --detach {LONG} {saved} --name long")
     reader.also(f"swarm submit job.toml --detach {LONG} --name other")
