@@ -16,11 +16,11 @@ import json
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -36,6 +36,8 @@ from swarm.text import counted
 STAGES, MICROBATCHES, SEQUENCES, LENGTH = 4, 8, 16, 64
 RATES = (2e-3, 4e-3)
 MARKS = ("<!-- measured -->", "<!-- end -->")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,15 @@ def measure(way: Way, seed: int, rate: float, steps: int, source: str) -> Run:
 
 def trained(spec: JobSpec) -> Trained:
     """Tokenise and train a resolved spec in this process."""
+    return with_data(spec, train_local)
+
+
+def with_data(spec: JobSpec, train: Callable[[JobSpec, Batches], T]) -> T:
+    """Tokenise, and train in this way."""
     with tempfile.TemporaryDirectory() as folder:
         manifest = tokenise(spec, Path(folder))
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
-        return train_local(spec, Batches.of_job(spec, data, manifest.end_of_text))
+        return train(spec, Batches.of_job(spec, data, manifest.end_of_text))
 
 
 def best(runs: dict[tuple[Way, float], list[Run]], way: Way) -> tuple[float, list[Run]]:

@@ -26,23 +26,21 @@ import argparse
 import heapq
 import math
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
 from benchmarks.learning import outer
-from benchmarks.learning.convergence import LENGTH, SEQUENCES, markdown, write_between
+from benchmarks.learning.convergence import LENGTH, SEQUENCES, markdown, with_data, write_between
 from benchmarks.learning.kept import Kept
-from swarm.data.batches import Batches, TokenData
-from swarm.data.shards import tokenise
+from swarm.data.batches import Batches
 from swarm.job.course import InnerStep
 from swarm.job.fragments import fragment_of
 from swarm.job.islands import courses, outer_plan
@@ -62,7 +60,6 @@ EXCHANGE, REBASE = MergeRule(1.0, 1.0, 1.0), MergeRule(1.0, 1.0, 0.0)
 INDEX_BYTES = 4
 MARKS = ("<!-- gaia -->", "<!-- gaia end -->")
 
-T = TypeVar("T")
 Update: TypeAlias = Mapping[str, Tensor]  # by parameter, what the anchor loses
 
 
@@ -327,14 +324,6 @@ BY_NUMBER = tuple(
     Way(f"gaia by number, T {threshold:g}, bfloat16", Gaia(threshold, unit="coordinate", compression="bfloat16"))
     for threshold in (0.01, 0.05, 0.2)
 )
-
-
-def with_data(spec: JobSpec, train: Callable[[JobSpec, Batches], T]) -> T:
-    """Tokenise, and train."""
-    with tempfile.TemporaryDirectory() as folder:
-        manifest = tokenise(spec, Path(folder))
-        data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
-        return train(spec, Batches.of_job(spec, data, manifest.end_of_text))
 
 
 def rows(found: Mapping[tuple[Way, float], Sequence[Mapping[str, float]]], steps: int) -> Iterator[list[str]]:

@@ -53,8 +53,8 @@ class Way:
     outer: tuple[tuple[str, object], ...] = ()
 
     def __str__(self) -> str:
-        every = dict(self.outer).get("every_steps")
-        return f"{self.mode}, H {every}" if every else self.mode
+        told = (f"H {value}" if key == "every_steps" else f"{key} {value}" for key, value in self.outer)
+        return ", ".join([self.mode, *told])
 
 
 ALLREDUCE = Way("allreduce")
@@ -87,6 +87,11 @@ def job(way: Way, seed: int, rate: float, steps: int, source: str) -> JobSpec:
 def loss_of(way: Way, seed: int, rate: float, steps: int, source: str) -> float:
     """Train once; the loss of the final weights on held-out text."""
     return trained(job(way, seed, rate, steps, source)).evaluations[-1].loss
+
+
+def run_name(way: Way, rate: float, seed: int, steps: int) -> str:
+    """The name under which a loss is kept."""
+    return f"{way}, {way.islands} islands, rate {rate:g}, seed {seed}, {steps} steps"
 
 
 Losses = Mapping[tuple[Way, float], Sequence[float]]
@@ -133,7 +138,7 @@ def main() -> None:
             for rate in arguments.rates if seed == 0 else (best(losses, way)[0],):
                 started_s = time.perf_counter()
                 run = partial(loss_of, way, seed, rate, arguments.steps, source)
-                name = f"{way}, {way.islands} islands, rate {rate:g}, seed {seed}, {arguments.steps} steps"
+                name = run_name(way, rate, seed, arguments.steps)
                 losses.setdefault((way, rate), []).append(loss := kept.once(name, run))
                 console.print(f"{name}  {loss:.4f}  {time.perf_counter() - started_s:.0f} s", highlight=False)
         if seed == 0:
