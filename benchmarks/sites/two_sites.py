@@ -125,12 +125,12 @@ class Sites(Trial):
         self.before_servers = [relay.at(host) for host in range(len(SITES)) for _ in range(each)]
         self.text = Path(sysconfig.get_paths()["stdlib"]) / "_pydecimal.py"
         self._width = width
-        self._site_of: dict[str, str] = {}
+        self.site_of: dict[str, str] = {}
 
     def fill(self) -> None:
         """Start all stage servers."""
         for site in SITES:
-            self._site_of |= dict.fromkeys(self.add_servers(self._each, "--site", site), site)
+            self.site_of |= dict.fromkeys(self.add_servers(self._each, "--site", site), site)
 
     def spec_of(self, way: str, steps: int, **outer: object) -> JobSpec:
         """The job; with islands there is one for each site, and [outer] may say more."""
@@ -185,7 +185,7 @@ class Sites(Trial):
                 if may_kill(len(serving)):
                     victim = self.rng.choice(serving)
                     self.servers[victim].kill(signal.SIGKILL)
-                    self.respawn(victim, "--site", self._site_of[victim])
+                    self.respawn(victim, "--site", self.site_of[victim])
                     kills, next_s = kills + 1, now_s + every_s * self.rng.uniform(0.5, 1.5)
             time.sleep(0.2)
         return kills

@@ -1,0 +1,35 @@
+"""benchmarks.sites.kept_speed: which rows are inner steps, what exchanges add, and what is compared with what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.sites.kept_speed import ALONE, COLUMNS, commits_of, rows, speed_of
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.job.partition import resolve
+from tests.support.simulated import small_spec
+
+
+def test_outer_steps_are_no_steps_of_an_island() -> None:
+    spec = small_spec(
+        Path("text.txt"), training__steps=4, averaging__mode="diloco", islands__count=2, outer__every_steps=2
+    )
+    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    steps = [(timeline, step, 10.0 * timeline + step) for step in range(6) for timeline in (0, 1)]
+    assert commits_of(steps, spec) == {0: [0.0, 1.0, 3.0, 4.0], 1: [10.0, 11.0, 13.0, 14.0]}
+
+
+def test_what_an_exchange_adds_is_told_from_the_steps() -> None:
+    commits_s = [0.0, 1.0, 2.0, 3.0, 5.0, 6.0, 7.0]  # an exchange behind four inner steps
+    speed = speed_of(commits_s, 1, 6, {4})
+    assert speed.steps_per_s == pytest.approx(6 / 7)
+    assert speed.share == pytest.approx(1 / 7)
+    assert speed_of(commits_s, 1, 6, ()).share == 0.0
+
+
+def test_a_way_is_compared_with_the_islands_alone_in_the_same_turn() -> None:
+    found = rows({ALONE: [(2.0, 0.0), (4.0, 0.0), (3.0, 0.0)], "diloco": [(1.9, 0.1), (3.0, 0.02), (3.0, 0.03)]})
+    assert [len(row) for row in found] == [len(COLUMNS)] * 2
+    assert found[1] == ["diloco", "3.000", "0.950", "0.750 to 1.000 (3)", "3.0%"]
