@@ -233,9 +233,12 @@ async def serve(options: SchedulerOptions) -> None:
             loop = MainLoop(asyncio.get_running_loop())
             seen_by_all = Overview(scheduler.jobs, membership, SeenJobs(registry), time.time, scheduler.relays)
             entrance: Entrance = (lambda _: ANYBODY) if door is None or admission is None else admission.visitor
+            check_member = (lambda _: None) if admission is None else admission.scraper
             feed = Feed(seen_by_all, entrance, product, health.troubles)
             pages = Pages(loop, feed, is_local=is_loopback(options.http_host))
-            site = Site(loop, metrics.registry, health.not_ready, health.remarks, door, scraped, pages.routes())
+            site = Site(
+                loop, metrics.registry, health.not_ready, health.remarks, door, scraped, pages.routes(), check_member
+            )
             listener = HttpListener(options.http_host, options.http_port, site.application(), door)
             http_address = f"{options.http_host}:{listener.start()}"
             stack.callback(listener.close)

@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from scheduler.web.listener import CONNECTION, HttpConnection
+from swarm.errors import SwarmError
 from swarm.process.http import LOOP_TURN_S_MAX, Door, Readiness
 
 T = TypeVar("T")
@@ -63,7 +64,9 @@ class Site:
         door: Door | None,
         targets: Callable[[], list[dict[str, Any]]],
         pages: Sequence[BaseRoute] = (),
+        check_member: Callable[[bytes | None], None] = lambda certificate: None,
     ) -> None:
+        """`check_member` raises a SwarmError unless the holder of the certificate (DER) is a member still."""
         self._loop = loop
         self._not_ready = not_ready
         self._remarks = remarks
@@ -71,6 +74,7 @@ class Site:
         self._targets = targets
         self._registry = registry
         self._pages = pages
+        self._check_member = check_member
 
     def application(self) -> Starlette:
         routes = [
@@ -123,8 +127,15 @@ class Site:
             return text(503, _STUCK)
 
     def _check_scraper(self, scope: Scope) -> None:
-        if self._door is not None and not self._door.admits(connection_of(scope).names()):
+        if self._door is None:
+            return
+        connection = connection_of(scope)
+        if not self._door.admits(connection.names()):
             raise HTTPException(403, _SCRAPERS_ONLY)
+        try:
+            self._check_member(connection.certificate())
+        except SwarmError as error:
+            raise HTTPException(403, error.message) from error
 
 
 def connection_of(scope: Scope) -> HttpConnection:

@@ -24,12 +24,17 @@ TARGETS: list[dict[str, Any]] = [{"targets": ["127.0.0.1:9464"], "labels": {"rol
 
 
 def site_of(
-    not_ready: Readiness = list, remarks: Readiness = list, door: Door | None = None, pages: Sequence[BaseRoute] = ()
+    not_ready: Readiness = list,
+    remarks: Readiness = list,
+    door: Door | None = None,
+    pages: Sequence[BaseRoute] = (),
+    check_member: Callable[[bytes | None], None] = lambda certificate: None,
 ) -> Site:
     """A site that asks the loop that runs now."""
     registry = CollectorRegistry()
     Gauge("swarm_test", "x", registry=registry).set(7)
-    return Site(MainLoop(asyncio.get_running_loop()), registry, not_ready, remarks, door, lambda: TARGETS, pages)
+    loop = MainLoop(asyncio.get_running_loop())
+    return Site(loop, registry, not_ready, remarks, door, lambda: TARGETS, pages, check_member)
 
 
 @contextmanager

@@ -168,6 +168,10 @@ class Gatekeeper:
             self._joins.close()
         self._trail.close()
 
+    @property
+    def _own_scraper(self) -> Principal:
+        return Principal(self.members.authority.cluster, Role.METRICS, LOCAL_SCRAPER)
+
     def _own_identity(self) -> Identity:
         return self._issue(scheduler_of(self.members.authority.cluster))
 
@@ -177,7 +181,7 @@ class Gatekeeper:
 
     async def _show_here(self) -> None:
         """Put the identities of the local admin and of a Prometheus on this machine where they look for them."""
-        scraper = self._issue(Principal(self.members.authority.cluster, Role.METRICS, LOCAL_SCRAPER))
+        scraper = self._issue(self._own_scraper)
         await asyncio.to_thread(scraper.save, self._folder / "metrics")
         identity = await self.members.issue_here(Role.ADMIN, LOCAL_ADMIN)
         try:
@@ -203,6 +207,10 @@ class Gatekeeper:
             self._trail.denied("Page", who, error)
             raise
         return self.members.person(caller.principal)
+
+    def scraper(self, certificate_der: bytes | None) -> None:
+        """Raise unless the holder of this certificate is a member still. It is asked on the thread of the HTTP port."""
+        self.members.check_scraper(caller_with(certificate_der), self._own_scraper)
 
     def refused(self, method: str, error: SwarmError) -> None:
         """The job that the call names is not for the caller."""

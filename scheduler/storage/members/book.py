@@ -102,6 +102,11 @@ class Members:
         """Raise once the caller was revoked, for calls under way: these outlive the end of a certificate."""
         self._present(caller)
 
+    def check_scraper(self, caller: Caller, own: Principal) -> None:
+        """The same for whoever reads metrics; `own` is the scraper of this machine, who is in no book."""
+        if caller.principal != own or (own.role, own.name) in self._members:
+            self._check_known(caller)
+
     def _check_known(self, caller: Caller) -> None:
         if self._wall_s() >= self._present(caller).ends_unix_s:
             raise _no_more(caller.principal)

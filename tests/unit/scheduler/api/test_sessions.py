@@ -281,6 +281,7 @@ async def _dial(made: Sessions, hello: Hello, times: int) -> None:
 async def test_peers_and_their_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.api.sessions.PEERS_MAX", 3)
     monkeypatch.setattr("scheduler.api.sessions.SESSIONS_PER_S", 8.0)  # so a slow machine does not fill it up meanwhile
+    monkeypatch.setattr("scheduler.api.sessions.SESSIONS_OF_ONE_AT_ONCE", 10_000)
     async with sessions(Heard()) as made:
         for number in range(3):
             await anext(aiter(made.attach(aiter(Line(replace(HELLO, peer=PeerId(f"p-{number}")))))))
@@ -291,6 +292,19 @@ async def test_peers_and_their_sessions_are_bounded(monkeypatch: pytest.MonkeyPa
             await _dial(made, again, limits.SESSIONS_AT_ONCE + 200)
         await asyncio.sleep(0.2)
         assert await anext(aiter(made.attach(aiter(Line(again)))))
+        made.close()
+
+
+async def test_one_that_dials_without_end_takes_no_sessions_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its processes joined the job at work and was lost again, and the log had six lines of each."""
+    monkeypatch.setattr("scheduler.api.sessions.SESSIONS_OF_ONE_PER_S", 0.001)
+    heard = Heard()
+    async with sessions(heard) as made:
+        await _dial(made, HELLO, limits.SESSIONS_OF_ONE_AT_ONCE)
+        with pytest.raises(RetryElsewhere, match="too many sessions of p begin"):
+            await _dial(made, HELLO, 1)
+        assert len(heard.events) == limits.SESSIONS_OF_ONE_AT_ONCE
+        assert await anext(aiter(made.attach(aiter(Line(replace(HELLO, peer=PeerId("another")))))))
         made.close()
 
 

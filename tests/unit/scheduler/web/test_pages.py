@@ -221,7 +221,7 @@ async def test_a_stream_ends_with_the_listener() -> None:
     feed = Shown()
     with shown(feed) as port:
         listening = asyncio.create_task(asyncio.to_thread(listen, port, 10**6))
-        while not feed.looks:
+        while feed.looks < 2:  # what the first one saw has left by then
             await asyncio.sleep(0.01)
     assert (await asyncio.wait_for(listening, 60.0))[0][0] == "all"
 
@@ -247,7 +247,8 @@ async def off_loopback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     async with scheduler_side(folder / "data") as side:
         door = side.admission.https
         pages = Pages(MainLoop(asyncio.get_running_loop()), OfPeople(side), is_local=False)
-        with serving(site_of(door=door, pages=pages.routes()), door) as port:
+        site = site_of(door=door, pages=pages.routes(), check_member=side.admission.scraper)
+        with serving(site, door) as port:
             yield side, port
 
 
@@ -284,6 +285,22 @@ async def test_whoever_is_revoked_opens_nothing_any_more(tmp_path: Path, monkeyp
         await side.members.revoke("viewer/ann", "left")
         status, told = await opened(side, port, "/", ann, tmp_path)
         assert (status, "was revoked: left" in told) == (403, True)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/sd"])
+async def test_whoever_is_revoked_reads_no_metrics_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """The role in a certificate opened them until it ended, up to a day after its holder was revoked."""
+    async with off_loopback(tmp_path, monkeypatch) as (side, port):
+        prometheus = await member(side, Role.METRICS)
+        own = Identity.load(tmp_path / "data/pki/metrics")
+        for scraper in (prometheus, own):
+            assert (await opened(side, port, path, scraper, tmp_path))[0] == 200
+        await side.members.revoke("metrics/ann", "left")
+        status, told = await opened(side, port, path, prometheus, tmp_path)
+        assert (status, "was revoked: left" in told) == (403, True)
+        assert (await opened(side, port, path, own, tmp_path))[0] == 200, "of this machine, and in no book"
 
 
 async def test_a_certificate_of_another_swarm_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
