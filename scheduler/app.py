@@ -235,9 +235,17 @@ async def serve(options: SchedulerOptions) -> None:
             entrance: Entrance = (lambda _: ANYBODY) if door is None or admission is None else admission.visitor
             check_member = (lambda _: None) if admission is None else admission.scraper
             feed = Feed(seen_by_all, entrance, product, health.troubles)
-            pages = Pages(loop, feed, is_local=is_loopback(options.http_host))
+            is_local = is_loopback(options.http_host)
             site = Site(
-                loop, metrics.registry, health.not_ready, health.remarks, door, scraped, pages.routes(), check_member
+                loop,
+                metrics.registry,
+                health.not_ready,
+                health.remarks,
+                door,
+                scraped,
+                Pages(loop, feed, is_local=is_local).routes(),
+                check_member,
+                is_local=is_local,
             )
             listener = HttpListener(options.http_host, options.http_port, site.application(), door)
             http_address = f"{options.http_host}:{listener.start()}"

@@ -57,6 +57,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def names_this_machine(host: str) -> bool:
+    """Whether no other site can have pointed an HTTP request with this Host here; a browser always sends one."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    return not host or is_loopback(name)
+
+
 def is_wildcard(host: str) -> bool:
     """Whether a process that listens there is reached at every address of its machine."""
     try:

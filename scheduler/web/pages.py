@@ -29,7 +29,7 @@ from scheduler.web.site import MainLoop, connection_of, text
 from scheduler.web.snapshot import Json, patch
 from swarm.errors import NotAllowed, SwarmError
 from swarm.limits import STREAMS_MAX, STREAMS_OF_ONE_MAX
-from swarm.text import is_loopback
+from swarm.text import names_this_machine
 
 TELL_S_MIN = 0.5  # between two events of a stream
 ALIVE_S = 10.0  # a stream says something so often, so that its reader knows that it lives
@@ -98,7 +98,7 @@ class Pages:
 
     async def _entering(self, request: Request) -> Person | Response:
         """The caller, or the answer to one who may not look."""
-        if self._is_local and not _names_this_machine(request.headers.get("host", "")):
+        if self._is_local and not names_this_machine(request.headers.get("host", "")):
             # Another site's page could make a browser believe that its name leads here, and read everything.
             return text(403, "open this page by the name localhost, or by an address")
         try:
@@ -156,9 +156,3 @@ class _EventStream(StreamingResponse):
 def _event(name: str, values: dict[str, Any]) -> bytes:
     # json writes no line break, so each event is one line of data.
     return f"event: {name}\ndata: {json.dumps(values, separators=(',', ':'))}\n\n".encode()
-
-
-def _names_this_machine(host: str) -> bool:
-    """Whether the request's Host is a loopback name, which no other site can point here."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    return is_loopback(name)

@@ -23,7 +23,8 @@ from starlette.types import Scope
 
 from scheduler.web.listener import CONNECTION, HttpConnection
 from swarm.errors import SwarmError
-from swarm.process.http import LOOP_TURN_S_MAX, Door, Readiness
+from swarm.process.http import BY_NAME, LOOP_TURN_S_MAX, Door, Readiness
+from swarm.text import names_this_machine
 
 T = TypeVar("T")
 
@@ -65,8 +66,13 @@ class Site:
         targets: Callable[[], list[dict[str, Any]]],
         pages: Sequence[BaseRoute] = (),
         check_member: Callable[[bytes | None], None] = lambda certificate: None,
+        *,
+        is_local: bool = False,
     ) -> None:
-        """`check_member` raises a SwarmError unless the holder of the certificate (DER) is a member still."""
+        """`check_member` raises a SwarmError unless the holder of the certificate (DER) is a member still.
+
+        `is_local`: only this machine reaches the port.
+        """
         self._loop = loop
         self._not_ready = not_ready
         self._remarks = remarks
@@ -75,6 +81,7 @@ class Site:
         self._registry = registry
         self._pages = pages
         self._check_member = check_member
+        self._is_local = is_local
 
     def application(self) -> Starlette:
         routes = [
@@ -111,12 +118,12 @@ class Site:
             return [f"readiness unknown: {error}"]
 
     async def _serve_metrics(self, request: Request) -> Response:
-        self._check_scraper(request.scope)
+        self._check_scraper(request)
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._registry), headers={"content-type": content_type})
 
     async def _sd(self, request: Request) -> Response:
-        self._check_scraper(request.scope)
+        self._check_scraper(request)
 
         async def ask() -> list[dict[str, Any]]:
             return self._targets()
@@ -126,10 +133,12 @@ class Site:
         except TimeoutError:
             return text(503, _STUCK)
 
-    def _check_scraper(self, scope: Scope) -> None:
+    def _check_scraper(self, request: Request) -> None:
+        if self._is_local and not names_this_machine(request.headers.get("host", "")):
+            raise HTTPException(403, BY_NAME)
         if self._door is None:
             return
-        connection = connection_of(scope)
+        connection = connection_of(request.scope)
         if not self._door.admits(connection.names()):
             raise HTTPException(403, _SCRAPERS_ONLY)
         try:

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, MetricsHandler
 
 from swarm.errors import InvalidConfig
 from swarm.limits import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, Bucket
+from swarm.text import is_loopback, names_this_machine
 
 # Why the process is not ready; empty means ready. Called on the event loop.
 Readiness = Callable[[], Sequence[str]]
@@ -32,6 +33,7 @@ REQUEST_S_MAX = 5.0
 CONNECTIONS_MAX = 32
 PORTS_TRIED_MAX = 100
 HANDSHAKE_ADDRESSES_MAX = 4096
+BY_NAME = "on this machine ask for metrics by the name localhost, or by an address"
 _STUCK = "the event loop does not turn"
 
 
@@ -123,10 +125,14 @@ class HttpEndpoint:
         tried = str(self._port) if last == self._port else f"{self._port} to {last}"
         raise cannot_listen(self._host, tried, busy)
 
-    def answer(self, path: str, method: str, certificate: Mapping[str, Any] | None = None) -> tuple[int, str] | None:
-        """Status and text for a request of a caller with this certificate; None: the metrics."""
+    def answer(
+        self, path: str, method: str, host: str, certificate: Mapping[str, Any] | None = None
+    ) -> tuple[int, str] | None:
+        """Status and text for a request with this Host, of a caller with this certificate; None: the metrics."""
         reading = method in ("GET", "HEAD")
         match path:
+            case "/metrics" if reading and is_loopback(self._host) and not names_this_machine(host):
+                return 403, BY_NAME  # a browser may believe that another site's name leads here
             case "/metrics" if reading and self._door is not None and not self._door.admits(certificate):
                 return 403, "metrics are for the roles metrics and admin: show a certificate"
             case "/metrics" if reading:
@@ -255,7 +261,9 @@ class _Handler(MetricsHandler):
     def do_GET(self) -> None:
         tls = self.connection if isinstance(self.connection, ssl.SSLSocket) else None
         certificate = None if tls is None else tls.getpeercert()
-        answer = self.endpoint.answer(self.path.partition("?")[0], self.command, certificate)
+        answer = self.endpoint.answer(
+            self.path.partition("?")[0], self.command, self.headers.get("Host", ""), certificate
+        )
         if answer is None:
             super().do_GET()
             return

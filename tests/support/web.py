@@ -29,12 +29,14 @@ def site_of(
     door: Door | None = None,
     pages: Sequence[BaseRoute] = (),
     check_member: Callable[[bytes | None], None] = lambda certificate: None,
+    *,
+    is_local: bool = False,
 ) -> Site:
     """A site that asks the loop that runs now."""
     registry = CollectorRegistry()
     Gauge("swarm_test", "x", registry=registry).set(7)
     loop = MainLoop(asyncio.get_running_loop())
-    return Site(loop, registry, not_ready, remarks, door, lambda: TARGETS, pages, check_member)
+    return Site(loop, registry, not_ready, remarks, door, lambda: TARGETS, pages, check_member, is_local=is_local)
 
 
 @contextmanager

@@ -29,6 +29,19 @@ async def test_metrics_and_targets_are_served() -> None:
         assert (status, json.loads(text)) == (200, TARGETS)
 
 
+async def test_on_loopback_a_name_that_may_be_somebody_elses_reads_no_metrics() -> None:
+    """A page of another site could give its name this machine's address, and read the losses of all jobs."""
+    with serving(site_of(is_local=True)) as port:
+        for path in ("/metrics", "/sd"):
+            for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example"):
+                assert (await asyncio.to_thread(get, port, path, "GET", host))[0] == 403, (path, host)
+            for host in ("localhost", f"127.0.0.1:{port}", f"[::1]:{port}"):
+                assert (await asyncio.to_thread(get, port, path, "GET", host))[0] == 200, (path, host)
+        assert await asyncio.to_thread(get, port, "/healthz", "GET", "evil.example") == (200, "ok\n")
+    with serving(site_of()) as port:
+        assert (await asyncio.to_thread(get, port, "/metrics", "GET", "scheduler.lan"))[0] == 200
+
+
 async def test_health_is_good_while_the_loop_turns() -> None:
     with serving(site_of()) as port:
         assert await asyncio.to_thread(get, port, "/healthz") == (200, "ok\n")

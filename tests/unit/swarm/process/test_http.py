@@ -32,10 +32,10 @@ def _serving(
         endpoint.close()
 
 
-def _get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+def _get(port: int, path: str, method: str = "GET", host: str = "") -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers={"Host": host} if host else {})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
@@ -53,6 +53,13 @@ async def test_metrics_are_served() -> None:
         status, text = await asyncio.to_thread(_get, port, "/metrics")
     assert status == 200
     assert "swarm_test 7.0" in text
+
+
+async def test_on_loopback_a_name_that_may_be_somebody_elses_reads_no_metrics() -> None:
+    with _serving(asyncio.get_running_loop()) as (_, port):
+        for host, status in (("evil.example", 403), (f"evil.example:{port}", 403), (f"localhost:{port}", 200)):
+            assert (await asyncio.to_thread(_get, port, "/metrics", "GET", host))[0] == status
+            assert (await asyncio.to_thread(_get, port, "/healthz", "GET", host))[0] == 200
 
 
 async def test_health_is_good_while_the_loop_turns() -> None:
