@@ -14,6 +14,7 @@ STAGES_MAX = 512  # of a job
 ISLANDS_MAX = 64  # of a job
 ISLANDS_IN_SWARM_MAX = 8  # each envoy holds what all others propose
 LAYERS_MAX = 10_000  # of a model
+STAGE_LAYERS_MAX = 1024  # of one stage: more take long to build, and are more tensors than a message may name
 HOPS_MAX = 1 << 15  # of a step: its microbatches times the stages; the scheduler keeps an entry for each
 SPEC_BYTES_MAX = 512 << 10  # of a job's spec, as sent and as resolved: it travels within LoadStage and JobView
 SHARDS_MAX = 4096  # token shards of a job; each is a mapping of a file, of which a process has about 65,000

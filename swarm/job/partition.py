@@ -22,7 +22,7 @@ from swarm.job.islands import island_spec, resolved_outer
 from swarm.job.model_config import filled_config
 from swarm.job.overlap import UNMEASURED, FleetSpeed, Overlap, late_microbatches
 from swarm.job.spec import JobSpec, parse_job
-from swarm.limits import STAGES_MAX
+from swarm.limits import STAGE_LAYERS_MAX, STAGES_MAX
 from swarm.text import counted
 from swarm.types import TIED_UNIT, UnitName
 
@@ -70,6 +70,10 @@ def resolve(
     else:
         stages = spec.pipeline.stages
         split = balanced_split(filled, min(stages_if_auto, spec.layers, STAGES_MAX) if stages == "auto" else stages)
+    if max(split) > STAGE_LAYERS_MAX:
+        raise InvalidConfig(
+            f"a stage of {max(split)} layers has more than {STAGE_LAYERS_MAX}", hint="raise pipeline.stages"
+        )
     values["pipeline"] |= {"split": split, "stages": len(split)}
     if spec.pipeline.overlap == "auto":
         # Across an outer step late microbatches would use the weights before a merge; what that costs is not known.

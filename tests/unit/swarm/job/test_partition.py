@@ -18,6 +18,7 @@ from swarm.job.partition import (
     unit_names,
 )
 from swarm.job.spec import JobSpec, parse_job
+from swarm.limits import STAGE_LAYERS_MAX
 
 
 def job(config: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:
@@ -165,6 +166,16 @@ def test_overlap_keeps_every_pipeline_busy_between_two_steps(
     assert found.overlap == overlap
     assert found.sync_steps == (0 if "staleness" in sections.get("pipeline", {}) else 7)
     assert resolve(found, vocabulary_size=257, stages_if_auto=1, peers=50) == found
+
+
+def test_more_layers_than_a_stage_server_builds_in_time_are_refused() -> None:
+    """10,000 in one stage kept their stage server from speaking for seconds, so it was taken for gone."""
+    most = STAGE_LAYERS_MAX
+    with pytest.raises(InvalidConfig, match=f"a stage of {most + 1} layers has more than {most}") as caught:
+        resolved(job({"num_hidden_layers": most + 1}))
+    assert "pipeline.stages" in caught.value.hint
+    assert resolved(job({"num_hidden_layers": most})).pipeline.split == (most,)
+    assert len(resolved(job({"num_hidden_layers": most + 1}), stages=2).pipeline.split) == 2
 
 
 def test_more_overlap_than_a_step_has_microbatches_is_refused() -> None:
