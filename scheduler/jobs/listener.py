@@ -106,7 +106,9 @@ class PeerListener:
             and self._peers.may_return(job, hello)
         ):
             self._peers.adopt(job, hello)
-            job.run.driver.on_event(hello.peer, hello, flight_room(job.spec, hello.stage, hello.memory_bytes))
+            has_stage = 0 <= hello.stage < len(split_of(job.spec))  # else the brain drops it
+            room = flight_room(job.spec, hello.stage, hello.memory_bytes) if has_stage else 0
+            job.run.driver.on_event(hello.peer, hello, room)
         elif hello.job:
             self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
 

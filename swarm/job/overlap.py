@@ -70,5 +70,7 @@ def late_microbatches(
     most = microbatches // 2
     near = min(most, stages * replicas)
     travelling = 2 * (stages - 1) * replicas * travel_s / compute_s if compute_s else 0.0
+    if math.isnan(travelling):  # both are infinite: no device and no link is that slow
+        travelling = 0.0
     late = min(most, stages * replicas + math.floor(min(travelling, most)))
     return Overlap(late, late - near, travel_s)

@@ -1,12 +1,19 @@
-"""What jobs hear that no stage server has said."""
+"""What jobs hear, and what they are told beside it."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.inputs import Input, RelaysHere
 from scheduler.jobs.listener import PeerListener
+from swarm.events import Hello
+from swarm.job.partition import resolve
+from swarm.job.spec import parse_job
+from swarm.types import JobId, PeerId
 
 
 def test_jobs_at_work_hear_that_no_relay_is_here() -> None:
@@ -20,3 +27,29 @@ def test_jobs_at_work_hear_that_no_relay_is_here() -> None:
     assert not registry.relays_here, "for those that begin later"
     listener.on_relays(True)
     assert heard == [RelaysHere(False), RelaysHere(True)]
+
+
+@pytest.mark.parametrize(("stage", "has_room"), [(0, True), (1, True), (2, False), (-1, False)])
+def test_a_returning_peer_may_name_any_stage(stage: int, has_room: bool) -> None:
+    """The brain drops a Hello with a stage that the job does not have; its session ended with an error of ours."""
+    values: dict[str, Any] = {
+        "model": {"family": "llama", "config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}},
+        "data": {"source": "x", "sequence_length": 64},
+        "pipeline": {"split": (1, 1)},
+    }
+    spec = resolve(parse_job({"name": "x", **values}), vocabulary_size=300, stages_if_auto=2)
+    heard: list[int] = []
+    driver = SimpleNamespace(on_event=lambda peer, event, room=0: heard.append(room))
+    brain = SimpleNamespace(admits=lambda hello: True)
+    job = SimpleNamespace(spec=spec, run=SimpleNamespace(brain=brain, driver=driver))
+    hello = Hello(PeerId("p"), 1, 13, "", "127.0.0.1:1", "", "cpu", 1, 1 << 34, -1, job=JobId("x-1"), stage=stage)
+    membership = Membership()
+    membership.hello(hello, 0.0)
+    none: Any = None
+    registry: Any = SimpleNamespace(get=lambda name: job if name == "x-1" else None)
+    peers: Any = SimpleNamespace(is_stopping=False, may_return=lambda job, hello: True, adopt=lambda job, hello: None)
+    drains: Any = SimpleNamespace(reason=lambda hello: "", is_over=lambda hello: False)
+    metrics = SimpleNamespace(peer_heard=lambda *_: None, peer_attached=lambda *_: None)
+    ports: Any = SimpleNamespace(metrics=metrics, wall_s=lambda: 0.0, stores=SimpleNamespace(logs=None))
+    PeerListener(ports, registry, membership, peers, none, drains, none).on_event(hello.peer, hello)
+    assert [room > 0 for room in heard] == [has_room]

@@ -41,6 +41,13 @@ def test_slower_links_never_make_fewer_late_and_never_more_than_half(
     assert all(near + one.for_links == one.microbatches for one in chosen)
 
 
+def test_rates_that_are_next_to_nothing_say_nothing() -> None:
+    """A stage server may claim any: both times were infinite, and no job could be submitted."""
+    slow = FleetSpeed(multiply_adds_per_s=5e-324, link_bytes_per_s=5e-324, receipt_s=1.0)
+    chosen = late_microbatches(4, 2, 64, slow.travel_s(1e6), slow.compute_s(1e8))
+    assert chosen == late_microbatches(4, 2, 64, slow.travel_s(1e6))
+
+
 def test_a_tensor_travels_for_half_of_the_time_until_its_receipt_or_as_long_as_its_bytes_take() -> None:
     far = FleetSpeed(multiply_adds_per_s=1e9, link_bytes_per_s=1e6, receipt_s=0.2)
     assert (far.travel_s(1e4), far.travel_s(1e6)) == (0.1, 1.0)
