@@ -12,6 +12,8 @@ import grpc
 
 from client.records import Job, record
 from client.shell import Shell
+from client.up.fleet import POLL_S
+from swarm.rpc.channel import translate
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
@@ -36,10 +38,21 @@ async def telling_what_is_unsaved(shell: Shell, jobs: Any) -> AsyncIterator[None
         raise
 
 
-async def left_open(jobs: Any, name: str, timeout_s: float) -> Job | None:
-    """The newest open job of this name, if there is one."""
-    reply = await jobs.List(pb.ListRequest(), timeout=timeout_s)
-    return next((record(Job, view) for view in reply.jobs if view.name == name), None)
+async def left_open(shell: Shell, jobs: Any, name: str) -> Job | None:
+    """The newest open job of this name, if there is one; a job that was told to stop is waited for until it has."""
+    said = False
+    while True:
+        try:
+            reply = await jobs.List(pb.ListRequest(), timeout=shell.timeout_s)
+        except grpc.RpcError as error:
+            raise translate(error, shell.scheduler) from None
+        held = next((record(Job, view) for view in reply.jobs if view.name == name), None)
+        if held is None or held.state not in (JobState.PAUSING, JobState.CANCELLING):
+            return held
+        if not said:
+            shell.say(f"job {held.id} is {held.state}: waiting until it has stopped")
+            said = True
+        await asyncio.sleep(POLL_S)
 
 
 def going_on(job: Job) -> tuple[list[str], str]:

@@ -262,7 +262,7 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         if spec is not None:
             words = ["submit", "--managed", str(options.job)]
             words += [flag for override in asked for flag in ("--set", override)]
-            if (held := await left_open(jobs, spec.name, shell.timeout_s)) is not None:
+            if (held := await fleet.guard(left_open(shell, jobs, spec.name))) is not None:
                 words, told = going_on(held)
                 shell.say(told)
             code, _ = await fleet.guard(fleet.run([*programs.client, *words, *_flags(shell, address)]), shell)

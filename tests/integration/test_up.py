@@ -126,7 +126,7 @@ if verb == "pull":
 DRIVER = """
 import asyncio, json, sys
 from pathlib import Path
-from client.up import fleet, up
+from client.up import fleet, open_jobs, up
 from client.shell import Shell
 from client.up.between import SlowLink
 from swarm.errors import SwarmError
@@ -135,7 +135,10 @@ def program(name):
     return (sys.executable, str(here / f"{name}.py"))
 options = json.loads(sys.argv[1])
 fleet.END_S_MAX = options.pop("end_s", 30.0)
-up.DEFAULT_PORT = options.pop("usual_port", up.DEFAULT_PORT)
+if "usual_port" in options:
+    up.DEFAULT_PORT = options.pop("usual_port")
+else:
+    options.setdefault("port", 0)  # two tests at a time would find the usual one free, and both take it
 for name in ("job", "data_dir"):
     options[name] = Path(options[name]) if options.get(name) else None
 if "between" in options:
@@ -143,7 +146,7 @@ if "between" in options:
 options = up.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": False} | options))
 programs = fleet.Programs(program("scheduler"), program("stage"), program("client"), program("sample"))
 fleet.START_S_MAX = up.START_S_MAX = 120.0
-up.SILENT_S, up.UNSAVED_S_MAX = 0.5, 60.0
+up.SILENT_S, open_jobs.UNSAVED_S_MAX = 0.5, 60.0
 shell = Shell(insecure=True)
 try:
     sys.exit(asyncio.run(up.up_and_wait(shell, options, programs)))
@@ -400,6 +403,35 @@ def test_the_next_start_goes_on_with_the_open_job_of_that_name(
     assert "job tiny-2 is open, at step 40 of 90: going on with it, as it was submitted" in up.seen
     assert "swarm cancel tiny-2" in up.seen
     assert "following the job" not in up.seen
+
+
+@pytest.mark.parametrize(
+    ("stopping", "stopped", "then"),
+    [("pausing", "paused", "going on: resume tiny-2"), ("cancelling", "", "following the job")],
+)
+def test_the_next_start_waits_for_an_open_job_that_is_being_stopped(
+    here: Path, made: list[Up], stopping: str, stopped: str, then: str
+) -> None:
+    """It was followed, and a job that is paused is followed for ever."""
+    (here / "open").write_text(stopping)
+    up = _started(here, made, job=str(here / "job.toml"))
+    up.until(f"job tiny-2 is {stopping}: waiting until it has stopped")
+    if stopped:
+        (here / "new").write_text(stopped)
+        (here / "new").rename(here / "open")
+    else:
+        (here / "open").unlink()
+    assert up.end() == 0
+    assert then in up.seen
+
+
+def test_a_scheduler_that_lists_no_jobs_is_an_error_with_a_type(here: Path, made: list[Up]) -> None:
+    (here / "open").mkdir()  # its stand-in fails
+    up = _started(here, made, job=str(here / "job.toml"))
+    assert up.end() == 1
+    assert "error[E" in up.seen
+    assert "unexpected" not in up.seen
+    assert "AioRpcError" not in up.seen
 
 
 def test_a_job_that_leaves_it_open_gets_the_stages_that_were_asked_for(here: Path, made: list[Up]) -> None:
