@@ -37,7 +37,7 @@ from scheduler.web.discovery import targets
 from scheduler.web.feed import Entrance, Feed
 from scheduler.web.listener import HttpListener
 from scheduler.web.pages import Pages
-from scheduler.web.site import MainLoop, Site
+from scheduler.web.site import MainLoop, Probes, Site
 from swarm.errors import InvalidConfig
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
@@ -239,8 +239,7 @@ async def serve(options: SchedulerOptions) -> None:
             site = Site(
                 loop,
                 metrics.registry,
-                health.not_ready,
-                health.remarks,
+                Probes(health.not_ready, health.remarks),
                 door,
                 scraped,
                 Pages(loop, feed, is_local=is_local).routes(),

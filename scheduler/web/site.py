@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -50,18 +51,22 @@ class MainLoop:
             return await asyncio.wrap_future(asked)
 
 
-class Site:
-    """Makes the application.
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """What /readyz asks on the scheduler's loop: why it is not ready, and what else is to be said."""
 
-    `not_ready` and `remarks` give what /readyz says, `targets` what /sd answers; all are asked on the scheduler's loop.
-    """
+    not_ready: Readiness
+    remarks: Readiness
+
+
+class Site:
+    """Makes the application. `targets` gives what /sd answers; like the probes it is asked on the scheduler's loop."""
 
     def __init__(
         self,
         loop: MainLoop,
         registry: CollectorRegistry,
-        not_ready: Readiness,
-        remarks: Readiness,
+        probes: Probes,
         door: Door | None,
         targets: Callable[[], list[dict[str, Any]]],
         pages: Sequence[BaseRoute] = (),
@@ -74,8 +79,7 @@ class Site:
         `is_local`: only this machine reaches the port.
         """
         self._loop = loop
-        self._not_ready = not_ready
-        self._remarks = remarks
+        self._probes = probes
         self._door = door
         self._targets = targets
         self._registry = registry
@@ -99,10 +103,10 @@ class Site:
         return text(200, "ok") if await self._asked(list) is not None else text(503, _STUCK)
 
     async def _readyz(self, request: Request) -> Response:
-        reasons = await self._asked(self._not_ready)
+        reasons = await self._asked(self._probes.not_ready)
         if reasons != []:
             return text(503, "\n".join(reasons or [_STUCK]))
-        return text(200, "\n".join(["ready", *(await self._asked(self._remarks) or [])]))
+        return text(200, "\n".join(["ready", *(await self._asked(self._probes.remarks) or [])]))
 
     async def _asked(self, question: Readiness) -> list[str] | None:
         """The loop's answer; None if it gives none within a second."""

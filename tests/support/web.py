@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from starlette.routing import BaseRoute
 
 from scheduler.web.listener import HttpListener
-from scheduler.web.site import MainLoop, Site
+from scheduler.web.site import MainLoop, Probes, Site
 from swarm.pki.identity import Identity
 from swarm.pki.names import any_of
 from swarm.process.http import Door, Readiness
@@ -36,7 +36,9 @@ def site_of(
     registry = CollectorRegistry()
     Gauge("swarm_test", "x", registry=registry).set(7)
     loop = MainLoop(asyncio.get_running_loop())
-    return Site(loop, registry, not_ready, remarks, door, lambda: TARGETS, pages, check_member, is_local=is_local)
+    return Site(
+        loop, registry, Probes(not_ready, remarks), door, lambda: TARGETS, pages, check_member, is_local=is_local
+    )
 
 
 @contextmanager
