@@ -51,6 +51,7 @@ ORPHAN_TIMEOUT_S = 600.0
 EPOCH_FIRST_MAX = 1 << 24
 EPOCHS_AHEAD_MAX = 1 << 16
 NO_CHAOS = "this stage server was not started with --allow-chaos"
+HELD_UP = "its device is still at work for a job that was released"  # why it leaves until it is free
 REFUSAL = "refused by what this stage server is doing now"  # all that a caller is told
 REFUSED_TOLD_S = 10.0  # between lines of the log about messages that were refused
 
@@ -174,9 +175,11 @@ class StageServer:
 
     async def _stand_aside(self) -> None:
         """Stay away while the device is at work for jobs that were released."""
-        if not self._aftermath.is_over:
+        held_up = self._leaving == HELD_UP  # also if the device has become free since
+        if held_up or not self._aftermath.is_over:
             await self._drop("the device is not free")  # it has not begun with this job
             await self._aftermath.over()
+        if held_up:
             self._leaving = ""
 
     def _pause_s(self, state: RetryCallState) -> float:
@@ -295,7 +298,7 @@ class StageServer:
             self.emit(events.Heartbeat(sequence, () if sequence % LINKS_TOLD_EVERY else self.links()))
             sequence += 1
             await asyncio.sleep(heartbeat_s)
-        await self.hang_up("its device is still at work for a job that was released")
+        await self.hang_up(HELD_UP)
 
     def emit(self, event: events.Event) -> None:
         self._queue.put(event)

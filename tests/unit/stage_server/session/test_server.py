@@ -326,6 +326,25 @@ def test_a_stage_server_whose_device_goes_on_with_a_released_job_leaves_until_it
     assert 240.0 <= times_s["back"] - times_s["cancelled"] <= 241.0
 
 
+def test_a_stage_server_whose_device_is_free_before_it_has_left_comes_back_to_stay() -> None:
+    """It told of itself that it leaves once more, and no job got it any more."""
+    device = BusyDevice(lambda: 0.01)
+
+    async def cancels(session: Session) -> None:
+        await loads(session)
+        device.begin(12.0)
+        session.send(5, Release(JOB, "cancelled"))
+        assert await session.heard(Leaving)
+        await asyncio.sleep(5.0)  # it takes a while until the session ends
+
+    async def idle(session: Session) -> None:
+        session.send(5, Welcome(PeerId("p"), 1.0))
+        await asyncio.sleep(30.0)
+        assert not any(isinstance(event, Leaving) for event in session.events)
+
+    assert [hello.job for hello in play(cancels, idle, device=device)] == ["", "", ""]
+
+
 def test_a_stage_server_whose_device_is_free_soon_serves_the_next_job_in_the_same_session() -> None:
     device = BusyDevice(lambda: 0.01)
 

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -18,7 +18,7 @@ from swarm.pki import keys
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of, scheduler_of
-from swarm.rpc.channel import abort, answering, bind, connect, new_server, translate
+from swarm.rpc.channel import abort, answering, bind, connect, new_server, translate, write
 from swarm.rpc.guard import CALLER, Caller, Guard, Witness
 from tests.support.members import LOOPBACK, fingerprint_of, identity_of
 
@@ -333,13 +333,11 @@ async def test_a_stream_goes_on_only_as_long_as_its_caller_may_stay(method: str)
                 over.set()
             return b""
 
-    async def requests() -> AsyncIterator[bytes]:
-        while not revoked.is_set():
-            yield b"1"
-            await asyncio.sleep(0.01)
-        if method == "stream_unary":
-            yield b"1"
-        await asyncio.Event().wait()  # gRPC forgets why a call was refused when a write follows the refusal
+    async def send(call: Any) -> None:
+        with suppress(asyncio.InvalidStateError):
+            while True:
+                await write(call, b"1")
+                await asyncio.sleep(0.01)
 
     denied: list[str] = []
     async with (
@@ -347,7 +345,8 @@ async def test_a_stream_goes_on_only_as_long_as_its_caller_may_stay(method: str)
         connect(address, ADMIN, NAME) as channel,
     ):
         made: Any = getattr(channel, method)(f"/test.Service/{method}")
-        call = made(requests() if method.startswith("stream") else b"1")
+        call = made() if method.startswith("stream") else made(b"1")
+        sending = asyncio.create_task(send(call)) if method.startswith("stream") else None
         if method.endswith("stream"):
             assert await call.read() == b"1"
         else:
@@ -363,4 +362,6 @@ async def test_a_stream_goes_on_only_as_long_as_its_caller_may_stay(method: str)
             await asyncio.wait_for(told(), 60.0)
         assert isinstance(translate(caught.value, "it"), Revoked)
         await over.wait()
+        if sending is not None:
+            await sending
     assert denied == ([Revoked.code] if method.endswith("stream") else [])
