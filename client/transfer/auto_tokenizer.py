@@ -19,7 +19,7 @@ from pathlib import Path
 from swarm.data.tokenizer import HuggingFaceTokenizer, Tokenizer
 from swarm.text import printable
 
-LOOK_S_MAX = 60.0
+LOOK_S_MAX = 15.0  # beyond what sending takes; the job waits for it
 # Whitespace, code, numbers, contractions, accents in both forms, other scripts: here rules of tokenizers differ.
 PROBE = (
     "def f(x):\n    return x * 1234567  # na\u00efve cafe\u0301\n\n\nI'm sure WE'LL see; it's 3.14 \u20ac,  don't!\r\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from client.connection import Scheduler
@@ -45,13 +45,17 @@ def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> J
     if shell.quiet:
         return _send(shell, scheduler, spec, corpus, start)
     with looking_at_auto_tokenizer(corpus.tokenizer, spec.model.family) as told_of_tokenizer:
-        job = _send(shell, scheduler, spec, corpus, start)
-        if told := told_of_tokenizer():  # the job waits for none of that
-            shell.say(told)
-    return job
+        return _send(shell, scheduler, spec, corpus, start, told_of_tokenizer)
 
 
-def _send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus, start: Checkpoint | None) -> Job:
+def _send(
+    shell: Shell,
+    scheduler: Scheduler,
+    spec: JobSpec,
+    corpus: Corpus,
+    start: Checkpoint | None,
+    told_of_tokenizer: Callable[[], str] = lambda: "",
+) -> Job:
     with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
         with bytes_bar(shell, "tokenising") as advance:
             manifest = tokenise(spec, Path(folder), advance, corpus)
@@ -73,6 +77,9 @@ def _send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus, sta
         upload_weights(shell, scheduler, spec) if start is None else upload_start(shell, scheduler, start)
     )
     _add_tokenizer(shell, scheduler, request, corpus.tokenizer.tokenizer_files())
+    # Before the job is accepted: Ctrl-C while this is waited for loses no job.
+    if told := told_of_tokenizer():
+        shell.say(told)
     return scheduler.submit(request)
 
 
