@@ -194,6 +194,7 @@ class JoinClient:
         except SwarmError as error:
             self._log.debug("no state from donor", donor=ask.donor, reason=error.message)
             self._carry_out(self._rejoin.failed(ask.ticket, _now_s()))
+            self._news.set()  # a pause has begun, whose end is to be waited for
             return
         now_s, reach = _now_s(), reply.reach
         if not records:
@@ -203,6 +204,7 @@ class JoinClient:
         else:
             orders = self._rejoin.recorded(ask.ticket, reply.version, reach=reach, now_s=now_s)
         self._carry_out(orders, payload, found)
+        self._news.set()  # the donor may have nothing newer, and pauses
 
     def _check(self, ask: rejoin.Ask, reply: StateReply, payload: memoryview) -> list[Record]:
         """The records of an answer, if it is about some; CorruptFrame if the answer is not what was asked for."""

@@ -179,9 +179,15 @@ class GrpcPeerLinks:
             method: Any = connection.channel.unary_stream(f"/{SERVICE}/{PULL}")
             metadata = passes.metadata(self._wallet.pass_token)
             call = method(to_message(request).SerializeToString(), metadata=metadata)
+            await call.wait_for_connection()
+            connection.stood_at_s = asyncio.get_running_loop().time()
             reply, payload = await collect(aiter(call), limit_bytes)
         except grpc.RpcError as failure:
-            raise translate(failure, address, unavailable=PeerUnavailable) from None
+            error = translate(failure, address, unavailable=PeerUnavailable)
+            if type(error) is PeerUnavailable:
+                connection.owed = True
+                self._dialler.broke(connection, error.message)
+            raise error from None
         finally:
             await connection.close()
         self._traffic.received(address, "state", reply.total_bytes, reply.total_bytes)

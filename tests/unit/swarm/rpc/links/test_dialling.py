@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,7 +17,8 @@ from swarm.rpc.links import dialling as module
 from swarm.rpc.links.dialling import PING_FACTOR, PING_S, STOOD_S, Connection, Dialler
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks, PeerLinks
-from swarm.types import PeerId
+from swarm.rpc.links.state import state_reply
+from swarm.types import JobId, PeerId
 from tests.support.headers import header_of
 from tests.support.narrow import narrow
 
@@ -136,7 +137,7 @@ class Receiver:
         self.arrived += 1
 
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
-        raise AssertionError
+        return state_reply(1, 0, STATE), STATE
 
 
 @asynccontextmanager
@@ -151,11 +152,11 @@ async def stage_server(receiver: Receiver) -> AsyncIterator[str]:
         await server.stop(None)
 
 
-async def patiently(links: PeerLinks, address: str) -> int:
-    """Send as a replica does, again and again; how often that was in vain."""
+async def again_and_again(attempt: Callable[[], Awaitable[object]]) -> int:
+    """How often it was in vain."""
     for failures in range(100):
         try:
-            await links.send(address, header_of(SIZE_BYTES), bytes(SIZE_BYTES))
+            await attempt()
         except PeerUnavailable:
             await asyncio.sleep(0.1)
         else:
@@ -163,7 +164,13 @@ async def patiently(links: PeerLinks, address: str) -> int:
     raise AssertionError("it never arrived")
 
 
+async def patiently(links: PeerLinks, address: str) -> int:
+    """Send as a replica does, again and again; how often that was in vain."""
+    return await again_and_again(lambda: links.send(address, header_of(SIZE_BYTES), bytes(SIZE_BYTES)))
+
+
 SIZE_BYTES, RATE = 120_000, 80_000  # two of them take three seconds; a ping goes after one, and has half
+STATE = bytes(2 * SIZE_BYTES)
 
 
 async def test_tensors_arrive_over_a_link_on_which_pings_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +186,17 @@ async def test_tensors_arrive_over_a_link_on_which_pings_come_late(monkeypatch: 
         finally:
             await links.close()
     assert receiver.arrived >= 2
+
+
+async def test_state_arrives_over_a_link_on_which_pings_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pull has a connection of its own, which learned nothing from the one before, and broke like it."""
+    monkeypatch.setattr(module, "PING_S", 0.5)
+    request = StateRequest(JobId("job"), 0, 0, "state", 0, 0, 0, PeerId("joiner"), 1)
+    async with stage_server(Receiver()) as address, narrow(address, RATE) as way:
+        links = GrpcPeerLinks()
+        try:
+            pulls = (again_and_again(lambda: links.pull(way, request, len(STATE))) for _ in range(2))
+            assert max(await asyncio.gather(*pulls)) >= 1, "the link is not slow enough to show anything"
+            assert links._dialler._ping_s[way] > module.PING_S
+        finally:
+            await links.close()

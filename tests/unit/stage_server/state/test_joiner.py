@@ -1,0 +1,64 @@
+"""stage_server.state.joiner: when donors are asked again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import torch
+
+from stage_server.ports import Assignment, ReplicaId
+from stage_server.state.donor import Donor
+from stage_server.state.joiner import JoinClient
+from swarm.errors import PeerUnavailable
+from swarm.events import Event, Loaded
+from swarm.messages import Follow, LoadStage
+from swarm.model.stage import Stage
+from swarm.peer_messages import StateReply, StateRequest
+from swarm.rpc.links.peers import PeerLinks
+from swarm.types import Hop, JobId, PeerId
+from tests.support.devices import InlineDevice
+from tests.support.ports import ports_of
+from tests.support.sim.loop import run
+from tests.unit.stage_server.state.test_donor import spec_of
+
+JOB, JOIN = JobId("job"), 7
+DONOR = Hop(PeerId("donor"), 1, 0, "at donor")
+
+
+class BadLinks:
+    """Links to one donor whose first answers are lost."""
+
+    def __init__(self, donor: Donor, lost: int) -> None:
+        self._donor, self._lost = donor, lost
+
+    async def pull(
+        self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
+    ) -> tuple[StateReply, memoryview]:
+        if self._lost:
+            self._lost -= 1
+            await asyncio.sleep(1.0)
+            raise PeerUnavailable(f"{address} does not answer")
+        reply, payload = await self._donor.give(request)
+        return reply, memoryview(payload)
+
+
+def test_a_donor_is_asked_again_although_the_job_stands_still(tmp_path: Path) -> None:
+    """All asks to the only donor had failed, and the end of its pause was waited for only once a commit was made."""
+    spec, device = spec_of(tmp_path), InlineDevice(lambda: 0.001)
+    stage = Stage(spec, 0, torch.device("cpu"))
+    command = LoadStage(JOB, 0, 0, spec.pipeline.split, 0, "", join=JOIN)
+    assignment = Assignment(command, spec, ReplicaId(JOB, PeerId("me"), 1, 0))
+    told: list[Event] = []
+
+    async def join() -> None:
+        links: PeerLinks = BadLinks(Donor(assignment, stage, device, 1 << 20), lost=2)  # type: ignore[assignment]
+        async with asyncio.TaskGroup() as tasks:
+            ports = ports_of(device, links, told.append, tasks)
+            client = JoinClient(assignment, ports)
+            client.follow(Follow(JOB, 0, JOIN, 0, 0, stage.digest(), (DONOR,), 0))
+            await asyncio.sleep(60.0)
+            await ports.work.close()
+
+    run(join(), seed=0)
+    assert [(one.version, one.digest) for one in told if isinstance(one, Loaded)] == [(0, stage.digest())]
