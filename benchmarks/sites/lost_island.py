@@ -3,10 +3,10 @@
     python -m benchmarks.sites.lost_island [--every 20] [--link 50:100]
 
 The sites are those of `benchmarks.sites.kept_speed`, with diloco. All stage servers of berlin die by kill -9; lyon's
-speed in a whole period, from the next exchange on, is compared with that before. Then they are started again. They join
-lyon's island, which sends them its state over the slow link, and behind the next exchange they are an island of their
-own. "again" is what the state took to come, and what passed from that exchange to the first step of that island; it
-waits for the exchange in between. Beside it stands what so many bytes take on the link. Needs root.
+speed in a whole period, from the next exchange on, is compared with that before. Then they are started again. The next
+exchange waits until lyon's island has sent them its state over the slow link. Behind it they are an island of their
+own. "again" is how long that exchange took, and what passed from it to the first step of that island. Beside it stands
+what so many bytes take on the link. Needs root.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Found:
     """What one run found."""
 
     kept: float  # of lyon's speed
-    state_s: float  # from the moment the two could be used until they served
-    state_bytes: int  # that crossed the link meanwhile
+    ready_s: float  # from the moment the two could be used until lyon was in front of an exchange
+    state_s: float  # that the exchange then took
+    state_bytes: int  # that crossed the link until both served
     first_step_s: float  # of the new island, from the exchange behind which it began
     rollbacks: int
 
@@ -68,25 +69,27 @@ def play(sites: Modelled, every: int) -> Found:
         sites.respawn(peer, "--site", VICTIM)
     for peer in victims:
         sites.servers[peer].wait_ready()
-    began_s, carried = time.monotonic(), carried_bytes(devices())
+    ready_s, carried = time.time(), carried_bytes(devices())
     sites.until("both serve", lambda: all(sites.state_of(one) == "serving" for one in victims), WAIT_S_MAX)
-    state_s, state_bytes = time.monotonic() - began_s, carried_bytes(devices()) - carried
+    state_bytes = carried_bytes(devices()) - carried
     sites.until("the island trains again", lambda: bool(set(sites.commits(job)) - before), WAIT_S_MAX)
     commits = sites.commits(job)
     (anew,) = set(commits) - before
     alive = max(before, key=lambda timeline: commits[timeline][-1])
     exchanged_s = max(at_s for at_s in sites.commits(job, outer=True)[alive] if at_s <= commits[anew][0])
+    front_s = max(at_s for at_s in commits[alive] if at_s <= exchanged_s)
     rollbacks = max(job_timeline(job.spec, timeline) for timeline in commits)
-    return Found(
-        kept_of(commits[alive], every, lost_s), state_s, state_bytes, commits[anew][0] - exchanged_s, rollbacks
-    )
+    took_s = (front_s - ready_s, exchanged_s - front_s)
+    first_step_s = commits[anew][0] - exchanged_s
+    return Found(kept_of(commits[alive], every, lost_s), *took_s, state_bytes, first_step_s, rollbacks)
 
 
 def line_of(found: Found, mbit_per_s: float) -> Mapping[str, str]:
     """The figures for people."""
     return {
         "lyon's speed, of that before": f"{found.kept:.3f}",
-        "state": f"{found.state_bytes / 1e6:.1f} MB in {found.state_s:.1f} s",
+        "before the exchange": f"{found.ready_s:.1f} s",
+        "state and exchange": f"{found.state_bytes / 1e6:.1f} MB in {found.state_s:.1f} s",
         "first step behind the exchange": f"{found.first_step_s:.1f} s",
         "again": f"{found.again_s():.1f} s, aim {found.aim_s(mbit_per_s):.1f} s",
         "rollbacks": str(found.rollbacks),

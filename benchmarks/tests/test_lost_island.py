@@ -16,6 +16,6 @@ def test_the_speed_from_the_next_exchange_on_is_compared_with_that_before() -> N
 
 
 def test_state_has_the_time_that_the_link_needs_for_it_and_ten_seconds() -> None:
-    found = Found(kept=1.0, state_s=9.0, state_bytes=50_000_000, first_step_s=2.0, rollbacks=0)
+    found = Found(kept=1.0, ready_s=5.0, state_s=9.0, state_bytes=50_000_000, first_step_s=2.0, rollbacks=0)
     assert found.again_s() == 11.0
     assert found.aim_s(50.0) == pytest.approx(18.0)

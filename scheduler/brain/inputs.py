@@ -160,9 +160,13 @@ class RelaysHere:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """An idle peer was given to the job: it fetches the stage's state and becomes a replica when it has it."""
+    """An idle peer was given to the job: it fetches the stage's state and becomes a replica when it has it.
+
+    `waits`: it builds its stage, and fetches nothing before it is told to join once more.
+    """
 
     replica: ReplicaRecord
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,8 +91,8 @@ class JobBrain:
             case inputs.RelaysHere(here=here):
                 state.relays_here = here
                 return False
-            case inputs.Join(replica=replica):
-                self._join(replica, now_s)
+            case inputs.Join():
+                self._join(happened, now_s)
             case inputs.AskToLeave(peer=peer, reason=reason, target=target):
                 if (joiner := state.joiners.get(peer)) is not None:
                     self._parts.admission.refuse(joiner, reason, now_s)
@@ -337,13 +337,13 @@ class JobBrain:
         elif peer in state.pool:
             self._parts.departures.lose(peer, reason, "gone", now_s)
 
-    def _join(self, replica: ReplicaRecord, now_s: float) -> None:
-        state = self._state
-        if state.mode is not Mode.RUNNING or replica.peer in state.pool:
-            state.outbox.release(replica.peer, "the job takes nobody in now")
+    def _join(self, join: inputs.Join, now_s: float) -> None:
+        state, peer = self._state, join.replica.peer
+        if state.mode is not Mode.RUNNING or peer in state.pool:
+            state.outbox.release(peer, "the job takes nobody in now")
         else:
-            state.pool.leaves.forget(replica.peer)
-            self._parts.admission.begin(replica, now_s)
+            state.pool.leaves.forget(peer)
+            self._parts.admission.begin(join, now_s)
 
     # What follows ------------------------------------------------------------------------------------------------
 

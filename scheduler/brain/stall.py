@@ -27,14 +27,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from scheduler.brain.outputs import Fail, Stopped
-from swarm.errors import NoProgress
+from swarm.errors import NoProgress, PeerUnavailable
 from swarm.types import JobId, JobState, OnStall, PeerId
 
 LOST_HINT = "start a stage server in its place"
 STUCK_HINT = "raise limits.no_progress_s if it is only slow; else look at the logs of what it waits for: swarm logs "
 STUCK_MAX = 3  # in a row
 FAILED_HINT = f"{LOST_HINT}, then submit the job again"
-LOSSES = (FAILED_HINT, LOST_HINT)  # what whoever has lost a stage hints at
 RETRY_S = 1.0  # the first pause; doubles with each failure in a row
 RETRY_S_MAX = 60.0
 _SEEKS = "; looks for the newest checkpoint that verifies"
@@ -61,6 +60,13 @@ def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopp
             return Stopped(JobState.PAUSED, f'{lost} (limits.on_stall = "pause")', LOST_HINT)
         case "fail":
             return None
+
+
+def is_loss(end: Stopped | Fail) -> bool:
+    """Whether a job ends because it has lost a stage."""
+    if isinstance(end, Fail):
+        return end.code == PeerUnavailable.code
+    return bool(end.hint) and not end.error_code
 
 
 def stuck(job: JobId, for_s: float, waiting: str, on_stall: OnStall, stop: Stopped | None) -> Stopped | Fail:

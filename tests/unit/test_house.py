@@ -35,7 +35,9 @@ COVERED_BY = {
     ),
     "unit/scheduler/brain/checkpoint/test_schedule.py": ("scheduler/brain/checkpoint/collection",),
     "simulation/test_outer_steps.py": ("scheduler/brain/islands/brain", "scheduler/brain/islands/parity"),
-    "simulation/test_lost_islands.py": (*("scheduler/brain/islands/outer_steps", "scheduler/brain/islands/view"),),
+    "simulation/test_lost_islands.py": tuple(
+        f"scheduler/brain/islands/{one}" for one in ("outer_steps", "translation", "view")
+    ),
     "simulation/test_trace.py": ("scheduler/brain/trace",),
     "simulation/test_draining.py": ("scheduler/brain/explain/situation",),
     "simulation/test_series.py": ("scheduler/jobs/series",),
@@ -44,7 +46,7 @@ COVERED_BY = {
     "simulation/test_resume.py": ("scheduler/storage/*", "swarm/reference/checkpoints"),
     "simulation/test_data.py": ("scheduler/api/*",),
     "integration/test_lean_imports.py": ("stage_server/app", "stage_server/options", "stage_server/lean_imports"),
-    "simulation/test_recovery.py": ("stage_server/replica/*", "stage_server/state/*"),
+    "simulation/test_recovery.py": ("stage_server/replica/*",),
     "unit/swarm/process/test_lifecycle.py": ("scheduler/app",),
     "unit/swarm/process/test_metrics.py": ("scheduler/metrics", "stage_server/metrics"),
     "unit/swarm/checkpoint/test_writer.py": ("swarm/checkpoint/reader", "swarm/checkpoint/storage"),

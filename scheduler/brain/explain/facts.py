@@ -68,6 +68,7 @@ class JoinerStanding:
     stage: int
     since_s: float
     has_reported: bool  # its state is complete, and is being compared
+    waits: bool = False  # for an exchange between islands, and fetches nothing before
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,8 @@ def _moves(situation: Situation, now_s: float) -> list[Fact]:
 
 
 def _joiner(joiner: JoinerStanding, now_s: float) -> Fact:
-    does = "its state is complete and is compared" if joiner.has_reported else "it fetches the stage's state"
+    does = "it waits for an exchange" if joiner.waits else "it fetches the stage's state"
+    does = "its state is complete and is compared" if joiner.has_reported else does
     for_s = now_s - joiner.since_s
     numbers = {"stage": float(joiner.stage), "for_s": for_s}
     return Fact("joining", f"{joiner.peer} joins stage {joiner.stage} since {spoken_duration(for_s)}: {does}", numbers)

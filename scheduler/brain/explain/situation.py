@@ -82,7 +82,7 @@ def situation(parts: Parts, now_s: float) -> Situation:
     state, leaves = parts.state, parts.state.pool.leaves
     done = state.ledger.contributions()
     joiners = [
-        JoinerStanding(one.replica.peer, one.replica.stage, one.since_s, one.report is not None)
+        JoinerStanding(one.replica.peer, one.replica.stage, one.since_s, one.report is not None, one.waits)
         for one in state.joiners
     ]
     return Situation(

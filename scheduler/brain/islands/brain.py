@@ -30,20 +30,21 @@ from scheduler.brain.inputs import Input
 from scheduler.brain.islands import view
 from scheduler.brain.islands.checkpoints import Gone, JointCheckpoints, Saving
 from scheduler.brain.islands.forks import Division, Divisions
+from scheduler.brain.islands.guests import Guests
 from scheduler.brain.islands.outer_steps import OuterSteps
 from scheduler.brain.islands.pacing import Pacing
 from scheduler.brain.islands.parity import OuterWeights
 from scheduler.brain.islands.roster import Roster
-from scheduler.brain.islands.rows import evaluation_of
+from scheduler.brain.islands.translation import of_job
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, DropCheckpoint, EnterState, Fail, Finish, Note, Output, Stopped
 from scheduler.brain.settings import BrainSettings
-from scheduler.brain.stall import LOSSES, stopped_by_loss, stuck
+from scheduler.brain.stall import is_loss, stopped_by_loss, stuck
 from scheduler.brain.state.mode import Mode
 from swarm.errors import ReplicaDiverged
 from swarm.events import Averaged, Hello, RoundFailed
 from swarm.job.course import OuterCourse
-from swarm.messages import Commit, LoadStage, Release, SaveStage
+from swarm.messages import Release, SaveStage
 from swarm.types import Decision, Direction, JobState, PeerId
 
 
@@ -63,6 +64,7 @@ class IslandsBrain:
         self._rng = rng
         self._roster = Roster(islands, self.courses, least)
         self._divisions = Divisions()
+        self._guests = Guests()
         self._evaluator = 0  # the island that evaluates
         self._outer = OuterSteps(self.settings, self._roster)
         self._pacing = Pacing(self._roster, self.courses[0].inner.shares)
@@ -111,9 +113,7 @@ class IslandsBrain:
                     return self._release(peer, "its island was lost, and what it holds does not count")
                 self._roster.island_of[peer] = island
                 return self._tell(island, happened, now_s)
-            case inputs.Happened(peer=peer, event=Averaged() | RoundFailed() as told) if self._outer.concerns(
-                peer, told
-            ):
+            case inputs.Happened(peer, Averaged() | RoundFailed() as told) if self._outer.concerns(peer, told):
                 return self._heard(peer, told, now_s)
             case inputs.PeerGone(peer=peer, reason=reason):
                 self._divisions.lost(peer)
@@ -127,7 +127,7 @@ class IslandsBrain:
                 return self._told(peer, happened, now_s)
             case inputs.Join(replica=replica):
                 self._roster.admit(replica)
-                return self._told(replica.peer, happened, now_s)
+                return self._told(replica.peer, self._guests.arrives(replica, self._roster), now_s)
             case inputs.CheckpointKept(version=version) | inputs.CheckpointNotKept(version=version):
                 return self._written(happened, version, now_s)
             case inputs.Stop():
@@ -211,7 +211,7 @@ class IslandsBrain:
 
     def waiting_for(self) -> str:
         """The reason why the job waits, for a person."""
-        if exchange := self._outer.waiting_for():
+        if exchange := self._guests.waiting_for() or self._outer.waiting_for():
             return exchange
         return view.waiting_for(self._roster.at_work(), self._roster.lost)
 
@@ -268,7 +268,7 @@ class IslandsBrain:
         if self._is_over or island in self._roster.lost:
             return []
         decided: list[Output] = []
-        course, brain = self.courses[island], self._roster.islands[island]
+        brain = self._roster.islands[island]
         was_loading = brain.mode is Mode.LOADING
         until = {peer: brain.leaves_from(peer) for one in self._divisions for peer in one.awaited}
         made = brain.step(happened, now_s)
@@ -280,39 +280,26 @@ class IslandsBrain:
                     continue
                 case outputs.Left(peer=peer) if peer in over:
                     self._roster.island_of.pop(peer, None)
-                case outputs.Send(peer=peer, command=LoadStage(join=0) as load) if self._roster.is_fork(island):
-                    decided.append(outputs.Send(peer, replace(load, held=load.version)))
                 case outputs.Send(peer=peer, command=SaveStage() as save):
                     if (number := self._checkpoints.number_of(island)) >= 0:
                         decided.append(outputs.Send(peer, replace(save, island=number)))
-                case outputs.Send(peer=peer, command=Commit() as commit) if course.is_outer(commit.step):
-                    donors = (*commit.donors, *self._roster.allies(island, peer, commit.step, self._outer.envoys))
-                    decided.append(outputs.Send(peer, replace(commit, donors=donors)))
-                case outputs.WriteCommit(row=row):
-                    decided.append(outputs.WriteRows((row,)))
-                case outputs.WriteEvaluation(row=row):
-                    decided.append(outputs.WriteEvaluation(evaluation_of(row, course)))
                 case outputs.BeginCheckpoint() | outputs.PublishCheckpoint() | DropCheckpoint():
                     decided += self._saves(island, output, now_s)
-                case outputs.Admitted(peer=peer, stage=stage):
-                    decided.append(outputs.Admitted(peer, island * len(self.settings.split) + stage))
                 case EnterState(state=JobState.RUNNING):
                     self._stopping = None
                     decided.append(output)
-                case Note(level=level, message=message):
-                    decided.append(Note(level, f"island {island}: {message}"))
                 case Finish():
                     self._finished.add(island)
                 case Stopped() | Fail():
                     return [*decided, *self._ended(island, output, now_s, was_loading=was_loading)]
                 case _:
-                    decided.append(output)
+                    decided.append(of_job(output, island, self._roster, self._outer.envoys))
         return decided
 
     def _ended(self, island: int, end: Stopped | Fail, now_s: float, *, was_loading: bool) -> list[Output]:
         """An island ends before its last step: the others go on without it, or the job ends."""
         told = end.message if isinstance(end, Fail) else end.reason
-        has_lost = end.hint in LOSSES or (was_loading and self._roster.is_fork(island))  # it could not go over
+        has_lost = is_loss(end) or (was_loading and self._roster.is_fork(island))  # it could not go over
         if has_lost and self._roster.can_spare(island, was_loading=was_loading):
             return self._lose(island, told, now_s)
         if has_lost and self._asked:  # it was not told yet that the job is to stop
@@ -404,7 +391,9 @@ class IslandsBrain:
         return [EnterState(JobState.PAUSING, reason)]
 
     def _stuck(self, happened: inputs.Stuck, now_s: float) -> list[Output]:
-        """Nothing has moved for long: end the job, unless all that is under way is a checkpoint."""
+        """Nothing has moved for long: end the job, unless it waits for a checkpoint, or for guests."""
+        if told := self._guests.waited_in_vain(happened.for_s, now_s):
+            return [Note("warning", told)]
         islands = self._roster.at_work()
         if all(one.saves_only for one in islands.values()):
             owing = [number for number, one in islands.items() if one.owes_parts]
@@ -427,9 +416,13 @@ class IslandsBrain:
         """Exchange once all islands at work have come to the same outer step, and commit it when that is done."""
         if self._divisions:
             return []  # islands that are about to begin take part
-        decided, exchanged = self._outer.advance(now_s)
+        decided, exchanged = self._receive(now_s), None
+        if not self._guests.awaited:
+            rounds, exchanged = self._outer.advance(now_s)
+            decided += rounds
         if exchanged is None:
             return decided
+        self._guests.exchanged()
         told = [one for island in self.present for one in self._tell(island, exchanged, now_s)]
         rows = [row for one in told if isinstance(one, outputs.WriteRows) for row in one.rows]
         decided += [one for one in told if not isinstance(one, outputs.WriteRows)]
@@ -437,6 +430,13 @@ class IslandsBrain:
         decided += self._divide(exchanged.step, now_s)
         forks = tuple(one.fork for one in self._divisions)
         return [*decided, outputs.WriteRows(tuple(rows), forks, self._pacing.decide(self._divisions))]
+
+    def _receive(self, now_s: float) -> list[Output]:
+        """Let guests fetch the state in front of an exchange behind which islands may begin."""
+        step = self._roster.outer_step
+        in_front = step is not None and not self.is_stopping and self._roster.may_begin_behind(step)
+        joins = self._guests.look(self._roster, now_s, in_front=in_front)
+        return [one for join in joins for one in self._told(join.replica.peer, join, now_s)]
 
     def _compare(self, now_s: float) -> list[Output]:
         """Islands must begin with the same outer weights, and hold the same after each outer step."""
@@ -467,7 +467,7 @@ class IslandsBrain:
 
     def _divide(self, step: int, now_s: float) -> list[Output]:
         """Let lost islands begin anew behind an outer step, where others can give replicas for all their stages."""
-        if self.is_stopping or step + 1 == self.settings.steps or self.courses[0].level_from(step) != step + 1:
+        if self.is_stopping or not self._roster.may_begin_behind(step):
             return []
         leaves = self._divisions.begin(self._roster, step + 1)
         return [one for island, leave in leaves for one in self._tell(island, leave, now_s)]
@@ -491,7 +491,7 @@ class IslandsBrain:
         relays_here = self._roster.islands[self.present[0]].relays_here
         self._roster.renew(island, brain, division.arrived)
         told = f"island {island} begins anew after step {self.courses[island].inner_steps(settings.first_step)}"
-        places = [outputs.Admitted(one.peer, island * len(settings.split) + one.stage) for one in replicas]
+        places = [outputs.Admitted(one.peer, self._roster.place(island, one.stage)) for one in replicas]
         begins = (inputs.RelaysHere(relays_here), inputs.Start(replicas))
         begun = [one for told in begins for one in self._tell(island, told, now_s)]
         if (version := self._checkpoints.version) is not None:

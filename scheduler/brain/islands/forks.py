@@ -104,7 +104,7 @@ def plan(roster: Roster, version: int) -> list[Division]:
     """
     if not roster.lost:
         return []
-    least, able = _able(roster, version)
+    least, able = roster.replicas_min, _able(roster, version)
     many = sorted(able, key=lambda island: (-min(map(len, able[island])), -sum(map(len, able[island])), island))
     givers = [island for island in many if all(len(pool) >= 2 * least for pool in able[island])]
     divisions = []
@@ -125,7 +125,7 @@ def handed_over(roster: Roster, version: int) -> list[tuple[int, PeerId]]:
     Where an island has `limits.min_replicas` for each stage of a site that is at no other island, those stay, and those
     of sites that are at others go. A site that they leave is at one island fewer, so nobody leaves its last one.
     """
-    least, able = _able(roster, version)
+    least, able = roster.replicas_min, _able(roster, version)
     sites = {island: {one.site for pool in pools for one in pool} - {""} for island, pools in able.items()}
     leaves = []
     for island, pools in able.items():
@@ -136,12 +136,10 @@ def handed_over(roster: Roster, version: int) -> list[tuple[int, PeerId]]:
     return leaves
 
 
-def _able(roster: Roster, version: int) -> tuple[int, dict[int, list[list[ReplicaRecord]]]]:
-    """`limits.min_replicas`; the replicas of each stage of each island that may leave it with `version`."""
-    at_work = roster.at_work()
-    settings = next(iter(at_work.values())).settings
-    able = {n: [one.may_divide(at, version - 1) for at in range(len(settings.split))] for n, one in at_work.items()}
-    return max(1, settings.rebalance.min_replicas), able
+def _able(roster: Roster, version: int) -> dict[int, list[list[ReplicaRecord]]]:
+    """The replicas of each stage of each island that may leave it with `version`."""
+    of = {island: (one, range(len(one.settings.split))) for island, one in roster.at_work().items()}
+    return {island: [one.may_divide(stage, version - 1) for stage in stages] for island, (one, stages) in of.items()}
 
 
 def _guests(pools: Sequence[Sequence[ReplicaRecord]], home: str, least: int) -> list[list[ReplicaRecord]]:

@@ -80,6 +80,10 @@ class Roster:
         self._given[island] = newest + TIMELINES_MAX * len(self.islands)
         return self._given[island]
 
+    def place(self, island: int, stage: int) -> int:
+        """The number of an island's stage among those of all islands."""
+        return island * len(self._stages) + stage
+
     def can_spare(self, island: int, *, was_loading: bool) -> bool:
         """Whether the others go on without the island. A job that has not begun with all of them is placed again."""
         return (not was_loading or self.is_fork(island)) and len(self.present) > self.least
@@ -103,7 +107,18 @@ class Roster:
 
     def have_come_to(self, step: int) -> bool:
         """Whether all islands at work have come to the outer step."""
-        return all(one.outer_step == step for one in self.at_work().values())
+        return self.outer_step == step
+
+    @property
+    def outer_step(self) -> int | None:
+        """The outer step that all islands at work have come to, if they have."""
+        found = {one.outer_step for one in self.at_work().values()}
+        return found.pop() if len(found) == 1 else None
+
+    def may_begin_behind(self, step: int) -> bool:
+        """Whether islands may begin behind an outer step: nothing is under way between them, and the job goes on."""
+        course = self.courses[0]
+        return step + 1 < course.steps and course.level_from(step) == step + 1
 
     def level(self) -> int:
         """The first version behind an outer step that no island has passed."""
@@ -117,6 +132,16 @@ class Roster:
         coming = {number: [*sent.get(number, {}).values()] for number in islands}
         held = {n: sum(len(one.present(at)) + coming[n].count(at) for at in wanted) for n, one in islands.items()}
         return sorted(held, key=held.__getitem__)
+
+    @property
+    def replicas_min(self) -> int:
+        """How many replicas an island keeps, or begins with, at each stage."""
+        return max(1, self.islands[0].settings.rebalance.min_replicas)
+
+    def replicas(self, island: int) -> list[list[ReplicaRecord]]:
+        """The replicas of each stage of an island at work, without those that leave or are out of touch."""
+        one = self.islands[island]
+        return [one.delegates(stage, one.begun) for stage in self._stages]
 
     def home(self, island: int) -> str:
         """The site of most replicas of an island at work, of those that say where they are; empty if none does."""

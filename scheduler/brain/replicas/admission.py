@@ -3,15 +3,18 @@
 begin ──▶ LoadStage, Follow ──▶ Loaded ──▶ judged with every event ─┬─ new enough, the right bytes ──▶ admitted
               ▲                                                     ├─ too old ──▶ answered: it goes on following
               └── every commit, and its first digest ──▶ Follow     └─ other bytes, other sizes, too slow ──▶ refused
+
+A joiner that waits builds its stage and hears no Follow, so it fetches nothing until `begin` comes for it once more.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from random import Random
 
 from scheduler.brain.commit.commits import Commits
-from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.inputs import Join
 from scheduler.brain.outputs import Admitted, Send
 from scheduler.brain.replicas.loading import Loading
 from scheduler.brain.replicas.moves import Moves
@@ -38,9 +41,13 @@ class Admission:
     _moves: Moves
     _rng: Random
 
-    def begin(self, replica: ReplicaRecord, now_s: float) -> None:
+    def begin(self, join: Join, now_s: float) -> None:
         """Let a peer fetch what its stage holds."""
-        joiner = self._state.joiners.begin(replica, now_s)
+        replica, joiners = join.replica, self._state.joiners
+        if not join.waits and (joiner := joiners.fetches(replica.peer, now_s)) is not None:
+            self._tell(joiner)
+            return
+        joiner = joiners.begin(replica, now_s, waits=join.waits)
         self._state.outbox.note("info", f"stage server {replica.peer} joins stage {replica.stage}")
         self._state.outbox.put(Send(replica.peer, self._loading.command(replica.stage, joiner.number)))
         self._tell(joiner)
@@ -82,7 +89,7 @@ class Admission:
         """
         for joiner in self._state.joiners:
             report = joiner.report
-            if report is None and now_s >= joiner.since_s + self._join_s_max(joiner):
+            if report is None and now_s >= self._too_long_s(joiner):
                 self.refuse(joiner, "it takes too long to fetch the state", now_s)
             if report is None:
                 continue
@@ -100,7 +107,7 @@ class Admission:
 
     def times_s(self) -> list[float]:
         """When each joiner that still fetches will have taken too long."""
-        return [one.since_s + self._join_s_max(one) for one in self._state.joiners if one.report is None]
+        return [self._too_long_s(one) for one in self._state.joiners if one.report is None]
 
     def _admit(self, joiner: Joiner, report: Loaded, now_s: float) -> None:
         """The joiner is a replica from now on."""
@@ -119,6 +126,8 @@ class Admission:
 
     def _tell(self, joiner: Joiner) -> None:
         """Tell a joiner what is new: versions, digest, donors, and that its report was seen."""
+        if joiner.waits:
+            return
         settings, progress, replica = self._state.settings, self._state.progress, joiner.replica
         version = progress.committed
         known = progress.digest_at(replica.stage, version)
@@ -127,8 +136,10 @@ class Admission:
         follow = Follow(settings.job, settings.timeline, joiner.number, version, *agreed, donors, joiner.answered)
         self._state.outbox.put(Send(replica.peer, follow))
 
-    def _join_s_max(self, joiner: Joiner) -> float:
-        """How long a joiner may take: moves wait for it, and it counts as a replica to come."""
+    def _too_long_s(self, joiner: Joiner) -> float:
+        """When a joiner will have taken too long: moves wait for it, and it counts as a replica to come."""
+        if joiner.waits:
+            return math.inf
         settings = self._state.settings
         fetch_s = settings.state_bytes[joiner.replica.stage] / JOINER_BYTES_PER_S_MIN if settings.state_bytes else 0.0
-        return JOIN_S_MIN + (COMPILE_S_MAX if settings.compiles else 0.0) + fetch_s
+        return joiner.since_s + JOIN_S_MIN + (COMPILE_S_MAX if settings.compiles else 0.0) + fetch_s

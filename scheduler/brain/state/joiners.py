@@ -34,6 +34,7 @@ class Joiner:
     replica: ReplicaRecord
     number: int
     since_s: float
+    waits: bool = False  # it is not told yet what to fetch
     answered: int = 0  # reports
     answered_version: int = -1  # of the newest of them
     report: Loaded | None = None  # waits for an answer
@@ -67,10 +68,18 @@ class Joiners:
     def get(self, peer: PeerId) -> Joiner | None:
         return self._joiners.get(peer)
 
-    def begin(self, replica: ReplicaRecord, now_s: float) -> Joiner:
+    def begin(self, replica: ReplicaRecord, now_s: float, *, waits: bool = False) -> Joiner:
         """Let the peer join the stage; an earlier attempt is forgotten."""
         self._number += 1
-        joiner = self._joiners[replica.peer] = Joiner(replica, self._number, now_s)
+        joiner = self._joiners[replica.peer] = Joiner(replica, self._number, now_s, waits)
+        return joiner
+
+    def fetches(self, peer: PeerId, now_s: float) -> Joiner | None:
+        """A joiner that waited may fetch from now on; None if there is none."""
+        joiner = self._joiners.get(peer)
+        if joiner is None or not joiner.waits:
+            return None
+        joiner.waits, joiner.since_s = False, now_s
         return joiner
 
     def reported(self, peer: PeerId, event: Loaded) -> bool:

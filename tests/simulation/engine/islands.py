@@ -19,6 +19,7 @@ from random import Random
 from typing import TypeAlias
 
 from scheduler.brain import inputs, outputs
+from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import EachIsland, Input, ReplicaRecord, Resumed, Start
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.outputs import CommitRow, Fork, Output
@@ -38,7 +39,19 @@ from swarm.events import (
 )
 from swarm.job.course import IslandCourse, OuterCourse
 from swarm.job.shares import Shares
-from swarm.messages import PROTOCOL_VERSION, Average, Command, Commit, Exchange, LoadStage, Release, Route, SaveStage
+from swarm.messages import (
+    PROTOCOL_VERSION,
+    Admit,
+    Average,
+    Command,
+    Commit,
+    Exchange,
+    Follow,
+    LoadStage,
+    Release,
+    Route,
+    SaveStage,
+)
 from swarm.types import JobId, JobState, OnStall, PeerId, Round, UnitName
 
 JOB, STAGES, MICROBATCHES = JobId("job"), 2, 2
@@ -65,6 +78,8 @@ class Shape:
     fragments: int = 1
     overlap: int = 0  # inner steps from a capture to its merge
     by_speed: bool = False  # shares of a step follow speed
+    arrivals: int = 0  # a stage server starts at a site that lacks one; each island is at a site of its own
+    fetch: int = 12  # turns of a joiner until it has a state; it begins anew with each newer version
 
     @property
     def microbatches(self) -> int:
@@ -199,7 +214,16 @@ class Replica:
     means: dict[tuple[int, UnitName], tuple[Round, Counter[int]]] = field(default_factory=dict)
     log: dict[int, Counter[int]] = field(default_factory=dict)
     commands: deque[Command] = field(default_factory=deque)
+    joins: int = 0  # the number of its join, if it came later
+    follows: int = -1  # the version that it fetches
+    fetched: int = 0  # turns for that
+    reports: int = 0
     said: list[Committed] = field(default_factory=list)  # its newest commits, told again in a new session
+
+    def hear(self, command: Command) -> None:
+        if isinstance(command, Follow):  # the newest one counts
+            self.commands = deque(one for one in self.commands if not isinstance(one, Follow))
+        self.commands.append(command)
 
     @property
     def digest(self) -> str:
@@ -223,9 +247,17 @@ class World:
 
     def __init__(self, shape: Shape, seed: int, sites: Mapping[str, str] | None = None) -> None:
         """`sites`: where replicas are, by peer."""
-        where = sites or {}
+        peers = [
+            (island, stage, PeerId(f"i{island}-s{stage}-{number}"))
+            for island in range(shape.islands)
+            for stage in range(STAGES)
+            for number in range(shape.replicas)
+        ]
+        own = {peer: f"site-{island}" for island, _, peer in peers} if shape.arrivals else {}
+        where = sites or own
         self.shape, self.rng, self.history = shape, Random(seed), list[object]()
         self.epoch, self.now_s, self.over = 1, 0.0, False
+        self.sites, self.started = Counter(where.values()), 0
         self.on_stall: OnStall = "wait"
         self.database: dict[int, list[CommitRow]] = {timeline: [] for timeline in range(shape.islands)}
         self.forks: dict[int, Fork] = {}  # the newest of each island
@@ -238,10 +270,7 @@ class World:
                 island,
                 self.courses[island],
             )
-            for island in range(shape.islands)
-            for stage in range(STAGES)
-            for number in range(shape.replicas)
-            for peer in [PeerId(f"i{island}-s{stage}-{number}")]
+            for island, stage, peer in peers
         }
         self.collecting: int | None = None  # as a sink: the checkpoint that takes files
         self.writing: int | None = None  # the one that is being written
@@ -303,7 +332,7 @@ class World:
             match output:
                 case outputs.Send(peer=peer, command=command):
                     if peer in self.replicas:
-                        self.replicas[peer].commands.append(command)
+                        self.replicas[peer].hear(command)
                 case outputs.WriteRows(rows=rows, forks=forks, shares=shares):
                     for row in rows:
                         self.database.setdefault(row.timeline, []).append(row)
@@ -360,6 +389,7 @@ class World:
             committed = rows[-1].step + 1 if rows else self._first(island)
             begins.append(Resumed(known, committed, tuple(rows[-2:]), (), 10.0))
         exchanged = max(path.outer_before(one.committed) for path, one in zip(self.courses, begins, strict=True))
+        self.replicas = {peer: one for peer, one in self.replicas.items() if one.island >= 0}  # joiners begin anew
         for one in self.replicas.values():
             one.commands.clear()
         at_work = tuple(one if one.committed >= exchanged else None for one in begins)
@@ -389,6 +419,8 @@ class World:
             self.stop()
         if self.writing is not None and not self.over and self._strikes(self.written):
             self.write()
+        if self.shape.arrivals and not self.over and self._strikes(self.shape.arrivals):
+            self._arrive()
         busy = sorted(peer for peer, one in self.replicas.items() if one.commands)
         if self.over:
             return
@@ -447,6 +479,43 @@ class World:
             del self.replicas[peer]
             self.tell(inputs.PeerGone(peer, "killed"))
 
+    def _arrive(self) -> None:
+        """A stage server starts at a site that has lost one, and joins if the job takes it in."""
+        held = Counter(one.record.site for one in self.replicas.values() if not one.is_free)
+        lacking = sorted(site for site, many in self.sites.items() if held[site] < many)
+        if lacking:
+            self.arrive(self.rng.choice(lacking))
+
+    def arrive(self, site: str) -> PeerId | None:
+        """A stage server starts at a site; its name, if the job takes it in."""
+        self.started += 1
+        peer = PeerId(f"new-{self.started}")
+        stage = self.brain.where_to_join(Candidate(peer, site=site), range(STAGES), self.now_s).plan
+        if stage is None:
+            return None
+        record = ReplicaRecord(peer, 1, f"at {peer}", stage, site=site)
+        self.replicas[peer] = Replica(record, -1, -1, self.courses[0])  # of no island yet
+        self.tell(inputs.Join(record))
+        return peer
+
+    def _fetch(self, one: Replica, follow: Follow) -> Event | None:
+        """A turn of a joiner: it has its donor's state after some, if that has not gone on meanwhile."""
+        one.fetched = one.fetched + 1 if one.follows == follow.version else 1
+        one.follows = follow.version
+        if follow.answered < one.reports:
+            return None  # what it reported is judged still
+        if one.fetched < self.shape.fetch:
+            one.commands.append(follow)
+            return None
+        donors = (self.replicas[hop.peer] for hop in follow.donors if hop.peer in self.replicas)
+        donor = next((donor for donor in donors if donor.version == follow.version), None)
+        if donor is None:
+            return None  # it hears of a newer version
+        one.version, one.first, one.start = donor.version, donor.version, donor.digest
+        one.pending, one.held, one.theta = donor.pending, donor.held, Counter(donor.theta)
+        one.timeline, one.course, one.reports = donor.timeline, donor.course, one.reports + 1
+        return self._loaded(one)
+
     def _answer(self, one: Replica, command: Command) -> Event | None:
         """What the replica says, if anything."""
         stage, peer = one.record.stage, one.record.peer
@@ -456,10 +525,16 @@ class World:
                 assert one.course.streams or not one.pending, "it holds the outer weights alone"
                 one.pending = ()
                 one.timeline, one.island = command.timeline, command.timeline % self.shape.islands
-                one.course, one.first, one.start = self.courses[one.island], held, one.digest
+                one.course, one.first, one.start, one.joins = self.courses[one.island], held, one.digest, 0
                 one.said.clear()
                 one.log.clear()
                 return self._loaded(one)
+            case LoadStage(join=join) if join:
+                one.joins = join
+            case Follow():
+                return self._fetch(one, command)
+            case Admit(timeline=timeline):
+                one.island = timeline % self.shape.islands
             case LoadStage():
                 return self._loaded(one)
             case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer and microbatch.step >= one.version:
@@ -481,7 +556,7 @@ class World:
 
     def _loaded(self, one: Replica) -> Loaded:
         units = tuple(UnitSize(unit, 64) for unit, stages in UNITS.items() if one.record.stage in stages)
-        return Loaded(JOB, one.timeline, one.record.stage, one.first, one.start, units, "")
+        return Loaded(JOB, one.timeline, one.record.stage, one.first, one.start, units, "", one.joins)
 
     def _save(self, one: Replica, version: int, number: int) -> Saved:
         stage, theta = one.record.stage, tuple(sorted(one.theta.items()))

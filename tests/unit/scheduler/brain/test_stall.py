@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.brain.outputs import Stopped
+from scheduler.brain.outputs import Fail, Stopped
 from scheduler.brain.stall import (
     Recovery,
     Stalls,
     going_on,
+    is_loss,
     lost_in,
     nobody_back,
     pause_s,
@@ -21,6 +22,7 @@ from scheduler.brain.stall import (
     stuck,
     waiting,
 )
+from swarm.errors import NoProgress, PeerUnavailable
 from swarm.types import JobId, JobState, OnStall, PeerId
 
 JOB = JobId("demo-1")
@@ -134,3 +136,11 @@ def test_hints_are_commands() -> None:
     assert "swarm logs demo-1" in stalled_hint(JOB, Stalls(count=2, standstills=1))
     assert resume_hint(JOB, 4) == "go on from step 4 with: swarm resume demo-1"
     assert resume_hint(JOB, None).endswith("swarm resume demo-1 --from 0")
+
+
+def test_a_loss_is_told_from_other_ends_by_codes() -> None:
+    assert all(is_loss(one) for one in (stopped_by_loss("x", how, None) for how in ("wait", "pause")) if one)
+    assert is_loss(Fail(PeerUnavailable.code, "x is gone", "start another"))
+    assert not is_loss(stuck(JOB, 300.0, "x", "wait", None)), "nothing moved"
+    assert not is_loss(Fail(NoProgress.code, "nothing moved", ""))
+    assert not is_loss(Stopped(JobState.PAUSED, "enough"))

@@ -10,8 +10,10 @@ import torch
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.state.donor import Donor
 from stage_server.state.joiner import JoinClient
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import PeerUnavailable
 from swarm.events import Event, Loaded
+from swarm.job.partition import resolve
 from swarm.messages import Follow, LoadStage
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest
@@ -20,7 +22,7 @@ from swarm.types import Hop, JobId, PeerId
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
 from tests.support.sim.loop import run
-from tests.unit.stage_server.state.test_donor import spec_of
+from tests.support.simulated import small_spec, write_text
 
 JOB, JOIN = JobId("job"), 7
 DONOR = Hop(PeerId("donor"), 1, 0, "at donor")
@@ -45,7 +47,9 @@ class BadLinks:
 
 def test_a_donor_is_asked_again_although_the_job_stands_still(tmp_path: Path) -> None:
     """All asks to the only donor had failed, and the end of its pause was waited for only once a commit was made."""
-    spec, device = spec_of(tmp_path), InlineDevice(lambda: 0.001)
+    spec = small_spec(write_text(tmp_path), pipeline__stages=1)
+    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    device = InlineDevice(lambda: 0.001)
     stage = Stage(spec, 0, torch.device("cpu"))
     command = LoadStage(JOB, 0, 0, spec.pipeline.split, 0, "", join=JOIN)
     assignment = Assignment(command, spec, ReplicaId(JOB, PeerId("me"), 1, 0))

@@ -1,0 +1,167 @@
+"""scheduler.brain.islands.guests: who joins the island of another site fetches its state at an exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduler.brain import inputs
+from scheduler.brain.islands.guests import REST_TIMES
+from scheduler.brain.outputs import Fork
+from swarm.messages import Follow, LoadStage
+from swarm.types import JobState, PeerId
+from tests.simulation.engine.islands import STAGES, Rows, Shape, World, exchanges, faults
+
+SLOW_LINK = 400  # turns of a joiner: islands make many steps in the meantime
+SHAPE = Shape(replicas=1, steps=24, lease=2, fetch=SLOW_LINK)
+
+
+def world(shape: Shape = SHAPE, at_berlin: str = "i1") -> World:
+    """Lyon has the first island, and whoever is not `at_berlin`."""
+    names = [
+        f"i{i}-s{stage}-{n}" for i in range(shape.islands) for stage in range(STAGES) for n in range(shape.replicas)
+    ]
+    made = World(shape, 0, {name: "berlin" if name.startswith(at_berlin) else "lyon" for name in names})
+    until(made, lambda: all(made.database[island] for island in range(shape.islands)))
+    return made
+
+
+def until(made: World, says: Callable[[], bool], turns_max: int = 20_000) -> None:
+    for _ in range(turns_max):
+        if says():
+            return
+        made.turn()
+    raise AssertionError(made.brain.waiting_for())
+
+
+def lose(made: World, island: int) -> None:
+    for peer in sorted(made.replicas):
+        if made.brain.island_of(peer) == island:
+            del made.replicas[peer]
+            made.tell(inputs.PeerGone(peer, "killed"))
+    assert island not in made.brain.present
+
+
+def arrive(made: World, site: str = "berlin") -> PeerId:
+    peer = made.arrive(site)
+    assert peer is not None, made.brain.waiting_for()
+    return peer
+
+
+def forks(made: World) -> list[Fork]:
+    return [fork for one in made.history if isinstance(one, Rows) for fork in one.forks]
+
+
+def follows(made: World, peer: PeerId) -> bool:
+    """Whether the peer was told what to fetch."""
+    return any(isinstance(one, Follow) for one in made.replicas[peer].commands)
+
+
+def steps(made: World) -> int:
+    return len(made.database[0])
+
+
+def test_a_site_that_was_lost_comes_back_though_an_island_makes_many_steps_while_its_state_travels() -> None:
+    """Its stage servers fetched the averaged gradients of all steps since, more slowly than these were made."""
+    made = world()
+    lose(made, 1)
+    peers = [arrive(made), arrive(made)]
+    assert {made.replicas[peer].record.stage for peer in peers} == set(range(STAGES))
+    until(made, lambda: bool(forks(made)) and made.brain.present == (0, 1))
+    sites = {(made.brain.island_of(peer), one.record.site) for peer, one in made.replicas.items() if not one.is_free}
+    assert len(sites) == 2, "each island is of one site"
+    until(made, lambda: made.over)
+    assert faults(made.history, Shape(replicas=1, steps=24, lease=2, losses=1)) == []
+    took_part = [len(rows) for _, rows in sorted(exchanges(made.history, SHAPE).items())]
+    assert took_part[-1] == 2
+    assert took_part.count(1) <= 2, "the first exchange behind the loss, and the one that waited"
+
+
+def test_guests_build_their_stage_and_fetch_nothing_before_the_exchange() -> None:
+    made = world()
+    lose(made, 1)
+    peer, _ = arrive(made), arrive(made)
+    assert isinstance(made.replicas[peer].commands[0], LoadStage)
+    assert made.brain._roster.outer_step is None
+    before = steps(made)
+    while made.brain._roster.outer_step is None:
+        assert not follows(made, peer)
+        made.turn()
+    assert steps(made) > before
+    assert follows(made, peer)
+    assert made.brain.waiting_for().startswith("the exchange waits for new-1, new-2 to fetch the state")
+
+
+def test_an_exchange_does_not_wait_for_guests_that_are_too_few_for_an_island() -> None:
+    """One alone joins like any other, but at the second exchange: more may come from its site until then."""
+    made = world(Shape(replicas=1, steps=12, lease=2, fetch=1))
+    lose(made, 1)
+    before, peer = len(exchanges(made.history, SHAPE)), arrive(made)
+    until(made, lambda: follows(made, peer))
+    assert len(exchanges(made.history, SHAPE)) == before + 1
+    until(made, lambda: not made.brain.is_joining(peer))
+    assert made.brain.present == (0,)
+
+
+def test_a_guest_that_dies_holds_up_nobody() -> None:
+    made = world()
+    lose(made, 1)
+    peer, other = arrive(made), arrive(made)
+    until(made, lambda: bool(made.brain._guests.awaited))
+    assert made.brain._guests.awaited == [peer, other]
+    del made.replicas[peer]
+    made.tell(inputs.PeerGone(peer, "killed"))
+    assert made.brain._guests.awaited == []
+    before = steps(made)
+    until(made, lambda: steps(made) > before)
+
+
+def test_exchanges_wait_for_nobody_of_a_site_for_a_while_after_they_did_so_in_vain() -> None:
+    made = world(Shape(replicas=1, steps=60, lease=2, fetch=1_000_000))
+    lose(made, 1)
+    arrive(made), arrive(made)
+    until(made, lambda: bool(made.brain._guests.awaited))
+    made.tell(inputs.Stuck(30.0))
+    assert made.brain._guests.awaited == []
+    rests_until_s = made.now_s + REST_TIMES * 30.0
+    before = len(exchanges(made.history, SHAPE))
+    until(made, lambda: len(exchanges(made.history, SHAPE)) > before + 3)
+    assert made.now_s < rests_until_s
+    made.now_s = rests_until_s
+    until(made, lambda: bool(made.brain._guests.awaited))
+
+
+def test_a_job_that_is_to_stop_waits_for_no_guest() -> None:
+    made = world()
+    lose(made, 1)
+    arrive(made), arrive(made)
+    until(made, lambda: bool(made.brain._guests.awaited))
+    made.tell(inputs.Stop(JobState.PAUSED, "enough"))
+    assert made.brain._guests.awaited == []
+    until(made, lambda: made.over)
+
+
+def test_who_joins_the_island_of_its_own_site_or_says_no_site_fetches_at_once() -> None:
+    made = world(Shape(replicas=2, steps=24, lease=2, fetch=SLOW_LINK))
+    peer = arrive(made)
+    assert follows(made, peer), "berlin has an island"
+    unnamed = World(Shape(replicas=1), 0)
+    until(unnamed, lambda: all(unnamed.database.values()))
+    assert follows(unnamed, arrive(unnamed, ""))
+
+
+def test_a_site_whose_island_another_one_holds_gets_it_back_in_front_of_an_exchange() -> None:
+    """Lyon had replicas to spare, so it has both islands when berlin comes back."""
+    shape = Shape(replicas=2, steps=40, lease=2, fetch=SLOW_LINK)
+    made = world(shape)
+    lose(made, 1)
+    until(made, lambda: made.brain.present == (0, 1) and bool(forks(made)))
+    peers = [arrive(made), arrive(made)]
+    until(made, lambda: made.brain._guests.awaited == peers)
+    until(made, lambda: not any(made.brain.is_joining(peer) for peer in peers))
+    (island,) = {made.brain.island_of(peer) for peer in peers}
+    assert island is not None
+    until(
+        made, lambda: made.brain._roster.home(island) == "berlin" and len(made.brain._roster.replicas(island)[0]) == 1
+    )
+    until(made, lambda: made.over)
+    assert faults(made.history, Shape(replicas=2, steps=40, lease=2, losses=1)) == []
