@@ -11,9 +11,7 @@ fixes initial weights and data order. Each way runs at every learning rate of a 
 
 from __future__ import annotations
 
-import argparse
 import json
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +20,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TypeVar
 
-import torch
 from rich.console import Console
 
+from benchmarks.learning.runs import SOURCE, parsed, parser_of
+from benchmarks.tables import markdown, publish
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import tokenise
 from swarm.data.tokenizer import ByteTokenizer
@@ -193,42 +192,20 @@ def _share(share: float | None) -> str:
     return "never" if share is None else f"{share:.2f}"
 
 
-def markdown(header: Sequence[str], rows: Iterator[list[str]]) -> str:
-    """A table of text."""
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines)
-
-
-def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
-    """Replace what stands between two marks of a Markdown file."""
-    start, end = marks
-    before, _, rest = page.read_text().partition(start)
-    page.write_text(f"{before}{start}\n{text}\n{end}{rest.partition(end)[2]}")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=400)
+    parser = parser_of(__doc__, seeds=3, steps=400)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
     parser.add_argument("--short", action="store_true", help="leave out what is all late, and the codecs")
-    parser.add_argument("--save", type=Path, help="a JSON file for all losses, for benchmarks.models.time_to_loss")
     parser.add_argument("--go-on", action="store_true", help="leave out runs that the file of --save has already")
-    arguments = parser.parse_args()
-    if arguments.table is not None and not arguments.table.is_file():
-        parser.error(f"--table {arguments.table}: there is no such file")
+    arguments = parsed(parser)
     if arguments.table is not None and arguments.short:
         parser.error("--short leaves out what --table shows")
-    torch.set_num_threads(arguments.threads)
     console = Console()
-    source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
     seeds = range(arguments.seeds)
 
     def run(way: Way, rate: float, seed: int) -> Run:
         started_s = time.perf_counter()
-        made = measure(way, seed, rate, arguments.steps, source)
+        made = measure(way, seed, rate, arguments.steps, SOURCE)
         took_s = time.perf_counter() - started_s
         console.print(f"{way.name:24} {rate:g}  seed {seed}  {made.at(1.0):.4f}  {took_s:.0f} s", highlight=False)
         return made
@@ -259,9 +236,7 @@ def main() -> None:
         f"{arguments.steps} steps of {SEQUENCES * LENGTH} bytes in {MICROBATCHES} microbatches, {STAGES} stages, "
         f"{counted(arguments.seeds, 'seed')}, learning rates {', '.join(f'{rate:g}' for rate in arguments.rates)}."
     )
-    console.print(text, highlight=False)
-    if arguments.table is not None:
-        write_between(arguments.table, MARKS, text)
+    publish(text, arguments.table, MARKS)
 
 
 if __name__ == "__main__":

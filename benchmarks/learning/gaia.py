@@ -22,15 +22,12 @@ The optimizer's learning rate is divided by the number of islands, since the upd
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import math
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Literal, TypeAlias
 
 import torch
@@ -38,8 +35,10 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.learning import outer
-from benchmarks.learning.convergence import LENGTH, SEQUENCES, markdown, with_data, write_between
+from benchmarks.learning.convergence import LENGTH, SEQUENCES, with_data
 from benchmarks.learning.kept import Kept
+from benchmarks.learning.runs import SOURCE, parsed, parser_of
+from benchmarks.tables import markdown, publish, spread
 from swarm.data.batches import Batches
 from swarm.job.course import InnerStep
 from swarm.job.fragments import fragment_of
@@ -337,35 +336,31 @@ def rows(found: Mapping[tuple[Way, float], Sequence[Mapping[str, float]]], steps
         at_rates = [(rate, one) for (other, rate), one in found.items() if other == way]
         rate, runs = min(at_rates, key=lambda item: loss(item[1]))
         base = loss(runs) if base is None else base
-        spread = f" ± {stdev(run['loss'] for run in runs):.3f}" if len(runs) > 1 else ""
         sent = size(round(mean(run["bytes"] for run in runs) / steps))
-        yield [way.name, f"{loss(runs):.3f}{spread}", f"{100 * (loss(runs) / base - 1):+.1f} %", f"{rate:g}", sent]
+        yield [
+            way.name,
+            f"{loss(runs):.3f}{spread([run['loss'] for run in runs])}",
+            f"{100 * (loss(runs) / base - 1):+.1f} %",
+            f"{rate:g}",
+            sent,
+        ]
 
 
 COLUMNS = ("way", "loss", "against allreduce", "rate", "sent per step")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=120)
+    parser = parser_of(__doc__, seeds=3, steps=120)
     parser.add_argument("--rates", type=float, nargs="+", default=(4e-3,))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--table", type=Path, help="a Markdown file whose part about gaia is replaced")
     parser.add_argument("--by-number", action="store_true", help="the same by single numbers, in the place of blocks")
-    parser.add_argument("--save", type=Path, help="a JSON file that keeps what each run found")
-    arguments = parser.parse_args()
-    if arguments.table is not None and not arguments.table.is_file():
-        parser.error(f"--table {arguments.table}: there is no such file")
-    torch.set_num_threads(arguments.threads)
+    arguments = parsed(parser)
     console, kept = Console(), Kept(arguments.save)
-    source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
     found: dict[tuple[Way, float], list[dict[str, float]]] = {}
     for seed in range(arguments.seeds):
         for way in (WAYS[0], *BY_NUMBER) if arguments.by_number else WAYS:
             for rate in arguments.rates:
                 name = f"{way.name}, rate {rate:g}, seed {seed}, {arguments.steps} steps"
-                run = kept.once(name, partial(way.measure, seed, rate, arguments.steps, source))
+                run = kept.once(name, partial(way.measure, seed, rate, arguments.steps, SOURCE))
                 found.setdefault((way, rate), []).append(run)
                 console.print(f"{name}  {run['loss']:.4f}  {size(round(run['bytes']))}", highlight=False)
     text = (
@@ -373,9 +368,7 @@ def main() -> None:
         f"{SEQUENCES * LENGTH} bytes, {counted(arguments.seeds, 'seed')}, "
         f"learning rates {', '.join(f'{rate:g}' for rate in arguments.rates)}."
     )
-    console.print(text, highlight=False)
-    if arguments.table is not None:
-        write_between(arguments.table, MARKS, text)
+    publish(text, arguments.table, MARKS)
 
 
 if __name__ == "__main__":

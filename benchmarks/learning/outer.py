@@ -13,30 +13,19 @@ With --save each loss is kept when it is found, and a run that was interrupted g
 
 from __future__ import annotations
 
-import argparse
-import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from benchmarks.learning.convergence import (
-    LENGTH,
-    MARKS,
-    SEQUENCES,
-    markdown,
-    resolved,
-    small_llama,
-    trained,
-    write_between,
-)
+from benchmarks.learning.convergence import LENGTH, MARKS, SEQUENCES, resolved, small_llama, trained
 from benchmarks.learning.kept import Kept
+from benchmarks.learning.runs import SOURCE, parsed, parser_of
+from benchmarks.tables import markdown, publish, spread
 from swarm.job.spec import JobSpec
 from swarm.text import counted
 
@@ -112,32 +101,22 @@ def rows(losses: Losses, compared: Sequence[Way]) -> Iterator[list[str]]:
 
 
 def _cell(rate: float, found: Sequence[float], base: float) -> str:
-    spread = f" ± {stdev(found):.3f}" if len(found) > 1 else ""
-    return f"{mean(found):.3f}{spread} ({100 * (mean(found) / base - 1):+.1f} %, rate {rate:g})"
+    return f"{mean(found):.3f}{spread(found)} ({100 * (mean(found) / base - 1):+.1f} %, rate {rate:g})"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=300)
+    parser = parser_of(__doc__, seeds=1, steps=300)
     parser.add_argument("--every", type=int, nargs="+", default=(10, 50))
     parser.add_argument("--rates", type=float, nargs="+", default=(4e-3,))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
-    parser.add_argument("--save", type=Path, help="a JSON file that keeps each loss")
-    arguments = parser.parse_args()
-    if arguments.table is not None and not arguments.table.is_file():
-        parser.error(f"--table {arguments.table}: there is no such file")
-    torch.set_num_threads(arguments.threads)
+    arguments = parsed(parser)
     console = Console()
-    source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
     compared, kept = ways(arguments.every), Kept(arguments.save)
     losses: dict[tuple[Way, float], list[float]] = {}
     for seed in range(arguments.seeds):
         for way in (ALLREDUCE, *compared):
             for rate in arguments.rates if seed == 0 else (best(losses, way)[0],):
                 started_s = time.perf_counter()
-                run = partial(loss_of, way, seed, rate, arguments.steps, source)
+                run = partial(loss_of, way, seed, rate, arguments.steps, SOURCE)
                 name = run_name(way, rate, seed, arguments.steps)
                 losses.setdefault((way, rate), []).append(loss := kept.once(name, run))
                 console.print(f"{name}  {loss:.4f}  {time.perf_counter() - started_s:.0f} s", highlight=False)
@@ -151,9 +130,7 @@ def main() -> None:
         f"learning rates {', '.join(f'{rate:g}' for rate in arguments.rates)}. In brackets: against allreduce, and the "
         "learning rate."
     )
-    console.print(text, highlight=False)
-    if arguments.table is not None:
-        write_between(arguments.table, MARKS, text)
+    publish(text, arguments.table, MARKS)
 
 
 if __name__ == "__main__":

@@ -13,23 +13,22 @@ exchange nothing is lost. A swarm loses no proposal like that: it repeats the ex
 
 from __future__ import annotations
 
-import argparse
-import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from random import Random
-from statistics import mean, stdev
+from statistics import mean
 from typing import TypeAlias
 
 import torch
 from rich.console import Console
 
-from benchmarks.learning.convergence import LENGTH, SEQUENCES, markdown, with_data, write_between
+from benchmarks.learning.convergence import LENGTH, SEQUENCES, with_data
 from benchmarks.learning.kept import Kept
 from benchmarks.learning.outer import Way, job, loss_of, run_name
+from benchmarks.learning.runs import SOURCE, parsed, parser_of
+from benchmarks.tables import markdown, publish, spread
 from swarm.data.batches import Batches
 from swarm.job.islands import courses, island_spec
 from swarm.job.outer import MergeRule
@@ -132,8 +131,7 @@ def rows(losses: Losses, compared: Sequence[Option]) -> Iterator[list[str]]:
     """A row for each option, with what its loss is above that of the way beside it: of the means, and by seed."""
     for option in compared:
         found = losses[option.name]
-        spread = f" ± {stdev(found):.3f}" if len(found) > 1 else ""
-        row = [option.name, f"{mean(found):.3f}{spread}"]
+        row = [option.name, f"{mean(found):.3f}{spread(found)}"]
         if option.against == option.name:
             yield [*row, "", "", ""]
             continue
@@ -146,19 +144,10 @@ COLUMNS = ("way", "loss", "beside", "difference", "by seed, %")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300)
+    parser = parser_of(__doc__, seeds=3, steps=300)
     parser.add_argument("--every", type=int, default=50)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--table", type=Path, help="a Markdown file whose part about options is replaced")
-    parser.add_argument("--save", type=Path, help="a JSON file that keeps each loss")
-    arguments = parser.parse_args()
-    if arguments.table is not None and not arguments.table.is_file():
-        parser.error(f"--table {arguments.table}: there is no such file")
-    torch.set_num_threads(arguments.threads)
+    arguments = parsed(parser)
     console, kept = Console(), Kept(arguments.save)
-    source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
     compared = options(arguments.every)
     losses: dict[str, list[float]] = {option.name: [] for option in compared}
     for seed in range(arguments.seeds):
@@ -166,7 +155,7 @@ def main() -> None:
             started_s = time.perf_counter()
             name = run_name(option.way, RATE, seed, arguments.steps)
             name += f", {option.lost:g} lost" if option.lost else ""
-            loss = kept.once(name, partial(option.measure, seed, arguments.steps, source))
+            loss = kept.once(name, partial(option.measure, seed, arguments.steps, SOURCE))
             losses[option.name].append(loss)
             console.print(f"{name}  {loss:.4f}  {time.perf_counter() - started_s:.0f} s", highlight=False)
     text = (
@@ -174,9 +163,7 @@ def main() -> None:
         f"{arguments.steps} steps of {SEQUENCES * LENGTH} bytes, {counted(arguments.seeds, 'seed')}, "
         f"learning rate {RATE:g}."
     )
-    console.print(text, highlight=False)
-    if arguments.table is not None:
-        write_between(arguments.table, MARKS, text)
+    publish(text, arguments.table, MARKS)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,20 @@ held-out text, nats per byte.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from benchmarks.learning.convergence import LENGTH, SEQUENCES, markdown, resolved, small_llama, write_between
+from benchmarks.learning.convergence import LENGTH, SEQUENCES, resolved, small_llama
+from benchmarks.learning.kept import Kept
+from benchmarks.learning.runs import SOURCE, parsed, parser_of
+from benchmarks.tables import markdown, publish, spread
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import tokenise
 from swarm.job.shares import next_shares
@@ -60,7 +59,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def job(way: Way, seed: int, steps: int, every: int, source: str) -> JobSpec:
-    values: dict[str, Any] = small_llama(seed, RATE, steps, source)
+    values: dict[str, Any] = small_llama(seed, RATE, steps, SOURCE)
     values["data"] |= {"validation_ratio": HELD_OUT}
     values["training"] |= {"eval_every_steps": every}
     if way.shares == "speed":
@@ -113,57 +112,36 @@ def rows(curves: Curves, steps: int) -> Iterator[list[str]]:
         then = mean(at_time(one, end_s) for one in found)
         yield [
             name,
-            f"{mean(lost):.3f}{_spread(lost)} ({100 * (mean(lost) / base - 1):+.1f} %)",
+            f"{mean(lost):.3f}{spread(lost)} ({100 * (mean(lost) / base - 1):+.1f} %)",
             f"{took_s:.0f} ({base_s / took_s:.2f}x)",
             f"{then:.3f}",
         ]
 
 
-def _spread(found: Sequence[float]) -> str:
-    return f" ± {stdev(found):.3f}" if len(found) > 1 else ""
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=120)
+    parser = parser_of(__doc__, seeds=3, steps=120)
     parser.add_argument("--every", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--save", type=Path, help="a JSON file for all losses; runs that it has already are left out")
-    parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
-    arguments = parser.parse_args()
-    if arguments.table is not None and not arguments.table.is_file():
-        parser.error(f"--table {arguments.table}: there is no such file")
-    torch.set_num_threads(arguments.threads)
-    console = Console()
-    source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
+    arguments = parsed(parser)
+    console, kept = Console(), Kept(arguments.save)
     curves: dict[str, list[Curve]] = {way.name: [] for way in WAYS}
-    if arguments.save is not None and arguments.save.exists():
-        curves |= json.loads(arguments.save.read_text())
     with tempfile.TemporaryDirectory() as folder:
-        manifest = tokenise(job(DILOCO, 0, arguments.steps, arguments.every, source), Path(folder))
+        manifest = tokenise(job(DILOCO, 0, arguments.steps, arguments.every, SOURCE), Path(folder))
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
     for seed in range(arguments.seeds):
         for way in WAYS:
-            if len(curves[way.name]) > seed:
-                continue
-            started_s = time.perf_counter()
-            spec = job(way, seed, arguments.steps, arguments.every, source)
-            found = curve(spec, Batches.of_job(spec, data, manifest.end_of_text))
+            name = f"{way.name}, H {arguments.every}, seed {seed}, {arguments.steps} steps"
+            spec = job(way, seed, arguments.steps, arguments.every, SOURCE)
+            batches = Batches.of_job(spec, data, manifest.end_of_text)
+            found = kept.once(name, partial(curve, spec, batches))
             curves[way.name].append(found)
-            took_s = time.perf_counter() - started_s
             end_s, loss = found[-1]
-            console.print(f"{way.name:24} seed {seed}  {loss:.4f} after {end_s:.0f} s  {took_s:.0f} s", highlight=False)
-            if arguments.save is not None:
-                arguments.save.write_text(json.dumps(curves))
+            console.print(f"{name}  {loss:.4f} after {end_s:.0f} s", highlight=False)
     header = ["way", "loss in the end", "virtual seconds", "loss when the first way has ended"]
     text = (
         f"{markdown(header, rows(curves, arguments.steps))}\n\n{arguments.steps} steps of {SEQUENCES * LENGTH} bytes, "
         f"H {arguments.every}, {counted(arguments.seeds, 'seed')}, learning rate {RATE:g}. In brackets: against diloco."
     )
-    console.print(text, highlight=False)
-    if arguments.table is not None:
-        write_between(arguments.table, MARKS, text)
+    publish(text, arguments.table, MARKS)
 
 
 if __name__ == "__main__":

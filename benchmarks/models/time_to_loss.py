@@ -19,10 +19,10 @@ from statistics import mean
 from typing import Any
 
 import structlog
-from rich.console import Console
 
-from benchmarks.learning.convergence import SYNCHRONOUS, WAYS, Run, Way, best, markdown, saved, write_between
+from benchmarks.learning.convergence import SYNCHRONOUS, WAYS, Run, Way, best, saved
 from benchmarks.models.bubbles import STAGES, Shape, step_units
+from benchmarks.tables import markdown, publish
 
 SYNCHRONOUS_LOOKAHEAD = next(way for way in WAYS if way.name == "synchronous, lookahead")
 GOALS = (0.75, 1.0)  # the loss of synchronous AdamW after this share of its tokens
@@ -96,9 +96,7 @@ def main() -> None:
             for name, *ratios in rows(runs, goal, lambda overlap, shape=shape: units[shape, overlap]):  # type: ignore[misc]
                 columns[name].append(" / ".join(ratios))
     text = markdown(header, iter([[name, *cells] for name, cells in columns.items()]))
-    Console().print(text, highlight=False)
-    if arguments.table is not None:
-        write_between(arguments.table, MARKS, text)
+    publish(text, arguments.table, MARKS)
 
 
 def _times(runs: dict[tuple[Way, float], list[Run]], shapes: list[Shape], units: dict[tuple[Shape, int], float]) -> Any:

@@ -29,11 +29,9 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.learning.kept import Kept
 from benchmarks.sites.two_sites import STAGES, Sites
+from benchmarks.tables import show
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.islands import course_of, outer_courses
 from swarm.job.partition import resolve
@@ -232,10 +230,7 @@ def main() -> int:
                 name = f"{way.name}, {options.link}, {options.compute:g} s, width {options.width}, turn {turn}"
                 found[way.name].append(tuple(kept.once(name, partial(sites.measure, way))))
                 print(f"{name}  {found[way.name][-1]}", file=sys.stderr, flush=True)
-    table = Table(*COLUMNS)
-    for row in rows(found):
-        table.add_row(*row)
-    Console(width=100).print(table)
+    show(COLUMNS, rows(found), 100)
     print(f"{options.link} Mbit/s:ms, load {load:.1f} before, {os.cpu_count()} cores")
     return 0
 

@@ -34,8 +34,8 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.tables import show
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import resolve
@@ -227,10 +227,7 @@ def main() -> int:
         about = {"options": vars(options), "load": load, "cores": os.cpu_count()}
         print(json.dumps(about | {"runs": [asdict(run) for run in runs]}, indent=1))
         return 0
-    table = Table(*COLUMNS)
-    for row in rows(runs):
-        table.add_row(*row)
-    Console(width=120).print(table)
+    show(COLUMNS, rows(runs))
     print(f"{options.minutes:g} minutes, {options.link} Mbit/s:ms, load {load:.1f} before, {os.cpu_count()} cores")
     return 0
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from scheduler.brain.explain.facts import JobStanding
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
-from scheduler.brain.fleet.placement import Candidate, serves_alone, stages_for, whole_sites
+from scheduler.brain.fleet.placement import Candidate, sites_for_islands, stages_for
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.fleet.speeds import fleet_speed
 from scheduler.brain.inputs import Stop
@@ -369,30 +369,31 @@ def _for_sites(
     spec: JobSpec, tokens: JobTokens, present: Sequence[Candidate], idle: list[int]
 ) -> tuple[JobSpec, list[int]]:
     """The spec with an island for each site that can serve one alone, if it leaves that open; the memory of the peers
-    that the cut must suit: those of a site whose cut all of these can serve, the smallest first, or the `idle` ones."""
+    that the cut must suit: those of one of these sites, or the `idle` ones."""
     if spec.islands.count != "auto" or not spec.has_outer_steps:
         return spec, idle
 
-    def needs_for(count: int, memory: list[int], peers: int) -> tuple[JobSpec, tuple[int, ...]]:
-        islands = spec.islands.model_copy(update={"count": count} if count > 1 else {"count": 1, "min": 1})
-        several = spec.model_copy(update={"islands": islands})
+    def needs_for(count: int, site: Sequence[Candidate], peers: int) -> tuple[int, ...]:
+        memory = [one.memory_bytes for one in site]
         try:
-            resolved = _resolve(several, memory, tokens, memory)
+            resolved = _resolve(_with_islands(spec, count), memory, tokens, memory)
         except SwarmError:
-            return several, ()
-        return several, needs(model_costs(resolved), split_of(resolved), peers)
+            return ()
+        return needs(model_costs(resolved), split_of(resolved), peers)
 
-    least = spec.limits.min_replicas
-    whole = whole_sites(present, lambda site: needs_for(1, [one.memory_bytes for one in site], len(site))[1], least)
-    count = min(len(whole), ISLANDS_IN_SWARM_MAX)
-    while (count := most_islands(spec, count)) > 1:
-        for site in reversed(whole[:count]):
-            memory = [one.memory_bytes for one in site]
-            several, needed = needs_for(count, memory, len(present) // count)
-            if sum(serves_alone(other, needed, least) for other in whole) >= count:
-                return several, memory
-        count -= 1
-    return spec, idle
+    def most(count: int) -> int:
+        return most_islands(spec, min(count, ISLANDS_IN_SWARM_MAX))
+
+    found = sites_for_islands(present, most, needs_for, spec.limits.min_replicas)
+    if found is None:
+        return spec, idle
+    count, site = found
+    return _with_islands(spec, count), [one.memory_bytes for one in site]
+
+
+def _with_islands(spec: JobSpec, count: int) -> JobSpec:
+    changes = {"count": count} if count > 1 else {"count": 1, "min": 1}
+    return spec.model_copy(update={"islands": spec.islands.model_copy(update=changes)})
 
 
 def _resolve(

@@ -70,6 +70,30 @@ def homes_of(candidates: Sequence[Candidate], islands: int, min_replicas: int, n
     return tuple(home for home in homes for _ in needs)
 
 
+def sites_for_islands(
+    candidates: Sequence[Candidate],
+    most: Callable[[int], int],
+    needs_for: Callable[[int, Sequence[Candidate], int], Sequence[int]],
+    min_replicas: int,
+) -> tuple[int, Sequence[Candidate]] | None:
+    """How many islands a job has, one for each site that can serve it alone, and the site whose cut of the model that
+    many sites can serve: the smallest of the largest ones first. None if it has one island.
+
+    `most` gives the most islands that the job divides into, up to a number. `needs_for` gives the bytes of a replica of
+    each stage, for a number of islands, with the cut for a site's memory, and with so many peers in an island; none if
+    the job cannot be cut so.
+    """
+    whole = whole_sites(candidates, lambda site: needs_for(1, site, len(site)), min_replicas)
+    count = len(whole)
+    while (count := most(count)) > 1:
+        for site in reversed(whole[:count]):
+            needs = needs_for(count, site, len(candidates) // count)
+            if sum(serves_alone(other, needs, min_replicas) for other in whole) >= count:
+                return count, site
+        count -= 1
+    return None
+
+
 def whole_sites(
     candidates: Sequence[Candidate], needs_at: Callable[[Sequence[Candidate]], Sequence[int]], min_replicas: int
 ) -> list[list[Candidate]]:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduler.brain.fleet import placement
-from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, whole_sites
+from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, sites_for_islands, whole_sites
 from swarm.types import Decision, PeerId
 
 
@@ -242,3 +242,22 @@ def test_the_sites_that_can_serve_an_island_alone_are_those_with_enough_that_is_
     assert asked == [{"lyon"}, {"berlin"}, {"rome"}, {"oslo"}], "each alone"
     assert [site[0].site for site in whole_sites(sited, lambda site: (5,), 1)] == ["oslo", "lyon", "berlin", "rome"]
     assert [site[0].site for site in whole_sites(sited, lambda site: (5,), 3)] == ["oslo", "lyon"]
+
+
+def test_a_job_has_an_island_for_each_site_that_can_serve_the_cut_of_one_of_them_as_far_as_it_divides() -> None:
+    sited = [*at(lyon=4, berlin=3), *(replace(one, memory_bytes=5) for one in at(oslo=2)), *at(rome=1)]
+    asked: list[tuple[int, str, int]] = []
+
+    def needs_for(count: int, site, peers: int) -> tuple[int, ...]:
+        asked.append((count, site[0].site, peers))
+        return () if site[0].site == "rome" else (4, 4) if site[0].site == "oslo" else (10, 10)
+
+    chosen = sites_for_islands(sited, lambda able: able, needs_for, 1)
+    assert chosen is not None
+    assert (chosen[0], chosen[1][0].site) == (3, "oslo"), "all three can serve the cut that suits the smallest"
+    assert asked == [(1, "lyon", 4), (1, "berlin", 3), (1, "oslo", 2), (1, "rome", 1), (3, "oslo", 3)]
+    two = sites_for_islands(sited, lambda able: min(able, 2), needs_for, 1)
+    assert two is not None
+    assert (two[0], two[1][0].site) == (2, "berlin"), "the smallest of the two largest"
+    assert sites_for_islands(sited, lambda able: min(able, 1), needs_for, 1) is None
+    assert sites_for_islands(sited, lambda able: able, lambda count, site, peers: (), 1) is None
