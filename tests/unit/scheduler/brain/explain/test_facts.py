@@ -224,6 +224,9 @@ def test_a_peer_says_that_it_is_suspect_joins_leaves_or_has_broken_links() -> No
     joining = told(explain_peer(peer(D, PeerState.LOADING, stage=1), joiner, None, {}, NOW_S))
     assert joining["joining"] == "d joins stage 1 since 12.0 s: its state is complete and is compared"
     assert "work" not in joining
+    guest = situation(joiners=(JoinerStanding(D, 1, 88.0, False, waits=True),))
+    waits = told(explain_peer(peer(D, PeerState.LOADING, stage=1), guest, None, {}, NOW_S))
+    assert waits["joining"].endswith(": it waits for an exchange")
     admitted = situation(replicas=changed(B, needs_donors=True))
     leaning = told(explain_peer(peer(B, PeerState.LOADING), admitted, None, {}, NOW_S))
     assert leaning["joining"].startswith("it computes")

@@ -154,7 +154,7 @@ async def stage_server(receiver: Receiver) -> AsyncIterator[str]:
 
 async def again_and_again(attempt: Callable[[], Awaitable[object]]) -> int:
     """How often it was in vain."""
-    for failures in range(100):
+    for failures in range(20):
         try:
             await attempt()
         except PeerUnavailable:
