@@ -82,9 +82,11 @@ class Session:
     connection: str = ""  # on which it was dialled, "" in simulation
     commands: asyncio.Queue[Command | None] = field(default_factory=lambda: asyncio.Queue(COMMANDS_WAITING_MAX))
     rivals: Rivals = field(default_factory=Rivals)
+    is_over: bool = False  # then no event of it counts, although it is open until its peer has read that
 
     def end(self) -> None:
         """Make the command side return; waiting commands are dropped."""
+        self.is_over = True
         while self.commands.full():
             self.commands.get_nowait()
         self.commands.put_nowait(None)
@@ -303,8 +305,8 @@ class Sessions:
         loop = asyncio.get_running_loop()
         try:
             async for event in events:
-                if self._sessions.get(peer) is not session:
-                    return  # a newer session of this peer has begun
+                if session.is_over:
+                    return
                 if isinstance(event, Hello):
                     raise Refused("a session has one Hello")
                 for transition in self._membership.heard(peer, loop.time()):

@@ -22,6 +22,7 @@ from stage_server.replica.replica import Replica
 from stage_server.session.aftermath import Aftermath
 from stage_server.session.event_queue import EventQueue
 from stage_server.session.gate import Passes, place_of
+from stage_server.session.overtaking import overtaking
 from stage_server.session.relays import KnownRelays
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
@@ -40,7 +41,7 @@ from swarm.limits import LINKS_TOLD_EVERY
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
-from swarm.rpc.links.peers import PeerLinks
+from swarm.rpc.links.peers import SHUNNED_S, PeerLinks
 from swarm.rpc.session import SchedulerLink
 from swarm.types import JobId
 
@@ -203,8 +204,16 @@ class StageServer:
         link = self._ports.dial(address)
         welcomed = False
         heart: asyncio.Task[None] | None = None
+
+        def at_once(epoch: int, command: messages.Command) -> bool:
+            """Carry out what must not wait for the device, for others or for a donor."""
+            if not (welcomed and epoch == self._epoch and isinstance(command, messages.CutOff)):
+                return False
+            self._cut_off(command)
+            return True
+
         try:
-            async with aclosing(link.attach(self._events())) as commands:
+            async with aclosing(overtaking(link.attach(self._events()), at_once)) as commands:
                 async for epoch, command in commands:
                     if epoch < self._epoch:
                         self._log.warning("command of an older scheduler refused", epoch=epoch, newest=self._epoch)
@@ -226,6 +235,9 @@ class StageServer:
                         self._detached.clear()
                         if self._ports.passes is not None:
                             self._ports.passes.welcomed(command)
+                        for order in command.cut_off:
+                            if command.unix_s - order.unix_s < SHUNNED_S:  # while we were away
+                                self._ports.links.cut_off(order.peer)
                         if self._ports.relays is not None:
                             self._ports.relays.know(command.relays)
                         heart = self._tasks.create_task(self._beat(command.heartbeat_s))
@@ -327,11 +339,8 @@ class StageServer:
             case messages.UseRelays():
                 if self._ports.relays is not None:
                     self._ports.relays.know(command.relays)
-            case messages.CutOff(peer=peer):
-                self._log.warning("peer was revoked", peer=peer)
-                self._ports.links.cut_off(peer)
-                if self._ports.passes is not None:
-                    self._ports.passes.cut_off(command)
+            case messages.CutOff():
+                self._cut_off(command)
             case messages.Follow():
                 if self._joiner is not None:
                     self._joiner.follow(command)
@@ -343,6 +352,12 @@ class StageServer:
                 self._log.warning("command without a job", command=type(command).__name__)
             case _:
                 await self._replica.handle(command)
+
+    def _cut_off(self, order: messages.CutOff) -> None:
+        self._log.warning("peer was revoked", peer=order.peer)
+        self._ports.links.cut_off(order.peer)
+        if self._ports.passes is not None:
+            self._ports.passes.cut_off(order)
 
     # The job -----------------------------------------------------------------------------------------------------
 

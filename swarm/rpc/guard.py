@@ -6,10 +6,11 @@ name in the certificate and the rights of that name.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 import grpc.aio
 
-from swarm.errors import InvalidConfig, NotAdmitted, Refused, SwarmError
+from swarm.errors import InvalidConfig, NotAdmitted, Refused, Revoked, SwarmError
 from swarm.pki import keys
 from swarm.pki.names import Principal, principal_of
 from swarm.rpc.channel import abort, told
@@ -36,6 +37,8 @@ class Caller:
 
 May: TypeAlias = Callable[[Caller, str], None]
 """Raise NotAdmitted, or a kind of it, unless the caller may call the method ("/package.Service/Method")."""
+
+LAST_WORD_S = 0.5  # in which a call of a revoked member may end by itself: with a reason, or a session in order
 
 # Whose call is being answered; None: over plaintext, from anybody.
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
@@ -55,7 +58,7 @@ class Guard(grpc.aio.ServerInterceptor):
     """Lets through the calls that `may` allows. `refused` hears of the others: method, caller, reason.
 
     `stays` raises once a caller may not go on, such as after it was revoked. It is asked before each message of a
-    stream: a call that follows a job lasts for days.
+    stream: a call that follows a job lasts for days. `cut_off` also ends calls that wait, or that nobody reads.
     """
 
     def __init__(
@@ -69,6 +72,14 @@ class Guard(grpc.aio.ServerInterceptor):
         self._refused = refused
         self._witness = witness
         self._stays = stays
+        self._under_way: dict[asyncio.Timeout, tuple[Principal, asyncio.Task[Any] | None]] = {}
+
+    def cut_off(self, principal: Principal) -> None:
+        """The member was revoked: its calls end within LAST_WORD_S, but for the one with which it revokes itself."""
+        ends_s = asyncio.get_running_loop().time() + LAST_WORD_S
+        for call, (caller, task) in self._under_way.items():
+            if caller == principal and task is not asyncio.current_task() and call.when() is None:
+                call.reschedule(ends_s)
 
     async def intercept_service(
         self,
@@ -86,14 +97,16 @@ class Guard(grpc.aio.ServerInterceptor):
         async def answer(request: Any, context: _Context) -> Any:
             caller = await self._check(context, method)
             with self._witnessed(method, caller, None if handler.request_streaming else request, context):
-                if name == "stream_unary":
-                    request = self._while_it_stays(caller, request)
-                return await behaviour(request, context)
+                async with self._until_cut_off(method, caller, context):
+                    if name == "stream_unary":
+                        request = self._while_it_stays(caller, request)
+                    return await behaviour(request, context)
 
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
             caller = await self._check(context, method)
             with self._witnessed(method, caller, None if handler.request_streaming else request, context):
-                async with aclosing(behaviour(request, context)) as replies:
+                until_cut_off = self._until_cut_off(method, caller, context)
+                async with until_cut_off, aclosing(behaviour(request, context)) as replies:
                     async for reply in replies:
                         try:
                             self._stays(caller)
@@ -114,6 +127,22 @@ class Guard(grpc.aio.ServerInterceptor):
         async for one in requests:
             self._stays(caller)
             yield one
+
+    @asynccontextmanager
+    async def _until_cut_off(self, method: str, caller: Caller, context: _Context) -> AsyncIterator[None]:
+        call = asyncio.timeout(None)
+        self._under_way[call] = caller.principal, asyncio.current_task()
+        try:
+            async with call:
+                yield
+        except TimeoutError:
+            if not call.expired():
+                raise
+            error = Revoked(f"{caller.principal} was revoked", hint="ask an admin")
+            self._refused(method, caller.principal.uri, error)
+            await abort(context, error)
+        finally:
+            del self._under_way[call]
 
     @contextmanager
     def _witnessed(self, method: str, caller: Caller, request: Any, context: _Context) -> Iterator[None]:

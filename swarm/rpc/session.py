@@ -32,7 +32,7 @@ from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_
 from swarm.wire import session_pb2
 
 SERVICE: Final = "swarm.wire.Session"
-DRAIN_S: Final = 5.0  # how long a handler may take to notice that its peer is gone
+DRAIN_S: Final = 1.0  # how long a handler may take to notice that its peer is gone
 ENCODED_BYTES_MAX: Final = 16 << 20  # of the newest commands, which may go to other peers too
 INBOX_LIMIT: Final = 64  # events that wait for the handler; then the stage server waits
 UNHURRIED: Final = (Forwarded, Heartbeat, Logged)  # nobody decides anything sooner because of them

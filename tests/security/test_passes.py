@@ -27,6 +27,7 @@ from swarm.pki.passes import PassKey
 from swarm.rpc import channel
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.guard import Guard
+from swarm.rpc.links import peers
 from swarm.rpc.links.memory import LEAST_BYTES
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks
@@ -64,6 +65,8 @@ class Receiver:
         self.got += 1
 
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
+        self.came += 1
+        await self.opened.wait()
         return state_reply(1, 0, b"weights"), b"weights"
 
 
@@ -197,6 +200,29 @@ async def test_links_to_one_who_was_revoked_break(world: World) -> None:
     assert not sending.done()
     world.links.cut_off(B)
     assert await sending is PeerUnavailable
+
+
+async def test_pulls_from_one_who_was_revoked_end_and_it_is_not_dialled_again(world: World) -> None:
+    """An order from before the revocation may still name it; a broken link was dialled anew for that."""
+    world.receiver.opened.clear()
+    pulling = asyncio.ensure_future(_error(world.pull()))
+    await until(lambda: world.receiver.came == 1)
+    world.links.cut_off(PeerId("c"))
+    await asyncio.sleep(0.05)
+    assert not pulling.done()
+    world.links.cut_off(B)
+    assert await pulling is PeerUnavailable
+    world.receiver.opened.set()
+    assert (await _error(world.send()), await _error(world.pull())) == (PeerUnavailable, PeerUnavailable)
+    assert world.receiver.came == 1
+
+
+async def test_who_was_revoked_may_join_again_and_is_dialled_then(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "SHUNNED_S", 0.0)
+    world.links.cut_off(B)
+    assert (await _error(world.send()), await _error(world.pull())) == (None, None)
 
 
 async def test_a_renewed_pass_breaks_nothing_that_is_under_way(world: World) -> None:

@@ -21,7 +21,7 @@ from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId, PeerState
 from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.simulated import Done, Members, Rig, Tokens, small_spec, write_text
 
 T = TypeVar("T")
 PEERS = 4  # at a desk
@@ -38,6 +38,7 @@ def play(
     hold_bytes: int = 1 << 30,
     limit_s: float = 7200.0,
     record: bool = False,
+    members: Members | None = None,
 ) -> T:
     """Run a simulated system of idle peers for as long as `act` takes; give what `act` gives."""
 
@@ -46,7 +47,9 @@ def play(
         try:
             async with asyncio.TaskGroup() as tasks:
                 chance = Random(seed) if rng is None else rng
-                rig = await Rig.start(tokens, peers, tasks, chance, hold_bytes=hold_bytes, record=record)
+                rig = await Rig.start(
+                    tokens, peers, tasks, chance, hold_bytes=hold_bytes, record=record, members=members
+                )
                 while len(rig.membership.idle_peers()) < peers:
                     await asyncio.sleep(0.1)
                 given.append(await act(rig))

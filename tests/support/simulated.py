@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -12,6 +12,7 @@ from random import Random
 import sqlalchemy as sa
 
 from scheduler.api.announcer import NoAnnouncer
+from scheduler.api.members.passes import Issuer
 from scheduler.api.sessions import Sessions
 from scheduler.assembly import Scheduler, assemble
 from scheduler.brain.fleet.membership import Membership
@@ -22,16 +23,21 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, _next_epoch
 from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
+from stage_server.brain.passes import Place
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage, HubPolicy, MemoryBudget
+from stage_server.session.gate import PassGate
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import TokenManifest, tokenise
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.events import Hello
+from swarm.errors import Revoked
+from swarm.events import Event, Hello
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION
+from swarm.messages import PROTOCOL_VERSION, Command, FetchRequest, StoreHeader
 from swarm.model.stage import Stage
+from swarm.pki.identity import Wallet
+from swarm.pki.passes import PassKey
 from swarm.process.logs import get_logger
 from swarm.types import JobState, PeerId
 from tests.support.databases import fresh_engine
@@ -119,6 +125,50 @@ class Tokens:
 
 
 @dataclass(slots=True)
+class Members:
+    """Who may take part: the key of passes, the gate of each stage server, and whom the guard lets in no more."""
+
+    key: PassKey = field(default_factory=PassKey.new)
+    gates: dict[PeerId, PassGate] = field(default_factory=dict)
+    wallets: dict[PeerId, Wallet] = field(default_factory=dict)
+    revoked: set[PeerId] = field(default_factory=set)
+    left_s: dict[PeerId, float] = field(default_factory=dict)  # when a process ended because it was revoked
+
+    def gate(self, peer: PeerId, place: Callable[[], Place | None]) -> PassGate:
+        wallet = self.wallets[peer] = Wallet()
+        gate = self.gates[peer] = PassGate(wallet, place)
+        return gate
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """Sessions behind a guard, which lets in no one who was revoked."""
+
+    sessions: Sessions
+    members: Members
+
+    async def attach(self, events: AsyncIterator[Event]) -> AsyncGenerator[tuple[int, Command], None]:
+        hello = await anext(events)
+        assert isinstance(hello, Hello)
+        if hello.peer in self.members.revoked:
+            raise Revoked(f"stage server {hello.peer} was revoked")
+
+        async def all_events() -> AsyncGenerator[Event, None]:
+            yield hello
+            async for event in events:
+                yield event
+
+        async for command in self.sessions.attach(all_events()):
+            yield command
+
+    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        return await self.sessions.store(header, chunks)
+
+    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        return self.sessions.fetch(request)
+
+
+@dataclass(slots=True)
 class Rig:
     """A running system; made by `start`, within a TaskGroup of the caller."""
 
@@ -142,6 +192,7 @@ class Rig:
     hub: HubPolicy = field(default_factory=lambda: HubPolicy(("*",)))
     record: bool = False  # what happens to the brains of jobs
     inviter: Callable[[PeerId], str] = lambda peer: ""  # who invited a stage server
+    members: Members | None = None  # none: with --insecure
     slowness: dict[PeerId, float] = field(default_factory=dict)  # how many times as long a peer computes
 
     @classmethod
@@ -156,10 +207,11 @@ class Rig:
         hold_bytes: int = 1 << 30,
         record: bool = False,
         device_type: type[InlineDevice] = InlineDevice,
+        members: Members | None = None,
     ) -> Rig:
         """A system of a scheduler and idle peers."""
         rig = cls(SimNetwork(rng, duplicate_ratio=duplicate_ratio), tokens, tasks, rng, hold_bytes)
-        rig.record = record
+        rig.record, rig.members = record, members
         await rig.start_scheduler()
         for number in range(peers):
             rig.add_peer(PeerId(f"peer-{number}"), tasks, Random(rng.random()), device_type=device_type)
@@ -184,10 +236,12 @@ class Rig:
                 lambda: WALL_START_UNIX_S + loop.time(),
                 log,
             )
-            self.parts = scheduler = assemble(ports, tasks, inviter=lambda peer: self.inviter(peer))
+            issuer = None if self.members is None else Issuer(self.members.key, "")
+            self.parts = scheduler = assemble(ports, tasks, inviter=lambda peer: self.inviter(peer), issuer=issuer)
             self.jobs, self.membership, self.sessions = scheduler.jobs, scheduler.membership, scheduler.sessions
             await scheduler.load()
-            self.network.add_handler(SCHEDULER, scheduler.sessions)
+            handler = scheduler.sessions if self.members is None else Guarded(scheduler.sessions, self.members)
+            self.network.add_handler(SCHEDULER, handler)
             scheduler.start()
             started.set()
 
@@ -219,6 +273,7 @@ class Rig:
         async def find() -> str:
             return SCHEDULER
 
+        gate = None if self.members is None else self.members.gate(peer, lambda: server.place)
         self.server_metrics.append(StageServerMetrics("0", PROTOCOL_VERSION))
         ports = ServerPorts(
             device,
@@ -228,11 +283,26 @@ class Rig:
             tasks,
             self.server_metrics[-1],
             get_logger("rig"),
+            passes=gate,
         )
         budget = MemoryBudget(self.hold_bytes, memory_bytes)
         server = StageServer(identity, ports, ServerSettings(budget=budget, build=self.build, hub=self.hub))
         self.network.add_receiver(identity.address, server, donor=server)
-        self.servers[peer] = tasks.create_task(server.serve())
+        self.servers[peer] = tasks.create_task(self._serve(peer, server))
+
+    async def _serve(self, peer: PeerId, server: StageServer) -> None:
+        try:
+            await server.serve()
+        except Revoked:  # its process ends
+            assert self.members is not None
+            self.members.left_s[peer] = asyncio.get_running_loop().time()
+            self.network.kill(f"address-of-{peer}")
+
+    def revoke(self, peer: PeerId) -> None:
+        """An admin takes the peer out of the book of members."""
+        assert self.members is not None
+        self.members.revoked.add(peer)
+        self.sessions.revoke(peer, "it was revoked: test")
 
     def kill(self, peer: PeerId) -> None:
         """The process is gone, as with kill -9."""

@@ -234,6 +234,7 @@ class Gatekeeper:
         self, cut: Callable[[PeerId, str], None], cut_relay: Callable[[str], None] | None, member: Member
     ) -> None:
         self._trail.revoked(member)
+        self.guard.cut_off(Principal(self.members.authority.cluster, member.role, member.name))
         if member.role is Role.RELAY and cut_relay is not None:
             cut_relay(member.name)
         if member.role is Role.STAGE_SERVER:

@@ -47,6 +47,7 @@ SERVICE: Final = "swarm.wire.Peer"
 METHOD: Final = "Exchange"
 PULL: Final = "Pull"
 MAX_BYTES_IN_FLIGHT: Final = 64 << 20  # per neighbour; a larger tensor goes alone
+SHUNNED_S: Final = 60.0  # that nobody of a revoked name is dialled: orders from before may still name it
 RECEIPTS_BYTES_MAX: Final = 1 << 20  # of one message; honest ones have as many as tensors are received at a time
 _LEAST_CHARGE_BYTES: Final = 1 << 10  # so that tensors without payload are bounded too
 
@@ -80,7 +81,10 @@ class PeerLinks(Protocol):
         """
 
     def cut_off(self, peer: PeerId) -> None:
-        """Break the links to a stage server that was revoked; tensors in flight to it fail with PeerUnavailable."""
+        """Break off what leads to a stage server that was revoked, and dial none of its name for SHUNNED_S.
+
+        Tensors on their way to it and pulls from it fail with PeerUnavailable.
+        """
 
     async def close(self) -> None:
         """Break all links; tensors in flight fail with PeerUnavailable."""
@@ -158,6 +162,8 @@ class GrpcPeerLinks:
         self._lent = lent_files()
         self._links: dict[tuple[str, PeerId | None], _Link] = {}
         self._retired: dict[_Link, PeerId | None] = {}  # which end by themselves
+        self._pulls: dict[asyncio.Timeout, PeerId | None] = {}  # under way
+        self._shunned: dict[PeerId, float] = {}  # until when
         self._closed = False
 
     async def send(
@@ -171,8 +177,24 @@ class GrpcPeerLinks:
     async def pull(
         self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
     ) -> tuple[StateReply, memoryview]:
-        if self._closed:
-            raise PeerUnavailable(f"{address}: the links of this process are closed")
+        self._check(address, to)
+        until_cut_off = asyncio.timeout(None)
+        self._pulls[until_cut_off] = to
+        try:
+            async with until_cut_off:
+                reply, payload = await self._pull(address, request, limit_bytes, to)
+        except TimeoutError:
+            if not until_cut_off.expired():
+                raise
+            raise PeerUnavailable(f"{to} was revoked") from None
+        finally:
+            del self._pulls[until_cut_off]
+        self._traffic.received(address, "state", reply.total_bytes, reply.total_bytes)
+        return reply, payload
+
+    async def _pull(
+        self, address: str, request: StateRequest, limit_bytes: int, to: PeerId | None
+    ) -> tuple[StateReply, memoryview]:
         # A connection of its own: a joiner asks each replica seldom, and the state must not delay tensors.
         connection = await self._dialler.dial(address, to)
         try:
@@ -181,7 +203,7 @@ class GrpcPeerLinks:
             call = method(to_message(request).SerializeToString(), metadata=metadata)
             await call.wait_for_connection()
             connection.stood_at_s = asyncio.get_running_loop().time()
-            reply, payload = await collect(aiter(call), limit_bytes)
+            return await collect(aiter(call), limit_bytes)
         except grpc.RpcError as failure:
             error = translate(failure, address, unavailable=PeerUnavailable)
             if type(error) is PeerUnavailable:
@@ -190,11 +212,12 @@ class GrpcPeerLinks:
             raise error from None
         finally:
             await connection.close()
-        self._traffic.received(address, "state", reply.total_bytes, reply.total_bytes)
-        return reply, payload
 
     def cut_off(self, peer: PeerId) -> None:
+        self._shunned[peer] = asyncio.get_running_loop().time() + SHUNNED_S
         self._dialler.forget(peer)
+        for pull in [pull for pull, to in self._pulls.items() if to == peer and not pull.expired()]:
+            pull.reschedule(0.0)
         for link in [link for (_, to), link in self._links.items() if to == peer]:
             link.cut()
         for link in [link for link, to in self._retired.items() if to == peer]:
@@ -206,9 +229,14 @@ class GrpcPeerLinks:
             await link.close()
         self._links.clear()
 
-    def _link(self, address: str, to: PeerId | None) -> _Link:
+    def _check(self, address: str, to: PeerId | None) -> None:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
+        if to is not None and asyncio.get_running_loop().time() < self._shunned.get(to, 0.0):
+            raise PeerUnavailable(f"{to} was revoked")
+
+    def _link(self, address: str, to: PeerId | None) -> _Link:
+        self._check(address, to)
         if address:  # else relays lead there
             check_address(address)
         link, token = self._links.get((address, to)), self._wallet.pass_token

@@ -13,7 +13,7 @@ from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc.channel import public_error
 from swarm.rpc.links import frames
 from swarm.rpc.links.peer_service import take
-from swarm.rpc.links.peers import StateDonor, TensorReceiver, Traffic
+from swarm.rpc.links.peers import SHUNNED_S, StateDonor, TensorReceiver, Traffic
 from swarm.rpc.links.state import collect, state_chunks
 from swarm.types import PeerId
 from tests.support.sim.fabric import Fabric, Flight
@@ -41,20 +41,22 @@ class SimPeerLinks:
         self._process = Process.current()
         self._closed = False
         self.revoked: list[PeerId] = []  # the links to whom were to be broken
+        self._shunned: dict[PeerId, float] = {}
 
     async def send(
         self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
     ) -> None:
+        self._check(address, to)
         try:
             await self._send(address, header, payload)
         except CorruptFrame:
+            self._check(address, to)
             await self._send(address, header, payload)
 
     async def pull(
         self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
     ) -> tuple[StateReply, memoryview]:
-        if self._closed:
-            raise PeerUnavailable(f"{address}: the links of this process are closed")
+        self._check(address, to)
         if self._process is not None and self._process.is_dead:
             raise asyncio.CancelledError
         network = self._network
@@ -102,6 +104,13 @@ class SimPeerLinks:
 
     def cut_off(self, peer: PeerId) -> None:
         self.revoked.append(peer)
+        self._shunned[peer] = asyncio.get_running_loop().time() + SHUNNED_S
+
+    def _check(self, address: str, to: PeerId | None) -> None:
+        if self._closed:
+            raise PeerUnavailable(f"{address}: the links of this process are closed")
+        if to is not None and asyncio.get_running_loop().time() < self._shunned.get(to, 0.0):
+            raise PeerUnavailable(f"{to} was revoked")
 
     async def close(self) -> None:
         self._closed = True
@@ -110,8 +119,6 @@ class SimPeerLinks:
                 receipt.set_exception(PeerUnavailable("the links of this process are closed"))
 
     async def _send(self, address: str, header: TensorHeader, payload: bytes | memoryview) -> None:
-        if self._closed:
-            raise PeerUnavailable(f"{address}: the links of this process are closed")
         self._network.observer.sending(self._owner, address, header)
         if self._process is not None and self._process.is_dead:
             raise asyncio.CancelledError

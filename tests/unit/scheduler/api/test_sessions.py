@@ -24,7 +24,7 @@ from swarm.messages import PROTOCOL_VERSION, FetchRequest, Release, StoreHeader,
 from swarm.pki.names import Principal, Role
 from swarm.process.logs import get_logger
 from swarm.rpc.guard import CALLER, Caller
-from swarm.rpc.session import CONNECTION
+from swarm.rpc.session import CONNECTION, Pipe
 from swarm.types import JobId, PeerId, PeerState
 
 PEER = PeerId("p")
@@ -188,6 +188,24 @@ async def test_a_peer_that_does_not_read_its_commands_loses_its_session() -> Non
             connections.send(PEER, Release(JobId("job"), ""))
         async with asyncio.timeout(30):
             assert len([command async for command in session]) < COMMANDS_WAITING_MAX
+
+
+async def test_nothing_of_a_revoked_peer_counts_although_it_does_not_read_that_its_session_has_ended() -> None:
+    """Its events counted for as long as the end of the session waited behind a command that it did not read."""
+    heard, events = Heard(), Pipe[Event](8)
+    await events.put(HELLO)
+    async with sessions(heard) as made:
+        session = aiter(made.attach(events))
+        await anext(session)  # and it reads no more
+        await events.put(Heartbeat(1))
+        while Heartbeat(1) not in heard.events:
+            await asyncio.sleep(0)
+        made.revoke(PEER, "it was revoked")
+        await events.put(Heartbeat(2))
+        events.end()
+        with pytest.raises(StopAsyncIteration):
+            await anext(session)
+    assert Heartbeat(2) not in heard.events
 
 
 async def test_two_processes_that_go_on_under_one_identity_are_both_put_out(monkeypatch: pytest.MonkeyPatch) -> None:

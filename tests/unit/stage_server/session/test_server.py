@@ -205,7 +205,8 @@ def test_the_gate_hears_of_each_welcome_of_passes_and_of_those_who_are_revoked()
         def cut_off(self, order: CutOff) -> None:
             heard.append(order)
 
-    welcome, order = Welcome(PeerId("p"), 1.0, bytes(32), 7.0, (CutOff(PeerId("old"), 5.0),)), CutOff(PeerId("q"), 8.0)
+    before = (CutOff(PeerId("old"), 5.0), CutOff(PeerId("new"), 95.0))
+    welcome, order = Welcome(PeerId("p"), 1.0, bytes(32), 100.0, before), CutOff(PeerId("q"), 101.0)
 
     async def revokes(session: Session) -> None:
         for command in (welcome, TakePass(b"stage 1"), order):
@@ -214,7 +215,7 @@ def test_the_gate_hears_of_each_welcome_of_passes_and_of_those_who_are_revoked()
 
     play(revokes, revokes, passes=Gate(), told=told)
     assert heard == 2 * [welcome, b"stage 1", order]
-    assert told == [PeerId("q")] * 2
+    assert told == [PeerId("new"), PeerId("q")] * 2, "who was revoked while we were away, but for long ago"
     play(revokes)  # with --insecure
 
 

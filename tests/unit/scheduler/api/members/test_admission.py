@@ -404,3 +404,12 @@ async def test_a_rotation_that_the_disk_does_not_take_is_none(tmp_path: Path) ->
         assert (await ask(side, "ShowAuthority")).phase == "alone"
         (tmp_path / "data/pki/next.key").rmdir()
         assert (await ask(side, "RotateAuthority")).phase == "shown"
+
+
+async def test_a_revocation_ends_the_calls_of_the_member_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scheduler_side(tmp_path / "data") as side:
+        cut: list[str] = []
+        monkeypatch.setattr(side.admission.guard, "cut_off", lambda who: cut.append(who.uri))
+        await side.members.issue_here(Role.VIEWER, "ann")
+        await side.members.revoke("viewer/ann", "left")
+        assert cut == [f"spiffe://{side.members.authority.cluster}/viewer/ann"]
