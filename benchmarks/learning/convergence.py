@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks.learning.runs import SOURCE, parsed, parser_of
 from benchmarks.tables import markdown, publish
 from swarm.data.batches import Batches, TokenData
-from swarm.data.shards import tokenise
+from swarm.data.corpus import tokenise
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job

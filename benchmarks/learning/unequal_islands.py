@@ -25,7 +25,7 @@ from benchmarks.learning.kept import Kept
 from benchmarks.learning.runs import SOURCE, parsed, parser_of
 from benchmarks.tables import markdown, publish, spread
 from swarm.data.batches import Batches, TokenData
-from swarm.data.shards import tokenise
+from swarm.data.corpus import tokenise
 from swarm.job.shares import next_shares
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import Trained, train_local

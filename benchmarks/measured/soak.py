@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 import structlog
 
-from swarm.data.shards import tokenise
+from swarm.data.corpus import tokenise
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.wire import jobs_pb2 as pb
 from tests.support.processes import Cluster

@@ -32,7 +32,8 @@ import psutil
 
 from client.connection import CHUNK_BYTES, Scheduler
 from stage_server.options import DEFAULT_SHARE
-from swarm.data.shards import TokenManifest, tokenise
+from swarm.data.corpus import tokenise
+from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, TrainingSection, parse_job

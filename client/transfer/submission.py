@@ -13,7 +13,7 @@ from client.transfer.auto_tokenizer import looking_at_auto_tokenizer
 from client.transfer.upload import File, open_start, upload, upload_start, upload_weights
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import check_absolute
-from swarm.data.shards import Corpus, open_corpus, tokenise
+from swarm.data.corpus import Corpus, open_corpus, tokenise
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.hf.pretrained import check_weights, ground
 from swarm.job.changes import JOB_AND_STEP

@@ -24,7 +24,7 @@ from client.transfer.submission import check, send
 from client.verbs.example import example_job
 from client.verbs.watching.follow import follow_to_success
 from client.views import job_values
-from swarm.data.shards import Corpus
+from swarm.data.corpus import Corpus
 from swarm.errors import UsageError
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text

@@ -59,6 +59,11 @@ class Source:
     format: str
     size_bytes: int
 
+    @property
+    def unpacks(self) -> bool:
+        """Whether a few of its bytes may become many, by a library that says not how many."""
+        return self.format in ("parquet", "hf") or self.path.suffix.lower() in _COMPRESSED
+
 
 def find_sources(section: DataSection) -> list[Source]:
     """The sources that `section.source` names, in order of path; nothing is read yet, empty files are left out.
@@ -281,6 +286,8 @@ def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
                 done_bytes = source.size_bytes * (row + batch.num_rows) // rows
                 yield from _column(batch.column(0), str(source.path), text_field, row, done_bytes)
                 row += batch.num_rows
+    except MemoryError:  # pyarrow's is both
+        raise
     except arrow.ArrowException as error:
         raise InvalidData(
             f"{source.path} is no Parquet file, or damaged: {first_line(error)[:300]}",

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.data.batches import TOKEN_DTYPES, split_samples
-from swarm.data.documents import Source, TextPiece, find_sources, read_ids, read_texts
-from swarm.data.tokenizer import Ids, Tokenizer, load_tokenizer
-from swarm.errors import InvalidConfig, InvalidData
-from swarm.job.partition import resolve
+from swarm.data.documents import Source, TextPiece, read_ids, read_texts
+from swarm.data.tokenizer import Ids, Tokenizer
+from swarm.errors import InvalidData
 from swarm.job.spec import JobSpec
 
 TokenisingProgress: TypeAlias = Callable[[int, int], None]  # bytes read, bytes in all
@@ -53,56 +52,30 @@ class TokenManifest:
         return sum(shard.tokens for shard in self.shards)
 
 
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """A job's data before it is read: the sources, and the tokenizer for their texts."""
-
-    sources: tuple[Source, ...]
-    tokenizer: Tokenizer
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of all sources together; data sets on the hub count as 0."""
-        return sum(source.size_bytes for source in self.sources)
-
-    def resolve(self, spec: JobSpec) -> JobSpec:
-        """The resolved spec of a job on this corpus; an "auto" number of stages becomes one. InvalidConfig."""
-        tokenizer = self.tokenizer
-        size, end = tokenizer.vocabulary_size, tokenizer.end_of_text
-        return resolve(spec, vocabulary_size=size, stages_if_auto=1, end_of_text=end)
-
-
-def open_corpus(spec: JobSpec) -> Corpus:
-    """The sources and the tokenizer of a job; texts are not read. InvalidData or InvalidConfig."""
-    sources = tuple(find_sources(spec.data))
-    ids_given = sources[0].format == "bin"
-    if ids_given and not spec.data.packing:
-        raise InvalidConfig(
-            "data.packing = false needs texts; token ids (.bin) are used as they are", hint="leave data.packing out"
-        )
-    return Corpus(sources, load_tokenizer(spec, ids_given=ids_given))
-
-
-def tokenise(
-    spec: JobSpec, out_dir: Path, progress: TokenisingProgress | None = None, corpus: Corpus | None = None
+def write_shards(
+    spec: JobSpec,
+    out_dir: Path,
+    sources: Sequence[Source],
+    tokenizer: Tokenizer,
+    report: TokenisingProgress,
+    begins: Callable[[Source], None] = lambda source: None,
 ) -> TokenManifest:
-    """Write the token shards of `spec.data.source` into `out_dir` (made if missing), each named by its hash.
+    """Write the token shards of the sources into `out_dir` (made if missing), each named by its hash.
 
     Documents follow one another, each closed by the end-of-text token. Without packing each begins at a multiple of the
     sequence length, and the gap before it is filled with that token. Ids (.bin) are taken as they are. The same sources
     and tokenizer files give the same shards on every machine. InvalidData if a source cannot be read or has no text, if
-    an id is beyond the vocabulary, or if there are fewer tokens than one sample needs.
+    an id is beyond the vocabulary, or if there are fewer tokens than one sample needs. `begins` hears of each source.
     """
-    corpus = corpus or open_corpus(spec)
-    tokenizer = corpus.tokenizer
+    total_bytes = sum(source.size_bytes for source in sources)
     dtype = "uint16" if tokenizer.vocabulary_size <= 1 << 16 else "uint32"
     row = _Row(tokenizer, 1 if spec.data.packing else spec.data.sequence_length)
-    report = progress or (lambda done, total: None)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         with _ShardWriter(out_dir, TOKEN_DTYPES[dtype], spec.data.upload_shard_bytes) as writer:
             before_bytes = 0
-            for source in corpus.sources:
+            for source in sources:
+                begins(source)
                 parts: Iterator[tuple[Ids, int]]
                 if source.format == "bin":
                     read = read_ids(source, spec.data.bin_dtype, tokenizer.vocabulary_size)
@@ -111,7 +84,7 @@ def tokenise(
                     parts = row.of(read_texts(source, spec.data))
                 for ids, done_bytes in parts:
                     writer.write(ids)
-                    report(min(before_bytes + done_bytes, corpus.size_bytes), corpus.size_bytes)
+                    report(min(before_bytes + done_bytes, total_bytes), total_bytes)
                 before_bytes += source.size_bytes
             writer.write(row.end())
     except OSError as error:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from swarm.data.batches import NO_END_OF_TEXT
 from swarm.data.documents import load_extra
 from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_FILES
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, SwarmError
 from swarm.job.spec import JobSpec
 from swarm.text import first_line
 
@@ -48,12 +50,29 @@ class Tokenizer(Protocol):
         """The tokenizer's files for the model's folder, by name."""
 
 
+@dataclass(frozen=True, slots=True)
+class FoundTokenizer:
+    """The files of a tokenizer, not read yet; `where` names it in errors. Without a tokenizer.json none is needed."""
+
+    files: dict[str, bytes]
+    where: str
+
+    def load(self, packing: bool) -> HuggingFaceTokenizer:
+        """Read it. Its rules may take for ever, so do that in a process of its own (swarm/data/apart.py)."""
+        return HuggingFaceTokenizer(self.files, self.where, packing)
+
+
 def load_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> Tokenizer:
+    """The tokenizer that the job names, read here; as `find_tokenizer`. InvalidConfig also if it has no end of text."""
+    found = find_tokenizer(spec, ids_given=ids_given)
+    return found.load(spec.data.packing) if isinstance(found, FoundTokenizer) else found
+
+
+def find_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> FoundTokenizer | ByteTokenizer | NoTokenizer:
     """The tokenizer that `spec.model.tokenizer` names: "byte", a local folder or a hub id.
 
     If the name is empty it is that of `model.id`; without both it is "byte". With `ids_given` the data are token ids
-    already, so a tokenizer is needed only if the job names one. InvalidConfig if there is no such tokenizer, or if it
-    has no end of text.
+    already, so a tokenizer is needed only if the job names one. InvalidConfig if there is no such tokenizer.
     """
     model = spec.model
     name, where = model.tokenizer or model.id, f'model.tokenizer = "{model.tokenizer}"'
@@ -72,7 +91,7 @@ def load_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> Tokenizer:
     files = read_tokenizer_files(folder)
     if ids_given and not model.tokenizer and "tokenizer.json" not in files:
         return NoTokenizer(spec)
-    return HuggingFaceTokenizer(files, where, spec.data.packing)
+    return FoundTokenizer(files, where)
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
@@ -123,6 +142,7 @@ class HuggingFaceTokenizer:
 
     def __init__(self, files: Mapping[str, bytes], where: str, packing: bool) -> None:
         self._files = dict(files)
+        self._where = where
         library = load_extra("tokenizers", where)
         if "tokenizer.json" not in files:
             raise InvalidConfig(
@@ -131,7 +151,10 @@ class HuggingFaceTokenizer:
                 "model.tokenizer",
             )
         try:
-            self._tokenizer = library.Tokenizer.from_str(files["tokenizer.json"].decode())
+            with _ruled(where):
+                self._tokenizer = library.Tokenizer.from_str(files["tokenizer.json"].decode())
+        except SwarmError:
+            raise
         except Exception as error:  # the library raises nothing narrower
             raise InvalidConfig(f"{where}: tokenizer.json cannot be used: {error}") from error
         self._tokenizer.no_truncation()
@@ -153,7 +176,8 @@ class HuggingFaceTokenizer:
         self.start = self._start()
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with _ruled(self._where):
+            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.uint32) for one in encoded]
 
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -173,10 +197,25 @@ class HuggingFaceTokenizer:
 
     def _start(self) -> Ids:
         """The ids that the template puts in front of a text; those behind a text are replaced by the end of text."""
-        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
-        whole = self._tokenizer.encode("a", add_special_tokens=True).ids
+        with _ruled(self._where):
+            plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+            whole = self._tokenizer.encode("a", add_special_tokens=True).ids
         fits = (at for at in range(len(whole) - len(plain) + 1) if whole[at : at + len(plain)] == plain)
         return np.array(whole[: next(fits, 0)], dtype=np.uint32)
+
+
+@contextmanager
+def _ruled(where: str) -> Iterator[None]:
+    """InvalidConfig in the place of a panic of the library, such as over an expression that looks back too often."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # it is no Exception, and has no other name
+            raise
+        raise InvalidConfig(
+            f"{where}: the rules of its tokenizer.json break off: {first_line(error)[:300]}",
+            hint='use another tokenizer; "byte" needs no files',
+        ) from None
 
 
 def _from_hub(repository: str, revision: str | None, where: str) -> Path:

@@ -16,7 +16,7 @@ with quiet_start():
     import typer
 
     from swarm.checkpoint.reader import open_folder
-    from swarm.data.shards import open_corpus
+    from swarm.data.corpus import open_corpus
     from swarm.errors import SwarmError, UsageError
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, weight_files

@@ -25,7 +25,8 @@ from torch import Tensor
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import open_storage
 from swarm.data.batches import Batches, TokenData
-from swarm.data.shards import Corpus, TokenManifest, tokenise
+from swarm.data.corpus import Corpus, tokenise
+from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import JobFailed, OutOfMemory
 from swarm.hf import model_folder

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from swarm.data.batches import Batches, TokenData
-from swarm.data.shards import open_corpus, tokenise
+from swarm.data.corpus import open_corpus, tokenise
 from swarm.hf.pretrained import ground
 from swarm.job.spec import load_job
 from swarm.reference.trainer import save_folder, train_local

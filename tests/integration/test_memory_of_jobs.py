@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from swarm.data.shards import tokenise
+from swarm.data.corpus import tokenise
 from tests.support.processes import Cluster
 from tests.support.simulated import small_spec, write_text
 

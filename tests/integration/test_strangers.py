@@ -17,7 +17,7 @@ import grpc
 import pytest
 from pydantic import ValidationError
 
-from swarm.data.shards import tokenise
+from swarm.data.corpus import tokenise
 from swarm.errors import Refused, StaleMessage
 from swarm.events import Event, Hello, Logged
 from swarm.job.spec import JobSpec

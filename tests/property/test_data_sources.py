@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.data.batches import TokenData
-from swarm.data.shards import tokenise
+from swarm.data.documents import find_sources
+from swarm.data.shards import write_shards
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.spec import parse_job
 
@@ -23,7 +24,7 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
 def tokens_of(source: Path, out: Path, packing: bool) -> list[int]:
     data = {"source": str(source), "sequence_length": LENGTH, "packing": packing}
     spec = parse_job({"name": "t", "model": {"config": {"num_hidden_layers": 1}}, "data": data})
-    manifest = tokenise(spec, out)
+    manifest = write_shards(spec, out, find_sources(spec.data), ByteTokenizer(), lambda done, total: None)
     row = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
     return row.read(0, row.tokens).tolist()
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from swarm.data.shards import tokenise
+from swarm.data.corpus import tokenise
 from swarm.errors import CorruptFrame
 from swarm.rpc.channel import status_of
 from swarm.wire import jobs_pb2 as pb

@@ -16,7 +16,7 @@ import torch
 
 from scheduler.api.job_service import JobService
 from swarm.checkpoint.storage import Files
-from swarm.data.shards import open_corpus
+from swarm.data.corpus import open_corpus
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
 from swarm.types import DEFAULT_PROJECT

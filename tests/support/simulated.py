@@ -29,7 +29,8 @@ from stage_server.ports import BuildStage, HubPolicy, MemoryBudget
 from stage_server.session.gate import PassGate
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.data.batches import Batches, TokenData
-from swarm.data.shards import TokenManifest, tokenise
+from swarm.data.corpus import tokenise
+from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import Revoked
 from swarm.events import Event, Hello

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from swarm.data.batches import IGNORED, Batches, TokenData
-from swarm.data.shards import open_corpus, tokenise
+from swarm.data.corpus import open_corpus, tokenise
 from swarm.errors import InvalidConfig, InvalidData
 from swarm.job.spec import JobSpec, parse_job
 from tests.support.tokenizer import TEXT, write_tokenizer
