@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from swarm.types import EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 NO_JOB = JobId("")
 
 
@@ -213,7 +213,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Seal `step` and average `unit` with `members` (in order of peer id), dividing by `tokens`."""
+    """Seal `step` and average `unit` with `members` (in order of peer id), dividing by `tokens`.
+
+    `ahead`: seal it once the sums hold what `members` say, however long that takes. The same round comes again, without
+    `ahead`, when the step is full.
+    """
 
     timeline: int
     step: int
@@ -222,6 +226,7 @@ class Average:
     members: tuple[Member, ...]
     tokens: int
     timeout_s: float
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

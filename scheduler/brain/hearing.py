@@ -118,7 +118,7 @@ def _owes(parts: Parts, peer: PeerId, event: Event) -> bool:
         case events.Loaded():
             return parts.state.pool[peer].loaded is None
         case events.Averaged():
-            return any(peer in averaging.missing() for run in runs for averaging in run.rounds.values())
+            return any(peer in averaging.missing() for run in runs for averaging in run.told)
         case events.Committed():
             return any(run.phase is Phase.COMMITTING and peer in parts.commits.owing(run) for run in runs)
     return False

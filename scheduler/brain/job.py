@@ -424,6 +424,7 @@ class JobBrain:
         self._parts.dispatch.hurry(now_s)
         for run in progress.redoable():
             self._settle_pairs(run, now_s)
+            self._parts.rounds.look_ahead(run)
             self._parts.dispatch.refill(run, now_s)
         self._parts.dispatch.feed(now_s, new_steps=self._parts.saving.may_begin(progress.next))
         for step in sorted(progress.runs):
@@ -445,27 +446,22 @@ class JobBrain:
 
     def _advance_step(self, run: StepRun, now_s: float) -> None:
         state = self._state
+        self._parts.rounds.look_ahead(run)
         if run.phase is Phase.FEEDING and state.ledger.is_full(run.step):
             run.turn(StepEvent.FULL if state.ledger.is_finite(run.step) else StepEvent.NOT_FINITE)
-            if not run.skip:
-                self._parts.rounds.start(run)
+            self._parts.departures.remedy(self._parts.rounds.start(run, now_s), now_s)
+        if self.mode is not Mode.RUNNING:
+            return
         self._parts.rounds.repeat(run, now_s)
         if run.is_averaged and not self._parts.rounds.paused(run):
             run.turn(StepEvent.AVERAGED)
             self._parts.means.draw(run, now_s)
-        if self._permits(run, now_s):
+        if self._parts.permit(run, now_s):
             state.conclude(self._parts.commits.decide(run))
         is_oldest = run.step == state.progress.agreed
         if run.phase is Phase.COMMITTING and is_oldest and not self._parts.commits.is_owed(run):
             run.turn(StepEvent.AGREED)
             state.progress.agree(run)
-
-    def _permits(self, run: StepRun, now_s: float) -> bool:
-        """Whether nothing of the step is being checked."""
-        parts, step = self._parts, run.step
-        if parts.checks.permits(step) and parts.means.permits(step):
-            parts.recounts.draw(run, now_s)
-        return parts.checks.permits(step) and parts.means.permits(step) and parts.recounts.permits(step)
 
     def _settle_pairs(self, run: StepRun, now_s: float) -> None:
         """Where two replicas hold the same microbatch, void the smaller contribution."""

@@ -20,7 +20,7 @@ from scheduler.brain.routing.loads import Loads
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.mode import Mode
-from scheduler.brain.state.step import Phase
+from scheduler.brain.state.step import Phase, StepRun
 from scheduler.brain.trust.checks import Checks
 from scheduler.brain.trust.means import Means
 from scheduler.brain.trust.recounts import Recounts
@@ -79,6 +79,12 @@ class Parts:
     def is_idle(self) -> bool:
         """No step is open, and nothing is being evaluated."""
         return not self.state.progress.runs and self.evaluations.is_idle
+
+    def permit(self, run: StepRun, now_s: float) -> bool:
+        """Whether nothing of the step is being checked, or has to be now."""
+        if self.checks.permits(run.step) and self.means.permits(run.step):
+            self.recounts.draw(run, now_s)
+        return all(guard.permits(run.step) for guard in (self.checks, self.means, self.recounts))
 
     def validate(self) -> None:
         state, progress = self.state, self.state.progress

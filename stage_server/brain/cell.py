@@ -27,8 +27,9 @@ Rules for the flow that carries the actions out
 3. The flow first keeps y or dx and then carries out what `computed_*` returned. Outputs are held until `Forget`,
    `DropOutput`, or until the flow calls `evicted`. A finished backward consumes graph, x and g, but not tokens and
    targets.
-4. `Average` -> `seal(step)`. The parts may be read, and `accumulated(step)` compared with the digest of the command,
-   once the action `Sealed(step)` has come: at once, or after a backward that is on the device.
+4. `Average` -> `seal(step)`, or `seal_when(step, digest)` if it came ahead. The parts may be read, and
+   `accumulated(step)` compared with the digest of the command, once the action `Sealed(step)` has come: at once, after
+   a backward that is on the device, or, ahead, after the one that completes the set.
 5. `Commit` -> queue the optimizer on the compute thread, call `commit`, then carry out what it returned.
 6. Every few seconds the flow sends what `lacking()` returns, which repairs whatever was lost between two peers.
 """
@@ -190,6 +191,7 @@ class CellTable:
         self._cells: dict[int, dict[int, Cell]] = {}
         self._floors: dict[int, int] = {}
         self._sealed: dict[int, bool] = {}  # step -> whether `Sealed` was given
+        self._seals_when: dict[int, str] = {}  # step -> digest of the set with which it seals itself
         self._tickets = 0
 
     # Commands ----------------------------------------------------------------------------------------------------
@@ -242,17 +244,27 @@ class CellTable:
         """Freeze the sums; `Sealed` follows at once or after the backward that is on the device."""
         if step < self.version:
             return ()
+        self._seals_when.pop(step, None)
         self._sealed[step] = False
+        return self._settle(step)
+
+    def seal_when(self, step: int, digest: str) -> tuple[Action, ...]:
+        """Freeze the sums as soon as the set in them has this digest; at once if they are frozen already."""
+        if step < self.version or step in self._sealed:
+            return self.seal(step)
+        self._seals_when[step] = digest
         return self._settle(step)
 
     def unseal(self, step: int) -> tuple[Action, ...]:
         """The round was aborted: the step accumulates again."""
+        self._seals_when.pop(step, None)
         self._sealed.pop(step, None)
         return tuple(action for cell in list(self._of(step)) for action in self._advance(cell))
 
     def unseal_all(self) -> tuple[Action, ...]:
         """All open rounds were given up."""
-        return tuple(action for step in sorted(self._sealed) for action in self.unseal(step))
+        steps = sorted({*self._sealed, *self._seals_when})
+        return tuple(action for step in steps for action in self.unseal(step))
 
     def commit(self, step: int, version: int) -> tuple[Action, ...]:
         """Close all cells of the step; from now on the replica computes with `version`."""
@@ -265,6 +277,7 @@ class CellTable:
             closed += [Forget(cell.microbatch) for cell in self._cells.pop(old).values()]
             self._floors.pop(old, None)
             self._sealed.pop(old, None)
+            self._seals_when.pop(old, None)
         waiting = [cell for cells in self._cells.values() for cell in cells.values()]
         return (*closed, *(action for cell in waiting for action in self._advance(cell)))
 
@@ -540,7 +553,11 @@ class CellTable:
 
     def _settle(self, step: int) -> tuple[Action, ...]:
         """Give `Sealed`, if it was asked for and no backward on the device will add anything more."""
-        if self._sealed.get(step) is not False or any(cell.is_adding for cell in self._of(step)):
+        if any(cell.is_adding for cell in self._of(step)):
+            return ()
+        if step in self._seals_when and self._seals_when[step] == self.set_digest(step):
+            return self.seal(step)
+        if self._sealed.get(step) is not False:
             return ()
         self._sealed[step] = True
         return (Sealed(step),)

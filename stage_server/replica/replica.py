@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 import numpy as np
@@ -31,7 +30,7 @@ from stage_server.replica.applying import apply
 from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.reduction import Reduction
-from stage_server.replica.averaging.rounds import RoundRunner
+from stage_server.replica.averaging.rounds import RoundRunner, expected_set
 from stage_server.replica.checker import Checker
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
@@ -69,14 +68,6 @@ Stepping: TypeAlias = (
 )
 
 
-@dataclass(slots=True)
-class _Batch:
-    """A cell's inputs beside boundary tensors: token ids (stage 0) and targets (last stage), int64 [B, T]."""
-
-    tokens: Tensor | None
-    targets: Tensor | None
-
-
 class Replica:
     """A loaded stage at work, until the tasks in `ports.work` are ended. `stage` holds the version of `loaded`."""
 
@@ -104,7 +95,7 @@ class Replica:
         self._queue = WorkQueue(late_behind=some_are_late and me.stage < assignment.stages - 1)
         self._ready = asyncio.Event()
         self._queued_s: dict[int, float] = {}
-        self._batches: dict[Microbatch, _Batch] = {}
+        self._batches: dict[Microbatch, Ids] = {}
         self._inputs: dict[tuple[Microbatch, Direction], SentAhead] = {}
         self._neighbours = Neighbours(me.stage)
         self.early = EarlyInputs[tuple[Microbatch, str], tuple[Boundary, memoryview]](lambda subject: subject)
@@ -166,9 +157,8 @@ class Replica:
             case messages.SaveStage() | messages.HashStage():
                 self._saving.take(command)
             case messages.Evaluate():
-                shape = (-1, self._spec.data.sequence_length)
                 self._deliveries.learn(command.hops)
-                self._evaluator.route(command, Ids(_ids(command.tokens, shape), _ids(command.targets, shape)))
+                self._evaluator.route(command, self._ids_of(command))
             case messages.Check():
                 self._check(command)
             case messages.Recount():
@@ -179,8 +169,7 @@ class Replica:
     def _route(self, route: messages.Route) -> None:
         hop = route.hops[self.me.stage]
         if (hop.peer, hop.incarnation) == (self.me.peer, self.me.incarnation):
-            shape = (-1, self._spec.data.sequence_length)
-            self._batches.setdefault(route.microbatch, _Batch(_ids(route.tokens, shape), _ids(route.targets, shape)))
+            self._batches.setdefault(route.microbatch, self._ids_of(route))
             self._checker.drop(route.microbatch)
         self._deliveries.learn(route.hops)
         questions = self._neighbours.learn(route)
@@ -203,15 +192,23 @@ class Replica:
 
     def _check(self, command: messages.Check) -> None:
         """Compute a microbatch again, or lend the checker what our hop made."""
-        shape = (-1, self._spec.data.sequence_length)
         self._deliveries.learn(command.hops)
         if (output := self._checker.table.lend(command)) is not None:
             self._carry_out(self.cells.need(command.microbatch, output, command.hops[command.stage]))
         else:
-            self._checker.take(command, Ids(_ids(command.tokens, shape), _ids(command.targets, shape)), self.early)
+            self._checker.take(command, self._ids_of(command), self.early)
+
+    def _ids_of(self, command: messages.Route | messages.Evaluate | messages.Check) -> Ids:
+        length = self._spec.data.sequence_length
+        return Ids(_ids(command.tokens, length), _ids(command.targets, length))
 
     def _average(self, command: messages.Average) -> None:
-        if command.step >= self.cells.version and self._rounds.take(command):
+        if command.step < self.cells.version:
+            return
+        is_new = self._rounds.take(command)
+        if command.ahead and is_new:
+            self._carry_out(self.cells.seal_when(command.step, expected_set(command, self.me.peer)))
+        elif not command.ahead and self._rounds.full(command):
             self._carry_out(self.cells.seal(command.step))
 
     def _abort(self, command: messages.AbortRound) -> None:
@@ -492,8 +489,8 @@ class Replica:
         )
 
 
-def _ids(raw: bytes, shape: tuple[int, int]) -> Tensor | None:
+def _ids(raw: bytes, length: int) -> Tensor | None:
     """Token ids of a Route as int64 [B, T]; None if this stage gets none."""
     if not raw:
         return None
-    return torch.from_numpy(np.frombuffer(raw, dtype="<i4").astype(np.int64)).view(shape)
+    return torch.from_numpy(np.frombuffer(raw, dtype="<i4").astype(np.int64)).view(-1, length)

@@ -717,7 +717,7 @@ class Member(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., digest: _Optional[str] = ..., stage: _Optional[int] = ..., microbatches: _Optional[int] = ...) -> None: ...
 
 class Average(_message.Message):
-    __slots__ = ("timeline", "step", "unit", "round", "members", "tokens", "timeout_s")
+    __slots__ = ("timeline", "step", "unit", "round", "members", "tokens", "timeout_s", "ahead")
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -725,6 +725,7 @@ class Average(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     timeline: int
     step: int
     unit: str
@@ -732,7 +733,8 @@ class Average(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Member]
     tokens: int
     timeout_s: float
-    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    ahead: bool
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ..., ahead: _Optional[bool] = ...) -> None: ...
 
 class Envoy(_message.Message):
     __slots__ = ("peer", "incarnation", "address", "timeline", "tokens")

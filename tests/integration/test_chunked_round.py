@@ -11,6 +11,7 @@ from torch import Tensor
 from stage_server.brain.slice_chunks import CHUNK_ELEMENTS_MIN, chunks_of
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
+from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import Mean, run_round
@@ -67,7 +68,8 @@ class Side:
         self.mailbox.begin(command)
         leftovers = Leftovers("none")
         reduction = Reduction(BITS)
-        return await run_round(command, self.me, stage, reduction, self._device, self.links, self.mailbox, leftovers)
+        own = (self._device, self.links, self.mailbox, leftovers, Deadline(command.timeout_s))
+        return await run_round(command, self.me, stage, reduction, *own)
 
 
 async def test_unequal_slices_in_chunks_have_the_bits_of_the_sum_of_all() -> None:

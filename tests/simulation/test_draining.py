@@ -163,7 +163,7 @@ def test_a_peer_that_has_just_come_is_drained_at_once_and_joins_nothing(tmp_path
 
 
 def test_a_drain_is_taken_back_by_another_start_of_the_scheduler_and_for_good(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=12)
+    task = Task.make(tmp_path, training__steps=16)
 
     async def drain_and_undrain(run: Run) -> None:
         rig = run.rig
@@ -181,6 +181,7 @@ def test_a_drain_is_taken_back_by_another_start_of_the_scheduler_and_for_good(tm
         assert peer in run.job.stages[0]
         with pytest.raises(NotAllowed, match="is not drained"):
             await rig.jobs.undrain(peer)
+        await run.until_step(run.job.progress.steps_done + 2)  # from then on it needs no donors
         await restart(run)
         await run.until_step(run.job.progress.steps_done + 1)
         assert rig.membership.find(peer).state is PeerState.SERVING

@@ -161,7 +161,7 @@ def test_a_cancel_saves_and_a_second_one_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_time_is_up_is_saved_behind_an_exchange(tmp_path: Path) -> None:
-    spec = diloco(write_text(tmp_path), pipeline__stages=1, limits__max_runtime_s=1.0, training__steps=9)
+    spec = diloco(write_text(tmp_path), pipeline__stages=1, limits__max_runtime_s=0.7, training__steps=9)
     tokens = Tokens.make(tmp_path, spec)
     pauses = []
 

@@ -53,7 +53,8 @@ class Swarm:
 
     def take(self, outputs: list[Output]) -> list[Output]:
         self.outputs += outputs
-        self.inbox += [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
+        sent = [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
+        self.inbox += [one for one in sent if not (isinstance(one[1], Average) and one[1].ahead)]  # these come again
         self.rows += [one.row for one in outputs if isinstance(one, WriteCommit)]
         self.brain.validate()
         return outputs

@@ -253,9 +253,16 @@ class Server:
             case Void():
                 self.carry_out(self.cells.void(command.step, command.attempt))
             case Average():
+                key = (command.step, command.unit)
                 if command.step >= self.cells.version and self.is_news(command):
-                    self.averages[command.step, command.unit] = command
+                    self.averages[key] = command
+                    self.waiting = [one for one in self.waiting if (one.step, one.unit) != key]
                     self.waiting.append(command)
+                    if command.ahead:
+                        self.carry_out(self.cells.seal_when(command.step, self.expected(command)))
+                    else:
+                        self.carry_out(self.cells.seal(command.step))
+                elif not command.ahead and any(one.round == command.round for one in self.waiting):
                     self.carry_out(self.cells.seal(command.step))
             case AbortRound():
                 held = self.averages.get((command.step, command.unit))
@@ -282,6 +289,9 @@ class Server:
         key = (average.step, average.unit)
         seen = [one for one in self.old_commands if isinstance(one, Average) and (one.step, one.unit) == key]
         return all(one.round < average.round for one in seen)
+
+    def expected(self, average: Average) -> str:
+        return next(member.digest for member in average.members if member.peer == self.peer)
 
     def frame(self, frame: Frame) -> None:
         if frame.text is None:
@@ -421,8 +431,7 @@ class Server:
             return  # aborted since
         assert set(part) == self.cells.accumulated(average.step), "what the table says is what the device holds"
         assert set(part.values()) <= {1}
-        expected = next(member.digest for member in average.members if member.peer == self.peer)
-        if self.cells.set_digest(average.step) != expected:
+        if self.cells.set_digest(average.step) != self.expected(average):
             self.fail_round(average, f"{SetMismatch.code}: holds {sorted(part)}", RoundFault.SET)
             return
         self.world.part(average, self.peer, part)

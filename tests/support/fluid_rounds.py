@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
+from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import Mean, run_round
@@ -78,7 +79,8 @@ class Fleet:
         simulated: tuple[Any, Any] = stage, links
         mailbox, leftovers = self.mailboxes[name], self.leftovers[name]
         reduction = Reduction(self.bits, self.clips)
-        return await run_round(self.command, me, simulated[0], reduction, device, simulated[1], mailbox, leftovers)
+        own = (device, simulated[1], mailbox, leftovers, Deadline(self.command.timeout_s))
+        return await run_round(self.command, me, simulated[0], reduction, *own)
 
     def _take(self, address: str, header: TensorHeader, payload: memoryview) -> None:
         assert isinstance(header, Slice)

@@ -148,6 +148,7 @@ class Swarm:
         self.end: Output | None = None
         self.means: dict[Any, dict[int, list[int]]] = {}  # of each round, what each member put in, per stage
         self.averages: dict[Any, dict[PeerId, Average]] = {}
+        self.averaged: set[Any] = set()
 
     # The scheduler -----------------------------------------------------------------------------------------------
 
@@ -264,6 +265,8 @@ class Swarm:
                 digests = self.digests(stage, microbatch, hops)
                 sizes = (1.0, 1.0) if settings.norm_band else ()
                 self.say(peer, Accumulated(microbatch, stage, attempt, True, loss, 0.1, 0.2, 0.0, digests, sizes))
+                for command in [next(iter(told.values())) for told in self.averages.values()]:
+                    self.average(command)
             case Check(microbatch=microbatch, stage=at, number=number) if at == stage:
                 loss = self.loss_of(one, microbatch)
                 self.say(peer, Checked(microbatch, stage, number, True, loss, self.again(peer, stage, microbatch)))
@@ -283,7 +286,8 @@ class Swarm:
                     del one.attempts[microbatch]
                     one.sums.get(step, set()).discard(microbatch.index)
             case Average():
-                self.average(one, command)
+                self.averages.setdefault((command.unit, command.round), {})[peer] = command
+                self.average(command)
             case Recheck(owner=owner, verifier=verifier) if peer in (owner, verifier):
                 told = self.averages.get((command.unit, command.round), {}).get(peer)
                 if told is not None:
@@ -341,16 +345,16 @@ class Swarm:
         digest = f"stage {one.stage} version {one.version}"
         return Loaded(JOB, 1, one.stage, one.version, digest, units, "probe", one.join)
 
-    def average(self, one: Obedient, command: Average) -> None:
-        """The round is over once all members were told of it; then each must have each microbatch in it once."""
+    def average(self, command: Average) -> None:
+        """The round is over once all members were told of it and hold their sets, each microbatch once."""
         key = (command.unit, command.round)
-        told = self.averages.setdefault(key, {})
-        told[one.peer] = command
-        if len(told) < len(command.members):
+        told = self.averages[key]
+        if len(told) < len(command.members) or key in self.averaged:
             return
         held = [set_digest(self.replicas[member.peer].sums.get(command.step, ())) for member in command.members]
         if held != [member.digest for member in command.members]:
-            return  # one of them has added another microbatch since, and has said so
+            return  # it was told ahead, or one of them has added another microbatch since, and has said so
+        self.averaged.add(key)
         parts: dict[int, list[int]] = {}
         for member in command.members:
             replica = self.replicas[member.peer]

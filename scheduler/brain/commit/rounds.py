@@ -4,20 +4,26 @@ step is full ──▶ a round per unit ──all members report, alike──▶
     ▲                │     ▲                                        │
     │                │     └──a pause──── fails: two cannot exchange slices; one of them leaves if that goes on
     └── reopened ────┴── a contribution is void ◀── all of a stage that held the averages are lost ◀┘
+
+Members hear of their round ahead: as soon as all microbatches are given away, since what each of them will hold is
+known then. A member begins when it holds that. So a step does not wait for a word of the scheduler between its last
+microbatch and its average. If all came as it was given, these are the rounds of the full step. Otherwise they are given
+up at the first surprise, and the full step begins others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from scheduler.brain.commit.digests import Expel, Remedy, average_of, vote
 from scheduler.brain.commit.excuses import Excuses
 from scheduler.brain.commit.shares import Shares
 from scheduler.brain.commit.slices import plan_round
+from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.outputs import Fail
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.links import ROUNDS_MAX, Troubles
-from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging
+from scheduler.brain.state.step import Ahead, Phase, StepEvent, StepRun, UnitAveraging
 from swarm.errors import JobFailed
 from swarm.events import Averaged, RoundFailed
 from swarm.messages import AbortRound, Average, Void
@@ -37,11 +43,45 @@ class Rounds:
         self._shares = Shares(state)
         self._number = 0
 
-    def start(self, run: StepRun) -> None:
-        """The step is full: average every unit over the sets that the ledger has."""
+    def look_ahead(self, run: StepRun) -> None:
+        """Tell members of their rounds once all microbatches are given away; give those up that came otherwise."""
+        ledger = self._state.ledger
+        if run.phase is not Phase.FEEDING:
+            return
+        if run.ahead is not None and run.ahead.surprises != ledger.surprises(run.step):
+            self._give_up_ahead(run, "a microbatch did not come as it was given")
+        if run.was_ahead or not ledger.is_given(run.step):
+            return
+        run.was_ahead = True
+        sets = ledger.sets_to_come(run.step)
+        if sets is not None:
+            rounds = {unit: self._plan(run, unit, sets) for unit in self._state.settings.units}
+            run.ahead = Ahead(rounds, sets, ledger.surprises(run.step))
+            for unit, averaging in rounds.items():
+                self._tell(run, unit, averaging, averaging.missing(), ahead=True)
+
+    def start(self, run: StepRun, now_s: float) -> list[Remedy]:
+        """The step is full: average every unit over the sets that the ledger has, unless it is skipped.
+
+        Gives remedies, as `averaged` does.
+        """
+        found: list[Remedy] = []
+        if run.skip:
+            return found
         run.sets = self._state.ledger.sets(run.step)
-        for unit in self._state.settings.units:
-            self._start_unit(run, unit)
+        if run.ahead is not None and not self._is_as_told(run, run.ahead):
+            self._give_up_ahead(run, "other replicas average it")
+        if run.ahead is not None:
+            run.rounds, run.ahead = run.ahead.rounds, None
+            for unit, averaging in run.rounds.items():
+                self._tell(run, unit, averaging, averaging.missing())
+            for unit, averaging in list(run.rounds.items()):
+                if run.rounds.get(unit) is averaging:  # else given up, for what another unit's members said
+                    found += self._complete(run, unit, averaging, now_s)
+        else:
+            for unit in self._state.settings.units:
+                self._start_unit(run, unit)
+        return found
 
     def repeat(self, run: StepRun, now_s: float) -> None:
         """Repeat the failed rounds whose pause is over and in which no suspect takes part."""
@@ -80,10 +120,7 @@ class Rounds:
             self._state.ledger.duplicates += 1
             return []
         averaging.reports[peer] = event
-        if not averaging.is_complete:
-            return []
-        self._shares.averaged(event.unit, averaging)
-        return self._compare(run, event.unit, averaging, now_s)
+        return [] if run.phase is Phase.FEEDING else self._complete(run, event.unit, averaging, now_s)
 
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> Remedy | None:
         """A member could not average: repeat the round, perhaps after a pause; a remedy once that does not help."""
@@ -92,6 +129,9 @@ class Rounds:
             self._excuses.blames_relays(peer, now_s)
         if averaging is None or run is None:
             return None
+        if run.phase is Phase.FEEDING:
+            self._give_up_ahead(run, event.reason)
+            return None  # the full step will show whether there is a fault
         if event.cause is RoundFault.SET:
             return self._other_set(run, peer, event.reason, now_s)
         trouble = run.troubles.setdefault(event.unit, Troubles())
@@ -129,6 +169,8 @@ class Rounds:
 
     def reopen(self, run: StepRun, cause: str) -> None:
         """Contributions of a step that is being averaged change: give its rounds up and accumulate again."""
+        if run.ahead is not None:
+            self._give_up_ahead(run, cause)
         if run.phase is Phase.AVERAGING:
             self._abort_all(run)
             run.turn(StepEvent.REOPENED, cause)
@@ -148,7 +190,7 @@ class Rounds:
     def lost(self, peer: PeerId) -> None:
         """The peer is no replica any more: the averages that it held are gone, though it may come back."""
         for run in self._state.progress.runs.values():
-            for averaging in run.rounds.values():
+            for averaging in run.told:
                 averaging.lost.add(peer)
 
     def undecide_unheld(self, now_s: float) -> None:
@@ -157,11 +199,14 @@ class Rounds:
             if run.phase is Phase.DECIDED and not run.skip and not self._is_held(run):
                 self._undecide(run, now_s)
 
-    def _compare(self, run: StepRun, unit: UnitName, averaging: UnitAveraging, now_s: float) -> list[Remedy]:
-        """All members of a round have reported: gives remedies for those that differ.
+    def _complete(self, run: StepRun, unit: UnitName, averaging: UnitAveraging, now_s: float) -> list[Remedy]:
+        """Once all members of a round have reported, gives remedies for those that differ.
 
         Without a majority the round is repeated, then the step computed again, before the job stops.
         """
+        if not averaging.is_complete:
+            return []
+        self._shares.averaged(unit, averaging)
         said = {peer: average_of(report) for peer, report in averaging.reports.items()}
         what = f"the bytes or norms of the averaged gradient of unit {unit}, step {run.step}"
         found = vote(said, what, self._state.pool.by_stage, recover=self._state.settings.recover)
@@ -206,28 +251,56 @@ class Rounds:
         return None
 
     def _start_unit(self, run: StepRun, unit: UnitName) -> None:
-        settings, pool = self._state.settings, self._state.pool
-        served = [peer for stage in sorted(set(settings.units[unit])) for peer in pool.by_stage[stage]]
-        members = [pool[peer].replica for peer in served if pool.takes_part(peer, run.step)]
-        trouble = run.troubles.get(unit)
+        averaging = run.rounds[unit] = self._plan(run, unit, run.sets)
+        self._tell(run, unit, averaging, averaging.missing())
+
+    def _plan(self, run: StepRun, unit: UnitName, sets: Mapping[PeerId, frozenset[int]]) -> UnitAveraging:
+        """A new round of the unit, in which each member holds its set."""
+        members, trouble = self._members(run, unit), run.troubles.get(unit)
         self._number += 1
-        number = Round(settings.epoch, self._number)
+        number = Round(self._state.settings.epoch, self._number)
         peers = [one.peer for one in members]
         shares = trouble.owners(peers) if trouble else self._shares.plan(unit, number, peers)
-        planned = plan_round(members, run.sets, self._elements[unit], shares)
-        run.rounds[unit] = UnitAveraging(number, planned)
-        timeline, timeout_s = settings.timeline, settings.averaging_timeout_s
+        return UnitAveraging(number, plan_round(members, sets, self._elements[unit], shares))
+
+    def _members(self, run: StepRun, unit: UnitName) -> list[ReplicaRecord]:
+        pool = self._state.pool
+        served = [peer for stage in sorted(set(self._state.settings.units[unit])) for peer in pool.by_stage[stage]]
+        return [pool[peer].replica for peer in served if pool.takes_part(peer, run.step)]
+
+    def _tell(
+        self, run: StepRun, unit: UnitName, averaging: UnitAveraging, peers: Iterable[PeerId], *, ahead: bool = False
+    ) -> None:
+        settings = self._state.settings
         tokens = settings.tokens_of(self._state.course.at(run.step).portion)
-        command = Average(timeline, run.step, unit, number, planned, tokens, timeout_s)
-        for member in planned:
-            self._state.outbox.send(member.peer, command)
+        facts = (settings.timeline, run.step, unit, averaging.round, averaging.members, tokens)
+        command = Average(*facts, settings.averaging_timeout_s, ahead)
+        for peer in peers:
+            self._state.outbox.send(peer, command)
+
+    def _is_as_told(self, run: StepRun, ahead: Ahead) -> bool:
+        """Whether the full step is what its members were told ahead."""
+        present = {unit: {(one.peer, one.incarnation) for one in self._members(run, unit)} for unit in ahead.rounds}
+        told = {
+            unit: {(member.peer, member.incarnation) for member in averaging.members}
+            for unit, averaging in ahead.rounds.items()
+        }
+        return run.sets == ahead.sets and present == told
+
+    def _give_up_ahead(self, run: StepRun, cause: str) -> None:
+        assert run.ahead is not None
+        run.history.append(f"rounds that were told ahead are given up: {cause}")
+        for unit, averaging in run.ahead.rounds.items():
+            self._tell_abort(run, unit, averaging)
+        run.ahead = None
 
     def _abort(self, run: StepRun, unit: UnitName) -> None:
-        averaging = run.rounds.pop(unit)
+        self._tell_abort(run, unit, run.rounds.pop(unit))
+
+    def _tell_abort(self, run: StepRun, unit: UnitName, averaging: UnitAveraging) -> None:
+        command = AbortRound(self._state.settings.timeline, run.step, unit, averaging.round)
         for member in averaging.members:
-            self._state.outbox.send(
-                member.peer, AbortRound(self._state.settings.timeline, run.step, unit, averaging.round)
-            )
+            self._state.outbox.send(member.peer, command)
 
     def _abort_all(self, run: StepRun) -> None:
         for unit in list(run.rounds):
@@ -237,6 +310,8 @@ class Rounds:
         """The round that the event is about, if it is still the unit's present one."""
         run = self._state.progress.runs.get(event.step)
         averaging = run.rounds.get(event.unit) if run and run.phase is Phase.AVERAGING else None
+        if run is not None and run.ahead is not None:
+            averaging = run.ahead.rounds.get(event.unit)
         current = averaging is not None and event.timeline == self._state.settings.timeline
         if averaging is None or not current or averaging.round != event.round or not averaging.is_member(peer):
             return None

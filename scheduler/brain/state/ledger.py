@@ -69,6 +69,7 @@ class OpenStep:
     orphans: dict[int, set[int]] = field(default_factory=dict)  # fed, but without hop: index -> stages
     doubles: set[tuple[int, int]] = field(default_factory=set)  # (stage, index) with two holders
     floors: dict[PeerId, int] = field(default_factory=dict)  # what a replica did up to this attempt is void
+    surprises: int = 0  # whenever the replicas will not hold what the routes said
     stories: list[list[str]] = field(default_factory=list)
 
     @property
@@ -234,6 +235,7 @@ class Ledger:
 
         entry.holders[peer] = Contribution(event.attempt, event.finite, event.loss)
         self._entered[stage] += 1
+        opened.surprises += entry.hop is None or entry.hop.peer != peer or not event.finite
         if entry.hop is not None and entry.hop.peer == peer:
             self._count_outstanding(peer, -1)
         finite = "" if event.finite else ", NOT finite"
@@ -278,6 +280,7 @@ class Ledger:
         opened = self._steps[step]
         struck = opened.attempt
         opened.floors[peer] = struck
+        opened.surprises += 1
         for stage, index, entry in self._entries(opened):
             named = entry.hop is not None and entry.hop.peer == peer
             if named:
@@ -390,6 +393,25 @@ class Ledger:
                     found.setdefault(peer, set()).add(index)
         return {peer: frozenset(indexes) for peer, indexes in found.items()}
 
+    def surprises(self, step: int) -> int:
+        """Rises whenever the replicas will not hold what the routes of the step said."""
+        return self._steps[step].surprises
+
+    def is_given(self, step: int) -> bool:
+        """Every (stage, microbatch) was given to one replica, which holds it or will."""
+        opened = self._steps[step]
+        return opened.fed == opened.count and not opened.orphans and not opened.doubles
+
+    def sets_to_come(self, step: int) -> dict[PeerId, frozenset[int]] | None:
+        """What `sets` will be if nothing changes; None if a replica holds what another was given, or is not finite."""
+        found: dict[PeerId, set[int]] = {}
+        for _, index, entry in self._entries(self._steps[step]):
+            peer = entry.hop.peer if entry.hop is not None else None
+            if peer is None or any(holder != peer or not one.finite for holder, one in entry.holders.items()):
+                return None
+            found.setdefault(peer, set()).add(index)
+        return {peer: frozenset(indexes) for peer, indexes in found.items()}
+
     def losses(self, step: int) -> list[float]:
         """Loss sums of a full step in order of the microbatches."""
         assert self.is_full(step)
@@ -498,6 +520,7 @@ class Ledger:
         if entry.hop.peer not in entry.holders:
             self._count_outstanding(entry.hop.peer, -1)
         entry.hop = None
+        opened.surprises += 1
         opened.orphans.setdefault(index, set()).add(stage)
 
     def _count_outstanding(self, peer: PeerId, change: int) -> None:

@@ -88,6 +88,15 @@ class UnitAveraging:
 
 
 @dataclass(slots=True)
+class Ahead:
+    """Rounds that members were told of before the step was full."""
+
+    rounds: dict[UnitName, UnitAveraging]
+    sets: dict[PeerId, frozenset[int]]  # of microbatches, which each member will hold
+    surprises: int  # of the ledger, then
+
+
+@dataclass(slots=True)
 class StepRun:
     """One step between its first microbatch and the agreement on its commit."""
 
@@ -97,6 +106,8 @@ class StepRun:
     rounds: dict[UnitName, UnitAveraging] = field(default_factory=dict)
     troubles: dict[UnitName, Troubles] = field(default_factory=dict)  # failed rounds, since the set last changed
     sets: dict[PeerId, frozenset[int]] = field(default_factory=dict)  # of microbatches, which the rounds average
+    ahead: Ahead | None = None  # only while the step is fed
+    was_ahead: bool = False  # rounds were planned ahead, once and for all
     row: CommitRow | None = None  # once decided
     commits: dict[PeerId, Committed] = field(default_factory=dict)
     disputes: Counter[UnitName] = field(default_factory=Counter)  # rounds whose members differed
@@ -115,6 +126,11 @@ class StepRun:
             self.troubles.clear()
         if turn is StepEvent.NOT_FINITE:
             self.skip = True
+
+    @property
+    def told(self) -> list[UnitAveraging]:
+        """The rounds that members know of."""
+        return [*self.rounds.values(), *(self.ahead.rounds.values() if self.ahead else ())]
 
     @property
     def is_averaged(self) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
+from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
 from stage_server.replica.averaging.one_round import Mean, send_slice
 from stage_server.replica.packing import proposal
@@ -38,7 +39,8 @@ async def run_exchange(
     mine = next((one for one in command.envoys if one.peer == me.peer), None)
     if mine is None:
         raise Refused(f"{me.peer} is no envoy of this round")
-    deadline_s = asyncio.get_running_loop().time() + command.timeout_s
+    deadline = Deadline(command.timeout_s)
+    deadline.begin()
     own = await device.run(lambda: proposed(stage, command.unit, command.step))  # behind the commit that came before
     contributors = [one for one in command.envoys if one.tokens]
 
@@ -49,7 +51,7 @@ async def run_exchange(
             command.timeline, command.step, command.unit, command.round, False, envoy.peer, envoy.incarnation, 0
         )
         try:
-            async with asyncio.timeout_at(deadline_s):
+            async with deadline.limit():
                 return (await mailbox.get(key)).values()
         except TimeoutError:
             message = f"{envoy.peer} sent no proposal within {command.timeout_s:g} s"
@@ -59,7 +61,7 @@ async def run_exchange(
         for envoy in command.envoys:
             if own.numel() and mine.tokens and envoy.timeline != mine.timeline:
                 letter = proposal(me, command, envoy, own)
-                tasks.create_task(send_slice(links, envoy, letter, deadline_s, "proposal"))
+                tasks.create_task(send_slice(links, envoy, letter, deadline, "proposal"))
         came = [own if one.timeline == mine.timeline else await arrived(one) for one in contributors]
     return await device.aside(lambda: _mean(stage, command, came, [one.tokens for one in contributors]))
 

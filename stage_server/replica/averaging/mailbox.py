@@ -117,7 +117,7 @@ class Mailbox:
             _compare(header, self._slices[key].sent, payload)
         else:
             arrived = self._slices[key] = Arrived.of(header, payload)
-            round_.meter.taken(header.total_bytes, asyncio.get_running_loop().time())
+            round_.meter.taken(header.sender, header.total_bytes, asyncio.get_running_loop().time())
             waiting = self._waiting.pop(key, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(arrived)

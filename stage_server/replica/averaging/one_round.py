@@ -35,6 +35,7 @@ from stage_server.brain.round_meter import RoundMeter
 from stage_server.brain.slice_chunks import Chunk, chunks_of, under_way_max
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
+from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.leftovers import Coded, Leftovers, coded, together
 from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
 from stage_server.replica.averaging.reduction import Reduction
@@ -57,6 +58,7 @@ class Mean:
     norms: tuple[ParameterNorm, ...]
     left: Tensor | None = None  # what this replica's slices left out, in the unit of the sums; None: nothing
     rates: tuple[float, float] = (0.0, 0.0)  # bytes per second up and down, as Averaged tells them
+    all_began_s: float = 0.0  # when the last of the members that sent anything had begun
 
 
 async def run_round(
@@ -68,10 +70,11 @@ async def run_round(
     links: PeerLinks,
     mailbox: Mailbox,
     leftovers: Leftovers,
+    deadline: Deadline,
 ) -> Mean:
     """Carry out one round as a member; gives the averaged gradient of the unit.
 
-    RoundBroken if a member does not deliver within `command.timeout_s`, Refused if the sizes contradict the unit's
+    RoundBroken if a member does not deliver before the deadline, Refused if the sizes contradict the unit's
     layout; both may come in a group.
     """
     meter = mailbox.meter(command)
@@ -92,7 +95,7 @@ async def run_round(
 
     async def arrived(sender: Member, chunk: Chunk, *, averaged: bool) -> Tensor:
         try:
-            async with asyncio.timeout_at(deadline_s):
+            async with deadline.limit():
                 came = await mailbox.get(_key(command, sender, chunk, averaged=averaged))
         except TimeoutError:
             message = f"{sender.peer} sent no {_word(averaged=averaged)} within {command.timeout_s:g} s"
@@ -120,9 +123,10 @@ async def run_round(
         return await device.aside(lambda: reduction.reduce([joined(one) for one in came], command))
 
     meter.begin(asyncio.get_running_loop().time())
-    deadline_s = asyncio.get_running_loop().time() + command.timeout_s
+    if not command.ahead:
+        deadline.begin()
     async with asyncio.TaskGroup() as tasks:
-        outbox = partial(_Outbox, links, deadline_s, tasks, meter)
+        outbox = partial(_Outbox, links, deadline, tasks, meter)
         parts_to, means_to = ({one.peer: outbox(one) for one in others} for _ in range(2))
         for in_turn in zip_longest(*(chunks[owner.peer] for owner in others)):  # the first chunks of all owners first
             for owner, chunk in zip(others, in_turn, strict=True):
@@ -143,21 +147,26 @@ async def run_round(
             for chunk in chunks[owner.peer]:
                 means[chunk] = await arrived(owner, chunk, averaged=True)
     in_order = [means[chunk] for member in command.members for chunk in chunks[member.peer]]
-    rates = (meter.up_bytes_per_s, meter.down_bytes_per_s)
+    facts = ((meter.up_bytes_per_s, meter.down_bytes_per_s), meter.all_began_s or 0.0)
 
     def assembled() -> Mean:
         left = together(lost, kept) if lost is not None and kept else lost
-        return _assemble(stage, command.unit, in_order, left, rates)
+        return _assemble(stage, command.unit, in_order, left, *facts)
 
     return await device.aside(assembled)
 
 
 def _assemble(
-    stage: Stage, unit: UnitName, means: Sequence[Tensor], left: Tensor | None, rates: tuple[float, float]
+    stage: Stage,
+    unit: UnitName,
+    means: Sequence[Tensor],
+    left: Tensor | None,
+    rates: tuple[float, float],
+    all_began_s: float,
 ) -> Mean:
     gradient = joined(means)
     digest = xxhash.xxh3_128_hexdigest(gradient.cpu().numpy().data)
-    return Mean(gradient, digest, stage.places.squared_norms(unit, gradient), left, rates)
+    return Mean(gradient, digest, stage.places.squared_norms(unit, gradient), left, rates, all_began_s)
 
 
 def joined(chunks: Sequence[Tensor]) -> Tensor:
@@ -193,9 +202,9 @@ class _Outbox:
     """The chunks that one member sends another, of parts or of means: in order, a few at a time."""
 
     def __init__(
-        self, links: PeerLinks, deadline_s: float, tasks: asyncio.TaskGroup, meter: RoundMeter, to: Member
+        self, links: PeerLinks, deadline: Deadline, tasks: asyncio.TaskGroup, meter: RoundMeter, to: Member
     ) -> None:
-        self._links, self._deadline_s, self._tasks, self._meter, self._to = links, deadline_s, tasks, meter, to
+        self._links, self._deadline, self._tasks, self._meter, self._to = links, deadline, tasks, meter, to
         self._room: asyncio.Semaphore | None = None
 
     def send(self, letter: Letter) -> None:
@@ -207,14 +216,14 @@ class _Outbox:
 
     async def _deliver(self, letter: Letter, header: Slice, room: asyncio.Semaphore) -> None:
         async with room:
-            await send_slice(self._links, self._to, letter, self._deadline_s, _word(averaged=header.averaged))
+            await send_slice(self._links, self._to, letter, self._deadline, _word(averaged=header.averaged))
         self._meter.sent(header.total_bytes, asyncio.get_running_loop().time())
 
 
-async def send_slice(links: PeerLinks, to: Member | Envoy, letter: Letter, deadline_s: float, what: str) -> None:
+async def send_slice(links: PeerLinks, to: Member | Envoy, letter: Letter, deadline: Deadline, what: str) -> None:
     """Send a slice until the deadline; raises RoundBroken, naming the receiver."""
     try:
-        async with asyncio.timeout_at(deadline_s):
+        async with deadline.limit():
             await deliver(links, to, letter)
     except TimeoutError:
         raise RoundBroken(f"{to.peer} took no {what} in time", accused=to.peer) from None

@@ -3,6 +3,7 @@
     Average ──▶ waits for the seal ──▶ under way ──▶ mean held until the commit
                      └────────────── given up ◀──┘ AbortRound, a newer round, a new session
 
+A command that comes ahead comes again when the step is full: from then on the round may take its time and no longer.
 Only the newest round of each unit and step counts. Its mean is kept even if the round is given up because the session
 broke: it may have been complete everywhere, and its commit row written, before that.
 """
@@ -17,6 +18,7 @@ from functools import partial
 from torch import Tensor
 
 from stage_server.ports import ReplicaId, ReplicaPorts
+from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.exchange import run_exchange
 from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
@@ -28,7 +30,7 @@ from swarm.events import Averaged, RoundFailed
 from swarm.messages import AbortRound, Average, Commit, Exchange, Recheck
 from swarm.model.islands.exchange import proposal_bytes
 from swarm.model.stage import Stage
-from swarm.types import Round, RoundFault, UnitName
+from swarm.types import PeerId, Round, RoundFault, UnitName
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class _UnderWay:
     """The newest round of a unit in one step."""
 
     command: Average | Exchange
+    deadline: Deadline
     task: asyncio.Task[None] | None = None  # none: waits for the seal
     given_up: bool = False
     checks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -66,7 +69,7 @@ class RoundRunner:
         """Take part in an outer round: at once, since there are no sums to wait for."""
         if self.take(command):
             under_way = self._rounds[command.step, command.unit]
-            under_way.task = self._ports.work.start(self._take_part(command))
+            under_way.task = self._ports.work.start(self._take_part(under_way))
 
     def take(self, command: Average | Exchange) -> bool:
         """Note a round, to begin with `sealed`; False if it is not newer than the known one."""
@@ -76,21 +79,29 @@ class RoundRunner:
             return False
         if known is not None:
             self._stop(known)
-        self._rounds[key] = _UnderWay(command)
+        self._rounds[key] = _UnderWay(command, Deadline(command.timeout_s))
         # A newer round means that no older one was or will be written into a row.
         self._means = {at: mean for at, mean in self._means.items() if at[:2] != key}
         is_outer = isinstance(command, Exchange)
         self.mailbox.begin(command, proposal_bytes(self._stage, command.unit, command.step) if is_outer else 0)
         return True
 
+    def full(self, command: Average) -> bool:
+        """The step is full: a known round has so many seconds from now; returns whether it still waits for the seal."""
+        known = self._rounds.get((command.step, command.unit))
+        if known is None or known.given_up or known.command.round != command.round:
+            return False
+        known.deadline.begin()
+        return known.task is None
+
     def sealed(self, step: int, digest: str) -> None:
         """Begin the rounds that waited for the step's parts; `digest` names the set that is in them."""
         for (of, _), one in list(self._rounds.items()):
             if of != step or one.given_up or one.task is not None or isinstance(one.command, Exchange):
                 continue
-            expected = next((member.digest for member in one.command.members if member.peer == self._me.peer), "")
+            expected = expected_set(one.command, self._me.peer)
             if digest == expected:
-                one.task = self._ports.work.start(self._take_part(one.command))
+                one.task = self._ports.work.start(self._take_part(one))
             else:
                 one.given_up = True
                 self._failed(one.command, SetMismatch(f"expected set {expected}, this replica holds {digest}"))
@@ -161,11 +172,11 @@ class RoundRunner:
             one.task.cancel()
             self._ports.metrics.round_finished(self._me.stage, "aborted", 0.0)
 
-    async def _take_part(self, command: Average | Exchange) -> None:
-        loop = asyncio.get_running_loop()
+    async def _take_part(self, one: _UnderWay) -> None:
+        loop, command = asyncio.get_running_loop(), one.command
         started_s = loop.time()
         try:
-            mean = await self._run(command)
+            mean = await self._run(command, one.deadline)
         except* OutOfMemory as group:
             self._fail(_first(group))
         except* RoundBroken as group:
@@ -173,17 +184,18 @@ class RoundRunner:
         except* SwarmError as group:
             self._failed(command, _first(group))
         else:
-            duration_s = loop.time() - started_s
+            duration_s = loop.time() - max(started_s, mean.all_began_s)
             self._means[command.step, command.unit, command.round] = mean
             self._ports.metrics.round_finished(self._me.stage, "averaged", duration_s)
             of_round = (command.timeline, command.step, command.unit, command.round)
             self._ports.emit(Averaged(*of_round, mean.digest, mean.norms, duration_s, *mean.rates))
 
-    async def _run(self, command: Average | Exchange) -> Mean:
+    async def _run(self, command: Average | Exchange, deadline: Deadline) -> Mean:
         me, stage, device, links = self._me, self._stage, self._ports.device, self._ports.links
         if isinstance(command, Exchange):
             return await run_exchange(command, me, stage, device, links, self.mailbox)
-        return await run_round(command, me, stage, self._reduction, device, links, self.mailbox, self._leftovers)
+        own = (self._reduction, device, links, self.mailbox, self._leftovers, deadline)
+        return await run_round(command, me, stage, *own)
 
     def _failed(self, command: Average | Exchange, error: SwarmError) -> None:
         self._ports.metrics.round_finished(self._me.stage, "failed", 0.0)
@@ -191,6 +203,11 @@ class RoundRunner:
         step, unit, number, reason = command.step, command.unit, command.round, f"{error.code}: {error}"
         accused = error.accused if isinstance(error, RoundBroken) else ""
         self._ports.emit(RoundFailed(command.timeline, step, unit, number, reason, accused, _cause(error)))
+
+
+def expected_set(average: Average, peer: PeerId) -> str:
+    """The digest of the set that the sums of a member must hold; empty if it is none."""
+    return next((member.digest for member in average.members if member.peer == peer), "")
 
 
 def _cause(error: SwarmError) -> RoundFault:

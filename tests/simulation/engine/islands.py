@@ -331,7 +331,8 @@ class World:
             output = decided.popleft()
             match output:
                 case outputs.Send(peer=peer, command=command):
-                    if peer in self.replicas:
+                    is_ahead = isinstance(command, Average) and command.ahead  # it comes again
+                    if peer in self.replicas and not is_ahead:
                         self.replicas[peer].hear(command)
                 case outputs.WriteRows(rows=rows, forks=forks, shares=shares):
                     for row in rows:

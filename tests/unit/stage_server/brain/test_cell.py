@@ -427,6 +427,47 @@ def test_a_seal_that_waits_for_a_void_backward_waits_no_longer() -> None:
     assert table.void(0, 1) == (Forget(mb()), ForgetSums(0), Sealed(0))
 
 
+def test_a_step_seals_itself_with_the_set_that_was_told_ahead() -> None:
+    table = middle()
+    forward(table, 0)
+    forward(table, 1)
+    assert table.seal_when(0, set_digest([0, 1])) == ()
+    first = start(table, table.arrived(mb(0), B, 1).actions)
+    assert [type(action) for action in table.computed_backward(first, True, 0.1)] == [Report, Emit]
+    assert not table.is_sealed(0)
+    second = start(table, table.arrived(mb(1), B, 1).actions)
+    assert [type(action) for action in table.computed_backward(second, True, 0.1)] == [Report, Sealed, Emit]
+    assert table.is_sealed(0)
+    assert table.seal_when(0, set_digest([0, 1])) == (Sealed(0),), "a second unit of the same step"
+
+
+def test_who_holds_his_set_already_or_has_none_seals_at_once() -> None:
+    assert middle().seal_when(0, set_digest([])) == (Sealed(0),)
+    table = middle()
+    accumulate(table, 0)
+    assert table.seal_when(0, set_digest([0])) == (Sealed(0),)
+
+
+def test_what_was_told_ahead_and_given_up_seals_nothing() -> None:
+    for give_up in (lambda table: table.unseal(0), lambda table: table.unseal_all()):
+        table = middle()
+        forward(table)
+        assert table.seal_when(0, set_digest([0])) == ()
+        assert give_up(table) == ()
+        work = start(table, table.arrived(mb(), B, 1).actions)
+        assert [type(action) for action in table.computed_backward(work, True, 0.1)] == [Report, Emit]
+        assert not table.is_sealed(0)
+
+
+def test_a_full_step_is_sealed_whatever_was_told_ahead() -> None:
+    """The set is another than the scheduler believes: the member says so, instead of waiting."""
+    table = middle()
+    accumulate(table, 0)
+    assert table.seal_when(0, set_digest([0, 1])) == ()
+    assert table.seal(0) == (Sealed(0),)
+    assert table.set_digest(0) == set_digest([0])
+
+
 def test_commit_closes_the_step_and_everything_about_it_is_a_repeat_afterwards() -> None:
     table = middle()
     accumulate(table, 0)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 
 from stage_server.brain.round_meter import MEASURED_BYTES_MIN, RoundMeter
+from swarm.types import PeerId
 
 CHUNK = MEASURED_BYTES_MIN // 8
+B, C = PeerId("b"), PeerId("c")
 
 
 def metered(*at_s: float, start_s: float = 10.0) -> RoundMeter:
     """A round that began at `start_s`, with chunks that arrived so long after, the same in both directions."""
     meter = RoundMeter()
+    meter.taken(B, CHUNK, start_s - 1.0)  # it had begun
     meter.begin(start_s)
     for second in at_s:
         meter.sent(CHUNK, start_s + second)
-        meter.taken(CHUNK, start_s + second)
+        meter.taken(B, CHUNK, start_s + second)
     return meter
 
 
@@ -44,8 +47,22 @@ def test_a_small_round_tells_nothing() -> None:
 def test_what_came_before_the_round_began_does_not_count() -> None:
     meter = RoundMeter()
     for _ in range(100):
-        meter.taken(CHUNK, 9.0)
+        meter.taken(B, CHUNK, 9.0)
     meter.begin(10.0)
     for second in range(1, 9):
-        meter.taken(CHUNK, 10.0 + second)
+        meter.taken(B, CHUNK, 10.0 + second)
     assert meter.down_bytes_per_s == pytest.approx(CHUNK)
+
+
+def test_while_a_member_still_computes_the_links_of_the_others_tell_nothing() -> None:
+    meter = RoundMeter()
+    assert meter.all_began_s is None
+    meter.begin(10.0)
+    for second in range(1, 17):
+        meter.taken(B, CHUNK, 10.0 + 100.0 * second)
+    assert meter.all_began_s == 110.0
+    for second in range(17):
+        meter.taken(C, CHUNK, 2000.0 + second)
+    assert meter.all_began_s == 2000.0
+    assert meter.down_bytes_per_s == pytest.approx(CHUNK)
+    assert meter.up_bytes_per_s == 0.0

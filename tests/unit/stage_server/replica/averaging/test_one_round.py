@@ -15,6 +15,7 @@ from torch import Tensor
 from stage_server.brain import slice_chunks
 from stage_server.device import Device, ThreadDevice
 from stage_server.ports import ReplicaId
+from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.leftovers import Leftovers, together
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import Mean, run_round
@@ -85,8 +86,9 @@ async def averaged(table: Table, command: Average, *, clips: bool = False, devic
     sides = [side for side in table.sides.values() if side.me.peer in {member.peer for member in command.members}]
     for side in sides:
         side.mailbox.begin(command)
+    own = [(works, links, one.mailbox, one.leftovers, Deadline(command.timeout_s)) for one in sides]
     means = await asyncio.gather(
-        *(run_round(command, one.me, one.stage, reduction, works, links, one.mailbox, one.leftovers) for one in sides)
+        *(run_round(command, one.me, one.stage, reduction, *its) for one, its in zip(sides, own, strict=True))
     )
     computing.cancel()
     for side, mean in zip(sides, means, strict=True):

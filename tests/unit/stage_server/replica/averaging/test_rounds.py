@@ -191,6 +191,38 @@ def test_only_the_newest_round_of_a_unit_counts() -> None:
     in_simulation(act)
 
 
+def test_a_round_that_was_told_ahead_takes_its_time_until_the_step_is_full() -> None:
+    async def act(made: Table) -> None:
+        ahead = replace(average(others=("b",)), ahead=True)
+        assert not made.rounds.full(ahead), "it is not known"
+        assert made.rounds.take(ahead)
+        made.rounds.sealed(0, "mine")
+        await asyncio.sleep(20.0)
+        assert made.told == []
+        assert not made.rounds.full(replace(ahead, ahead=False)), "it is under way already"
+        assert not made.rounds.full(replace(ahead, ahead=False)), "its time began with the first word"
+        await asyncio.sleep(2.9)
+        assert made.told == []
+        await asyncio.sleep(0.2)
+        (told,) = made.told
+        assert isinstance(told, RoundFailed)
+        assert told.accused == "b"
+
+    in_simulation(act)
+
+
+def test_a_full_step_seals_what_still_waits_for_its_set() -> None:
+    async def act(made: Table) -> None:
+        ahead = replace(average(), ahead=True)
+        assert made.rounds.take(ahead)
+        assert not made.rounds.take(replace(ahead, ahead=False)), "it is the same round"
+        assert made.rounds.full(replace(ahead, ahead=False))
+        made.rounds.abort(AbortRound(0, 0, UNIT, Round(1, 1)))
+        assert not made.rounds.full(replace(ahead, ahead=False)), "it was given up"
+
+    in_simulation(act)
+
+
 def test_a_member_that_sends_nothing_is_accused_when_the_time_is_over() -> None:
     async def act(made: Table) -> None:
         made.rounds.take(average(others=("b",)))
