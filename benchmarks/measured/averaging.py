@@ -36,6 +36,7 @@ from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
+from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import run_round
@@ -228,10 +229,8 @@ class _Member:
 
     async def _ours(self) -> Tensor:
         stage: Any = _Sums(self._sums)
-        leftovers = Leftovers("none")
-        mean = await run_round(
-            self._command, self._me, stage, Reduction(None), self._device, self._links, self._mailbox, leftovers
-        )
+        own = (self._device, self._links, self._mailbox, Leftovers("none"), Deadline(self._command.timeout_s))
+        mean = await run_round(self._command, self._me, stage, Reduction(None), *own)
         self._mailbox.close(self._command.step)
         return mean.gradient
 

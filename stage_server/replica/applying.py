@@ -13,10 +13,11 @@ from swarm.model.stage import Stage
 from swarm.types import UnitName
 
 
-def apply(assignment: Assignment, stage: Stage, command: Commit, means: Mapping[UnitName, Tensor]) -> str:
-    """Commit the step with the averages of its units, none if it is skipped; gives the new digest."""
+def apply(assignment: Assignment, stage: Stage, command: Commit, means: Mapping[UnitName, Tensor]) -> None:
+    """Commit the step with the averages of its units, none if it is skipped."""
     if assignment.course.is_outer(command.step):
         means_made = None if command.skip else means
-        return stage.merge(command.step, merge_of(stage, assignment.spec, command.step, means_made))
+        stage.merge(command.step, merge_of(stage, assignment.spec, command.step, means_made))
+        return
     rate, scale = command.learning_rate, command.scale
-    return stage.apply(command.step, means, learning_rate=rate, scale=scale, skip=command.skip)
+    stage.apply(command.step, means, learning_rate=rate, scale=scale, skip=command.skip)

@@ -223,6 +223,7 @@ class Replica:
         gradients = await self._gradients(command)
         if gradients is None:
             return
+        await self._reports.told()
         # Queued before any computation that the cells hand out from here on: those find the new weights.
         applying = self._device.timed(lambda: apply(self._assignment, self._stage, command, gradients))
         self._rounds.close(command)
@@ -241,9 +242,7 @@ class Replica:
             return
         self._metrics.device_busy(applied.seconds)
         self.donor.committed(command, gradients)
-        self._reports.committed(
-            events.Committed(self.timeline, command.step, command.version, self.me.stage, applied.result)
-        )
+        self._reports.tell(command, self._stage)
 
     async def _gradients(self, command: messages.Commit) -> dict[UnitName, Tensor] | None:
         """The averaged gradients that a commit makes effective: held here, or from the log of a member."""

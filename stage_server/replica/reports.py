@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
 from stage_server.ports import ReplicaPorts
 from swarm import events
 from swarm.errors import OutOfMemory, SwarmError
+from swarm.messages import Commit
+from swarm.model.stage import Stage
 
 
 class Reports:
@@ -19,10 +22,25 @@ class Reports:
             maxlen=2
         )  # a commit is written when that of two steps ago is agreed
         self._failed: events.Failed | None = None
+        self._telling: asyncio.Task[None] | None = None
 
-    def committed(self, event: events.Committed) -> None:
-        self._committed.append(event)
-        self._ports.emit(event)
+    def tell(self, command: Commit, stage: Stage) -> None:
+        """Report a commit with the digest of the state, which is made beside the microbatches that use it first."""
+        self._telling = self._ports.work.start(self._tell(command, stage))
+
+    async def told(self) -> None:
+        """Until the newest digest is made, the state must stay as it is."""
+        if self._telling is not None:
+            await asyncio.wait([self._telling])
+
+    async def _tell(self, command: Commit, stage: Stage) -> None:
+        try:
+            digest = await self._ports.device.aside(stage.digest)
+        except SwarmError as error:
+            self.fail(error)
+            return
+        self._committed.append(events.Committed(command.timeline, command.step, command.version, stage.stage, digest))
+        self._ports.emit(self._committed[-1])
 
     def fail(self, error: SwarmError) -> None:
         if isinstance(error, OutOfMemory):

@@ -263,8 +263,8 @@ class Stage:
 
     def apply(
         self, step: int, means: Mapping[UnitName, Tensor], *, learning_rate: float, scale: float, skip: bool
-    ) -> str:
-        """Commit a step: update with the averaged gradients times `scale`, or not if `skip`; gives the new digest.
+    ) -> None:
+        """Commit a step: update with the averaged gradients times `scale`, or not if `skip`.
 
         `means` has a 1-D float32 tensor for every unit of this stage (may be empty if `skip`). The step's sums are
         used up, graphs of it and of earlier steps are dropped, and `version` becomes step + 1. Weight decay covers all
@@ -280,7 +280,6 @@ class Stage:
         self.weights.settle(step + 1)
         if self.proposals is not None:
             self.proposals.capture(parameters.items(), step + 1)
-        return self.digest()
 
     def propose(self, names: Iterable[str]) -> dict[str, Tensor]:
         """What the island proposes for these parameters, float32 on the CPU, as the other islands get it."""
@@ -293,14 +292,14 @@ class Stage:
         self._take_weights({name: self._outer.anchor(name) for name in self.weights.newest()})
         return self.digest()
 
-    def merge(self, step: int, merge: Merge) -> str:
+    def merge(self, step: int, merge: Merge) -> None:
         """Commit an outer step, one without microbatches: the parameters in `merge` take over new outer weights.
 
-        All others stay as they are. `version` becomes step + 1; gives the new digest.
+        All others stay as they are. `version` becomes step + 1.
         """
         assert step == self.version, f"step {step} is applied to version {self.version}"
         self.replay_merge(step, self.weights.newest(), merge)
-        return self.settle(step + 1)
+        self.weights.settle(step + 1)
 
     def digest(self) -> str:
         """The digest of the newest parameters, the optimizer's state and proposals; then that of the outer state."""

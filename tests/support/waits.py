@@ -126,6 +126,7 @@ def _step(far: Far, layers: int, values: dict[str, Any], dtype: str = "float32")
     for unit, mean in means.items():
         stage.places.squared_norms(unit, mean)
     stage.apply(0, means, learning_rate=1e-2, scale=0.9, skip=False)
+    stage.digest()
     return far.taken()
 
 

@@ -82,4 +82,6 @@ def means_of(stages: list[Stage], step: int) -> dict[UnitName, Tensor]:
 def commit(stages: list[Stage], step: int, **values: Any) -> list[str]:
     means = means_of(stages, step)
     arguments: dict[str, Any] = {"learning_rate": 1e-2, "scale": 1.0, "skip": False} | values
-    return [stage.apply(step, means, **arguments) for stage in stages]
+    for stage in stages:
+        stage.apply(step, means, **arguments)
+    return [stage.digest() for stage in stages]

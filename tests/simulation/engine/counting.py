@@ -276,9 +276,9 @@ def watched(base: type[Stage], watch: Watch) -> type[Stage]:
             watch(Fetched(self.stage, version, digest))
             return digest
 
-        def apply(self, step: int, means: Any, **options: Any) -> Any:
+        def apply(self, step: int, means: Any, **options: Any) -> None:
             held = {unit: mean.numpy().tobytes() for unit, mean in means.items()}
-            digest = super().apply(step, means, **options)
+            super().apply(step, means, **options)
             watch(
                 Applied(
                     self.stage,
@@ -291,7 +291,6 @@ def watched(base: type[Stage], watch: Watch) -> type[Stage]:
                     self.digest(),
                 )
             )
-            return digest
 
     return Watched
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -44,9 +46,37 @@ def test_commits_are_applied_once_and_in_order() -> None:
         assert scene.replica.cells.version == 0, "the one before it was lost, and both come again"
         for _ in range(3):
             await scene.replica.handle(commit(scene))
+        await asyncio.sleep(1.0)  # the digest is made beside
         assert scene.replica.cells.version == 1
         assert [event.version for event in scene.heard(Committed)] == [1]  # type: ignore[union-attr]
         assert scene.heard(Failed) == []
+
+    play(1, act)
+
+
+def test_the_state_stays_as_it_is_until_its_digest_is_made() -> None:
+    async def act(scene: Scene) -> None:
+        gate = asyncio.Event()
+
+        async def when_it_opens(work: Callable[[], Any]) -> Any:
+            await gate.wait()
+            return work()
+
+        await averaged(scene)
+        device: Any = scene.replica._device
+        device.aside = when_it_opens
+        await scene.replica.handle(commit(scene))
+        following = asyncio.ensure_future(
+            scene.replica.handle(replace(commit(scene, step=1), rounds=(), skip=True)),
+        )
+        await asyncio.sleep(1.0)
+        assert scene.replica.stage.version == 1
+        assert scene.heard(Committed) == []
+        gate.set()
+        await following
+        await asyncio.sleep(1.0)
+        assert scene.replica.stage.version == 2
+        assert [event.version for event in scene.heard(Committed)] == [1, 2]  # type: ignore[union-attr]
 
     play(1, act)
 

@@ -56,16 +56,18 @@ def test_bytes_that_travel_make_the_merge_of_one_process(code: str, stages: int,
                 unit: mean_proposal((decoded(at, unit, 1, one) for one in payloads), TOKENS)
                 for unit, payloads in sent.items()
             }
-            found = at.merge(at.version, merge_of(at, spec, 1, means))
+            at.merge(at.version, merge_of(at, spec, 1, means))
             twin = twins[island][stage]
-            assert found == twin.merge(twin.version, Merge(deltas, nesterov(0.7, 0.9), REPLACE))
+            twin.merge(twin.version, Merge(deltas, nesterov(0.7, 0.9), REPLACE))
+            assert at.digest() == twin.digest()
 
 
 def test_without_means_all_go_back_to_the_outer_weights() -> None:
     spec = outer_spec(1, "none")
     (one,), (fresh,) = islands(spec)[0], stages_of(spec)
     before = one.digest()
-    assert one.merge(one.version, merge_of(one, spec, 1, None)) != before
+    one.merge(one.version, merge_of(one, spec, 1, None))
+    assert one.digest() != before
     weights, start = one.capture(optimizer=False).weights, fresh.capture(optimizer=False).weights
     assert all(torch.equal(weights[name], start[name]) for name in start)
 
@@ -77,12 +79,12 @@ def test_a_joiner_that_replays_an_outer_step_part_by_part_has_the_bits_of_who_ma
     means = {} if skip else {unit: torch.full((layout.elements,), 1e-3) for unit, layout in one.units.items()}
     deltas = {name: delta.view(-1) for name, delta in one.places.gradients_of(means).items()} if means else {}
     step = one.version
-    made = one.merge(step, merge_of(one, spec, step, means if deltas else None))
+    one.merge(step, merge_of(one, spec, step, means if deltas else None))
     names = [name for name, _ in joiner.parameter_sizes()]
     for part in (names[:3], names[3:]):
         of_part = {name: deltas[name] for name in part if deltas}
         joiner.replay_merge(step, part, merge_of_deltas(joiner, spec, step, part, of_part or None))
-    assert joiner.settle(step + 1) == made
+    assert joiner.settle(step + 1) == one.digest()
 
 
 def test_a_proposal_that_is_not_finite_makes_the_mean_not_finite() -> None:
