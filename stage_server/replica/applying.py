@@ -7,10 +7,19 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from stage_server.ports import Assignment
+from stage_server.state.donor import CommitRecord, Donor
 from swarm.messages import Commit
 from swarm.model.islands.exchange import merge_of
 from swarm.model.stage import Stage
 from swarm.types import UnitName
+
+
+def commit(
+    assignment: Assignment, stage: Stage, donor: Donor, command: Commit, means: Mapping[UnitName, Tensor]
+) -> CommitRecord:
+    """`apply`; gives what the donor is to remember of it."""
+    apply(assignment, stage, command, means)
+    return donor.record(command, means)
 
 
 def apply(assignment: Assignment, stage: Stage, command: Commit, means: Mapping[UnitName, Tensor]) -> None:

@@ -26,7 +26,7 @@ from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.admission import HeaderChecks
-from stage_server.replica.applying import apply
+from stage_server.replica.applying import commit
 from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.reduction import Reduction
@@ -225,7 +225,7 @@ class Replica:
             return
         await self._reports.told()
         # Queued before any computation that the cells hand out from here on: those find the new weights.
-        applying = self._device.timed(lambda: apply(self._assignment, self._stage, command, gradients))
+        applying = self._device.timed(lambda: commit(self._assignment, self._stage, self.donor, command, gradients))
         self._rounds.close(command)
         for old in [microbatch for microbatch in self._batches if microbatch.step <= command.step]:
             del self._batches[old]
@@ -241,7 +241,7 @@ class Replica:
             self._reports.fail(error)
             return
         self._metrics.device_busy(applied.seconds)
-        self.donor.committed(command, gradients)
+        self.donor.committed(*applied.result)
         self._reports.tell(command, self._stage)
 
     async def _gradients(self, command: messages.Commit) -> dict[UnitName, Tensor] | None:
@@ -255,7 +255,8 @@ class Replica:
         except SwarmError as error:
             self._reports.fail(StaleMessage(f"step {command.step} was averaged without this replica: {error.message}"))
             return None
-        return self._stage.places_at(command.step).means_of(record.gradients)
+        places = self._stage.places_at(command.step)
+        return await self._device.aside(lambda: places.means_of(record.gradients))
 
     # Tensors -----------------------------------------------------------------------------------------------------
 

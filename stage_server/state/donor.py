@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -42,8 +44,23 @@ class Record:
     gradients: Mapping[str, Tensor]
 
 
+CommitRecord: TypeAlias = tuple[int, Record, int]  # its step, and the bytes of its gradients
+
+_CHUNKS: WeakKeyDictionary[Stage, tuple[Chunk, ...]] = WeakKeyDictionary()  # of the stages that were built
+
+
 def chunks_of(stage: Stage) -> tuple[Chunk, ...]:
-    """How the state of a stage is cut: the same for all its replicas."""
+    """How the state of a stage is cut: the same for all its replicas.
+
+    It takes long for hundreds of layers, so whoever builds a stage asks first, on the compute thread.
+    """
+    chunks = _CHUNKS.get(stage)
+    if chunks is None:
+        chunks = _CHUNKS[stage] = _cut(stage)
+    return chunks
+
+
+def _cut(stage: Stage) -> tuple[Chunk, ...]:
     sizes = [TensorSize(name, elements) for name, elements in stage.parameter_sizes()]
     elements, most_bytes = sum(one.elements for one in sizes), stage.state_bytes([one.name for one in sizes])
     element_bytes = max(1, most_bytes // max(1, elements))
@@ -115,13 +132,20 @@ class Donor:
         self._records: dict[int, Record] = {}
         self._served = Counter[str]()  # under way, by part: records cost nothing on the device
 
-    def committed(self, commit: Commit, means: Mapping[UnitName, Tensor]) -> None:
-        """Remember what a commit did; `means` of all units, or nothing if the step was skipped."""
+    def record(self, commit: Commit, means: Mapping[UnitName, Tensor]) -> CommitRecord:
+        """What a commit did, for `committed`; `means` of all units, or nothing if the step was skipped.
+
+        To be made on the compute thread: it takes long for hundreds of layers.
+        """
         gradients = {} if commit.skip else self._stage.places_at(commit.step).gradients_of(means)
         size_bytes = sum(4 * gradient.numel() for gradient in gradients.values())
-        self._records[commit.step] = Record(commit.learning_rate, commit.scale, commit.skip, gradients)
-        for step in self._log.append(commit.step, size_bytes):
-            self._records.pop(step, None)
+        return commit.step, Record(commit.learning_rate, commit.scale, commit.skip, gradients), size_bytes
+
+    def committed(self, step: int, record: Record, size_bytes: int) -> None:
+        """Remember a commit that has been applied."""
+        self._records[step] = record
+        for old in self._log.append(step, size_bytes):
+            self._records.pop(old, None)
 
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
         """The requested part. StaleMessage if this is another stage, Refused if it has no such chunk, RetryElsewhere

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from stage_server.device import Device
 from stage_server.ports import Assignment, FetchCall, ReplicaPorts
+from stage_server.state.donor import chunks_of
 from swarm.events import Loaded, UnitSize
 from swarm.hf.pretrained import hub_files
 from swarm.job.spec import JobSpec
@@ -54,6 +55,7 @@ async def build_and_probe(
     def build() -> tuple[Stage, str]:
         configure(device, threads=None, reproducible=spec.training.reproducible)
         stage = ports.build(spec, command.stage, device, initial, step_on=command.step_on)
+        chunks_of(stage)  # here, and not on the event loop
         return stage, probe_digest(spec.training, step_device(device, command.step_on))
 
     stage, probe = await ports.device.run(build)

@@ -46,7 +46,7 @@ def commit(stage: Stage, step: int, *, skip: bool = False, donor: Donor | None =
     gradients = means(stage, step)
     stage.apply(step, {} if skip else gradients, learning_rate=RATE, scale=0.5, skip=skip)
     if donor is not None:
-        donor.committed(Commit(0, step, step + 1, (), RATE, 0.5, skip), {} if skip else gradients)
+        donor.committed(*donor.record(Commit(0, step, step + 1, (), RATE, 0.5, skip), {} if skip else gradients))
 
 
 def assignment_of(stage: Stage, peer: str) -> Assignment:
@@ -191,7 +191,7 @@ async def test_a_record_that_says_that_nothing_changed_is_not_believed(tmp_path:
     network = SimNetwork(Random(1))
     for name, skip in (("liar", True), ("honest", False)):
         donor = donor_of(Stage(spec_of(tmp_path), 0, CPU))
-        donor.committed(Commit(0, 0, 1, (), RATE, 0.5, skip), {} if skip else means(stage, 0))
+        donor.committed(*donor.record(Commit(0, 0, 1, (), RATE, 0.5, skip), {} if skip else means(stage, 0)))
         network.add_receiver(name, None, donor=donor)  # type: ignore[arg-type]
     donors = [Hop(PeerId(name), 1, 0, name) for name in ("liar", "honest")]
     record = await missed_record(0, assignment_of(stage, "joiner"), donors, stage, network.peer_links("joiner"))

@@ -16,13 +16,17 @@ import torch
 
 from stage_server.device import ThreadDevice
 from stage_server.ports import Assignment, ReplicaId
-from stage_server.state import loading
+from stage_server.replica.replica import Replica
+from stage_server.state import donor, loading
 from stage_server.state.loading import SIGN_OF_LIFE, build_stage
 from swarm.errors import OutOfMemory
-from swarm.messages import LoadStage
+from swarm.events import Committed, Event
+from swarm.messages import Commit, LoadStage
 from swarm.model import compiled
-from swarm.types import JobId, PeerId
-from tests.support.devices import InlineDevice
+from swarm.model.stage import Stage
+from swarm.model.units import Places
+from swarm.types import JobId, PeerId, UnitName
+from tests.support.devices import InlineDevice, noted_threads
 from tests.support.ports import ports_of
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork
@@ -121,3 +125,43 @@ def test_a_fault_of_a_compiler_that_nobody_waits_for_any_more_is_retrieved(monke
     asyncio.run(main())
     gc.collect()
     assert complaints == []
+
+
+async def test_what_takes_long_for_hundreds_of_layers_is_not_done_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job of 1,024 layers held the loop up when its stage was loaded, and again with each commit."""
+    cutting = noted_threads(monkeypatch, donor, "cut")
+    looking = noted_threads(monkeypatch, Stage, "state_bytes")
+    taking_apart = noted_threads(monkeypatch, Places, "gradients_of")
+    spec = spec_of(1, training={"reproducible": False})
+    split = spec.pipeline.split
+    assert split != "auto"
+    command = LoadStage(JobId("job"), 0, 0, split, 0, spec.model_dump_json())
+    assignment = Assignment(command, spec, ReplicaId(JobId("job"), PeerId("me"), 1, 0))
+    device = ThreadDevice(torch.device("cpu"), 1)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            links = SimNetwork(Random(0)).peer_links("at me")
+            told: asyncio.Queue[Event] = asyncio.Queue()
+            ports = ports_of(device, links, told.put_nowait, tasks)
+            stage, loaded = await build_stage(assignment, ports)
+            replica = Replica(assignment, stage, loaded, ports)
+            means = {unit: torch.zeros(layout.elements) for unit, layout in stage.units.items()}
+            monkeypatch.setattr(replica, "_gradients", _given(means))
+            await replica.handle(Commit(0, 0, 1, (), 0.1, 1.0, skip=False))
+            assert isinstance(await told.get(), Committed)
+            await ports.work.close()
+    finally:
+        device.close()
+    assert len(cutting) == 1
+    assert looking
+    assert taking_apart
+    assert threading.current_thread() not in {*cutting, *looking, *taking_apart}
+
+
+def _given(means: dict[UnitName, torch.Tensor]) -> Callable[[Commit], Awaitable[dict[UnitName, torch.Tensor]]]:
+    async def gradients(command: Commit) -> dict[UnitName, torch.Tensor]:
+        return means
+
+    return gradients
