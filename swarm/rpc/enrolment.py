@@ -27,7 +27,7 @@ from swarm.process.logs import Logger
 from swarm.rpc.members import renewed, vouched
 
 LOOK_S = 30.0  # how often the certificate's age is looked at
-LOOK_S_MIN = 1.0
+LOOK_S_MIN = 0.2
 CALL_S_MAX = 10.0
 POLL_S = 0.2
 PROFILE_LOOKS_MAX = 100  # a scheduler that starts on this machine listens before its profile is written

@@ -135,7 +135,7 @@ class Gatekeeper:
         is_shown = True
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(LOOK_S, RENEW_AT * self.members.life_s)):
+                async with asyncio.timeout(min(LOOK_S, (1.0 - RENEW_AT) / 2 * self.members.life_s)):
                     await self._turn.wait()
             if await self._has_turned() or self.wallet.is_due:
                 self.wallet.identity, is_shown = self._own_identity(), False
