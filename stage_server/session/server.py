@@ -22,6 +22,7 @@ from stage_server.replica.replica import Replica
 from stage_server.session.aftermath import Aftermath
 from stage_server.session.event_queue import EventQueue
 from stage_server.session.gate import Passes, place_of
+from stage_server.session.others import Others
 from stage_server.session.overtaking import overtaking
 from stage_server.session.relays import KnownRelays
 from stage_server.state.joiner import JoinClient
@@ -41,7 +42,7 @@ from swarm.limits import LINKS_TOLD_EVERY
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
-from swarm.rpc.links.peers import SHUNNED_S, PeerLinks
+from swarm.rpc.links.peers import PeerLinks
 from swarm.rpc.session import SchedulerLink
 from swarm.types import JobId
 
@@ -92,6 +93,7 @@ class StageServer:
         self._ports = ports
         self._settings = settings
         self._tasks, self._log = ports.tasks, ports.log
+        self._others = Others(ports.links, ports.passes, ports.relays, ports.log)
         self._connect_retry = wait_random_exponential(multiplier=0.2, max=settings.connect_retry_s_max)
         self._queue = EventQueue()
         self._was_welcomed = False
@@ -209,7 +211,7 @@ class StageServer:
             """Carry out what must not wait for the device, for others or for a donor."""
             if not (welcomed and epoch == self._epoch and isinstance(command, messages.CutOff)):
                 return False
-            self._cut_off(command)
+            self._others.hear(command)
             return True
 
         try:
@@ -233,13 +235,7 @@ class StageServer:
                         orphaned.cancel()
                         self._link = link
                         self._detached.clear()
-                        if self._ports.passes is not None:
-                            self._ports.passes.welcomed(command)
-                        for order in command.cut_off:
-                            if command.unix_s - order.unix_s < SHUNNED_S:  # while we were away
-                                self._ports.links.cut_off(order.peer)
-                        if self._ports.relays is not None:
-                            self._ports.relays.know(command.relays)
+                        self._others.welcomed(command)
                         heart = self._tasks.create_task(self._beat(command.heartbeat_s))
                         self._log.info("attached to scheduler", scheduler=address, peer=command.peer, epoch=epoch)
                     else:
@@ -331,16 +327,8 @@ class StageServer:
                 self.emit(events.ChaosBegun(harm, "" if self._ports.obey_chaos is not None else NO_CHAOS))
                 if self._ports.obey_chaos is not None:
                     self._ports.obey_chaos(command)
-            case messages.TakePass():
-                if self._ports.passes is not None:
-                    self._ports.passes.take(command.token)
-                if self._ports.relays is not None:
-                    self._ports.relays.passed()
-            case messages.UseRelays():
-                if self._ports.relays is not None:
-                    self._ports.relays.know(command.relays)
-            case messages.CutOff():
-                self._cut_off(command)
+            case messages.TakePass() | messages.UseRelays() | messages.CutOff():
+                self._others.hear(command)
             case messages.Follow():
                 if self._joiner is not None:
                     self._joiner.follow(command)
@@ -352,12 +340,6 @@ class StageServer:
                 self._log.warning("command without a job", command=type(command).__name__)
             case _:
                 await self._replica.handle(command)
-
-    def _cut_off(self, order: messages.CutOff) -> None:
-        self._log.warning("peer was revoked", peer=order.peer)
-        self._ports.links.cut_off(order.peer)
-        if self._ports.passes is not None:
-            self._ports.passes.cut_off(order)
 
     # The job -----------------------------------------------------------------------------------------------------
 

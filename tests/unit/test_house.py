@@ -57,6 +57,8 @@ COVERED_BY = {
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
     "property/test_rpc_mapping.py": ("swarm/events", "swarm/messages", "swarm/peer_messages"),
     "unit/swarm/rpc/test_mapping.py": ("swarm/limits",),
+    "unit/swarm/data/test_apart.py": ("swarm/data/corpus", "swarm/data/reader"),
+    "unit/stage_server/session/test_server.py": ("stage_server/session/others",),
     "property/test_rpc_frames.py": ("swarm/rpc/links/frames",),
     "security/test_relay.py": (
         *(
