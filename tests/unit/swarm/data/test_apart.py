@@ -213,10 +213,12 @@ def test_ctrl_c_ends_the_process(tmp_path: Path, children: list[Any]) -> None:
     def interrupt(done_bytes: int, total_bytes: int) -> None:
         raise KeyboardInterrupt
 
-    source = write_sources(tmp_path)[1]
+    spec = job(write_sources(tmp_path)[1])
+    corpus = open_corpus(spec)
     with pytest.raises(KeyboardInterrupt):
-        tokenise(job(source), tmp_path / "out", interrupt)
-    assert children[0].poll() == -signal.SIGKILL
+        tokenise(spec, tmp_path / "out", interrupt, corpus)
+    assert children[0].poll() == -signal.SIGKILL, "although the corpus is still there"
+    del corpus
 
 
 def test_a_process_that_is_killed_is_an_error(tmp_path: Path, children: list[Any]) -> None:
