@@ -19,7 +19,7 @@ from scheduler.brain.fleet.placement import Candidate, sites_for_islands, stages
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.fleet.speeds import fleet_speed
 from scheduler.brain.inputs import Stop
-from scheduler.brain.members.projects import ANYBODY, Person, check_jobs
+from scheduler.brain.members.projects import ANYBODY, Person, check_jobs, check_share
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, JobProgress, again, split_of
@@ -94,7 +94,7 @@ class Jobs:
 
         InvalidConfig, InvalidData, InvalidModel, OutOfMemory, QuotaReached.
         """
-        self._check_room(tokens)
+        self._check_room(tokens, by)
         with self._opens(by.project):
             return await self._submit(spec, tokens, tokenizer_files, files, by)
 
@@ -163,11 +163,14 @@ class Jobs:
         self._peers.wake.set()
         return job
 
-    def _check_room(self, tokens: JobTokens) -> None:
-        """NotAllowed if more jobs, or more shards, wait and run than the scheduler can hold."""
+    def _check_room(self, tokens: JobTokens, by: Person) -> None:
+        """NotAllowed if more jobs, or more shards, wait and run than the scheduler can hold, or one person may have."""
         living = [job for job in self.registry.all() if not job.record.state.is_final]
         if len(living) >= JOBS_OPEN_MAX:
             raise NotAllowed(f"{JOBS_OPEN_MAX} jobs are open already", hint="cancel some: swarm ls")
+        if not self.stores.projects.quota(by.project).jobs:
+            own = sum((job.record.project, job.record.owner) == (by.project, by.owner) for job in living)
+            check_share(by.owner, own, len(living) - own, JOBS_OPEN_MAX)
         shards = sum(len(job.record.tokens.shards) for job in living) + len(tokens.shards)
         if shards > SHARDS_OPEN_MAX:
             raise NotAllowed(

@@ -6,14 +6,32 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scheduler.api.overview import Overview
 from scheduler.api.seen_jobs import SeenJobs
+from scheduler.brain.members.projects import ANYBODY, DEFAULT_PROJECT, Person
+from scheduler.jobs import commands
 from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
+from swarm.errors import NotAllowed, QuotaReached
 from swarm.job.partition import resolve
+from swarm.pki.names import Role
 from swarm.types import JobState, PeerId
-from tests.support.scenes import Run, Task, about_peer, add_peer, drained, replayed, serves, train
-from tests.support.simulated import small_spec
+from tests.support.scenes import (
+    Desk,
+    Run,
+    Task,
+    about_peer,
+    add_peer,
+    at_desk,
+    drained,
+    make_spec,
+    replayed,
+    serves,
+    train,
+)
+from tests.support.simulated import Tokens, small_spec
 
 
 async def submit_another(run: Run, **changes: Any) -> Job:
@@ -202,3 +220,25 @@ def test_two_jobs_that_take_no_more_than_their_share_run_side_by_side(tmp_path: 
 
     run = train(task, 4, 2, beside)
     assert (others[0].record.state, run.job.record.state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
+
+
+def test_one_submitter_leaves_open_jobs_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "JOBS_OPEN_MAX", 4)
+    spec = make_spec(tmp_path)
+    tokens = Tokens.make(tmp_path, spec)
+    ann, bob = (Person(Role.SUBMITTER, name, DEFAULT_PROJECT) for name in ("ann", "bob"))
+
+    async def submit(desk: Desk) -> None:
+        async def open_one(by: Person) -> None:
+            await desk.rig.jobs.submit(spec, tokens.of_job(), {}, by=by)
+
+        for person in (ann, ann, bob):
+            await open_one(person)
+        for person in (ann, bob):
+            with pytest.raises(QuotaReached, match="others leave free"):
+                await open_one(person)
+        await open_one(ANYBODY)
+        with pytest.raises(NotAllowed, match="4 jobs are open already"):
+            await open_one(ANYBODY)
+
+    at_desk(tokens, submit, peers=0)

@@ -113,6 +113,18 @@ def check_jobs(project: str, quota: Quota, open_jobs: int) -> None:
         )
 
 
+def check_share(owner: str, own_jobs: int, other_jobs: int, most: int) -> None:
+    """QuotaReached if a person has half of the jobs that others leave free of the `most` that can be open.
+
+    Over plaintext nobody is known, and all share them.
+    """
+    if owner and 2 * own_jobs >= most - other_jobs:
+        raise QuotaReached(
+            f"you have {counted(own_jobs, 'open job')}, half of the {most - other_jobs} that others leave free",
+            hint="wait until one has ended, or cancel one: swarm ls",
+        )
+
+
 def check_bytes(project: str, quota: Quota, held_bytes: int, promised_bytes: int, wanted_bytes: int) -> None:
     """QuotaReached if a file does not fit beside the project's files and its running uploads."""
     if quota.upload_bytes and held_bytes + promised_bytes + wanted_bytes > quota.upload_bytes:

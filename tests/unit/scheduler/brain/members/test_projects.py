@@ -13,6 +13,7 @@ from scheduler.brain.members.projects import (
     Quota,
     check_bytes,
     check_jobs,
+    check_share,
     judge,
     not_owner,
     sees,
@@ -104,6 +105,16 @@ def test_a_quota_of_jobs_counts_the_open_ones() -> None:
         check_jobs("red", Quota(jobs=2), 2)
     assert "swarm project set red --quota-jobs" in caught.value.hint
     assert (caught.value.code, caught.value.exit_code) == ("E1001", 10)
+
+
+def test_a_person_has_at_most_half_of_the_jobs_that_others_leave_free() -> None:
+    """One submitter without a quota could open all jobs that the scheduler holds."""
+    for own, others in ((499, 0), (249, 500), (0, 998), (0, 999)):
+        check_share("submitter/ann", own, others, 1000)
+    for own, others in ((500, 0), (250, 500), (1, 998), (0, 1000)):
+        with pytest.raises(QuotaReached, match=f"half of the {1000 - others} that others leave free"):
+            check_share("submitter/ann", own, others, 1000)
+        check_share("", own, others, 1000)
 
 
 def test_a_quota_of_bytes_counts_what_is_held_promised_and_wanted() -> None:
