@@ -152,9 +152,10 @@ def test_a_collector_receives_the_spans_of_a_microbatch_in_order(fleet: Fleet, c
         inside = [part for part in collector.spans if part.parent_span_id == one.span_id]
         ended = sorted(inside, key=lambda part: part.end_time_unix_nano)
         names = [part.name.partition(" ")[0] for part in ended if not part.name.startswith("boundary")]
-        assert names[:5] == ["route", "forward", "forward", "backward", "backward"]
-        assert set(names[5:-3]) == {"average"}
-        assert names[-3:] == ["row", "commit", "commit"]
+        others = [name for name in names if name != "average"]  # a stage may average while the one before it computes
+        assert others == ["route", "forward", "forward", "backward", "backward", "row", "commit", "commit"]
+        assert names.index("average") > names.index("backward")
+        assert names[-4:] == ["average", "row", "commit", "commit"]
         assert one.end_time_unix_nano - one.start_time_unix_nano < 60e9
     assert any(part.name == "boundary forward" for part in collector.spans)
 
