@@ -1,4 +1,4 @@
-"""The device port: one compute thread that runs all work on weights, graphs or sums.
+"""The device port: one compute thread that runs all that changes weights, graphs or sums.
 
 With one thread, work happens in the order in which it was handed over; the rules about sealing and voiding rely on
 that. The event loop stays free to answer (measured: heartbeats are late by 4 ms at most).
@@ -46,8 +46,8 @@ class Device(Protocol):
         """Like `run`, with the seconds that it took."""
 
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do `work` beside the compute thread. It must need no weights or graphs, and no sums but those of a sealed
-        step.
+        """Do `work` beside the compute thread. It must need no graphs, no sums but those of a sealed step, and no
+        weights that may change meanwhile.
 
         Earlier `run` calls may not have happened yet: sums may still hold void contributions.
         """

@@ -29,7 +29,9 @@ PROBE = (
 # Run in a process of its own: the client has no torch. Code of a tokenizer's folder never runs.
 _PROGRAM = """
 import json, resource, sys
-resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[3]), int(sys.argv[3])))
+hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+most = int(sys.argv[3]) if hard == resource.RLIM_INFINITY else min(int(sys.argv[3]), hard)
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 from transformers import AutoTokenizer
 found = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True, trust_remote_code=False)
 print(json.dumps([type(found).__name__, found(sys.argv[2], add_special_tokens=False)["input_ids"]]))

@@ -84,7 +84,8 @@ class StepRecord:
     decided_s: float | None = None
     durable_s: float | None = None
     told: dict[PeerId, float] = field(default_factory=dict)  # when each replica was sent the commit
-    committed: dict[PeerId, tuple[int, float]] = field(default_factory=dict)  # its stage, and when it had applied it
+    # Its stage, and when it had applied the step and made the digest.
+    committed: dict[PeerId, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:

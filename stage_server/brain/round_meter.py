@@ -5,9 +5,9 @@
            |  .--                    the steepest line from the beginning to a point past a quarter of all bytes
            +----------------- s
 
-The line of what was sent begins with the round, that of what was taken when all others have begun, as they may compute
-until then. Whatever held bytes up makes it flatter, and receipts that come all at once do not make it steeper. So it is
-a lower bound: a fast member is as fast as the others take from it.
+The line begins with the round: whatever held bytes up makes it flatter, and receipts that come all at once do not make
+it steeper. So it is a lower bound: a fast member is as fast as the others take from it, and looks slower in a round in
+which it waits for others that still compute.
 
 Source: the delivery rate of BBR (Cardwell et al., ACM Queue 14-5, 2016), with all of a round as one flight.
 """
@@ -53,23 +53,20 @@ class RoundMeter:
     @property
     def up_bytes_per_s(self) -> float:
         """0 if there was too little to tell."""
-        return _steepest(self._sent, self.start_s)
+        return self._steepest(self._sent)
 
     @property
     def down_bytes_per_s(self) -> float:
         """0 if there was too little to tell."""
-        start_s = self.all_began_s
-        later = [] if start_s is None else [delivery for delivery in self._taken if delivery[0] > start_s]
-        return _steepest(later, start_s)
+        return self._steepest(self._taken)
 
-
-def _steepest(deliveries: list[tuple[float, int]], start_s: float | None) -> float:
-    total_bytes = sum(size_bytes for _, size_bytes in deliveries)
-    if start_s is None or total_bytes < MEASURED_BYTES_MIN:
-        return 0.0
-    best, so_far_bytes = 0.0, 0
-    for at_s, size_bytes in deliveries:  # in order of time, as they were noted
-        so_far_bytes += size_bytes
-        if at_s > start_s and so_far_bytes >= SHARE_MIN * total_bytes:
-            best = max(best, so_far_bytes / (at_s - start_s))
-    return best
+    def _steepest(self, deliveries: list[tuple[float, int]]) -> float:
+        total_bytes = sum(size_bytes for _, size_bytes in deliveries)
+        if self.start_s is None or total_bytes < MEASURED_BYTES_MIN:
+            return 0.0
+        best, so_far_bytes = 0.0, 0
+        for at_s, size_bytes in deliveries:  # in order of time, as they were noted
+            so_far_bytes += size_bytes
+            if at_s > self.start_s and so_far_bytes >= SHARE_MIN * total_bytes:
+                best = max(best, so_far_bytes / (at_s - self.start_s))
+        return best

@@ -144,7 +144,11 @@ class ReaderProcess:
                 raise self._too_slow()
             said = os.read(child.stdout.fileno(), 1 << 20)
             if not said:
-                raise self._too_large(f", or ends the process that reads it (exit status {child.wait()})")
+                ended = f"ends the process that reads it (exit status {child.wait()})"
+                if not (self._at or self._where):
+                    hint = "see whether python -m swarm.data.reader 1000000000 runs on this machine"
+                    raise InvalidData(f"the data {ended} before it is read", hint=hint)
+                raise self._too_large(f", or {ended}")
             self._unread += said
         line, _, self._unread = self._unread.partition(b"\n")
         return line

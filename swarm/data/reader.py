@@ -26,7 +26,9 @@ OUT_OF_MEMORY = "memory"  # in the place of an error's code
 
 def main(memory_bytes: int) -> None:
     """Answer requests until there are no more; everything else that a library prints goes to stderr."""
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most_bytes = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     reader = _Reader(sys.stdin.buffer, answers)

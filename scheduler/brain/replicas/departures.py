@@ -88,6 +88,8 @@ class Departures:
                     self._state.conclude(one)
                 case StartOver(cause=cause):
                     self._state.outbox.note("error", f"{cause}; what has no row is computed again")
+                case Expel(peer=peer) if peer not in self._state.pool:
+                    pass  # it was outvoted twice, in two units of one step
                 case Expel(peer=peer, cause=cause):
                     for run in self._state.progress.runs.values():
                         run.commits.pop(peer, None)

@@ -176,3 +176,17 @@ def test_a_job_does_not_start_with_fewer_replicas_than_a_person_wants() -> None:
 
 def test_an_obedient_swarm_finishes() -> None:
     assert isinstance(trained(Swarm()).end, Finish)
+
+
+def test_whoever_is_outvoted_in_two_units_at_once_is_expelled_once() -> None:
+    """Both rounds were told ahead and are complete when the last microbatch is heard of, at a stage between them."""
+    swarm = Swarm(("abc", "x", "def"), tied=True)
+    swarm.lie = lies("a", Averaged, 2, digest="odd")
+    swarm.start()
+    while swarm.end is None and swarm.inbox:
+        behind = next((at for at, (peer, _) in enumerate(swarm.inbox) if peer != "x"), 0)  # all others are faster
+        swarm.inbox.rotate(-behind)
+        swarm.obey(*swarm.inbox.popleft())
+        swarm.inbox.rotate(behind)
+    swarm.assert_finished()
+    assert [one.peer for one in swarm.unfit] == ["a"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -230,3 +233,11 @@ def test_a_process_that_is_killed_is_an_error(tmp_path: Path, children: list[Any
     corpus = Corpus(tuple(find_sources(spec.data)) * 2, ByteTokenizer(), ReaderProcess(spec))
     with pytest.raises(InvalidData, match=rf"{source} takes more than .* or ends the process .*-9"):
         tokenise(spec, tmp_path / "out", kill, corpus)
+
+
+def test_the_reader_runs_under_a_lower_limit_of_the_machine() -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
+
+    command = [sys.executable, "-m", "swarm.data.reader", str(6 << 30)]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, preexec_fn=limit, timeout=60, check=False).returncode == 0
