@@ -89,8 +89,15 @@ def client_of_ray(tmp_path: Path) -> Iterator[str]:
             return False
         return True
 
+    def serves() -> bool:
+        """A client that comes in the first second may get no server of its own, and Ray gives it up after 40 s."""
+        program = "import ray, sys; ray.init(sys.argv[1], logging_level='CRITICAL')"
+        command = [sys.executable, "-c", program, f"ray://127.0.0.1:{port}"]
+        return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+
     try:
         until("Ray's server for clients listens", listens, timeout_s=300.0)
+        until("Ray serves a client", serves, timeout_s=300.0)
         yield f"ray://127.0.0.1:{port}"
     finally:
         ray.terminate()  # and with it all that it has started
