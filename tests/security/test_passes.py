@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -191,27 +191,19 @@ async def test_whoever_is_revoked_is_cut_off_in_the_midst(world: World) -> None:
     assert await world.refusals(issued_unix_s=NOW + 1) == (None, None), "it joined again"
 
 
-async def test_links_to_one_who_was_revoked_break(world: World) -> None:
-    world.receiver.opened.clear()
-    sending = asyncio.ensure_future(_error(world.send()))
-    await until(lambda: world.receiver.came == 1)
-    world.links.cut_off(PeerId("c"))
-    await asyncio.sleep(0.05)
-    assert not sending.done()
-    world.links.cut_off(B)
-    assert await sending is PeerUnavailable
-
-
-async def test_pulls_from_one_who_was_revoked_end_and_it_is_not_dialled_again(world: World) -> None:
+@pytest.mark.parametrize("call", [World.send, World.pull])
+async def test_what_goes_on_with_one_who_was_revoked_ends_and_it_is_not_dialled_again(
+    world: World, call: Callable[[World], Awaitable[object]]
+) -> None:
     """An order from before the revocation may still name it; a broken link was dialled anew for that."""
     world.receiver.opened.clear()
-    pulling = asyncio.ensure_future(_error(world.pull()))
+    calling = asyncio.ensure_future(_error(call(world)))
     await until(lambda: world.receiver.came == 1)
     world.links.cut_off(PeerId("c"))
     await asyncio.sleep(0.05)
-    assert not pulling.done()
+    assert not calling.done()
     world.links.cut_off(B)
-    assert await pulling is PeerUnavailable
+    assert await calling is PeerUnavailable
     world.receiver.opened.set()
     assert (await _error(world.send()), await _error(world.pull())) == (PeerUnavailable, PeerUnavailable)
     assert world.receiver.came == 1

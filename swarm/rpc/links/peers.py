@@ -214,7 +214,9 @@ class GrpcPeerLinks:
             await connection.close()
 
     def cut_off(self, peer: PeerId) -> None:
-        self._shunned[peer] = asyncio.get_running_loop().time() + SHUNNED_S
+        now_s = asyncio.get_running_loop().time()
+        self._shunned = {one: until_s for one, until_s in self._shunned.items() if until_s > now_s}
+        self._shunned[peer] = now_s + SHUNNED_S
         self._dialler.forget(peer)
         for pull in [pull for pull, to in self._pulls.items() if to == peer and not pull.expired()]:
             pull.reschedule(0.0)
