@@ -5,7 +5,8 @@
 
 Each member is a process that has both: a gloo process group, and what a stage server averages with, over gRPC. They
 take turns. A way's seconds are from the moment when the first member begins to the moment when the last one has the
-mean. Both must give the same means.
+mean. Both must give the same means. The scheduler's rule shares the slices out, by the rates that members have measured
+in the rounds before: eight of these are not counted, so that it can learn.
 
 `--access` puts each member at a host of its own, a network namespace which can send and receive so many Mbit/s, with a
 round-trip time of `--rtt` ms between any two. That needs root.
@@ -22,6 +23,7 @@ import signal
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -32,8 +34,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.measured.ways import Fleet, Hosts
+from scheduler.brain.commit.shares import Shares
 from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.state.step import UnitAveraging
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.deadline import Deadline
@@ -41,8 +45,8 @@ from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import run_round
 from stage_server.replica.averaging.reduction import Reduction
-from swarm.events import ParameterNorm
-from swarm.messages import Average
+from swarm.events import Averaged, ParameterNorm
+from swarm.messages import Average, Member
 from swarm.peer_messages import Slice, TensorHeader
 from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import bind, new_server
@@ -55,6 +59,7 @@ WAYS = ("gloo", "ours")
 JOB, UNIT = JobId("bench"), UnitName("stage-0")
 TOKENS = 1000
 ROUND_S_MAX = 60.0
+LEARNING_ROUNDS = 8
 
 
 def main() -> None:
@@ -79,7 +84,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--mib", type=float, default=16.0, help="of float32 gradients")
-    parser.add_argument("--rounds", type=int, default=9, help="measured ones of each way, after one that is not")
+    parser.add_argument("--rounds", type=int, default=9, help="measured ones of each way")
     parser.add_argument("--access", type=lambda text: [float(one) for one in text.split(",")], default=[])
     parser.add_argument("--rtt", type=float, default=2.0, help="ms, with --access")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each member")
@@ -105,8 +110,38 @@ def _hosts(options: argparse.Namespace) -> Iterator[Hosts]:
         yield Hosts(relay)
 
 
+class _Rule:
+    """The scheduler's rule for slices, without the scheduler."""
+
+    def __init__(self, members: int) -> None:
+        self._names = names_of(members)
+        state: Any = Namespace(
+            settings=Namespace(recount=0.0, second_owner=0.0, clips=False),
+            pool=self._names,
+            outbox=Namespace(note=lambda _, text: print(text, file=sys.stderr)),
+        )
+        self._shares = Shares(state)
+
+    def shares(self, number: int) -> list[float] | None:
+        """Those of the next round; None: equal ones."""
+        return self._shares.plan(UNIT, Round(1, number), self._names)
+
+    def learn(self, number: int, reports: Sequence[tuple[float, float, float]]) -> None:
+        """What the members said of the round: its seconds, and bytes per second up and down."""
+        members = tuple(Member(name, 1, "", 0, 0, "") for name in self._names)
+        averaging = UnitAveraging(Round(1, number), members)
+        for name, (took_s, up, down) in zip(self._names, reports, strict=True):
+            averaging.reports[name] = Averaged(0, number, UNIT, averaging.round, "", (), took_s, up, down)
+        self._shares.averaged(UNIT, averaging)
+
+
+def names_of(members: int) -> list[PeerId]:
+    return [PeerId(f"member-{one}") for one in range(members)]
+
+
 def _measure(options: argparse.Namespace, folder: Path, hosts: Hosts) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    rule = _Rule(options.members)
     with Fleet(folder) as fleet:
         members = [
             fleet.start(
@@ -128,12 +163,16 @@ def _measure(options: argparse.Namespace, folder: Path, hosts: Hosts) -> dict[st
             return [json.loads(fleet.line(member)) for member in members]
 
         addresses = [json.loads(fleet.line(member)) for member in members]
-        for number in range(1 + options.rounds):
+        for number in range(LEARNING_ROUNDS + options.rounds):
+            is_counted = number >= LEARNING_ROUNDS
             for way in WAYS if number % 2 else WAYS[::-1]:
-                ask({"prepare": way, "step": number, "addresses": addresses})
+                shares = rule.shares(number)
+                ask({"prepare": way, "step": number, "addresses": addresses, "shares": shares})
                 answers = ask({"go": way})
-                if number:
-                    seconds[way].append(max(end for _, end, _ in answers) - min(begin for begin, _, _ in answers))
+                if is_counted:
+                    seconds[way].append(max(end for _, end, *_ in answers) - min(begin for begin, *_ in answers))
+                if way == "ours":
+                    rule.learn(number, [(end - begin, *rates) for begin, end, *rates, _ in answers])
             if any(not same for *_, same in answers):
                 raise RuntimeError(f"round {number}: the two ways gave different means")
     return seconds
@@ -177,13 +216,14 @@ class _Sink:
 class _Member:
     def __init__(self, number: str, count: str, rendezvous: str, host: str, elements: str, threads: str) -> None:
         torch.set_num_threads(int(threads))
-        self._names = [PeerId(f"member-{one}") for one in range(int(count))]
+        self._names = names_of(int(count))
         self._me = ReplicaId(JOB, self._names[int(number)], 1, 0)
         self._host = host
         self._sums = torch.randn(int(elements), generator=torch.Generator().manual_seed(int(number)))
         self._device = ThreadDevice(torch.device("cpu"), int(threads))
         self._mailbox = Mailbox(self._me.peer, 0, 1)
         self._means: dict[str, Tensor] = {}
+        self._rates = (0.0, 0.0)
         dist.init_process_group(
             "gloo", init_method=f"file://{rendezvous}", rank=int(number), world_size=len(self._names)
         )
@@ -199,24 +239,24 @@ class _Member:
         while line := await asyncio.to_thread(sys.stdin.readline):
             words = json.loads(line)
             if "prepare" in words:
-                self._prepare(words["prepare"], words["step"], words["addresses"])
+                self._prepare(words["prepare"], words["step"], words["addresses"], words["shares"])
                 print(json.dumps("prepared"), flush=True)
                 continue
             began_s = time.time()
             self._means[words["go"]] = await (self._gloo() if words["go"] == "gloo" else self._ours())
             ended_s = time.time()
-            print(json.dumps([began_s, ended_s, self._agree()]), flush=True)
+            print(json.dumps([began_s, ended_s, *self._rates, self._agree()]), flush=True)
         await self._links.close()
         await server.stop(None)
         self._device.close()
 
-    def _prepare(self, way: str, step: int, addresses: Sequence[str]) -> None:
+    def _prepare(self, way: str, step: int, addresses: Sequence[str], shares: Sequence[float] | None) -> None:
         """What a command of the scheduler brings; and for gloo, which adds in place, memory of its own."""
         if way == "gloo":
             self._flat = self._sums.clone()
             return
         replicas = [ReplicaRecord(peer, 1, at, 0, "cpu") for peer, at in zip(self._names, addresses, strict=True)]
-        members = plan_round(replicas, {}, self._sums.numel(), None)
+        members = plan_round(replicas, {}, self._sums.numel(), shares)
         self._command = Average(0, step, UNIT, Round(1, 1), members, TOKENS, ROUND_S_MAX)
         self._mailbox.begin(self._command)
 
@@ -232,6 +272,7 @@ class _Member:
         own = (self._device, self._links, self._mailbox, Leftovers("none"), Deadline(self._command.timeout_s))
         mean = await run_round(self._command, self._me, stage, Reduction(None), *own)
         self._mailbox.close(self._command.step)
+        self._rates = mean.rates
         return mean.gradient
 
     def _agree(self) -> bool:

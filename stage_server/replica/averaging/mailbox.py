@@ -156,12 +156,12 @@ class Mailbox:
 
     def expect(self, command: Average, owner: PeerId) -> None:
         """Others send us their parts of a slice that is another's: it is reduced once more here."""
-        round_ = self._announced.get((command.step, command.unit))
+        round_, members = self._announced.get((command.step, command.unit)), command.members
         if round_ is None or round_.round != command.round:
             return
         of_round = (command.timeline, command.step, command.unit, command.round)
-        for chunk in [chunk for one in command.members if one.peer == owner for chunk in chunks_of(one)]:
-            for member in command.members:
+        for chunk in [chunk for one in members if one.peer == owner for chunk in chunks_of(one, members)]:
+            for member in members:
                 if member.peer != self._me:
                     part = SliceKey(*of_round, False, member.peer, member.incarnation, chunk.start)
                     round_.due[part] = chunk.elements
@@ -175,15 +175,16 @@ class Mailbox:
 
     def _due(self, command: Average) -> dict[SliceKey, int]:
         """Parts of the slice that we own from all others, and means from all others that own one."""
-        of_round = (command.timeline, command.step, command.unit, command.round)
-        mine = [chunk for one in command.members if one.peer == self._me for chunk in chunks_of(one)]
+        of_round, members = (command.timeline, command.step, command.unit, command.round), command.members
+        mine = [chunk for one in members if one.peer == self._me for chunk in chunks_of(one, members)]
         due: dict[SliceKey, int] = {}
-        for member in command.members:
+        for member in members:
             if member.peer == self._me:
                 continue
             sender = member.peer, member.incarnation
             due |= {SliceKey(*of_round, False, *sender, chunk.start): chunk.elements for chunk in mine}
-            due |= {SliceKey(*of_round, True, *sender, chunk.start): chunk.elements for chunk in chunks_of(member)}
+            theirs = chunks_of(member, members)
+            due |= {SliceKey(*of_round, True, *sender, chunk.start): chunk.elements for chunk in theirs}
         return due
 
     def _proposals_due(self, command: Exchange, proposal_bytes: int) -> dict[SliceKey, int]:

@@ -89,7 +89,7 @@ async def run_round(
     if lossy:
         part, lost = await device.aside(lambda: (together(part, sent), torch.zeros_like(part)))
     others = [member for member in command.members if member.peer != me.peer]
-    chunks = {member.peer: chunks_of(member) for member in command.members}
+    chunks = {member.peer: chunks_of(member, command.members) for member in command.members}
     if not others:
         chunks = {me.peer: (Chunk(0, part.numel()),)}  # nothing travels
 

@@ -39,7 +39,7 @@ async def send_part(
 ) -> None:
     """Send the verifier our part of the slice once more; PeerUnavailable or Refused if it does not take it."""
     owner, to = _of(average, command.owner), _of(average, command.verifier)
-    chunks = chunks_of(owner)
+    chunks = chunks_of(owner, average.members)
 
     def cut() -> list[Tensor]:
         whole = part()  # a copy of the whole unit, if its sums lie on a GPU
@@ -82,7 +82,7 @@ async def reduce_again(
                 if member.peer == me.peer:
                     came.append([await device.run(lambda: part()[span].clone())])
                 else:
-                    chunks = chunks_of(owner)
+                    chunks = chunks_of(owner, average.members)
                     came.append([(await mailbox.get(key_of(average, member, chunk))).values() for chunk in chunks])
     except TimeoutError:
         return answer_to(
