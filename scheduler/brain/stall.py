@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from scheduler.brain.outputs import Fail, Stopped
-from swarm.errors import NoProgress, PeerUnavailable
+from swarm.errors import NoProgress, OutOfMemory, PeerUnavailable
 from swarm.types import JobId, JobState, OnStall, PeerId
 
 LOST_HINT = "start a stage server in its place"
@@ -63,9 +63,9 @@ def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopp
 
 
 def is_loss(end: Stopped | Fail) -> bool:
-    """Whether a job ends because it has lost a stage."""
+    """Whether a job, or an island, ends as it has lost a stage: its last replica is gone, or has no memory left."""
     if isinstance(end, Fail):
-        return end.code == PeerUnavailable.code
+        return end.code in (PeerUnavailable.code, OutOfMemory.code)
     return bool(end.hint) and not end.error_code
 
 

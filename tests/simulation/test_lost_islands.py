@@ -9,7 +9,8 @@ import pytest
 
 from scheduler.brain import inputs, outputs
 from scheduler.brain.outputs import Fork
-from swarm.events import Hello
+from swarm.errors import OutOfMemory
+from swarm.events import Failed, Hello
 from swarm.job.course import TIMELINES_MAX
 from swarm.messages import PROTOCOL_VERSION, Exchange, LoadStage, Release
 from swarm.types import JobState, PeerId
@@ -40,7 +41,9 @@ from tests.simulation.engine.islands import (
 LONELY = Shape(islands=3, replicas=1, steps=8, losses=6)
 WIDE = Shape(replicas=4, steps=16, losses=8)
 HARD = Shape(islands=3, replicas=4, steps=16, every=4, losses=6, deaths=3, failures=50, restarts=10, refusals=100)
-STREAMING = Shape(islands=3, replicas=4, steps=18, lease=6, fragments=2, overlap=2, every=4, losses=6, restarts=5)
+STREAMING = Shape(
+    islands=3, replicas=4, steps=18, lease=6, fragments=2, overlap=2, late=1, every=4, losses=6, restarts=5
+)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -134,6 +137,20 @@ def test_an_island_that_loses_a_stage_is_lost_and_the_others_go_on(moment: Calla
     play_until(world, lambda one: one.over)
     assert faults(world.history, shape) == []
     assert {len(rows) for rows in exchanges(world.history, shape).values()} == {1}
+
+
+def test_an_island_whose_only_machine_for_a_stage_is_too_small_is_lost_and_the_others_go_on() -> None:
+    """It ended the job, though a death of the same process would have ended the island only."""
+    shape = Shape(replicas=1, losses=1)
+    world = World(replace(shape, losses=0), 0)
+    play_until(world, lambda one: bool(one.database[1]))
+    failed = Failed(JOB, OutOfMemory.code, "needs 9 GiB, has 8", "use more stages")
+    world.tell(inputs.Happened(PeerId("i1-s0-0"), failed))
+    assert world.brain.present == (0,)
+    (standing,) = [one for one in world.brain.situation(1.0).islands if one.number == 1]
+    assert "i1-s0-0 (stage 0) cannot go on: needs 9 GiB, has 8" in standing.waiting_for
+    play_until(world, lambda one: one.over)
+    assert faults(world.history, shape) == []
 
 
 def test_what_a_lost_island_still_says_is_refused() -> None:

@@ -22,7 +22,7 @@ from scheduler.brain.stall import (
     stuck,
     waiting,
 )
-from swarm.errors import NoProgress, PeerUnavailable
+from swarm.errors import GradientRange, NoProgress, OutOfMemory, PeerUnavailable
 from swarm.types import JobId, JobState, OnStall, PeerId
 
 JOB = JobId("demo-1")
@@ -141,6 +141,8 @@ def test_hints_are_commands() -> None:
 def test_a_loss_is_told_from_other_ends_by_codes() -> None:
     assert all(is_loss(one) for one in (stopped_by_loss("x", how, None) for how in ("wait", "pause")) if one)
     assert is_loss(Fail(PeerUnavailable.code, "x is gone", "start another"))
+    assert is_loss(Fail(OutOfMemory.code, "x cannot go on", "use more stages"))
+    assert not is_loss(Fail(GradientRange.code, "not finite", ""))
     assert not is_loss(stuck(JOB, 300.0, "x", "wait", None)), "nothing moved"
     assert not is_loss(Fail(NoProgress.code, "nothing moved", ""))
     assert not is_loss(Stopped(JobState.PAUSED, "enough"))
