@@ -69,7 +69,8 @@ routing     = "least_completion" # or iwrr (shares by measured speed), uniform (
 max_in_flight = "auto"          # or 1 to 4096 microbatches
 compression = "bfloat16"        # none, bfloat16, float16 or int8: what travels between stages; auto: by link speed
 overlap     = "auto"            # microbatches of a step that use weights one step old, which keeps the pipeline
-                                # busy between steps: 0 = none, "all", or what stages and replicas ask for
+                                # busy between steps: 0 = none, a share as 0.25, "all", or what stages, replicas
+                                # and measured links ask for
 sync_steps  = "auto"            # the first steps do without overlap; auto: warmup_steps
 deadline_k     = 6.0            # 1 to 50: a hop is late after the median + k * MAD of what hops took lately,
 deadline_min_s = 1.0            # at the least,

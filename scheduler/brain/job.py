@@ -219,10 +219,12 @@ class JobBrain:
 
     @property
     def outer_step(self) -> int | None:
-        """The outer step that this island has come to: all before it is agreed. None while it trains."""
+        """The outer step that this island has come to: all before it is agreed, and no weights that it overwrites are
+        evaluated. None while it trains."""
         state, step = self._state, self._state.progress.next
         is_due = state.mode is Mode.RUNNING and state.progress.agreed == step and step < self.settings.steps
-        return step if is_due and self.course.is_outer(step) else None
+        is_outer = is_due and self.course.is_outer(step)
+        return step if is_outer and self._parts.evaluations.permits(step) else None
 
     @property
     def peers(self) -> tuple[tuple[PeerId, ...], ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from swarm.job.schedule import version_of
 from swarm.messages import StateFile
 from swarm.types import JobId, OnStall, Routing, UnitName
 
@@ -106,7 +105,3 @@ class BrainSettings:
     def staleness(self) -> int:
         """How many versions before the newest the replicas keep: 1 with overlap, else 0."""
         return min(1, self.overlap)
-
-    def version_of(self, step: int, index: int) -> int:
-        """The weights that a microbatch is computed with."""
-        return version_of(step, index, overlap=self.overlap, sync_steps=self.sync_steps)

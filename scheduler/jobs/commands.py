@@ -338,7 +338,7 @@ class Jobs:
             job.progress.step_s,
             needs(model_costs(spec), split, peers),
             spec.limits.min_replicas,
-            spec.overlap,
+            spec.late_microbatches,
         )
 
     async def watch(self, job: Job) -> AsyncIterator[Job]:

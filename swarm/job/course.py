@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from swarm.job.outer import Rhythm
-from swarm.job.schedule import evaluation_due
+from swarm.job.schedule import evaluation_due, version_of
 from swarm.job.shares import Shares
 
 TIMELINES_MAX = 1 << 14  # of a job; the lives of its islands are numbered above that
@@ -39,6 +39,10 @@ class Course:
     def steps_ahead(self) -> int:
         """How many steps a replica may be told of before it has made those in between."""
         return 0
+
+    def version_of(self, step: int, index: int, *, overlap: int, sync_steps: int) -> int:
+        """The version of the weights that microbatch `index` of step `step` is computed with."""
+        return version_of(step, index, overlap=overlap, sync_steps=sync_steps)
 
     def outer_at(self, step: int) -> OuterStep:
         """What the outer step `step` does."""
@@ -158,6 +162,16 @@ class OuterCourse(Course):
     def steps(self) -> int:
         """Inner and outer steps."""
         return self.inner.steps + len(self.outer)
+
+    def version_of(self, step: int, index: int, *, overlap: int, sync_steps: int) -> int:
+        """None is late behind an outer step: it would use weights that the merge has replaced.
+
+        `sync_steps` counts inner steps.
+        """
+        if self.is_outer(step) or self.is_outer(step - 1):
+            return step
+        inner = self.inner_steps(step)
+        return step - inner + version_of(inner, index, overlap=overlap, sync_steps=sync_steps)
 
     @property
     def steps_ahead(self) -> int:

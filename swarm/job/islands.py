@@ -135,7 +135,6 @@ def check_for_swarm(spec: JobSpec) -> None:
     most, plain = ISLANDS_IN_SWARM_MAX, TrustSection().model_dump()
     refused = {
         "islands.count": (spec.island_count > most, f"set it to {most} at most, since each gets what all others send"),
-        "pipeline.overlap": (spec.pipeline.overlap not in ("auto", 0), "set it to 0"),
         **{f"trust.{key}": (value != plain[key], "remove it") for key, value in spec.trust.model_dump().items()},
     }
     for key, (is_set, what) in refused.items():
@@ -162,6 +161,10 @@ def check_for_one_process(spec: JobSpec, *, resumes: bool, repeats: bool, speeds
         )
     if mode != "async_dn":
         return
+    if spec.pipeline.overlap not in ("auto", 0):
+        raise InvalidConfig(
+            'pipeline.overlap does not work with averaging.mode = "async_dn"', hint="set it to 0, or leave it out"
+        )
     if spec.limits.on_nonfinite == "pause":
         raise InvalidConfig(
             'limits.on_nonfinite = "pause" does not work with averaging.mode = "async_dn", which writes no checkpoints',

@@ -5,8 +5,10 @@ Between two steps a pipeline of S stages idles, in times that a stage computes a
     while it fills and drains                            S - 1
     while gradients are averaged and committed           about 1
     while boundary tensors travel, there and back        2 (S - 1) x travel / computing
+    while a report travels, and the commit back          the time until a receipt / computing
 
-The last line counts where links were measured, so where they are near it is next to nothing. Chosen once, at submit.
+The last two lines count where links were measured. Where these are short, they are next to nothing. The scheduler is
+taken to be as far as a neighbour, as nobody measures the way to it. Chosen once, at submit.
 """
 
 from __future__ import annotations
@@ -55,22 +57,27 @@ class Overlap:
             return ""
         return (
             f"{counted(self.for_links, 'microbatch')} more overlap because of the links, "
-            f"on which a boundary tensor travels {self.travel_s:.3g} s"
+            f"on which a tensor travels {self.travel_s:.3g} s"
         )
 
 
 def late_microbatches(
-    stages: int, replicas: int, microbatches: int, travel_s: float = 0.0, compute_s: float = 0.0
+    stages: int,
+    replicas: int,
+    microbatches: int,
+    travel_s: float = 0.0,
+    compute_s: float = 0.0,
+    receipt_s: float = 0.0,
 ) -> Overlap:
     """The choice for a step of so many microbatches and one pipeline for each replica: never more than half of it.
 
-    `travel_s` is that of a boundary tensor, `compute_s` that of a microbatch at the busiest stage; 0 = not measured.
-    More than half costs more loss than it gains time (docs/convergence.md).
+    `travel_s` is that of a boundary tensor, `compute_s` that of a microbatch at the busiest stage, `receipt_s` the way
+    to a neighbour and back; 0 = not measured. More than half costs more loss than it gains time (docs/convergence.md).
     """
     most = microbatches // 2
     near = min(most, stages * replicas)
-    travelling = 2 * (stages - 1) * replicas * travel_s / compute_s if compute_s else 0.0
+    travelling = replicas * (2 * (stages - 1) * travel_s + receipt_s) / compute_s if compute_s else 0.0
     if math.isnan(travelling):  # both are infinite: no device and no link is that slow
         travelling = 0.0
-    late = min(most, stages * replicas + math.floor(min(travelling, most)))
-    return Overlap(late, late - near, travel_s)
+    late = min(most, stages * replicas + math.floor(min(travelling, most) + 0.5))
+    return Overlap(late, late - near, travel_s if stages > 1 else receipt_s / 2.0)

@@ -22,7 +22,6 @@ from pydantic_core import ErrorDetails
 from swarm.errors import InvalidConfig
 from swarm.job.families import FAMILIES
 from swarm.job.overrides import SEE, apply_overrides
-from swarm.job.schedule import version_of
 from swarm.job.sections.base import Section
 from swarm.job.sections.islands import AveragingSection, IslandsSection, OuterSection, check_islands
 from swarm.job.sections.trust import TrustSection
@@ -39,6 +38,7 @@ else:
 # The `model.dtype` whose stages compute on bfloat16 copies of the weights.
 LOWERED: Final = "bfloat16_parameters"
 
+WholeNumber: TypeAlias = Annotated[int, Field(strict=True, ge=0, le=10**6)]  # 1.0 could mean one, or all
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 # TOML and JSON have lists only.
 _FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
@@ -146,8 +146,8 @@ class PipelineSection(Section):
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     # "auto": each link by its measured speed, so not the same in every run.
     compression: Auto | Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
-    # Microbatches of a step that use weights one step old, so that steps overlap; 0: synchronous.
-    overlap: Auto | Literal["all"] | Annotated[int, Field(ge=0, le=10**6)] = "auto"
+    # Microbatches of a step that use weights one step old, so that steps overlap, or their share; 0: synchronous.
+    overlap: Auto | Literal["all"] | WholeNumber | Annotated[float, Field(gt=0, lt=1)] = "auto"
     sync_steps: Auto | Annotated[int, Field(ge=0, le=10**9)] = "auto"  # the first steps do without overlap
     deadline_k: Annotated[float, Field(ge=1, le=50)] = 6.0  # median + k * MAD of what a hop took lately
     deadline_min_s: Annotated[float, Field(ge=0.05, le=600)] = 1.0
@@ -325,18 +325,21 @@ class JobSpec(Section):
     def overlap(self) -> int:
         """Microbatches of a step that use weights one step old; only once the spec is resolved."""
         overlap = self.pipeline.overlap
-        assert overlap != "auto", "resolve the spec first"
-        return self.training.microbatches if overlap == "all" else overlap
+        if overlap == "all":
+            return self.training.microbatches
+        assert isinstance(overlap, int), "resolve the spec first"
+        return overlap
+
+    @property
+    def late_microbatches(self) -> int:
+        """Those of all islands together; only once the spec is resolved."""
+        return min(self.training.microbatches, self.island_count * self.overlap)
 
     @property
     def sync_steps(self) -> int:
         """The number of first steps without overlap; only once the spec is resolved."""
         assert self.pipeline.sync_steps != "auto", "resolve the spec first"
         return self.pipeline.sync_steps
-
-    def version_of(self, step: int, index: int) -> int:
-        """The version of the weights that a microbatch is computed with; only once the spec is resolved."""
-        return version_of(step, index, overlap=self.overlap, sync_steps=self.sync_steps)
 
     @property
     def tied(self) -> bool:

@@ -406,7 +406,8 @@ class Stage:
     @torch.no_grad()
     def capture(self, *, optimizer: bool) -> InitialState:
         """A copy on the CPU for a checkpoint: the newest weights, or the outer ones; with `optimizer` its state, the
-        weights of one version before (staleness 1), the momentum of outer steps, and the island's own weights.
+        weights of one version before (staleness 1, but behind a merge), the momentum of outer steps, and the island's
+        own weights.
 
         The tied weight is the first stage's only. Takes 4 bytes for each parameter, with `optimizer` as much again for
         each of the other tensors: 16 in all with AdamW and staleness 1.
@@ -415,7 +416,8 @@ class Stage:
         course = self.proposals.course if self.proposals is not None and optimizer else None
         is_apart = course is not None and course.streams and self.version < course.steps
         names = [name for name in sorted(newest) if not (self._spec.tied and name == HEAD)]
-        older = self.weights.older() if optimizer else {}
+        is_behind_merge = course is not None and course.is_outer(self.version - 1)  # then none is late
+        older = self.weights.older() if optimizer and not is_behind_merge else {}
         return InitialState(
             version=self.version,
             weights={name: _clone(newest[name] if outer is None else outer.anchor(name)) for name in names},

@@ -30,8 +30,8 @@ from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import JobFailed, OutOfMemory
 from swarm.hf import model_folder
-from swarm.job.course import InnerStep
-from swarm.job.islands import check_for_one_process, courses, island_spec, shares_of
+from swarm.job.course import PLAIN, Course, InnerStep
+from swarm.job.islands import check_for_one_process, course_of, courses, island_spec, shares_of
 from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import unit_names
 from swarm.job.schedule import NOT_FINITE_HINT, clip, evaluation_due, learning_rate, not_finite_fault, perplexity
@@ -130,13 +130,13 @@ def train_local(
     if (shares := shares_of(spec)) is not None:
         batches = batches.divided(shares)
         divide(shares, exchanges, speeds)
-    outer = None
+    outer, course = None, course_of(spec, 0)
     if spec.has_outer_steps:
         outer = OuterSteps(spec, islands, tokens_before(spec, batches.tokens_of, first_step))
     losses, evaluations, skipped_in_a_row, evaluates, pauses = [], [], [0] * len(islands), False, ""
     for step in range(first_step, spec.training.steps):
         reports = {
-            number: train_step(islands[number], share, batches, courses(spec)[number].at(step))
+            number: train_step(islands[number], share, batches, courses(spec)[number].at(step), course)
             for number in exchanges.islands(step)
         }
         stages = islands[min(reports)]
@@ -244,13 +244,17 @@ def _together(step: int, reports: Sequence[StepReport]) -> StepReport:
     )
 
 
-def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, inner: InnerStep) -> StepReport:
+def train_step(
+    stages: Sequence[Stage], spec: JobSpec, batches: Batches, inner: InnerStep, course: Course = PLAIN
+) -> StepReport:
     """Compute, average and apply the next step on all stages; `inner` gives its portion and rate step."""
     training = spec.training
     step = stages[0].version
     loss, finite = 0.0, True
     for index in range(batches.microbatches_of(inner.portion)):
-        microbatch_loss, microbatch_finite = _run(stages, spec, batches, inner, Microbatch(0, step, index))
+        version = course.version_of(step, index, overlap=spec.overlap, sync_steps=spec.sync_steps)
+        microbatch = Microbatch(0, step, index)
+        microbatch_loss, microbatch_finite = _run(stages, spec, batches, inner.portion, microbatch, version)
         loss += microbatch_loss
         finite = finite and microbatch_finite
     tokens = batches.tokens_of(inner.portion)
@@ -324,18 +328,15 @@ def save_folder(
 
 
 def _run(
-    stages: Sequence[Stage], spec: JobSpec, batches: Batches, inner: InnerStep, microbatch: Microbatch
+    stages: Sequence[Stage], spec: JobSpec, batches: Batches, portion: int, microbatch: Microbatch, version: int
 ) -> tuple[float, bool]:
     """One microbatch through all stages and back: (sum of token losses, whether all gradients were finite)."""
-    # Outer steps make versions too; `sync_steps` counts inner ones.
-    is_synchronous = inner.rate_step < spec.sync_steps
-    version = microbatch.step if is_synchronous else spec.version_of(microbatch.step, microbatch.index)
     codec = spec.unmeasured_compression
-    tokens, targets = (torch.from_numpy(array) for array in batches.microbatch(inner.portion, microbatch.index))
+    tokens, targets = (torch.from_numpy(array) for array in batches.microbatch(portion, microbatch.index))
     x: Tensor | None = None
     loss = 0.0
     for stage in stages:
-        y, loss = stage.forward(microbatch, version, portion=inner.portion, x=x, tokens=tokens, targets=targets)
+        y, loss = stage.forward(microbatch, version, portion=portion, x=x, tokens=tokens, targets=targets)
         x = None if y is None else round_trip(y, codec)
     g: Tensor | None = None
     finite = True

@@ -524,12 +524,13 @@ def test_dry_run_says_what_the_data_are(swarm: Any, tmp_path: Path) -> None:
 
 def test_a_job_with_islands_is_refused_before_anything_is_tokenised(swarm: Any, fake: FakeJobs) -> None:
     islands = ("--set", "averaging.mode=streaming", "--set", "islands.count=2", "--set", "data.source=no-such-file",
-               "--set", "pipeline.overlap=1")  # fmt: skip
+               "--set", "trust.spot_check=0.5", "--set", "training.reproducible=true",
+               "--set", "pipeline.compression=none")  # fmt: skip
     for flag in ("--dry-run", "-d"):
         code, _, err = swarm("submit", flag, "job.toml", *islands)
         assert code == 3
-        assert 'pipeline.overlap does not work yet in a swarm with averaging.mode = "streaming"' in err
-        assert "hint: set it to 0; or run: swarm train-local FILE" in err
+        assert 'trust.spot_check does not work yet in a swarm with averaging.mode = "streaming"' in err
+        assert "hint: remove it; or run: swarm train-local FILE" in err
     assert not fake.submitted
 
 

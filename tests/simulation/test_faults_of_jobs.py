@@ -136,12 +136,12 @@ def test_a_cancelled_job_that_keeps_a_device_busy_holds_no_other_job_up(tmp_path
 
 
 def test_a_job_that_a_swarm_cannot_train_with_islands_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
-    """One process can: a swarm would train the job as if it had said nothing of late microbatches."""
+    """One process can: a swarm would train the job as if it had said nothing of spot checks."""
 
     async def act(scene: Scene) -> None:
         values = scene.spec.model_dump(mode="json") | {"averaging": {"mode": "streaming"}}
-        spec = parse_job(values | {"pipeline": values["pipeline"] | {"overlap": 1}})
-        with pytest.raises(InvalidConfig, match=r"pipeline\.overlap does not work yet in a swarm"):
+        spec = parse_job(values | {"trust": {"spot_check": 0.5}})
+        with pytest.raises(InvalidConfig, match=r"trust\.spot_check does not work yet in a swarm"):
             await scene.rig.jobs.submit(spec, scene.tokens.of_job(), {})
         assert not scene.rig.jobs.registry.all()
 

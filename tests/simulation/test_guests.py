@@ -12,7 +12,9 @@ from tests.simulation.engine.islands import History, Rows, Shape, exchanges, fau
 # A joiner needs more turns for the state than an island for a step.
 PLAIN = Shape(replicas=1, steps=24, losses=8, arrivals=30, fetch=40)
 HARD = Shape(steps=24, every=4, losses=8, arrivals=30, fetch=40, deaths=3, restarts=3, failures=30, refusals=50)
-STREAMING = Shape(islands=3, steps=24, lease=6, fragments=2, overlap=2, losses=8, arrivals=30, fetch=40, restarts=3)
+STREAMING = Shape(
+    islands=3, steps=24, lease=6, fragments=2, overlap=2, late=1, losses=8, arrivals=30, fetch=40, restarts=3
+)
 SHAPES = (PLAIN, HARD, STREAMING)
 
 

@@ -27,6 +27,7 @@ from tests.support.simulated import Rig, Tokens, write_text
         (2, 8, {"config__tie_word_embeddings": True}),
         (3, 3, {"pipeline__stages": 1, "outer__compression": "int8", "config__attention_dropout": 0.1}),
         (1, 3, {"pipeline__stages": 1, "outer__compression": "none"}),
+        (2, 6, {"pipeline__overlap": 1, "outer__every_steps": 3, "training__steps": 8}),
     ],
 )
 def test_a_swarm_with_islands_ends_with_the_weights_of_one_process(
@@ -37,7 +38,8 @@ def test_a_swarm_with_islands_ends_with_the_weights_of_one_process(
     job, _ = run(spec, tokens, peers)
     check(job, twin(spec, tokens))
     assert job.record.timeline == 0, "it was taken back"
-    assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(portion) for portion in range(3 * islands))
+    portions = range(spec.training.steps * islands)
+    assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(portion) for portion in portions)
 
 
 def in_an_exchange(job: Job) -> bool:
@@ -98,8 +100,11 @@ def test_a_job_with_too_few_islands_goes_back_to_its_newest_checkpoint(
 
 
 @pytest.mark.parametrize("moment", [in_the_second_step, in_an_exchange])
-def test_a_scheduler_that_is_killed_goes_on_with_its_islands(tmp_path: Path, moment: Callable[[Job], bool]) -> None:
-    spec = diloco(write_text(tmp_path), pipeline__stages=1)
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_scheduler_that_is_killed_goes_on_with_its_islands(
+    tmp_path: Path, moment: Callable[[Job], bool], late: int
+) -> None:
+    spec = diloco(write_text(tmp_path), pipeline__stages=1, pipeline__overlap=late, training__steps=5)
     tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:

@@ -69,6 +69,8 @@ STREAMING = Shape(steps=9, lease=4, fragments=2, overlap=1)
         Shape(islands=3, steps=11, lease=4, fragments=2, overlap=0, restarts=15),
         Shape(steps=13, lease=5, fragments=2, overlap=2, restarts=15, failures=50),
         Shape(islands=3, replicas=3, steps=14, lease=6, fragments=2, overlap=2, every=2, deaths=5, restarts=5),
+        Shape(steps=9, lease=4, late=1, deaths=15, restarts=15, failures=50),
+        Shape(islands=3, steps=14, lease=6, fragments=2, overlap=2, late=2, every=3, deaths=5, restarts=10, losses=4),
     ],
 )
 def test_each_portion_counts_once_whatever_dies(shape: Shape, seed: int) -> None:

@@ -24,11 +24,14 @@ class Steady(InlineDevice):
         super().__init__(lambda: COMPUTE_S)
 
 
-@pytest.mark.parametrize(("travel_s", "late"), [(FAST_S, 2), (0.5, 5), (2.0, 8)])
+@pytest.mark.parametrize(("travel_s", "late"), [(FAST_S, 2), (0.2, 5), (2.0, 8)])
 def test_the_next_job_hides_the_links_that_the_one_before_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, travel_s: float, late: int
 ) -> None:
-    """By its size the last stage computes 0.26 s, and tensors travel 0.5 s there and 0.5 s back: 3 more."""
+    """By its size the last stage computes 0.26 s, and tensors travel 0.2 s there and 0.2 s back: 3 more.
+
+    As often as between stages they are taken to travel to the scheduler and back.
+    """
     draft = small_spec(
         write_text(tmp_path),
         pipeline__stages=2,

@@ -48,6 +48,7 @@ def is_exchanging(job: Job) -> bool:
         (1, 3, {"pipeline__stages": 1, "outer__compression": "none", "outer__mixing": 0.0}),
         (2, 4, {"outer__compression": "bfloat16", "outer__every_steps": 5, "outer__overlap_steps": 2}),
         (2, 2, {"pipeline__stages": 1, "outer__overlap_steps": 0, "outer__fragments": 1}),
+        (2, 6, {"pipeline__overlap": 1, "training__eval_every_steps": 1}),
     ],
 )
 def test_a_swarm_that_streams_ends_with_the_weights_of_one_process(
@@ -184,9 +185,13 @@ def test_a_killed_scheduler_knows_which_of_the_islands_that_stream_was_lost(tmp_
     assert job.record.timeline == 0
 
 
-def test_a_checkpoint_without_an_island_counts_what_another_has_trained_once(tmp_path: Path) -> None:
-    """Whoever has no weights of its own there begins with the outer ones, and with the optimizer's state of another."""
-    spec = streaming(write_text(tmp_path), pipeline__stages=1, training__steps=14)
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_checkpoint_without_an_island_counts_what_another_has_trained_once(tmp_path: Path, late: int) -> None:
+    """Whoever has no weights of its own there begins with the outer ones, and with the optimizer's state of another.
+
+    With late microbatches an exchange once overwrote weights that were still evaluated, and the job waited for ever.
+    """
+    spec = streaming(write_text(tmp_path), pipeline__stages=1, training__steps=14, pipeline__overlap=late)
     tokens, paused = Tokens.make(tmp_path, spec), list[Checkpoint]()
 
     async def story(rig: Rig, job: Job) -> None:

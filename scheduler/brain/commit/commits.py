@@ -179,8 +179,8 @@ class Commits:
 
     def _used(self, run: StepRun, later: StepRun) -> bool:
         """Whether a later step was computed with the weights that the commit made."""
-        settings = self._state.settings
-        return settings.version_of(later.step, settings.microbatches - 1) > run.step
+        count = self._state.course.microbatches(later.step, self._state.settings.microbatches)
+        return self._state.version_of(later.step, count - 1) > run.step
 
     def owing(self, run: StepRun) -> list[PeerId]:
         """Replicas that have yet to report the step's commit; those that joined with a later version never will."""

@@ -212,7 +212,8 @@ def _progress(job: JobStanding) -> Fact:
 
 
 def _overlap(job: JobStanding, situation: Situation) -> Fact:
-    """How much of a step its busiest stage computes; the overlap does not hide the rest."""
+    """How much of a step its busiest stage computes, and how much of that are late microbatches: the overlap hides no
+    more of what the stage would idle for, and not the rest of the step."""
     text = f"{job.overlap} of the {counted(job.microbatches, 'microbatch')} of a step use weights one step old"
     numbers = {"microbatches": float(job.overlap)}
     capacities = [situation.capacity(stage) for stage in range(situation.stages)]
@@ -220,7 +221,9 @@ def _overlap(job: JobStanding, situation: Situation) -> Fact:
     if len(known) == situation.stages and isfinite(job.step_s) and job.step_s > 0.0:
         busy = min(1.0, job.microbatches / min(known) / job.step_s)
         text += f"; the busiest stage computes for {busy:.0%} of a step, filling, averaging and commit take the rest"
-        numbers["busy_ratio"] = busy
+        hidden = busy * job.overlap / job.microbatches
+        text += f"; the overlap hides up to {hidden:.0%} of a step"
+        numbers |= {"busy_ratio": busy, "hidden_ratio": hidden}
     return Fact("overlap", text, numbers)
 
 

@@ -158,14 +158,14 @@ class Dispatch:
 
     def feed(self, now_s: float, *, new_steps: bool) -> None:
         """Feed microbatches in order, older steps first, while there is room in flight and their weights are made."""
-        progress, ledger, settings = self._state.progress, self._state.ledger, self._state.settings
+        progress, ledger = self._state.progress, self._state.ledger
         while ledger.in_flight() < self._window.most:
             unfed = ((step, ledger.unfed(step)) for step in ledger.open_steps())
             step, index = next(((s, i) for s, i in unfed if i is not None), (progress.next, 0))
             opens = step == progress.next
             if opens and not (new_steps and self._may_open(step)):
                 return
-            if settings.version_of(step, index) > progress.committed:
+            if self._state.version_of(step, index) > progress.committed:
                 return
             if opens:
                 progress.begin(step)
@@ -292,8 +292,8 @@ class Dispatch:
         for step, first in {**fed, **({progress.next: 0} if self._may_open(progress.next) else {})}.items():
             if first is not None:
                 until = self._state.course.microbatches(step, settings.microbatches)
-                if settings.version_of(step, until - 1) > progress.committed:
-                    until = settings.overlap if settings.version_of(step, 0) <= progress.committed else 0
+                if self._state.version_of(step, until - 1) > progress.committed:
+                    until = settings.overlap if self._state.version_of(step, 0) <= progress.committed else 0
                 count += max(0, until - first)
         return count
 
@@ -323,6 +323,6 @@ class Dispatch:
         held = [self._state.ledger.holder(step, stage, index) == hop.peer for stage, hop in enumerate(hops)]
         self._stragglers.routed(step, index, [hop.peer for hop in hops], held, now_s)
         settings = self._state.settings
-        route = Route(Microbatch(settings.timeline, step, index), settings.version_of(step, index), hops)
+        route = Route(Microbatch(settings.timeline, step, index), self._state.version_of(step, index), hops)
         for peer in dict.fromkeys([hop.peer for hop in hops] + self._state.ledger.displaced(step, index)):
             self._state.outbox.send(peer, route)

@@ -3,10 +3,10 @@
     made(v) ──▶ open: microbatches fed in order, a bounded number in flight ──all losses──▶ EvaluationRow(v, loss)
                       └── a replica of the route is lost: the whole microbatch again, attempt + 1
 
-Evaluation v computes with weights v, which the replicas overwrite when they commit step v + staleness. So the row of
-that step is not written before evaluation v is complete (`permits`). In no other way does evaluation hold training up,
-and for this reason it cannot starve. On the devices training goes first: evaluation fills the moments without training
-work, and there is no such work left at the latest when a step waits for its row.
+Evaluation v computes with weights v, which the replicas overwrite when they commit step v + staleness. So that step,
+inner or outer, is not committed before evaluation v is complete (`permits`). In no other way does evaluation hold
+training up, and for this reason it cannot starve. On the devices training goes first: evaluation fills the moments
+without training work, and there is no such work left at the latest when a step waits for its row.
 
 A repeated microbatch gives the same loss, so a late answer of an older attempt is only ignored. The losses are added in
 order of the microbatches, as in one process.

@@ -43,6 +43,11 @@ class BrainState:
         outbox = Outbox(settings.job, pool)
         return cls(settings, course, pool, Progress(settings.first_step), ledger, Joiners(), Links(), outbox)
 
+    def version_of(self, step: int, index: int) -> int:
+        """The weights that a microbatch is computed with."""
+        settings = self.settings
+        return self.course.version_of(step, index, overlap=settings.overlap, sync_steps=settings.sync_steps)
+
     def turn(self, event: ModeEvent) -> None:
         """Change the mode; an illegal change is a programming error."""
         after = TRANSITIONS.get((self.mode, event))

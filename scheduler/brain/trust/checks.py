@@ -315,7 +315,7 @@ class Checks:
         hops[place.stage] = Hop(checker, replica.incarnation, state.ledger.attempt(place.step), replica.address)
         route = tuple(hop for hop in hops if hop is not None)
         microbatch = Microbatch(state.settings.timeline, place.step, place.index)
-        version = state.settings.version_of(place.step, place.index)
+        version = state.version_of(place.step, place.index)
         command = Check(microbatch, version, place.stage, number, route)
         for peer in (checker, *(hop.peer for hop in self._near(place) if hop is not None)):
             state.outbox.send(peer, command)

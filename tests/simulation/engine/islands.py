@@ -78,6 +78,7 @@ class Shape:
     fragments: int = 1
     overlap: int = 0  # inner steps from a capture to its merge
     by_speed: bool = False  # shares of a step follow speed
+    late: int = 0  # microbatches of a step that use weights one step old
     arrivals: int = 0  # a stage server starts at a site that lacks one; each island is at a site of its own
     fetch: int = 12  # turns of a joiner until it has a state; it begins anew with each newer version
 
@@ -300,7 +301,7 @@ class World:
                 microbatches=self.shape.microbatches if self.shape.by_speed else MICROBATCHES,
                 split=(1,) * STAGES,
                 spec_json="{}",
-                overlap=0,
+                overlap=self.shape.late,
                 max_in_flight=None,
                 units=UNITS,
                 grad_clip_norm=1.0,
@@ -538,7 +539,10 @@ class World:
                 one.island = timeline % self.shape.islands
             case LoadStage():
                 return self._loaded(one)
-            case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer and microbatch.step >= one.version:
+            case Route(microbatch, version, hops) if hops[stage].peer == peer and microbatch.step >= one.version:
+                used = range(version, microbatch.step)  # steps that are committed meanwhile
+                assert len(used) <= 1, f"{microbatch} uses weights {version}"
+                assert not any(map(self.courses[one.island].is_outer, used)), f"{microbatch} is late behind a merge"
                 self.history.append(Computed(one.timeline, stage, microbatch.step, microbatch.index))
                 return Accumulated(microbatch, stage, hops[stage].attempt, True, 1.0, 0.1, 0.2, 0.0)
             case Average(timeline=timeline, step=step, unit=unit, round=number) if step >= one.version:

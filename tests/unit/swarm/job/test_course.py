@@ -48,6 +48,27 @@ def test_outer_steps_lie_behind_the_inner_steps_that_the_plan_names(steps: int, 
     assert course.inner_steps(course.steps) == steps
 
 
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 3), st.integers(0, 3), st.integers(0, 5))
+def test_late_microbatches_use_the_weights_of_the_inner_step_before_and_never_reach_across_a_merge(
+    steps: int, lease: int, fragments: int, overlap: int, sync_steps: int
+) -> None:
+    course = OuterCourse(IslandCourse(steps, lease, 2, 0), fragments=min(fragments, lease))
+    trained = 0
+    for step in range(course.steps):
+        used = [course.version_of(step, index, overlap=overlap, sync_steps=sync_steps) for index in range(4)]
+        behind_merge = step > 0 and course.is_outer(step - 1)
+        if course.is_outer(step) or behind_merge or trained < max(1, sync_steps):
+            assert used == [step] * 4
+        else:
+            assert used == [step - 1] * overlap + [step] * (4 - overlap)
+        trained += not course.is_outer(step)
+
+
+def test_on_the_plain_course_the_first_microbatches_of_a_step_are_late() -> None:
+    assert [PLAIN.version_of(5, index, overlap=2, sync_steps=5) for index in range(3)] == [4, 4, 5]
+    assert [PLAIN.version_of(4, index, overlap=2, sync_steps=5) for index in range(3)] == [4, 4, 4]
+
+
 @given(st.integers(1, 60), st.integers(1, 70))
 def test_spans_of_outer_steps_tile_the_inner_steps(steps: int, lease: int) -> None:
     course = OuterCourse(IslandCourse(steps, lease, 2, 0))

@@ -22,12 +22,23 @@ def test_without_a_measurement_a_pipeline_idles_for_as_many_as_it_has_stages() -
 def test_a_tensor_that_travels_as_long_as_it_is_computed_costs_two_microbatches_for_each_boundary() -> None:
     chosen = late_microbatches(4, 2, 64, travel_s=0.1, compute_s=0.1)
     assert (chosen.microbatches, chosen.for_links) == (8 + 2 * 3 * 2, 12)
-    assert chosen.links_text() == (
-        "12 microbatches more overlap because of the links, on which a boundary tensor travels 0.1 s"
-    )
+    assert chosen.links_text() == ("12 microbatches more overlap because of the links, on which a tensor travels 0.1 s")
     near = late_microbatches(4, 2, 64, travel_s=0.001, compute_s=0.1)
-    assert (near.microbatches, near.links_text()) == (8, ""), "less than a whole microbatch"
+    assert (near.microbatches, near.links_text()) == (8, ""), "less than half of a microbatch"
     assert late_microbatches(1, 2, 64, travel_s=1.0, compute_s=0.1).microbatches == 2, "it has no links"
+
+
+def test_a_way_to_the_scheduler_and_back_counts_once() -> None:
+    far = late_microbatches(2, 1, 64, travel_s=0.1, compute_s=0.1, receipt_s=0.2)
+    assert far.microbatches == 2 + 2 + 2
+    assert late_microbatches(1, 1, 64, travel_s=0.1, compute_s=0.1, receipt_s=0.2).microbatches == 1 + 2
+    alone = late_microbatches(1, 1, 64, travel_s=9.0, compute_s=0.1, receipt_s=0.2)
+    assert alone.links_text().endswith("travels 0.1 s"), "no boundary tensor does"
+
+
+def test_half_of_a_microbatch_counts_as_a_whole_one() -> None:
+    assert late_microbatches(2, 1, 64, travel_s=0.021, compute_s=0.08, receipt_s=0.02).microbatches == 3
+    assert late_microbatches(2, 1, 64, travel_s=0.009, compute_s=0.08, receipt_s=0.02).microbatches == 2
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(0, 4096), st.lists(seconds, min_size=2).map(sorted), seconds)

@@ -153,6 +153,9 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
         (2, 0, {"training": {"optimizer": "nadamw"}}, 2),
         (2, 0, {"training": {"optimizer": "lamb"}}, 0),
         (2, 0, {"pipeline": {"overlap": 5}}, 5),
+        (2, 0, {"pipeline": {"overlap": 0.25}}, 4),
+        (2, 0, {"pipeline": {"overlap": 0.01}}, 0),
+        (2, 0, {"pipeline": {"overlap": 0.03125}}, 1),  # half of a microbatch
         (2, 0, {"pipeline": {"overlap": "all"}}, 16),
         (2, 0, {"pipeline": {"staleness": 1}}, 16),
     ],
@@ -189,6 +192,13 @@ def test_what_was_chosen_is_said_in_one_line() -> None:
     said = shape_text(resolved(job(training=training), stages=2))
     assert said.startswith("2 stages of 4 + 4 layers; 2 of 16 microbatches overlap the step before"), said
     assert said.endswith("after 5 steps without"), said
+    islands = {"islands": {"count": 2}, "averaging": {"mode": "diloco"}, "pipeline": {"overlap": "all"}}
+    assert "; 16 of 16 microbatches overlap" in shape_text(resolved(job(training=training, **islands), stages=2))
+    for shares in ("equal", "speed"):
+        half = islands | {"pipeline": {"overlap": 0.5}, "islands": {"count": 2, "shares": shares}}
+        spec = resolved(job(training=training, **half), stages=2)
+        assert spec.overlap == 4, "half of the step of an island, and not of all islands"
+        assert "; 8 of 16 microbatches overlap" in shape_text(spec)
     assert shape_text(resolved(job(pipeline={"overlap": 0}))) == "1 stage of 8 layers; steps do not overlap"
 
 

@@ -52,6 +52,8 @@ def test_staleness_is_understood_as_none_or_all_of_a_step_from_the_first_one_on(
         ({"staleness": 1, "overlap": 2}, "old name of overlap"),
         ({"overlap": -1}, "pipeline.overlap"),
         ({"overlap": "some"}, "pipeline.overlap"),
+        ({"overlap": 1.0}, "pipeline.overlap"),
+        ({"overlap": -0.25}, "pipeline.overlap"),
         ({"sync_steps": -1}, "pipeline.sync_steps"),
     ],
 )

@@ -78,7 +78,9 @@ def numbers(facts: list[Fact], topic: str) -> dict[str, float]:
 def test_overlap_is_told_with_the_share_of_a_step_that_its_busiest_stage_computes() -> None:
     facts = explain_job(standing(overlap=3, step_s=6.0), situation(), [], NOW_S)
     assert told(facts)["overlap"].startswith("3 of the 12 microbatches of a step use weights one step old; ")
-    assert numbers(facts, "overlap") == {"microbatches": 3.0, "busy_ratio": pytest.approx(12 / 2.5 / 6.0)}
+    assert told(facts)["overlap"].endswith("; the overlap hides up to 20% of a step")
+    busy = pytest.approx(12 / 2.5 / 6.0)
+    assert numbers(facts, "overlap") == {"microbatches": 3.0, "busy_ratio": busy, "hidden_ratio": pytest.approx(0.2)}
     unknown = explain_job(standing(overlap=3), situation(replicas=changed(C, pace_s=0.0)), [], NOW_S)
     assert numbers(unknown, "overlap") == {"microbatches": 3.0}
 
