@@ -2,6 +2,7 @@
 
     python -m benchmarks.baselines.schedules local SPEC.json TOKENS TOKEN_DTYPE THREADS
     python -m benchmarks.baselines.schedules ranks SPEC.json TOKENS TOKEN_DTYPE THREADS RANK RENDEZVOUS REPLICAS HALVES
+        [PASS_S STEP_S]
 
 A process says "ready". Then each line on its stdin is a way, of which it trains the whole job anew. It answers with one
 line of JSON: when each step ended, in seconds since the epoch and in processor seconds of this process, and the losses
@@ -13,6 +14,9 @@ the same job cut into twice as many.
     gpipe, 1f1b     rank r has stage r
     interleaved     rank r of n has stages r and n + r
     zbv             rank r of n has stages r and 2 n - 1 - r
+
+With PASS_S and STEP_S computations take given times: a forward through all layers of a rank PASS_S, a backward as long,
+of which zbv has the half for inputs and the half for weights, and an optimizer step STEP_S.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from benchmarks.measured.modelled import takes
 from swarm.data.batches import Batches, TokenData
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec, spec_from_json
@@ -45,6 +50,8 @@ from swarm.reference.trainer import StepReport, train_local
 
 CPU = torch.device("cpu")
 HALVED = ("interleaved", "zbv")
+
+_Seconds = tuple[float, float]  # of a pass, and of an optimizer step
 
 
 @dataclass(slots=True)
@@ -69,10 +76,11 @@ def main() -> None:
     if way == "local":
         train: Callable[[str], Trained] = lambda _: _train_local(spec, batches)  # noqa: E731
     else:
-        *world, halves_path = rest
+        rank, rendezvous, replicas, halves_path, *given = rest
+        modelled = (float(given[0]), float(given[1])) if given else None
         halves = spec_from_json(Path(halves_path).read_text())
-        grid = _Grid.join(spec, *world)
-        train = lambda way: _train_ranked(way, halves if way in HALVED else spec, batches, grid)  # noqa: E731
+        grid = _Grid.join(spec, rank, rendezvous, replicas)
+        train = lambda way: _train_ranked(way, halves if way in HALVED else spec, batches, grid, modelled)  # noqa: E731
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(asdict(train(line.strip()))), flush=True)
@@ -147,7 +155,19 @@ def _schedule_of(way: str, stages: list[PipelineStage], microbatches: int, loss_
     raise AssertionError(way)
 
 
-def _train_ranked(way: str, spec: JobSpec, batches: Batches, grid: _Grid) -> Trained:
+def _model(way: str, stages: Sequence[PipelineStage], optimizer: torch.optim.Optimizer, seconds: _Seconds) -> None:
+    """Let the computations of a rank take the given times."""
+    pass_s, step_s = seconds
+    takes(optimizer, "step", step_s)
+    for stage in stages:
+        each_s = pass_s / len(stages)
+        takes(stage, "forward_one_chunk", each_s)
+        takes(stage, "backward_one_chunk", each_s / 2.0 if way == "zbv" else each_s)
+        if way == "zbv":
+            takes(stage, "backward_weight_one_chunk", each_s / 2.0)
+
+
+def _train_ranked(way: str, spec: JobSpec, batches: Batches, grid: _Grid, modelled: _Seconds | None) -> Trained:
     """The same layers, data, loss, clipping and AdamW as the job; microbatches are dealt to the rows in turn."""
     training, count = spec.training, len(_split(spec))
     mine = grid.stages(way)
@@ -169,6 +189,8 @@ def _train_ranked(way: str, spec: JobSpec, batches: Batches, grid: _Grid) -> Tra
         PipelineStage(_Autocast(one, spec.model.dtype), stage, count, CPU, group=grid.row)
         for one, stage in zip(module, mine, strict=True)
     ]
+    if modelled is not None:
+        _model(way, stages, optimizer, modelled)
     schedule = _schedule_of(way, stages, training.microbatches // grid.replicas, loss_of)
     first, last = 0 in mine, count - 1 in mine
     trained = Trained()

@@ -88,10 +88,10 @@ def _aims(bars: Sequence[Bar]) -> Figure:
 
 def _speed_bars(results: Mapping[str, Found]) -> Sequence[Bar]:
     return [
-        (measure.text + (" (half late or less)" if row.name == "P3" and "int8" not in measure.text else ""),
+        (measure.text + (" (half late or less)" if row.name[:2] == "P3" and "int8" not in measure.text else ""),
          measure, values)
         for row in ROWS
-        if row.name in ("P1", "P3") and row.name in results
+        if row.name in ("P1", "P1M", "P3", "P3M") and row.name in results
         for measure in row.measures
         if measure.against == "1F1B" and (values := results[row.name].values.get(measure.key))
     ]  # fmt: skip

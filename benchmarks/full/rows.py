@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from statistics import median
 from typing import Any
@@ -147,28 +148,34 @@ MODELS = {"compute": "--width 256 --layers 8 --sequence 128", "overhead": "--wid
 QUICK = {"compute": "--rounds 2 --steps 6 --microbatch 2", "overhead": "--rounds 3 --steps 10 --microbatch 2"}
 P1 = [Run(f"{SPEED} --ways {P1_WAYS} {shape}", QUICK[model], "--rounds 7 --steps 4") for model, shape in MODELS.items()]
 MODEL_TEXTS = {"compute": "computing dominates", "overhead": "overhead shows"}
+# As long for a microbatch, and as many bytes between stages, as with "compute", but hardly any computing.
+MODELLED = "--width 64 --layers 4 --sequence 512 --microbatch 2 --compute 0.04"
+MODELLED_WAYS = ",".join(("swarm", "overlap", *TORCH))
+P1M = [Run(f"{SPEED} --ways {MODELLED_WAYS} {MODELLED}", "--rounds 3 --steps 6", "--rounds 7 --steps 10")]
+P1M_TEXTS = {"modelled": "modelled compute"}
 
 
-def _p1_measures() -> list[Measure]:
+def _p1_measures(texts: Mapping[str, str], *more: str) -> list[Measure]:
     return [
         measure
-        for model, text in MODEL_TEXTS.items()
+        for model, text in texts.items()
         for measure in (
             Measure(f"{model}/overlap/1f1b", f"tokens/s with overlap, {text}", "1F1B", 1.1),
             Measure(f"{model}/overlap/best", f"tokens/s with overlap, {text}", "the best of torch's", 1.0),
             Measure(f"{model}/swarm/1f1b", f"tokens/s without overlap, {text}", "1F1B", 0.97),
-            Measure(f"{model}/overlap/local", f"tokens/s with overlap, {text}", "one process"),
+            *(Measure(f"{model}/overlap/{way}", f"tokens/s with overlap, {text}", "one process") for way in more),
         )
     ]
 
 
-def _read_p1(printed: Sequence[Any]) -> Values:
+def _read_p1(texts: Mapping[str, str], more: Sequence[str], printed: Sequence[Any]) -> Values:
     values: Values = {}
-    for model, found in zip(MODELS, printed, strict=True):
+    for model, found in zip(texts, printed, strict=True):
         for one in found["rounds"]:
             speeds = _speeds(one)
             speeds["best"] = max(speeds[way] for way in TORCH)
-            for way, other in (("overlap", "1f1b"), ("overlap", "best"), ("swarm", "1f1b"), ("overlap", "local")):
+            pairs = (("overlap", "1f1b"), ("overlap", "best"), ("swarm", "1f1b"), *(("overlap", way) for way in more))
+            for way, other in pairs:
                 values.setdefault(f"{model}/{way}/{other}", []).append(speeds[way] / speeds[other])
     return values
 
@@ -189,10 +196,16 @@ P3 = [
 ]
 
 
-def _p3_measures() -> list[Measure]:
+P3M = [
+    Run(f"{SPEED} --ways {','.join(P3_WAYS)} --link {link} {MODELLED}", "--rounds 2 --steps 6", "--rounds 5 --steps 10")
+    for link in LINKS
+]
+
+
+def _p3_measures(more: str = "") -> list[Measure]:
     return [
         measure
-        for link, text in LINKS.items()
+        for link, text in ((link, text + more) for link, text in LINKS.items())
         for measure in (
             Measure(f"{link}/overlap/loopback", f"tokens/s through {text}", "loopback", 0.95),
             Measure(f"{link}/overlap/1f1b", f"tokens/s through {text}", "1F1B", 2.2 if link == "50:100" else 1.5),
@@ -378,9 +391,17 @@ ROWS = (
         (Measure("loss", "loss with the defaults, at equal tokens", "synchronous AdamW", 1.0, at_most=True, unit="%"),),
         _read_l2,
     ),
-    Row("P1", "tokens per second on loopback", P1, _p1_measures(), _read_p1),
+    Row(
+        "P1",
+        "tokens per second on loopback",
+        P1,
+        _p1_measures(MODEL_TEXTS, "local"),
+        partial(_read_p1, MODEL_TEXTS, ["local"]),
+    ),
+    Row("P1M", "the same, modelled compute", P1M, _p1_measures(P1M_TEXTS), partial(_read_p1, P1M_TEXTS, [])),
     Row("P2", "unequal replicas", P2, P2_MEASURES, _read_p2, network=True),
     Row("P3", "tokens per second over slow links", P3, _p3_measures(), _read_p3, network=True),
+    Row("P3M", "the same, modelled compute", P3M, _p3_measures(", modelled compute"), _read_p3, network=True),
     Row("P4", "the data plane", P4, P4_MEASURES, _read_p4),
     Row("P5", "an averaging round", P5, P5_MEASURES, _read_p5, network=True),
     Row("P6", "hops per second of one scheduler on one core", P6, P6_MEASURES, _read_p6),

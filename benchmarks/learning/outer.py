@@ -35,15 +35,16 @@ HELD_OUT = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to join islands: averaging.mode, and what of [outer] differs from the defaults."""
+    """One way to join islands: averaging.mode, what of [outer] differs from the defaults, and pipeline.overlap."""
 
     mode: str
     islands: int = 1
     outer: tuple[tuple[str, object], ...] = ()
+    late: int = 0  # microbatches of an island's step
 
     def __str__(self) -> str:
-        told = (f"H {value}" if key == "every_steps" else f"{key} {value}" for key, value in self.outer)
-        return ", ".join([self.mode, *told])
+        told = [f"H {value}" if key == "every_steps" else f"{key} {value}" for key, value in self.outer]
+        return ", ".join([self.mode, *told, *([f"{self.late} late"] if self.late else [])])
 
 
 ALLREDUCE = Way("allreduce")
@@ -65,7 +66,7 @@ def job(way: Way, seed: int, rate: float, steps: int, source: str) -> JobSpec:
     values["data"] |= {"validation_ratio": HELD_OUT}
     values["training"] |= {"eval_every_steps": steps, "microbatch_sequences": SEQUENCES // max(ISLANDS)}
     values |= {
-        "pipeline": {"stages": 1, "overlap": 0},
+        "pipeline": {"stages": 1, "overlap": way.late},
         "islands": {"count": way.islands},
         "averaging": {"mode": way.mode},
         "outer": dict(way.outer),

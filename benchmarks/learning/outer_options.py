@@ -1,4 +1,5 @@
-"""What islands pay in loss for rounding proposals, merging them late, and losing half of them, over the same seeds.
+"""What islands pay in loss for rounding proposals, merging them late, late microbatches, and losing half of the
+proposals, over the same seeds.
 
     python -m benchmarks.learning.outer_options [--seeds 3] [--steps 300] [--every 50] [--table docs/islands.md]
         [--save RUNS.json]
@@ -41,6 +42,7 @@ from swarm.text import counted
 
 MARKS = ("<!-- options -->", "<!-- end of options -->")
 ISLANDS, RATE = 2, 4e-3
+LATE = 1  # of the two microbatches of an island's step
 REBASE = MergeRule(1.0, 1.0, 0.0)
 
 # Which of these islands are heard at the exchange of a fragment behind a step.
@@ -77,7 +79,9 @@ def options(every_steps: int) -> list[Option]:
         Option("streaming, overlap 0", streaming(("overlap_steps", 0)), "streaming, overlap 0"),
         Option("streaming, overlap 1", streaming(), "streaming, overlap 0"),
         Option("streaming, overlap 5", streaming(("overlap_steps", 5)), "streaming, overlap 0"),
+        Option("streaming, half of a step late", Way("streaming", ISLANDS, (every,), LATE), "streaming, overlap 1"),
         Option("diloco", Way("diloco", ISLANDS, (every,)), "diloco"),
+        Option("diloco, half of a step late", Way("diloco", ISLANDS, (every,), LATE), "diloco"),
         Option("diloco, half lost", Way("diloco", ISLANDS, (every,)), "diloco", lost=0.5),
     ]
 

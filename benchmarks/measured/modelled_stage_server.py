@@ -10,36 +10,14 @@ compute thread. So a dozen of them share two cores, and what is measured is the 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
-from typing import Any
 
+from benchmarks.measured.modelled import takes
 from stage_server.lean_imports import lean_imports
 
 with lean_imports():
     from stage_server.__main__ import cli
     from swarm.model.stage import Stage
 from swarm.process.lifecycle import run_cli
-
-
-def takes(
-    owner: Any,
-    name: str,
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Let every call of `owner.name` last so long, or as long as it does by itself if that is longer."""
-    original = getattr(owner, name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        began_s = clock()
-        result = original(*args, **kwargs)
-        sleep(max(0.0, began_s + seconds - clock()))
-        return result
-
-    setattr(owner, name, call)
-
 
 if __name__ == "__main__":
     match sys.argv[1:]:

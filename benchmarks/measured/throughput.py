@@ -3,6 +3,7 @@
     python -m benchmarks.measured.throughput [--stages 2] [--replicas 1] [--steps 3] [--rounds 5] [--dtype float32] ...
     python -m benchmarks.measured.throughput --ways swarm,int8,1f1b,loopback --link 100:20
     python -m benchmarks.measured.throughput --ways swarm,insecure --link 1000:1 --replicas 2
+    python -m benchmarks.measured.throughput --ways overlap,1f1b,zbv --width 64 --layers 4 --sequence 512 --compute 0.04
 
 Ways to train the same model on the same tokens, from the same weights, with as many threads per process:
 
@@ -23,7 +24,12 @@ to commit after the warm-up steps; starting, loading and saving are left out. Th
 must agree, or they did not do the same work.
 
 `--link MBIT:MS` puts the scheduler and every stage server, or rank, at a host of its own: a network namespace behind
-links of so many Mbit/s each way and such a round-trip time. That needs root.
+links of so many Mbit/s each way and such a round-trip time. That needs root. A job before all rounds lets the scheduler
+measure the links, and it then chooses how much of a step is late, as for every job but the first one on a machine.
+
+`--compute S` lets a forward through the layers of a process, and a backward, take S seconds each in all ways but local:
+what the computation itself leaves of them is slept. So no process waits for a processor, as if each had a machine of
+its own.
 
 The second table says where the swarm's time went: device seconds and processor seconds of each of its processes.
 """
@@ -53,12 +59,14 @@ from benchmarks.measured.ways import (
     RIVALS,
     Fleet,
     Hosts,
+    Modelled,
     Rivals,
     Spent,
     Swarm,
     Timed,
     hosts_behind,
     job_of,
+    left_to_scheduler,
     overlapping,
     seconds_of,
 )
@@ -72,6 +80,7 @@ SWARMS: dict[str, Callable[[JobSpec], JobSpec]] = {
     "loopback": overlapping,
     "insecure": lambda spec: spec,
 }
+OVERLAPPING = ("overlap", "int8", "loopback")
 APART = ("loopback", "insecure")  # each with processes of its own
 WAYS = ("local", *SWARMS, *RANKED)
 DEFAULT = ("local", "swarm", "1f1b")
@@ -133,6 +142,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--microbatch", type=int, default=4, help="sequences per microbatch")
     parser.add_argument("--microbatches", type=int, default=8, help="per step")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each process")
+    parser.add_argument("--compute", type=float, default=0.0, help="seconds of a forward, and a backward; 0: its own")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
     if options.stages < 2:
@@ -141,6 +151,8 @@ def _options() -> argparse.Namespace:
         parser.error("--replicas must divide --microbatches: 1f1b deals them out evenly")
     if min(options.steps, options.warmup, options.rounds) < 1:
         parser.error("--steps, --warmup and --rounds must be at least 1")
+    if options.compute and "local" in options.ways:
+        parser.error("--compute: the way local computes all stages by itself")
     if options.layers < 2 * options.stages and set(options.ways) & set(RANKED):
         parser.error("--layers must be at least twice --stages: some schedules have two stages on each rank")
     if "loopback" in options.ways and options.link is None:
@@ -173,19 +185,26 @@ def _measure(options: argparse.Namespace, folder: Path, console: Console) -> lis
         if options.link is not None:
             mbit, ms = options.link
             hosts = stack.enter_context(hosts_behind(1 + options.stages * options.replicas, mbit, ms / 1e3))
+        modelled = Modelled(options.compute) if options.compute else None
         fleet = stack.enter_context(Fleet(folder))
         swarms: dict[str, Swarm] = {}
         if own := [way for way in options.ways if way in SWARMS and way not in APART]:
-            swarms = dict.fromkeys(own, Swarm(fleet, folder, options, hosts=hosts))
+            swarms = dict.fromkeys(own, Swarm(fleet, folder, options, hosts=hosts, modelled=modelled))
         for way in [way for way in APART if way in options.ways]:
             (folder / way).mkdir()
             apart = stack.enter_context(Fleet(folder / way))
             at = Hosts() if way == "loopback" else hosts
-            swarms[way] = Swarm(apart, folder / way, options, hosts=at, insecure=way == "insecure")
-        rivals = Rivals([way for way in options.ways if way in RIVALS], fleet, folder, job, options, hosts)
+            insecure = way == "insecure"
+            swarms[way] = Swarm(apart, folder / way, options, hosts=at, insecure=insecure, modelled=modelled)
+        rivals = Rivals([way for way in options.ways if way in RIVALS], fleet, folder, job, options, hosts, modelled)
         for swarm in dict.fromkeys(swarms.values()):
             stack.enter_context(swarm.connect(spec, manifest))
         rivals.wait_ready()
+        if options.link is not None:
+            specs |= {way: left_to_scheduler(one) for way, one in specs.items() if way in OVERLAPPING}
+            for swarm in dict.fromkeys(swarms.values()):
+                status.update("a job that measures the links")
+                swarm.train(options.warmup)
         rounds = []
         for number in range(options.rounds):
             rounds.append(Round())
@@ -207,13 +226,15 @@ def _speeds(rounds: Sequence[Round], ways: Sequence[str]) -> Table:
     """A row for each way: tokens per second, and beside each way that is no swarm, or none with certificates."""
     others = [way for way in ways if way not in SWARMS or way == "insecure"]
     table = Table(title="tokens/s, medians", caption="of another way: above 1, the way of the row is faster")
-    for heading in ("way", "tokens/s", "least to most", "cpu-s per step", *(f"of {other}" for other in others)):
+    headings = ("way", "tokens/s", "least to most", "late", "cpu-s per step")
+    for heading in (*headings, *(f"of {other}" for other in others)):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     for way in ways:
         speeds = [one.ways[way].tokens_per_s for one in rounds]
         cpu_s = median(one.ways[way].cpu_s_per_step for one in rounds)
         ratios = (f"{median(one.ratio(way, other) for one in rounds):.2f}" for other in others)
-        told = (f"{median(speeds):.0f}", f"{min(speeds):.0f} to {max(speeds):.0f}", f"{cpu_s:.2f}")
+        late = "/".join(str(number) for number in sorted({one.ways[way].overlap for one in rounds}))
+        told = (f"{median(speeds):.0f}", f"{min(speeds):.0f} to {max(speeds):.0f}", late, f"{cpu_s:.2f}")
         table.add_row(way, *told, *ratios)
     return table
 

@@ -36,7 +36,7 @@ from swarm.data.corpus import tokenise
 from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
-from swarm.job.spec import JobSpec, TrainingSection, parse_job
+from swarm.job.spec import JobSpec, TrainingSection, parse_job, spec_from_json
 from swarm.pki.profiles import find_profile
 from swarm.process.children import dying_with_parent
 from swarm.wire import jobs_pb2 as pb
@@ -80,6 +80,7 @@ class Timed:
     cpu_s_per_step: float  # of all processes together
     loss: float
     weights_sha256: str = ""  # of the swarm's end
+    overlap: int = 0  # of the swarm: late microbatches of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,11 @@ def overlapping(spec: JobSpec, **pipeline: object) -> JobSpec:
     return late
 
 
+def left_to_scheduler(spec: JobSpec) -> JobSpec:
+    """The job whose scheduler chooses how many microbatches are late, by what jobs before have measured."""
+    return parse_job(spec.model_dump() | {"pipeline": spec.model_dump()["pipeline"] | {"overlap": "auto"}})
+
+
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +223,20 @@ def hosts_behind(count: int, mbit_per_s: float, rtt_s: float) -> Iterator[Hosts]
         relay.everywhere(delay_s=rtt_s / 2.0, bytes_per_s=mbit_per_s * 1e6 / 8.0)
         relay.move_here(0)
         yield Hosts(relay)
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled:
+    """Computations that take given times, on any processor."""
+
+    pass_s: float  # a forward through a process' layers, and a backward
+    step_s: float = 0.015  # an optimizer step: that of AdamW for 4.3 million parameters on one core
+
+    @property
+    def stage_server(self) -> tuple[str, ...]:
+        """The program that has them, with its own flags."""
+        given = ("--compute", str(self.pass_s), "--step", str(self.step_s))
+        return ("benchmarks.measured.modelled_stage_server", *given)
 
 
 class Fleet:
@@ -294,6 +314,7 @@ class Rivals:
         job: tuple[JobSpec, TokenManifest],
         options: argparse.Namespace,
         hosts: Hosts | None = None,
+        modelled: Modelled | None = None,
     ) -> None:
         spec, manifest = job
         hosts = hosts or Hosts()
@@ -307,7 +328,9 @@ class Rivals:
         if set(ways) & set(RANKED):
             halves = changed(spec, pipeline={"stages": 2 * options.stages, "split": "auto"})
             (folder / "halves.json").write_text(halves.model_dump_json())
-            world = (str(folder / "rendezvous"), str(options.replicas), str(folder / "halves.json"))
+            world = [str(folder / "rendezvous"), str(options.replicas), str(folder / "halves.json")]
+            if modelled is not None:
+                world += [str(modelled.pass_s), str(modelled.step_s)]
             self._ranks = [
                 fleet.start(
                     f"rank-{rank}",
@@ -354,11 +377,13 @@ class Swarm:
         hosts: Hosts | None = None,
         offers: Sequence[str] = (DEFAULT_SHARE,),
         insecure: bool = False,
+        modelled: Modelled | None = None,
     ) -> None:
         """`offers`: the memory that the stage servers of each stage offer, over and over."""
         hosts = hosts or Hosts()
         self._insecure = insecure
         plain = ("--insecure",) if insecure else ()
+        program = ("stage_server",) if modelled is None else modelled.stage_server
         self._data_dir = folder / "scheduler"
         self._scheduler = fleet.start(
             "scheduler",
@@ -370,7 +395,7 @@ class Swarm:
         self._servers = [
             fleet.start(
                 f"server-{number}",
-                "stage_server",
+                *program,
                 *("--scheduler", self._address, "--listen", f"{hosts.address(number + 1)}:0", "--http-port", "0"),
                 *("--threads", str(options.threads), "--device", device),
                 *("--stage", str(number % options.stages), "--max-memory", offers[number % len(offers)]),
@@ -444,7 +469,8 @@ class Swarm:
         cpu_s = sum(one.cpu_s for one in spent)
         course = self._commits(job)
         found = timed(course.times_unix_s, warmup, self._tokens_per_step, cpu_s, view.loss)
-        return replace(found, weights_sha256=view.weights_sha256), spent, course
+        overlap = spec_from_json(self._jobs.get(job).spec_json).overlap
+        return replace(found, weights_sha256=view.weights_sha256, overlap=overlap), spent, course
 
     def _commits(self, job: str) -> Course:
         """From the scheduler's database: what a watcher sees comes later, and may skip a step."""

@@ -1,6 +1,6 @@
 """How much of the speed that two islands have alone is left to them, over a slow link and on loopback.
 
-    python -m benchmarks.sites.kept_speed [--turns 3] [--link 50:100] [--save RUNS.json]
+    python -m benchmarks.sites.kept_speed [--turns 3] [--link 50:100] [--overlap 2] [--save RUNS.json]
 
     lyon [namespace: scheduler, a stage server for each of two stages] ──── link ──── berlin [a stage server for each]
 
@@ -148,7 +148,9 @@ class Modelled(Sites):
             "averaging__mode": mode,
         }
         changes |= {f"outer__{key}": value for key, value in outer.items()}
-        changes |= {"islands__count": len(SITES)} if mode != "allreduce" else {"pipeline__sync_steps": 0}
+        if mode != "allreduce":
+            changes |= {"islands__count": len(SITES), "pipeline__overlap": self._options.overlap}
+        changes["pipeline__sync_steps"] = 0
         spec = small_spec(self.text, **changes)
         spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=STAGES)
         tokens = Tokens.make(self.folder / f"tokens-{time.monotonic_ns()}", spec)
@@ -206,6 +208,7 @@ def parser_of(text: str) -> argparse.ArgumentParser:
     parser.add_argument("--link", default="50:100", metavar="MBIT:MS", help="each way, and there and back")
     parser.add_argument("--compute", type=float, default=0.05, help="seconds of a forward, and of a backward")
     parser.add_argument("--width", type=int, default=384, help="of the model")
+    parser.add_argument("--overlap", type=int, default=0, help="late microbatches of a step of an island")
     parser.add_argument("--save", type=Path, help="a JSON file that keeps what each turn found")
     return parser
 
@@ -227,7 +230,9 @@ def main() -> int:
     with modelled_sites(options) as sites:
         for turn in range(options.turns):
             for way in ways:
-                name = f"{way.name}, {options.link}, {options.compute:g} s, width {options.width}, turn {turn}"
+                late = f", {options.overlap} late" if way.mode != "allreduce" else ""
+                shape = f"{options.compute:g} s, width {options.width}{late}"
+                name = f"{way.name}, {options.link}, {shape}, turn {turn}"
                 found[way.name].append(tuple(kept.once(name, partial(sites.measure, way))))
                 print(f"{name}  {found[way.name][-1]}", file=sys.stderr, flush=True)
     show(COLUMNS, rows(found), 100)

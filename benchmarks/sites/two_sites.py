@@ -117,14 +117,17 @@ COLUMNS = ("way", "kill -9", "steps", "tokens/s", "link, per step", "loss", "ave
 class Sites(Trial):
     """The sites with a scheduler, as a context manager."""
 
-    def __init__(self, folder: Path, seed: str, relay: Relay, width: int, replicas: int = REPLICAS) -> None:
+    def __init__(
+        self, folder: Path, seed: str, relay: Relay, width: int, replicas: int = REPLICAS, late: int = 0
+    ) -> None:
+        """`late`: microbatches of an island's step that use weights one step old."""
         super().__init__(folder, seed, grace_s=GRACE_S)
         self._each = each = STAGES * replicas
         self.scheduler_host = relay.hosts[0]
         self.server_hosts = [host for host in relay.hosts for _ in range(each)]
         self.before_servers = [relay.at(host) for host in range(len(SITES)) for _ in range(each)]
         self.text = Path(sysconfig.get_paths()["stdlib"]) / "_pydecimal.py"
-        self._width = width
+        self._width, self._late = width, late
         self.site_of: dict[str, str] = {}
 
     def fill(self) -> None:
@@ -147,6 +150,7 @@ class Sites(Trial):
         }
         if way != "allreduce":
             changes |= {"islands__count": len(SITES), "outer__every_steps": EVERY_STEPS}
+            changes |= {"pipeline__overlap": self._late, "pipeline__sync_steps": 0}
             changes |= {f"outer__{key}": value for key, value in outer.items()}
         spec = small_spec(self.text, **changes)
         return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=STAGES)
@@ -202,6 +206,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two deaths, on average")
     parser.add_argument("--ways", default=",".join(WAYS), help="of averaging, with a comma between")
     parser.add_argument("--width", type=int, default=32, help="of the model")
+    parser.add_argument("--overlap", type=int, default=0, help="late microbatches of a step of an island")
     parser.add_argument("--seed", default="0", help="of who dies when")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
@@ -215,7 +220,8 @@ def main() -> int:
         os.environ[ENVIRONMENT] = str(folder / "profiles")
         relay.between(0, 1, delay_s=rtt_ms / 2e3, bytes_per_s=mbit_per_s * 1e6 / 8)
         relay.move_here(0)
-        with contextlib.redirect_stdout(sys.stderr), Sites(folder, options.seed, relay, options.width) as sites:
+        all_sites = Sites(folder, options.seed, relay, options.width, late=options.overlap)
+        with contextlib.redirect_stdout(sys.stderr), all_sites as sites:
             sites.fill()
             for way in options.ways.split(","):
                 runs.append(sites.train(way, UNDISTURBED_STEPS))

@@ -1,10 +1,10 @@
-"""benchmarks.measured.modelled_stage_server: a computation takes the time that it was given."""
+"""benchmarks.measured.modelled: a computation takes the time that it was given."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.measured.modelled_stage_server import takes
+from benchmarks.measured.modelled import takes
 
 
 @pytest.mark.parametrize(("own_s", "lasts_s"), [(0.0, 0.5), (0.2, 0.5), (0.5, 0.5), (0.7, 0.7)])
