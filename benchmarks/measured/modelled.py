@@ -4,7 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled:
+    """Computations that take given times, on any processor."""
+
+    pass_s: float  # a forward through a process' layers, and a backward
+    step_s: float = 0.015  # an optimizer step: that of AdamW for 4.3 million parameters on one core
+
+    @property
+    def seconds(self) -> tuple[str, str]:
+        """Both, as a command's words."""
+        return str(self.pass_s), str(self.step_s)
+
+    @property
+    def stage_server(self) -> tuple[str, ...]:
+        """The program that has them, with its own flags."""
+        pass_s, step_s = self.seconds
+        return ("benchmarks.measured.modelled_stage_server", "--compute", pass_s, "--step", step_s)
 
 
 def takes(

@@ -53,24 +53,23 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measured.modelled import Modelled
 from benchmarks.measured.ways import (
     LOSS_TOLERANCE,
     RANKED,
     RIVALS,
     Fleet,
     Hosts,
-    Modelled,
     Rivals,
     Spent,
     Swarm,
     Timed,
     hosts_behind,
     job_of,
-    left_to_scheduler,
     overlapping,
     seconds_of,
 )
-from swarm.job.spec import JobSpec
+from swarm.job.spec import JobSpec, parse_job
 from tests.chaos.relay import why_not
 
 SWARMS: dict[str, Callable[[JobSpec], JobSpec]] = {
@@ -217,6 +216,11 @@ def _measure(options: argparse.Namespace, folder: Path, console: Console) -> lis
                 else:
                     rounds[-1].ways[way], _ = rivals.train(way, options.warmup)
     return rounds
+
+
+def left_to_scheduler(spec: JobSpec) -> JobSpec:
+    """The job whose scheduler chooses how many microbatches are late, by what jobs before have measured."""
+    return parse_job(spec.model_dump() | {"pipeline": spec.model_dump()["pipeline"] | {"overlap": "auto"}})
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------

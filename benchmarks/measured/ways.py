@@ -30,6 +30,7 @@ from statistics import mean, median
 
 import psutil
 
+from benchmarks.measured.modelled import Modelled
 from client.connection import CHUNK_BYTES, Scheduler
 from stage_server.options import DEFAULT_SHARE
 from swarm.data.corpus import tokenise
@@ -186,11 +187,6 @@ def overlapping(spec: JobSpec, **pipeline: object) -> JobSpec:
     return late
 
 
-def left_to_scheduler(spec: JobSpec) -> JobSpec:
-    """The job whose scheduler chooses how many microbatches are late, by what jobs before have measured."""
-    return parse_job(spec.model_dump() | {"pipeline": spec.model_dump()["pipeline"] | {"overlap": "auto"}})
-
-
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
@@ -223,20 +219,6 @@ def hosts_behind(count: int, mbit_per_s: float, rtt_s: float) -> Iterator[Hosts]
         relay.everywhere(delay_s=rtt_s / 2.0, bytes_per_s=mbit_per_s * 1e6 / 8.0)
         relay.move_here(0)
         yield Hosts(relay)
-
-
-@dataclass(frozen=True, slots=True)
-class Modelled:
-    """Computations that take given times, on any processor."""
-
-    pass_s: float  # a forward through a process' layers, and a backward
-    step_s: float = 0.015  # an optimizer step: that of AdamW for 4.3 million parameters on one core
-
-    @property
-    def stage_server(self) -> tuple[str, ...]:
-        """The program that has them, with its own flags."""
-        given = ("--compute", str(self.pass_s), "--step", str(self.step_s))
-        return ("benchmarks.measured.modelled_stage_server", *given)
 
 
 class Fleet:
@@ -328,9 +310,8 @@ class Rivals:
         if set(ways) & set(RANKED):
             halves = changed(spec, pipeline={"stages": 2 * options.stages, "split": "auto"})
             (folder / "halves.json").write_text(halves.model_dump_json())
-            world = [str(folder / "rendezvous"), str(options.replicas), str(folder / "halves.json")]
-            if modelled is not None:
-                world += [str(modelled.pass_s), str(modelled.step_s)]
+            given = () if modelled is None else modelled.seconds
+            world = (str(folder / "rendezvous"), str(options.replicas), str(folder / "halves.json"), *given)
             self._ranks = [
                 fleet.start(
                     f"rank-{rank}",

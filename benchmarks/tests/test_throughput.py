@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measured.throughput import SWARMS, Round, disagreement
+from benchmarks.measured.throughput import OVERLAPPING, SWARMS, Round, disagreement, left_to_scheduler
 from benchmarks.measured.ways import Course, Spent, Timed, job_of, sample, spent_between, timed
 
 
@@ -61,3 +61,5 @@ def test_the_ways_with_overlap_do_overlap(tmp_path: Path) -> None:
     late = {way: job_for(spec).overlap for way, job_for in SWARMS.items()}
     assert late == {"swarm": 0, "overlap": 2, "int8": 2, "loopback": 2, "insecure": 0}
     assert SWARMS["int8"](spec).pipeline.compression == "int8"
+    assert set(OVERLAPPING) == {way for way, count in late.items() if count}, "what a scheduler chooses behind a link"
+    assert left_to_scheduler(SWARMS["int8"](spec)).pipeline.overlap == "auto"
