@@ -20,7 +20,7 @@ from swarm.errors import SwarmError
 from swarm.events import Checked, Recounted
 from swarm.messages import Check, Recount
 from swarm.model import codec
-from swarm.model.runtime import SentAhead, received, send_ahead
+from swarm.model.runtime import SentAhead, received
 from swarm.model.stage import Stage, Sums
 from swarm.model.state import raw_bytes
 from swarm.peer_messages import Boundary
@@ -88,8 +88,9 @@ class Checker:
         microbatch, direction = header.microbatch, header.direction
         if not self.table.wants(microbatch, direction, header.sender, header.incarnation):
             return False
-        decoded = codec.decode(payload, header.dtype, header.shape, header.codec)
-        self._inputs[microbatch, direction] = _Input(send_ahead(decoded, self._ports.device.name), digest_of(payload))
+        device = self._ports.device.name
+        arrived = codec.arrived(payload, header.dtype, header.shape, header.codec, device)
+        self._inputs[microbatch, direction] = _Input(arrived.ahead(), digest_of(payload))
         self.table.arrived(microbatch, direction)
         self._ready.set()
         return True

@@ -20,6 +20,7 @@ from stage_server.replica.packing import Packed, evaluation_boundary, pack
 from swarm.errors import RetryElsewhere, StaleMessage, SwarmError
 from swarm.messages import Evaluate
 from swarm.model import codec
+from swarm.model.runtime import received
 from swarm.model.stage import Stage
 from swarm.peer_messages import EvaluationBoundary
 from swarm.types import EvaluationBatch
@@ -62,7 +63,7 @@ class Evaluator:
         self._ports = ports
         self._ready = ready
         self._ids: dict[EvaluationBatch, Ids] = {}
-        self._inputs: dict[EvaluationBatch, Tensor] = {}
+        self._inputs: dict[EvaluationBatch, codec.Arrived] = {}
         self._early = EarlyInputs[EvaluationBatch, tuple[EvaluationBoundary, memoryview]](lambda batch: batch)
         self._orders: list[
             tuple[EvaluationBatch, int, evaluation.ComputeEvaluation]
@@ -99,7 +100,8 @@ class Evaluator:
             if not self._early.put(batch, claim, (header, payload), payload.nbytes, is_known=known):
                 raise RetryElsewhere(f"{len(self._early)} inputs of evaluations wait for their commands already")
         if taken.accepted:
-            self._inputs[batch] = codec.decode(payload, header.dtype, header.shape, header.codec)
+            device = self._ports.device.name
+            self._inputs[batch] = codec.arrived(payload, header.dtype, header.shape, header.codec, device)
         self._carry_out(taken.actions)
 
     def commit(self, version: int) -> None:
@@ -118,9 +120,10 @@ class Evaluator:
     async def compute(self, work: evaluation.ComputeEvaluation) -> None:
         """Carry out an order that `take` has just given."""
         batch = work.batch
-        x, ids = self._inputs.pop(batch, None), self._ids.get(batch, Ids(None, None))
+        arrived, ids = self._inputs.pop(batch, None), self._ids.get(batch, Ids(None, None))
 
         def forward() -> tuple[Packed | None, float]:
+            x = None if arrived is None else received(arrived.ahead())
             y, loss = self._stage.evaluate(batch.version, x=x, tokens=ids.tokens, targets=ids.targets)
             return (None if y is None else pack(y, self._codec)), loss
 

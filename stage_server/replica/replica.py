@@ -48,7 +48,7 @@ from swarm.errors import (
 )
 from swarm.job.spec import LOWERED
 from swarm.model import codec
-from swarm.model.runtime import SentAhead, received, rms_of, send_ahead
+from swarm.model.runtime import SentAhead, received, rms_of
 from swarm.model.stage import Stage
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.types import Direction, Hop, Microbatch, UnitName
@@ -295,8 +295,8 @@ class Replica:
             raise StaleMessage(arrival.reason)
         if arrival.accepted:
             self._commitments.took(microbatch, direction, self._commitments.digest(payload))
-            decoded = codec.decode(payload, header.dtype, header.shape, header.codec)
-            self._inputs[microbatch, direction] = send_ahead(decoded, self._device.name)
+            arrived = codec.arrived(payload, header.dtype, header.shape, header.codec, self._device.name)
+            self._inputs[microbatch, direction] = arrived.ahead()
         self._carry_out(arrival.actions)
 
     # Actions -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,9 @@ The nearest of these is taken, of two the one farther from zero. So a value belo
 error is at most the larger of a third of the value and 2^-7 of the scale. Values that are not finite are treated as in
 int8.
 
+A tensor is encoded and decoded where it lies or is needed, by the same operations on the CPU and on a GPU. So only its
+payload crosses between them.
+
 Decoded tensors lie in fresh memory of torch's own alignment, never in the received buffer: matrix kernels may round
 differently on memory that is aligned differently, and bits must not depend on how bytes arrived.
 """
@@ -33,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import CorruptFrame
-from swarm.model.runtime import to_host
+from swarm.model.runtime import SentAhead, received, send_ahead, to_device, to_host
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 Shape: TypeAlias = tuple[int, ...]
@@ -61,37 +64,31 @@ INT8_TILE = 1 << 20
 FP4_BLOCK = 256
 # A ratio to the scale that reaches bound e - 1 has at least exponent e: half of the way from the value before, up.
 _FP4_BOUNDS = (2.0**-7, *(1.5 * 2.0**power for power in range(-6, 0)))
-_FP4_VALUES = np.array([sign * value for sign in (1, -1) for value in (0.0, *(2.0**power for power in range(-6, 1)))],
-                       dtype=np.float32)  # fmt: skip
+_FP4_VALUES = [sign * value for sign in (1, -1) for value in (0.0, *(2.0**power for power in range(-6, 1)))]
+_FP4_PAIRS = torch.tensor([(_FP4_VALUES[byte & 15], _FP4_VALUES[byte >> 4]) for byte in range(256)])
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
     """How a float32 tensor becomes bytes, and back.
 
-    `dtype` is what the header says, `payload_bytes` the exact length by elements. `encode` gives flat uint8
-    where the tensor lies, which may share its memory; `fill` decodes bytes of the right length into a contiguous
-    float32 tensor on the CPU.
+    `dtype` is what the header says, `payload_bytes` the exact length by elements. `encode` gives flat uint8, `decode`
+    makes so many elements of it, flat float32. Both work where their tensor lies, and what they give may share its
+    memory.
     """
 
     dtype: str
     payload_bytes: Callable[[int], int]
     encode: Callable[[Tensor], Tensor]
-    fill: Callable[[Tensor, memoryview], None]
+    decode: Callable[[Tensor, int], Tensor]
 
 
 def _cast(dtype: str) -> Codec:
-    def fill(tensor: Tensor, payload: memoryview) -> None:
-        if dtype == "float32":
-            _filled(tensor, payload)
-        else:
-            tensor.copy_(_tensor_of(payload, dtype, tuple(tensor.shape)))
-
     return Codec(
         dtype,
         lambda elements: elements * DTYPES[dtype].itemsize,
         lambda tensor: _raw(tensor.to(DTYPES[dtype])),
-        fill,
+        lambda payload, _elements: payload.view(DTYPES[dtype]).to(torch.float32),
     )
 
 
@@ -122,19 +119,22 @@ def _int8_encode(tensor: Tensor) -> Tensor:
     return payload
 
 
-def _int8_fill(tensor: Tensor, payload: memoryview) -> None:
-    flat, elements = tensor.view(-1), tensor.numel()
-    values = _tensor_of(payload[:elements], "int8", (elements,))
-    scales = _tensor_of(payload[elements:], "float32", (math.ceil(elements / INT8_BLOCK), 1))
+def _int8_decode(payload: Tensor, elements: int) -> Tensor:
+    values = payload[:elements].view(torch.int8)
+    scales = payload[elements:].clone().view(torch.float32).view(-1, 1)
+    # A tensor there, not a number: CUDA divides by a number as it multiplies by 1 / 127, which rounds twice.
+    top = torch.full((), float(INT8_TOP), device=payload.device)
+    flat = torch.empty(elements, device=payload.device)
     for start in range(0, elements, INT8_TILE):
         tile = flat[start : start + INT8_TILE]
-        torch.div(values[start : start + INT8_TILE], INT8_TOP, out=tile)
+        torch.div(values[start : start + INT8_TILE], top, out=tile)
         whole = tile.numel() - tile.numel() % INT8_BLOCK
         first = start // INT8_BLOCK
         blocks = whole // INT8_BLOCK
         tile[:whole].view(-1, INT8_BLOCK).mul_(scales[first : first + blocks])
         if whole < tile.numel():
             tile[whole:].mul_(scales[first + blocks])
+    return flat
 
 
 def _fp4_bytes(elements: int) -> int:
@@ -155,20 +155,19 @@ def _fp4_encode(tensor: Tensor) -> Tensor:
     return torch.cat([codes[0::2] | codes[1::2] << 4, scales.view(torch.uint8)])
 
 
-def _fp4_fill(tensor: Tensor, payload: memoryview) -> None:
-    flat, elements = tensor.view(-1), tensor.numel()
-    packed = np.frombuffer(payload[: math.ceil(elements / 2)], dtype=np.uint8)
-    codes = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)[:elements]
-    scales = _tensor_of(payload[math.ceil(elements / 2) :], "float32", (math.ceil(elements / FP4_BLOCK),))
-    torch.mul(torch.from_numpy(_FP4_VALUES[codes]), scales.repeat_interleave(FP4_BLOCK)[:elements], out=flat)
+def _fp4_decode(payload: Tensor, elements: int) -> Tensor:
+    packed = payload[: math.ceil(elements / 2)]
+    scales = payload[math.ceil(elements / 2) :].clone().view(torch.float32)
+    values = to_device(_FP4_PAIRS, payload.device).index_select(0, packed.int()).view(-1)[:elements]
+    return values.mul_(scales.repeat_interleave(FP4_BLOCK)[:elements])
 
 
 CODECS: dict[str, Codec] = {
     "none": _cast("float32"),
     "bfloat16": _cast("bfloat16"),
     "float16": _cast("float16"),
-    "int8": Codec("int8", _int8_bytes, _int8_encode, _int8_fill),
-    "fp4": Codec("fp4", _fp4_bytes, _fp4_encode, _fp4_fill),
+    "int8": Codec("int8", _int8_bytes, _int8_encode, _int8_decode),
+    "fp4": Codec("fp4", _fp4_bytes, _fp4_encode, _fp4_decode),
 }
 
 
@@ -197,17 +196,39 @@ def readable(payload: Tensor) -> memoryview:
     return payload.numpy().data.toreadonly()
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A boundary tensor as it came, for a device. `payload` is flat uint8 on the CPU, in memory of its own."""
+
+    payload: Tensor
+    shape: Shape
+    codec: str
+    device: torch.device
+
+    def ahead(self) -> SentAhead:
+        """The float32 tensor on its way to a GPU, which decodes it beside what it computes; else it is decoded here."""
+        return send_ahead(self.payload, self.device, lambda there: decode_there(there, self.shape, self.codec))
+
+
+def arrived(payload: Payload, dtype: str, shape: Sequence[int], codec: str, device: torch.device) -> Arrived:
+    """The tensor that `encode` described, for a device; CorruptFrame if the parts disagree."""
+    sized = _sized(payload, encoded_bytes(dtype, shape, codec), codec, shape)
+    return Arrived(_landed(sized, pinned=device.type == "cuda"), tuple(shape), codec, device)
+
+
 def decode(payload: Payload, dtype: str, shape: Sequence[int], codec: str) -> Tensor:
-    """The float32 tensor that `encode` described, in memory of its own; CorruptFrame if the parts disagree."""
-    expected = encoded_bytes(dtype, shape, codec)
-    tensor = _landing(tuple(shape))
-    _known(codec).fill(tensor, _sized(payload, expected, codec, shape))
-    return tensor
+    """The float32 tensor that `encode` described, on the CPU; CorruptFrame if the parts disagree."""
+    return received(arrived(payload, dtype, shape, codec, torch.device("cpu")).ahead())
+
+
+def decode_there(payload: Tensor, shape: Shape, codec: str) -> Tensor:
+    """The float32 tensor of a payload of the right length, where that lies; it may share its memory."""
+    return _known(codec).decode(payload, math.prod(shape)).view(shape)
 
 
 def round_trip(tensor: Tensor, codec: str) -> Tensor:
-    """The tensor as its receiver would hold it."""
-    return decode(*encode(tensor, codec), codec)
+    """The tensor as its receiver would hold it, in memory of its own where the tensor lies."""
+    return decode_there(encode_there(tensor, codec).clone(), tuple(tensor.shape), codec)
 
 
 def encoded_bytes(dtype: str, shape: Sequence[int], codec: str) -> int:
@@ -235,10 +256,8 @@ def decode_slice(payload: Payload, dtype: str, elements: int) -> Tensor:
     """The 1-D slice that `encode_slice` described, in memory of its own; CorruptFrame if the parts disagree."""
     sized = sized_slice(payload, dtype, elements)
     if dtype not in SLICE_CODECS:
-        return _tensor_of(sized, dtype, (elements,))
-    tensor = torch.empty(elements)
-    CODECS[dtype].fill(tensor, sized)
-    return tensor
+        return _landed(sized).view(SLICE_DTYPES[dtype])
+    return CODECS[dtype].decode(_landed(sized), elements)
 
 
 def sized_slice(payload: Payload, dtype: str, elements: int) -> memoryview:
@@ -293,16 +312,8 @@ def _raw(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _tensor_of(payload: memoryview, dtype: str, shape: Shape) -> Tensor:
-    return _filled(torch.empty(shape, dtype=DTYPES[dtype]), payload)
-
-
-def _landing(shape: Shape) -> Tensor:
-    """Memory for a boundary tensor; pinned in a process with a GPU, which then fetches it in the background."""
-    uses_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch gives it no types
-    return torch.empty(shape, dtype=torch.float32, pin_memory=uses_gpu)
-
-
-def _filled(tensor: Tensor, payload: memoryview) -> Tensor:
-    tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(payload, dtype=np.uint8)
-    return tensor
+def _landed(payload: memoryview, *, pinned: bool = False) -> Tensor:
+    """A copy as flat uint8; from pinned memory a GPU fetches it in the background."""
+    landed = torch.empty(payload.nbytes, dtype=torch.uint8, pin_memory=pinned)
+    landed.numpy()[:] = np.frombuffer(payload, dtype=np.uint8)
+    return landed

@@ -9,7 +9,7 @@ MPS has no float64. Sums and norms in float64 are made on the CPU there (`sum_de
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -93,20 +93,23 @@ class SentAhead:
     copied: torch.cuda.Event | None = None
 
 
-def send_ahead(tensor: Tensor, device: torch.device) -> SentAhead:
-    """Begin to copy a tensor to a GPU, from any thread, without waiting. Do not write to `tensor` afterwards.
+def send_ahead(
+    tensor: Tensor, device: torch.device, made: Callable[[Tensor], Tensor] = lambda there: there
+) -> SentAhead:
+    """Begin to copy a tensor to a GPU, from any thread, without waiting; gives what is `made` of it there. Do not write
+    to `tensor` afterwards.
 
-    A GPU copies on a stream of its own, beside what it computes; in the background only if the memory is pinned. If the
-    GPU is full, or the device is not a GPU, the tensor stays where it is.
+    A GPU copies and makes on a stream of its own, beside what it computes; in the background only if the memory is
+    pinned. If the GPU is full, or the device is not a GPU, both stay where the tensor is.
     """
     if device.type != "cuda":
-        return SentAhead(tensor)
+        return SentAhead(made(tensor))
     try:
         copies = _copy_stream(device)
         with torch.cuda.stream(copies):
-            return SentAhead(tensor.to(device, non_blocking=True), copies.record_event())
+            return SentAhead(made(tensor.to(device, non_blocking=True)), copies.record_event())
     except RuntimeError:  # full, as a rule: there may be room when it is needed, or the fault shows then
-        return SentAhead(tensor)
+        return SentAhead(made(tensor))
 
 
 def received(sent: SentAhead) -> Tensor:

@@ -19,6 +19,7 @@ from swarm.model.digests import digest_of
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.optimizers import OPTIMIZERS
 from swarm.model.probe import probe_digest
+from swarm.model.runtime import to_device
 from swarm.model.stage import Stage
 from swarm.types import Microbatch
 from tests.support.far_device import Far, far_device
@@ -49,6 +50,7 @@ def main() -> None:
                 name: [_step(far, layers, values) for layers in (2, 4)] for name, values in OPTIMIZERS_COUNTED.items()
             }
             | {"bfloat16 parameters": [_step(far, layers, {}, dtype="bfloat16_parameters") for layers in (2, 4)]},
+            "decoded": {name: _decoded(far, name) for name in codec.CODECS},
             "not finite": _not_finite(far),
             "snapshot": _snapshot(far),
             "digests": _digests(far),
@@ -108,13 +110,37 @@ def _device(far: Far) -> list[list[str]]:
 def _microbatch(far: Far, stage: Stage, codec_name: str = "none") -> list[str]:
     """The waits of one microbatch, computed and packed as a replica does it."""
     far.taken()
-    y, _ = stage.forward(MICROBATCH, 0, portion=0, x=_boundary(stage, 1), tokens=TOKENS, targets=TOKENS)
+    x = _there(_boundary(stage, 1), codec_name)
+    y, _ = stage.forward(MICROBATCH, 0, portion=0, x=x, tokens=TOKENS, targets=TOKENS)
     if y is not None:
         pack(y, codec_name)
-    g = None if y is None else _boundary(stage, 2)
+    g = None if y is None else _there(_boundary(stage, 2), codec_name)
     _, finite = stage.backward(MICROBATCH, g, encode=lambda dx: codec.encode_there(dx, codec_name))
     assert finite
     return far.taken()
+
+
+def _there(tensor: Tensor, codec_name: str) -> Tensor:
+    """The tensor as a replica receives it: its payload is copied to the device, and decoded there."""
+    came = codec.arrived(*codec.encode(tensor, codec_name), codec_name, far_device())
+    return codec.decode_there(to_device(came.payload, far_device()), came.shape, codec_name)
+
+
+def _decoded(far: Far, codec_name: str) -> dict[str, Any]:
+    """A tensor that the device decodes: has it the bits of the CPU, and what did it take?"""
+    tensor = torch.randn(codec.INT8_TILE + 777, generator=torch.Generator().manual_seed(5))
+    tensor[:256], tensor[300], tensor[700] = 0.0, 1e-40, torch.inf
+    near = codec.round_trip(tensor, codec_name)
+    far.taken()
+    sent, divided = far.sent_bytes, far.divided_by_numbers
+    here, there = codec.decode(*codec.encode(tensor, codec_name), codec_name), _there(tensor, codec_name)
+    found = {
+        "waits": far.taken(),
+        "bytes of an element": (far.sent_bytes - sent) / tensor.numel(),
+        "divided by numbers": far.divided_by_numbers - divided,
+    }
+    same = [torch.equal(one.view(torch.int32), near.view(torch.int32)) for one in (there.cpu(), here)]
+    return found | {"same bits": all(same)}
 
 
 def _step(far: Far, layers: int, values: dict[str, Any], dtype: str = "float32") -> list[str]:

@@ -70,6 +70,21 @@ def test_a_tensor_is_copied_beside_the_computations_which_wait_for_it_only_when_
     assert calls == SENT + RECEIVED
 
 
+def test_what_is_made_of_a_tensor_is_made_behind_its_copy_and_is_there_when_the_computations_use_it(
+    calls: list[str],
+) -> None:
+    tensor: Any = Scripted(torch.device("cpu"), calls)
+    made = Scripted(GPU, calls)
+
+    def make(there: Any) -> Any:
+        assert there.device == GPU
+        calls.append("made")
+        return made
+
+    assert received(send_ahead(tensor, GPU, make)) is made
+    assert calls == ["on copies", "copy", "made", "event behind copies", *RECEIVED]
+
+
 def test_a_tensor_that_was_sent_ahead_is_not_copied_again(calls: list[str]) -> None:
     tensor: Any = Scripted(torch.device("cpu"), calls)
     there = received(send_ahead(tensor, GPU))
@@ -84,8 +99,10 @@ def test_a_tensor_that_was_sent_ahead_is_not_copied_again(calls: list[str]) -> N
 def test_a_full_gpu_is_told_of_when_the_tensor_is_needed_not_when_it_arrives(
     calls: list[str], full: RuntimeError
 ) -> None:
+    made_of: Any = lambda there: [there]  # noqa: E731
     tensor: Any = Scripted(torch.device("cpu"), calls, full)
     assert received(send_ahead(tensor, GPU)) is tensor
+    assert received(send_ahead(tensor, GPU, made_of)) == [tensor]
     with pytest.raises(type(full)):
         to_device(tensor, GPU)
 

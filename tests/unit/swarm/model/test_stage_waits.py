@@ -34,6 +34,16 @@ def test_the_host_waits_once_for_a_forward_and_once_for_a_backward(counted: Any)
     assert len(counted["bfloat16 parameters"]) == 2
 
 
+def test_a_device_decodes_what_arrives_with_the_bits_of_the_cpu_and_without_a_wait(counted: Any) -> None:
+    """Received tensors were decoded on the host, and crossed to the device as float32: 4 bytes for each element."""
+    found = counted["decoded"]
+    assert all(one["same bits"] and one["waits"] == [] for one in found.values()), found
+    # A GPU has other bits for it than a CPU, which this device does not show.
+    assert all(one["divided by numbers"] == 0 for one in found.values()), found
+    crossed = {name: round(one["bytes of an element"], 2) for name, one in found.items()}
+    assert crossed == {"none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02, "fp4": 0.52}
+
+
 def test_a_step_waits_at_most_four_times_whatever_the_number_of_tensors(counted: Any) -> None:
     """Once for each of the two units' sums, once for the digest; LAMB once more for its norms."""
     assert set(counted["steps"]) >= {"adamw", "nadamw", "sgd", "lamb", "muon", "bfloat16 parameters"}
