@@ -128,13 +128,42 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=device.type not in ("cpu", "mps"))
 
 
-def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors on the CPU; the host waits once for all. Those that lie there already are not copied."""
-    # torch takes pinned memory for a copy that does not block.
-    there = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
-    for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
+@dataclass(frozen=True, slots=True)
+class SentBack:
+    """A tensor that may still be on its way to the CPU; a GPU has it there once `copied` is reached."""
+
+    tensor: Tensor
+    device: torch.device
+    copied: torch.cuda.Event | None = None
+
+
+def send_back(tensor: Tensor) -> SentBack:
+    """Begin to copy a tensor to the CPU, without waiting. One that lies there already is not copied. Do not write to
+    `tensor` before `to_host`.
+
+    A GPU copies on a stream of its own as soon as the tensor is computed, beside what is computed after it.
+    """
+    device = tensor.device
+    if device.type != "cuda":
+        return SentBack(tensor.to("cpu", non_blocking=True), device)
+    copies = _stream_back(device)
+    copies.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(copies):
+        there = tensor.to("cpu", non_blocking=True)  # torch takes pinned memory for a copy that does not block
+        copied = copies.record_event()
+    tensor.record_stream(copies)  # its memory is given to nobody before it is copied
+    return SentBack(there, device, copied)
+
+
+def to_host(*tensors: Tensor | SentBack) -> tuple[Tensor, ...]:
+    """The tensors on the CPU; the host waits once for all."""
+    sent = [one if isinstance(one, SentBack) else send_back(one) for one in tensors]
+    for one in reversed(sent):  # as a rule the last one is copied last, and the others need no wait
+        if one.copied is not None:
+            one.copied.synchronize()
+    for device in {one.device for one in sent if one.copied is None and one.device.type != "cpu"}:
         synchronise(device)
-    return there
+    return tuple(one.tensor for one in sent)
 
 
 def rms_of(tensor: Tensor) -> float:
@@ -160,6 +189,11 @@ def read(numbers: Sequence[Tensor]) -> list[float]:
 @lru_cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
+
+
+@lru_cache
+def _stream_back(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # a GPU copies in both directions at once
 
 
 def synchronise(device: torch.device) -> None:

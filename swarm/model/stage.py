@@ -39,7 +39,7 @@ from swarm.model.families import Draw, StageModule, stored_name
 from swarm.model.islands.outer import Merge, OuterWeights
 from swarm.model.islands.proposals import Proposals
 from swarm.model.optimizers import Optimizer
-from swarm.model.runtime import step_device, sum_device, to_device, to_host
+from swarm.model.runtime import send_back, step_device, sum_device, to_device, to_host
 from swarm.model.state import InitialState, raw_bytes
 from swarm.model.units import Places, UnitUse, module_names, places_of, tied_name
 from swarm.model.weights import Weights
@@ -187,10 +187,11 @@ class Stage:
         if not self._first:
             dx, *rest = gradients
             gradients = tuple(rest)
+        sent = None if dx is None or encode is None else send_back(encode(dx))  # beside the checks of the gradients
         by_name = {name: each.to(self._sum_device) for name, each in zip(parameters, gradients, strict=True)}
         acceptable = self._acceptable(by_name)
-        if dx is not None and encode is not None:
-            dx, acceptable = to_host(encode(dx), acceptable)
+        if sent is not None:
+            dx, acceptable = to_host(sent, acceptable)
         finite = bool(acceptable)
         if finite and (accumulate or into is not None):
             self._add(self._sums.setdefault(microbatch.step, {}) if into is None else into, by_name)

@@ -9,9 +9,20 @@ import pytest
 import torch
 
 from swarm.model import runtime
-from swarm.model.runtime import received, rms_of, send_ahead, to_device
+from swarm.model.runtime import received, rms_of, send_ahead, send_back, to_device, to_host
 
 GPU = torch.device("cuda", 0)
+
+
+class Event:
+    """What a stream reaches."""
+
+    def __init__(self, behind: str, calls: list[str]) -> None:
+        self.behind = behind
+        self.calls = calls
+
+    def synchronize(self) -> None:
+        self.calls.append(f"host waits for {self.behind}")
 
 
 class Stream:
@@ -21,12 +32,15 @@ class Stream:
         self.name = name
         self.calls = calls
 
-    def record_event(self) -> str:
+    def record_event(self) -> Event:
         self.calls.append(f"event behind {self.name}")
-        return "event"
+        return Event(self.name, self.calls)
 
-    def wait_event(self, event: str) -> None:
-        self.calls.append(f"{self.name} wait for {event}")
+    def wait_event(self, event: Event) -> None:
+        self.calls.append(f"{self.name} wait for {event.behind}")
+
+    def wait_stream(self, stream: Stream) -> None:
+        self.calls.append(f"{self.name} wait for {stream.name}")
 
 
 class Scripted:
@@ -37,7 +51,8 @@ class Scripted:
         self.calls = calls
         self.full = full
 
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> Scripted:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Scripted:
+        device = torch.device(device)
         if device == self.device:
             return self
         if self.full is not None:
@@ -53,13 +68,21 @@ class Scripted:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     monkeypatch.setattr(runtime, "_copy_stream", lambda device: Stream("copies", made))
+    monkeypatch.setattr(runtime, "_stream_back", lambda device: Stream("copies back", made))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(made.append(f"on {stream.name}")))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("computations", made))
     return made
 
 
 SENT = ["on copies", "copy", "event behind copies"]
-RECEIVED = ["computations wait for event", "memory kept for computations"]
+SENT_BACK = [
+    "copies back wait for computations",
+    "on copies back",
+    "copy",
+    "event behind copies back",
+    "memory kept for copies back",
+]
+RECEIVED = ["computations wait for copies", "memory kept for computations"]
 
 
 def test_a_tensor_is_copied_beside_the_computations_which_wait_for_it_only_when_it_is_used(calls: list[str]) -> None:
@@ -93,6 +116,27 @@ def test_a_tensor_that_was_sent_ahead_is_not_copied_again(calls: list[str]) -> N
     assert calls == []
     to_device(tensor, GPU)
     assert calls == SENT + RECEIVED
+
+
+def test_a_tensor_is_copied_back_beside_what_is_computed_after_it_and_the_host_waits_at_the_end(
+    calls: list[str],
+) -> None:
+    """Copies to the host went behind everything that was queued, also what was queued after they could have begun."""
+    dx: Any = Scripted(GPU, calls)
+    sent = send_back(dx)
+    assert calls == SENT_BACK
+    calls.append("checks of the gradients")
+    finite: Any = Scripted(GPU, calls)
+    there: list[Any] = list(to_host(sent, finite))
+    assert [one.device.type for one in there] == ["cpu", "cpu"]
+    host_waits = ["host waits for copies back"] * 2  # the second one has come then
+    assert calls == [*SENT_BACK, "checks of the gradients", *SENT_BACK, *host_waits]
+
+
+def test_what_lies_on_the_host_is_neither_copied_nor_waited_for(calls: list[str]) -> None:
+    tensor: Any = Scripted(torch.device("cpu"), calls)
+    assert to_host(send_back(tensor), tensor) == (tensor, tensor)
+    assert calls == []
 
 
 @pytest.mark.parametrize("full", [torch.OutOfMemoryError("no room"), RuntimeError("CUDA error: out of memory")])
