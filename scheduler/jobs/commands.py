@@ -40,7 +40,7 @@ from swarm.errors import InvalidConfig, NotAllowed, SwarmError
 from swarm.job.changes import check_changes, check_state, check_steps
 from swarm.job.islands import check_for_swarm, most_islands
 from swarm.job.overlap import UNMEASURED, FleetSpeed
-from swarm.job.partition import auto_overlap, resolve, shape_text
+from swarm.job.partition import auto_overlap, recut_text, resolve, shape_text
 from swarm.job.spec import JobSpec
 from swarm.limits import HOPS_MAX, ISLANDS_IN_SWARM_MAX, JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SPEC_BYTES_MAX, SUBMITS_MAX
 from swarm.messages import StateFile
@@ -274,20 +274,21 @@ class Jobs:
                 hint=hint if record.state is JobState.SUCCEEDED else f"see: swarm status {record.id}",
             )
         with job.used(), self._opens(record.project) if record.state.is_final else nullcontext():
-            beginning, links = await self._turn(job, record, which, spec)
+            beginning, said = await self._turn(job, record, which, spec)
         # No await until the job has its state: it is counted by that from here on.
         if beginning.skipped:
             self.registry.say(job, "warning", beginning.skipped)
         job.stalls = Stalls()
-        told = f"goes on at step {beginning.step} {beginning.source}{links}"
+        told = f"goes on at step {beginning.step} {beginning.source}{said}"
         await self.registry.enter(job, JobState.QUEUED, told, error_code="", hint="")
         self._peers.wake.set()
 
     async def _turn(self, job: Job, record: JobRecord, which: str, spec: JobSpec | None) -> tuple[Beginning, str]:
-        """Begin the timeline on which the job resumes; what links changed."""
-        changed, links = job.spec, ""
+        """Begin the timeline on which the job resumes; what changes but the values that people gave."""
+        changed, said = job.spec, ""
         if spec is not None:
             changed, links = await self._resolved(spec, record.tokens)
+            said = recut_text(job.spec, spec, changed) + links
             check_changes(job.spec, changed)
             await self.stores.checkpoints.open(changed, record.id)  # for its checks
         untrained = job.newest is None and job.progress.steps_done == record.first_steps[0]
@@ -297,7 +298,7 @@ class Jobs:
         check_steps(changed, beginning.step)
         await self._timelines.switch_to(job, record, beginning, changed)
         await self.stores.logs.reopen(record.id)
-        return beginning, links
+        return beginning, said
 
     async def drain(self, peer: PeerId, reason: str) -> None:
         """Let the peer hand its work over, and give it none until its process is started again; idempotent."""

@@ -217,6 +217,15 @@ def shape_text(spec: JobSpec) -> str:
     )
 
 
+def recut_text(before: JobSpec, wanted: JobSpec, after: JobSpec) -> str:
+    """How a job goes on that is cut otherwise, for people; `wanted` is `after` unresolved. Empty if nothing changes."""
+    if shape_text(before) == shape_text(after):
+        return ""
+    kept = before.overlap == after.overlap != 0 and wanted.pipeline.overlap != "auto"
+    hint = ", as with the cut before; --set pipeline.overlap=auto chooses anew" if kept else ""
+    return f"; {shape_text(after)}{hint}"
+
+
 def unit_names(stages: int, tied: bool) -> dict[UnitName, tuple[int, ...]]:
     """The units that are averaged, with the stages whose replicas are members; tied embedding and head are one unit."""
     units: dict[UnitName, tuple[int, ...]] = {UnitName(f"stage-{stage}"): (stage,) for stage in range(stages)}

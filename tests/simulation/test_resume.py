@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.checkpoint.reader import fault_of, list_checkpoints
+from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
@@ -134,6 +134,53 @@ def test_pause_and_resume_at_another_number_of_stages_change_no_bit(tmp_path: Pa
             await jobs.resume(job, "latest", None)
 
     at_desk(tokens, act)
+
+
+def test_a_resume_at_another_cut_keeps_the_overlap_or_chooses_it_anew_and_the_checkpoint_says_which(
+    tmp_path: Path,
+) -> None:
+    """`pipeline.overlap = "auto"` becomes a number at submit. Resumed at another cut, a job kept the number that was
+    chosen for the first one and did not say so, and no test read what its checkpoints say of it."""
+    spec = make_spec(
+        tmp_path,
+        pipeline__overlap="auto",
+        training__steps=12,
+        training__global_batch_sequences=16,
+        checkpoint__every_steps=0,
+    )
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def act(desk: Desk) -> None:
+        jobs = desk.rig.jobs
+        job = await desk.submit(spec)
+        for until, overlap, said in (
+            (
+                1,
+                job.spec.overlap,
+                "2 of 8 microbatches overlap .*, as with the cut before; --set pipeline.overlap=auto",
+            ),
+            (4, "auto", "3 of 8 microbatches overlap .* after 1 step without$"),
+        ):
+            await desk.until_step(job, until)
+            await jobs.pause(job, "paused by its user")
+            await desk.until_state(job, JobState.PAUSED)
+            assert late_in(desk.checkpoints(job)[-1]) == 2
+            values = job.spec.model_dump()
+            values["pipeline"] |= {"stages": 3, "split": "auto", "overlap": overlap}
+            await jobs.resume(job, "latest", JobSpec.model_validate(values))
+            assert re.search(rf"goes on at step .*; {said}", job.record.reason), job.record.reason
+        begun = desk.checkpoints(job)[-1]
+        await desk.rig.finished(job)
+        assert late_in(desk.checkpoints(job)[-1]) == job.spec.overlap == 3
+        expected = train_local(job.spec, tokens.batches(job.spec), device=CPU, start=begun)
+        assert job.record.weights_sha256 == expected.sha256
+
+    at_desk(tokens, act)
+
+
+def late_in(checkpoint: Checkpoint) -> int:
+    """The late microbatches of a step, as the checkpoint says."""
+    return int(checkpoint.trainer_state()["overlap"]["microbatches"])
 
 
 def test_a_job_that_has_run_as_long_as_it_may_is_paused_with_all_saved(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from swarm.job.partition import (
     auto_microbatch,
     balanced_split,
     flops_per_token,
+    recut_text,
     resolve,
     shape_text,
     unit_names,
@@ -200,6 +201,19 @@ def test_what_was_chosen_is_said_in_one_line() -> None:
         assert spec.overlap == 4, "half of the step of an island, and not of all islands"
         assert "; 8 of 16 microbatches overlap" in shape_text(spec)
     assert shape_text(resolved(job(pipeline={"overlap": 0}))) == "1 stage of 8 layers; steps do not overlap"
+
+
+def test_a_job_that_is_cut_otherwise_says_which_microbatches_overlap_and_why() -> None:
+    training = {"global_batch_sequences": 64, "microbatch_sequences": 4}
+    before = resolved(job(training=training), stages=2)
+    kept, anew, none = (job(training=training, pipeline={"overlap": late, "stages": 4}) for late in (2, "auto", 0))
+    assert recut_text(before, job(training=training, pipeline={"overlap": 2}), before) == ""
+    said = recut_text(before, kept, resolved(kept))
+    assert said.startswith("; 4 stages of 2 + 2 + 2 + 2 layers; 2 of 16 microbatches overlap"), said
+    assert said.endswith(", as with the cut before; --set pipeline.overlap=auto chooses anew"), said
+    assert "; 4 of 16 microbatches overlap" in recut_text(before, anew, resolved(anew))
+    assert "chooses anew" not in recut_text(before, anew, resolved(anew))
+    assert recut_text(before, none, resolved(none)).endswith("layers; steps do not overlap")
 
 
 @pytest.mark.parametrize(
