@@ -183,10 +183,7 @@ class Stage:
         assert self._last or g is not None, "the gradient of a boundary tensor is needed"
         start = None if self._last or g is None else to_device(g, self.device)
         gradients = torch.autograd.grad(output, wanted, start)
-        dx = None
-        if not self._first:
-            dx, *rest = gradients
-            gradients = tuple(rest)
+        dx, gradients = (None, gradients) if self._first else (gradients[0], gradients[1:])
         sent = None if dx is None or encode is None else send_back(encode(dx))  # beside the checks of the gradients
         by_name = {name: each.to(self._sum_device) for name, each in zip(parameters, gradients, strict=True)}
         acceptable = self._acceptable(by_name)
