@@ -2,9 +2,10 @@
 
 A far tensor wraps one of the CPU, computes with it and gives the same bits. As with a GPU, an operation may not mix far
 and near tensors (numbers excepted), and the host waits whenever it reads a far value or copies it. A copy with
-`non_blocking=True` is no wait: whoever makes one waits for the device itself (`runtime.synchronise`). Bytes that are
-copied to the device are counted, and divisions by a number of the host, for which a GPU has other bits than a CPU: it
-multiplies by the rounded reciprocal.
+`non_blocking=True` is no wait: whoever makes one waits for the device itself (`runtime.synchronise`).
+
+Counted as well are operations, bytes that are copied to the device, and divisions by a number of the host. A GPU has
+other bits for these than a CPU: it multiplies by the rounded reciprocal.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Far(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self.sent_bytes = 0
+        self.operations = 0
         self.divided_by_numbers = 0
         self._waiting = runtime.synchronise
 
@@ -88,6 +90,7 @@ class Far(TorchDispatchMode):
         blocks = not kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
         if (far and name in _READS) or (crosses and blocks):
             self.waits.append(name)
+        self.operations += bool(far)
         if crosses and not isinstance(tensors[-1], FarTensor):
             self.sent_bytes += tensors[-1].nbytes
         if far and name in ("div", "div_") and not isinstance(args[1], FarTensor):

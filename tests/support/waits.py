@@ -14,7 +14,7 @@ from torch import Tensor
 from stage_server.replica.packing import pack
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.model import codec
+from swarm.model import codec, optimizers
 from swarm.model.digests import digest_of
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.optimizers import OPTIMIZERS
@@ -51,6 +51,7 @@ def main() -> None:
             }
             | {"bfloat16 parameters": [_step(far, layers, {}, dtype="bfloat16_parameters") for layers in (2, 4)]},
             "decoded": {name: _decoded(far, name) for name in codec.CODECS},
+            "groups": {name: _groups(far, values) for name, values in OPTIMIZERS_COUNTED.items()},
             "not finite": _not_finite(far),
             "snapshot": _snapshot(far),
             "digests": _digests(far),
@@ -154,6 +155,26 @@ def _step(far: Far, layers: int, values: dict[str, Any], dtype: str = "float32")
     stage.apply(0, means, learning_rate=1e-2, scale=0.9, skip=False)
     stage.digest()
     return far.taken()
+
+
+def _groups(far: Far, values: dict[str, Any]) -> dict[str, list[Any]]:
+    """Operations and waits of a step of 5 and of 50 small parameters, one at a time and in groups; and probes."""
+    found: dict[str, list[Any]] = {"operations": [], "waits": [], "probes": []}
+    training = _spec(training=values | {"reproducible": False}).training
+    before = optimizers.GROUPED_ON
+    for kinds in (before, frozenset({"far", "cpu"})):
+        optimizers.GROUPED_ON = kinds
+        for count in (5, 50):
+            parameters = {f"{place}": torch.ones(16 + place, device=far_device()) for place in range(count)}
+            made = optimizers.Optimizer(training, parameters.items())
+            far.taken()
+            already = far.operations
+            made.step(parameters.items(), parameters, 1e-3, 0.5)
+            found["operations"].append(far.operations - already)
+            found["waits"].append(len(far.taken()))
+        found["probes"].append([probe_digest(training, device) for device in (CPU, far_device())])
+    optimizers.GROUPED_ON = before
+    return found
 
 
 def _not_finite(far: Far) -> dict[str, Any]:

@@ -52,6 +52,69 @@ def test_state_is_named_by_parameter(optimizer: str, momentum: float, names: lis
         assert all(one.shape in ((), parameter.shape) for one in state.values())
 
 
+@pytest.fixture
+def grouping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU groups steps as a CUDA GPU does."""
+    monkeypatch.setattr(optimizers, "GROUPED_ON", frozenset({"cpu"}))
+
+
+SHAPES = ((1,), (3,), (16,), (17,), (5, 7), (64, 33), (2, 3, 5), (4099,), (257, 63), (700, 300), (96, 96), (8,))
+
+
+def stepped(settings: TrainingSection, *, together: bool = True) -> list[Tensor]:
+    """Parameters of many shapes and their state after some steps, all at once or one by one as a joiner does it."""
+    parameters = {f"layers.{at}.w": tensor(*shape, seed=at) * 10.0 ** (at % 5 - 3) for at, shape in enumerate(SHAPES)}
+    made = Optimizer(settings, parameters.items())
+    for step in range(6):
+        gradients = {
+            name: tensor(*one.shape, seed=100 * step + at) for at, (name, one) in enumerate(parameters.items())
+        }
+        for some in [list(parameters.items())] if together else [[one] for one in parameters.items()]:
+            made.step(some, gradients, 1e-2 / (step + 1), 0.3)
+    return [*parameters.values(), *(kept for name in parameters for kept in made.state_of(name).values())]
+
+
+SAME_IN_GROUPS: dict[str, dict[str, Any]] = {
+    "adamw": {"lookahead": 0.0},
+    "adamw with lookahead": {"lookahead": 0.3},
+    "sgd": {},
+    "sgd with momentum": {"momentum": 0.9, "weight_decay": 0.01},
+    "lamb": {},
+    "muon": {},
+}
+
+
+@pytest.mark.parametrize("name", [*SAME_IN_GROUPS, "nadamw"])
+@pytest.mark.parametrize("elements", [100, 9000, 1 << 22])
+def test_a_step_in_groups_has_the_bits_of_one_tensor_at_a_time_on_a_cpu_but_for_nadamw(
+    name: str, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = training(name.split()[0], **SAME_IN_GROUPS.get(name, {}))
+    apart = stepped(settings)
+    monkeypatch.setattr(optimizers, "GROUPED_ON", frozenset({"cpu"}))
+    monkeypatch.setattr(optimizers, "GROUP_ELEMENTS", elements)
+    groups = stepped(settings)
+    assert all(map(torch.equal, apart, groups)) == (name in SAME_IN_GROUPS)
+    torch.testing.assert_close(apart, groups)
+    assert all(map(torch.equal, groups, stepped(settings, together=False))), "a joiner steps one at a time"
+    reproducible = training(name.split()[0], **SAME_IN_GROUPS.get(name, {}), reproducible=True)
+    assert all(map(torch.equal, apart, stepped(reproducible))), "reproducible mode does not group"
+
+
+def test_small_tensors_are_grouped_and_large_ones_are_alone(monkeypatch: pytest.MonkeyPatch, grouping: None) -> None:
+    seen: list[list[int]] = []
+    monkeypatch.setattr(
+        optimizers, "sgd", lambda parameters, *_, **__: seen.append([one.numel() for one in parameters])
+    )
+    monkeypatch.setattr(optimizers, "GROUP_ELEMENTS", 100)
+    parameters = {f"{at}": torch.ones(size) for at, size in enumerate((30, 100, 60, 400, 10, 1, 99))}
+    for reproducible in (False, True):
+        made = Optimizer(training("sgd", reproducible=reproducible), parameters.items())
+        made.step(parameters.items(), parameters, 0.01)
+    assert seen[:4] == [[100], [400], [30, 60, 10], [1, 99]]
+    assert seen[4:] == [[30], [100], [60], [400], [10], [1], [99]]
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_parameter_does_not_feel_its_neighbours(optimizer: str) -> None:
     alone, together = tensor(5, 7, seed=0), tensor(5, 7, seed=0)

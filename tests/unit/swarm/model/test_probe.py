@@ -57,9 +57,9 @@ def test_nothing_in_the_probe_leaves_the_numbers() -> None:
         seen = []
         step = OPTIMIZERS[name].step
 
-        def watched(held, section, rate, step=step, seen=seen) -> None:  # type: ignore[no-untyped-def]
+        def watched(held, section, rate, grouped, step=step, seen=seen) -> None:  # type: ignore[no-untyped-def]
             held = list(held)
-            step(held, section, rate)
+            step(held, section, rate, grouped)
             seen += [tensor.clone() for one in held for tensor in (one.parameter, *one.state.values())]
 
         rule = OPTIMIZERS[name]

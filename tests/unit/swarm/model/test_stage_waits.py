@@ -51,6 +51,22 @@ def test_a_step_waits_at_most_four_times_whatever_the_number_of_tensors(counted:
         assert len(few) == len(many) == (4 if optimizer == "lamb" else 3), optimizer
 
 
+def test_steps_in_groups_take_few_operations_whatever_the_number_of_tensors_and_no_wait(counted: Any) -> None:
+    """Each small tensor took all operations of its optimizer; in a group it takes one, which scales its gradient."""
+    for optimizer, found in counted["groups"].items():
+        few, many, few_grouped, many_grouped = found["operations"]
+        assert many >= 10 * few, optimizer
+        if optimizer == "lamb":  # it steps one tensor at a time
+            assert (few_grouped, many_grouped) == (few, many)
+        else:
+            assert many_grouped - few_grouped == 45, optimizer
+        assert found["waits"] == ([1] * 4 if optimizer == "lamb" else [0] * 4), optimizer
+        (near, far), (near_grouped, far_grouped) = found["probes"]
+        assert near == far
+        assert near_grouped == far_grouped, "the probe steps as the stage does"
+        assert (near == near_grouped) == (optimizer != "nadamw"), optimizer
+
+
 def test_a_gradient_that_does_not_fit_is_noticed_on_the_device_and_nothing_is_added(counted: Any) -> None:
     found = counted["not finite"]
     assert (found["finite"], found["added"]) == (False, False)
