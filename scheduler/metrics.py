@@ -1,21 +1,23 @@
 """The Prometheus series of a scheduler, about its jobs and peers.
 
 Labels are bounded: `job_id` to jobs that are open or ended less than an hour ago (`forget_job`), `peer` to ids that the
-scheduler issued, at most 2,000 at a time and `other` beyond that (`forget_peer`), the rest to closed sets. A peer's own
-words about itself never become a label as they are. Floats of the form `*_unix_s` are seconds since the epoch.
+scheduler issued, at most 2,000 at a time and `other` beyond that (`forget_peer`), `island` to the 64 that a job may
+have, the rest to closed sets. A peer's own words about itself never become a label as they are. Floats of the form
+`*_unix_s` are seconds since the epoch.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from swarm.process.metrics import LONG_SECONDS_BUCKETS, SECONDS_BUCKETS, ProcessMetrics
-from swarm.types import JobState, PeerState
+from swarm.types import IslandState, JobState, PeerState
 
 M = TypeVar("M", Gauge, Counter, Histogram)
 
@@ -25,9 +27,22 @@ REASONS = ("timeout", "refused", "oom", "checksum", "draining", "gone")
 CHECKPOINT_FAILURES = ("disk_full", "storage", "peer", "timeout", "internal")
 
 _PEER_STATES = tuple(state.value for state in PeerState)
+OUTER_OUTCOMES = ("averaged", "failed", "aborted")
+ISLAND_WAITS = {IslandState.WAITING: "others", IslandState.EXCHANGING: "exchange"}
 _JOB_STATES = tuple(state.value for state in JobState)
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 _VERSION = re.compile(r"^\d{1,4}(\.\d{1,4}){1,3}([a-z0-9.+-]{0,16})$")
+
+
+@dataclass(frozen=True, slots=True)
+class IslandFigures:
+    """What is shown of an island; steps and exchanges of one that is lost mean nothing."""
+
+    state: IslandState
+    steps: int
+    exchanges: int
+    peers: int
+    waited_s: Mapping[IslandState, float]  # at exchanges so far, by state
 
 
 class SchedulerMetrics:
@@ -79,9 +94,19 @@ class SchedulerMetrics:
         self._speed = gauge("peer_speed_tokens_per_second", "Measured speed in the stage that it serves", ("peer",))
         self._routed = counter("route_decisions", "Times a peer was picked for a hop", ("stage", "peer"))
         of_island = ("job_id", "island")
+        self._island_state = gauge("island_state", "Exactly one state is 1", (*of_island, "state"))
         self._island_step = gauge("island_step", "Steps that all stage servers of an island made", of_island)
         self._island_outer_steps = gauge("island_outer_steps", "Exchanges with other islands", of_island)
         self._island_peers = gauge("island_peers", "Stage servers of an island", of_island)
+        waited = "Time at exchanges: the others have not come to it yet, or it takes this long"
+        self._island_wait = counter("island_wait_seconds", waited, (*of_island, "reason"))
+        without = "Steps that have no part of an island, as it was lost"
+        self._island_dropped = counter("island_dropped_steps", without, of_island)
+        self._island_forks = counter("island_forks", "Times an island began as a copy of another", of_island)
+        rounds = "Rounds between islands, by outcome; an exchange has one for each unit"
+        self._outer_rounds = counter("outer_rounds", rounds, ("job_id", "outcome"))
+        exchange = "An exchange, from its first round until all envoys hold the mean"
+        self._outer_exchange = histogram("outer_exchange", exchange, SECONDS_BUCKETS, ("job_id",))
         self._rebalances = counter("rebalances", "Replicas moved to another stage")
         released = "Decision to release by the old stage"
         self._rebalance_duration = histogram("rebalance_duration", released, LONG_SECONDS_BUCKETS)
@@ -101,7 +126,7 @@ class SchedulerMetrics:
         self.known_jobs: set[str] = set()  # those that have series
         self.known_peers: set[str] = set()
         self._peer_counts: dict[tuple[str, str, str], int] = {}  # what the series of `peers` say
-        self._totals_seen: dict[tuple[str, ...], int] = {}
+        self._totals_seen: dict[tuple[str, ...], float] = {}
         self._last_commit_unix_s: dict[str, float] = {}
         self._begun: set[str] = set()  # jobs that began to run, and have committed nothing since
         self._weighed: dict[str, set[tuple[str, str]]] = {}  # (stage, peer) of a job that have a weight
@@ -141,7 +166,8 @@ class SchedulerMetrics:
 
     def at_work_no_more(self, job_id: str) -> None:
         """The job has no replicas: no speed and no deadline holds, and none serves an island."""
-        _remove_series(self._island_peers, job_id, 0)
+        for gauge in (self._island_peers, self._island_state):
+            _remove_series(gauge, job_id, 0)
         left = self._weighed.pop(job_id, None)
         if left is not None:
             for gauge in (self._route_weight, self._deadline):
@@ -253,24 +279,40 @@ class SchedulerMetrics:
             self._raise_to(self._reroutes, (job_id, str(stage), reason if reason in REASONS else OTHER), total)
         self._raise_to(self._duplicates, (job_id,), duplicates)
 
-    def islands(self, job_id: str, made: Sequence[tuple[int, int, int] | None]) -> None:
-        """Of each island of a job at work its steps, its outer steps and how many stage servers it has; None: lost."""
-        for island, values in enumerate(made):
-            labels = {"job_id": job_id, "island": str(island)}
-            *_, peers = values or (0,)
-            self._island_peers.labels(**labels).set(peers)
-            for at, gauge in enumerate((self._island_step, self._island_outer_steps)):
-                if values is None:
-                    gauge.remove_by_labels(labels)
+    def islands(self, job_id: str, islands: Sequence[IslandFigures], outer_rounds: Mapping[str, int]) -> None:
+        """The islands of a job at work in order, and how many rounds between them are over, by outcome."""
+        for number, one in enumerate(islands):
+            of = (job_id, str(number))
+            for state in IslandState:
+                self._island_state.labels(*of, state.value).set(one.state is state)
+            self._island_peers.labels(*of).set(one.peers)
+            for gauge, value in ((self._island_step, one.steps), (self._island_outer_steps, one.exchanges)):
+                if one.state is IslandState.LOST:
+                    gauge.remove_by_labels({"job_id": job_id, "island": of[1]})
                 else:
-                    gauge.labels(**labels).set(values[at])
+                    gauge.labels(*of).set(value)
+            for counter in (self._island_dropped, self._island_forks):
+                counter.labels(*of)
+            for state, reason in ISLAND_WAITS.items():
+                self._raise_to(self._island_wait, (*of, reason), one.waited_s.get(state, 0.0))
+        for outcome in OUTER_OUTCOMES:
+            self._raise_to(self._outer_rounds, (job_id, outcome), outer_rounds.get(outcome, 0))
+
+    def exchanged(self, job_id: str, duration_s: float, begun: Iterable[int], left_out: Mapping[int, int]) -> None:
+        """An exchange is durable; `begun` are the islands that begin behind it as copies of others, `left_out` says how
+        many steps since the one before have no part of which islands."""
+        self._outer_exchange.labels(job_id).observe(duration_s)
+        for island in begun:
+            self._island_forks.labels(job_id, str(island)).inc()
+        for island, steps in left_out.items():
+            self._island_dropped.labels(job_id, str(island)).inc(steps)
 
     def rebalanced(self, job_id: str, duration_s: float) -> None:
         """A replica was released by its old stage, `duration_s` after that was decided."""
         self._rebalances.labels(job_id).inc()
         self._rebalance_duration.observe(duration_s)
 
-    def _raise_to(self, counter: Counter, labels: tuple[str, ...], total: int) -> None:
+    def _raise_to(self, counter: Counter, labels: tuple[str, ...], total: float) -> None:
         """Let a counter follow a total that is kept elsewhere; a smaller one than before changes nothing."""
         key = (counter._name, *labels)
         before = self._totals_seen.get(key)

@@ -116,6 +116,18 @@ class JobState(StrEnum):
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
+class IslandState(StrEnum):
+    """What an island does."""
+
+    LOADING = "loading"  # also while its replicas come back after a restart of the scheduler
+    TRAINING = "training"
+    EVALUATING = "evaluating"  # it has come to an exchange, and the weights that this changes are still evaluated
+    WAITING = "waiting"  # it has come to an exchange, and others have not
+    EXCHANGING = "exchanging"  # until it has merged
+    SAVING = "saving"  # all its steps are made
+    LOST = "lost"
+
+
 class PeerState(StrEnum):
     """States of a peer; each is shown with a reason and a time."""
 

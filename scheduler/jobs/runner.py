@@ -34,7 +34,7 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.writer import Facts
 from swarm.data.batches import Batches
 from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
-from swarm.job.islands import course_of, shares_of
+from swarm.job.islands import course_of, island_of, shares_of
 from swarm.job.schedule import perplexity
 from swarm.messages import Command, Route, StoreHeader
 from swarm.text import size, spoken_duration
@@ -272,6 +272,9 @@ class _Effects:
         await self._until_written(f"step {write.rows[0].step} of an island", put)
         told = islands.take(write.rows, write.forks, brain.present, write.shares)
         job.progress.tokens -= told.dropped_tokens
+        if write.exchange_s is not None:
+            begun = [island_of(job.spec, one.timeline) for one in write.forks]
+            self._metrics.exchanged(job.record.id, write.exchange_s, begun, told.left_out)
         for row in told.rows:
             self._committed(row)
 

@@ -18,13 +18,13 @@ from scheduler.assembly import assemble
 from scheduler.brain.explain.facts import IslandStanding
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import SHOW_S, _show_speeds, show, tidy
-from scheduler.metrics import SchedulerMetrics
+from scheduler.metrics import IslandFigures, SchedulerMetrics
 from scheduler.storage.stores import Stores
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
-from swarm.types import JobId, PeerId
+from swarm.types import IslandState, JobId, PeerId
 from tests.support.sim import loop as sim
 from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
 
@@ -169,8 +169,11 @@ def test_a_restarted_scheduler_shows_the_jobs_that_it_knows(tmp_path: Path) -> N
     sim.run(main(), seed=1, limit_s=7200.0)
 
 
-def test_a_lost_island_has_no_step() -> None:
-    standings = (IslandStanding(0, 4, 2, ((PeerId("a"),), (PeerId("b"),)), ""), IslandStanding(1, 0, 0, (), "lost: it"))
+def test_the_islands_of_a_job_at_work_are_shown_now_and_then() -> None:
+    standings = (
+        IslandStanding(0, 4, 2, ((PeerId("a"),), (PeerId("b"),)), ""),
+        IslandStanding(1, 0, 0, (), "", state=IslandState.LOST),
+    )
     spec = SimpleNamespace(
         training=SimpleNamespace(global_batch_sequences=8, microbatches=2),
         data=SimpleNamespace(sequence_length=16),
@@ -181,9 +184,10 @@ def test_a_lost_island_has_no_step() -> None:
         spec=spec,
         stages={},
         record=SimpleNamespace(id="j"),
-        situation=lambda: SimpleNamespace(islands=standings),
+        situation=lambda: SimpleNamespace(islands=standings, outer_rounds={"averaged": 2}),
     )
     told: list[Any] = []
-    metrics: Any = SimpleNamespace(speeds=lambda *values: None, islands=lambda job, made: told.append(made))
+    metrics: Any = SimpleNamespace(speeds=lambda *values: None, islands=lambda *values: told.append(values))
     _show_speeds(job, metrics)
-    assert told == [[(4, 2, 2), None]]
+    figures = [IslandFigures(IslandState.TRAINING, 4, 2, 2, {}), IslandFigures(IslandState.LOST, 0, 0, 0, {})]
+    assert told == [("j", figures, {"averaged": 2})]

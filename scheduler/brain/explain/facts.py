@@ -17,7 +17,7 @@ from scheduler.brain.fleet.membership import Peer
 from scheduler.brain.state.leaves import Leave
 from swarm.events import LinkSpeed
 from swarm.text import bandwidth, counted, size, spoken_duration
-from swarm.types import JobId, JobState, PeerId, PeerState
+from swarm.types import IslandState, JobId, JobState, PeerId, PeerState
 
 if TYPE_CHECKING:
     from scheduler.brain.checkpoint.schedule import OpenCheckpoint
@@ -83,11 +83,19 @@ class IslandStanding:
     own: Situation | None = None  # as its own brain sees it
     numbers: tuple[int, ...] = ()  # of each of its newest steps, from 1; 0: an outer step
     share: tuple[int, int] | None = None  # of the microbatches of a step, where shares follow speed: so many of all
+    state: IslandState = IslandState.TRAINING
+    waited_s: Mapping[IslandState, float] = field(default_factory=dict)  # at exchanges so far, in which state
 
     @property
     def is_lost(self) -> bool:
         """Whether nobody serves it until it begins anew; its steps and exchanges mean nothing."""
         return not self.peers
+
+    @property
+    def microbatches_per_s(self) -> float:
+        """How many its slowest stage can do; 0 if that is not known."""
+        capacities = [self.own.capacity(stage) or 0.0 for stage in range(self.own.stages)] if self.own else [0.0]
+        return min(capacities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,7 @@ class Situation:
     rebalanced_s: float = nan  # when that decision was taken; nan = never
     steps: tuple[StepTimes, ...] = ()  # the newest, oldest first
     islands: tuple[IslandStanding, ...] = ()  # of a job with outer steps
+    outer_rounds: Mapping[str, int] = field(default_factory=dict)  # between islands so far, by outcome
 
     def island_of(self, peer: PeerId) -> int | None:
         """The island that a peer serves; None if the job has none, or the peer serves none."""

@@ -8,9 +8,8 @@
 Each island is a JobBrain on a timeline of its own (swarm/job/islands.py), and knows nothing of the others. This brain
 has the door and the questions of a JobBrain, so drivers and views need not tell the two apart. An outer step is
 committed once every island at work has proposed; their rows are written together, as replicas of an island that lacks
-one could not merge. A checkpoint has a part of each island (checkpoints.py). A job that is told to stop trains up to
-the next outer step, behind which all islands hold the same. A new peer joins the island with the fewest replicas. An
-island that loses a stage is lost, and the others go on; it begins anew as a copy of another (forks.py).
+one could not merge. A job that is told to stop trains up to the next outer step, behind which all islands hold the
+same. An island that loses a stage is lost, and the others go on; it begins anew as a copy of another (forks.py).
 """
 
 from __future__ import annotations
@@ -85,6 +84,7 @@ class IslandsBrain:
         self._now_s = now_s
         decided = self._take(happened, now_s)
         self._pacing.note(now_s)
+        self._outer.waits.note(now_s)
         if not self._is_over and self._divisions:
             decided += self._settle(now_s)
         if not self._is_over:
@@ -207,7 +207,7 @@ class IslandsBrain:
 
     def situation(self, now_s: float) -> Situation:
         """All islands as one situation; its sentence gives the reason why each waits."""
-        return view.situation(self._roster.at_work(), self.courses, self._roster.lost, self.waiting_for(), now_s)
+        return view.situation(self._roster, self._outer, self.waiting_for(), now_s)
 
     def waiting_for(self) -> str:
         """The reason why the job waits, for a person."""
@@ -428,8 +428,8 @@ class IslandsBrain:
         decided += [one for one in told if not isinstance(one, outputs.WriteRows)]
         assert len(rows) == len(self.present), "each island at work commits the outer step"
         decided += self._divide(exchanged.step, now_s)
-        forks = tuple(one.fork for one in self._divisions)
-        return [*decided, outputs.WriteRows(tuple(rows), forks, self._pacing.decide(self._divisions))]
+        forks, shares = tuple(one.fork for one in self._divisions), self._pacing.decide(self._divisions)
+        return [*decided, outputs.WriteRows(tuple(rows), forks, shares, self._outer.took_s)]
 
     def _receive(self, now_s: float) -> list[Output]:
         """Let guests fetch the state in front of an exchange behind which islands may begin."""

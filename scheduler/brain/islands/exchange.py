@@ -11,6 +11,7 @@ be repeated with other envoys at any time until the step is committed.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -66,6 +67,7 @@ class Exchanging:
         self._next = first
         self._timeout_s = timeout_s
         self._rounds = {unit: _UnitRound() for unit in units}
+        self.outcomes: Counter[str] = Counter()  # of rounds that are over
 
     @property
     def next_round(self) -> Round:
@@ -115,6 +117,7 @@ class Exchanging:
     def give_up(self, reason: str) -> list[Output]:
         """Abort all rounds, complete or not: who proposes has changed."""
         found = [(unit, one.round, one.envoys) for unit, one in self._rounds.items() if one.round is not None]
+        self.outcomes["aborted"] += len(found)
         aborts = [
             Send(each.peer, AbortRound(each.timeline, self.step, unit, number))
             for unit, number, envoys in found
@@ -157,6 +160,7 @@ class Exchanging:
         one.round, one.envoys, one.reports, one.trouble = None, (), {}, trouble
         one.retry_s = now_s + min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(one.failures, 10))
         one.failures += 1
+        self.outcomes["failed"] += 1
         told = f"round {number.number} of unit {unit} between islands failed: {trouble}"
         aborts = [Send(each.peer, AbortRound(each.timeline, self.step, unit, number)) for each in envoys]
         return [Note("warning", told), *aborts]

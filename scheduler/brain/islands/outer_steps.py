@@ -7,9 +7,12 @@ With `overlap_steps` islands train on while the rounds run; otherwise both arrow
 
 from __future__ import annotations
 
+from collections import Counter
+
 from scheduler.brain.inputs import Exchanged
 from scheduler.brain.islands.exchange import Exchanging
 from scheduler.brain.islands.roster import Roster
+from scheduler.brain.islands.waits import Waits
 from scheduler.brain.outputs import Note, Output, Send
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.validity import fault_of
@@ -25,6 +28,10 @@ class OuterSteps:
         self._exchanging: Exchanging | None = None
         self._round = Round(settings.epoch, 1)  # the next one between islands
         self.envoys: set[PeerId] = set()  # of the newest outer step
+        self.waits = Waits(roster)
+        self.outcomes = Counter[str]()  # of all rounds that are over
+        self.took_s: float | None = None  # from the first round of this exchange until all were complete, if they are
+        self._began_s = 0.0
 
     def concerns(self, peer: PeerId, event: Averaged | RoundFailed) -> bool:
         """Whether the event is of a round between islands."""
@@ -57,12 +64,16 @@ class OuterSteps:
         if self._exchanging is None:
             settings = self._settings
             self._exchanging = Exchanging(step, settings.units, self._round, settings.averaging_timeout_s)
+            self._exchanging.outcomes, self._began_s = self.outcomes, now_s
         decided = self._exchanging.begin(self._roster.delegations(step), now_s)
         exchanged = self._exchanging.result()
+        if exchanged is None or self.took_s is None:
+            self.took_s = None if exchanged is None else now_s - self._began_s
         if exchanged is None or not self._roster.have_come_to(step):
             return decided, None
         self._round, self._exchanging = self._exchanging.next_round, None
         self.envoys = {peer for one in exchanged.rounds for peer in one.envoys}
+        self.outcomes["averaged"] += len(exchanged.rounds)
         if exchanged.skip:
             steps_made = self._roster.courses[0].inner_steps(step)
             of = f" for fragment {outer.fragment}" if self._roster.courses[0].fragments > 1 else ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from scheduler.brain.explain.step_times import StepTimes
@@ -23,10 +23,14 @@ from swarm.job.outer_log import OuterRecord
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Steps that are complete now, and how many tokens that were told before do not count after all."""
+    """Steps that are complete now, and how many tokens that were told before do not count after all.
+
+    `left_out`: how many steps have no part of an island that was lost, by island.
+    """
 
     rows: tuple[CommitRow, ...]
     dropped_tokens: int = 0
+    left_out: Mapping[int, int] = field(default_factory=dict)
 
 
 class Rows:
@@ -44,7 +48,7 @@ class Rows:
         self, rows: Sequence[CommitRow], forks: Iterable[Fork], present: Collection[int], shares: tuple[int, ...] = ()
     ) -> Told:
         """Take in rows that became durable together; `present` are the islands at work, `shares` those behind them."""
-        outer, dropped = None, 0
+        outer, dropped, left_out = None, 0, dict[int, int]()
         for row in rows:
             course = self._courses[self._island(row)]
             if course.is_outer(row.step):
@@ -66,7 +70,9 @@ class Rows:
             self._told.clear()
             self._open.clear()  # what is left is of islands that were lost
             self._note(outer, present, forks, shares)
-        return Told(tuple(made), dropped)
+            absent = set(range(len(self._courses))) - set(present)
+            left_out = dict.fromkeys(sorted(absent), len(self._courses[0].trained_before(outer)))
+        return Told(tuple(made), dropped, left_out)
 
     def rebuild(
         self,

@@ -8,21 +8,20 @@ from dataclasses import fields, replace
 from scheduler.brain.checkpoint.schedule import OpenCheckpoint
 from scheduler.brain.explain.facts import IslandStanding, Situation
 from scheduler.brain.explain.reasons import Team
+from scheduler.brain.islands.outer_steps import OuterSteps
+from scheduler.brain.islands.roster import Roster
 from scheduler.brain.islands.rows import numbers
+from scheduler.brain.islands.waits import states
 from scheduler.brain.job import JobBrain
 from swarm.job.course import OuterCourse
+from swarm.types import IslandState
 
 REJOINS = "begins anew behind an exchange, once another island has two stage servers for each stage"
 
 
-def situation(
-    islands: Mapping[int, JobBrain],
-    courses: Sequence[OuterCourse],
-    lost: Mapping[int, str],
-    waiting_for: str,
-    now_s: float,
-) -> Situation:
-    """The islands at work as one; `lost` says why others are not."""
+def situation(roster: Roster, outer: OuterSteps, waiting_for: str, now_s: float) -> Situation:
+    """The islands at work as one, and why others are lost."""
+    islands, courses, state = roster.at_work(), roster.courses, states(roster)
     of = {number: one.situation(now_s) for number, one in islands.items()}
     standings = [
         IslandStanding(
@@ -30,14 +29,23 @@ def situation(
             courses[number].inner_steps(one.agreed),
             one.agreed - courses[number].inner_steps(one.agreed),
             one.peers,
-            island_waits_for(one),
+            "waits for the exchange" if state[number] is IslandState.EXCHANGING else island_waits_for(one),
             of[number],
             numbers(of[number].steps, courses[number]),
             _share(courses[number], one.agreed),
+            state[number],
+            outer.waits.of(number, now_s),
         )
         for number, one in islands.items()
     ]
-    standings += [IslandStanding(number, 0, 0, (), f"lost: {why}; {REJOINS}") for number, why in lost.items()]
+    standings += [
+        IslandStanding(
+            *(number, 0, 0, (), f"lost: {why}; {REJOINS}"),
+            state=IslandState.LOST,
+            waited_s=outer.waits.of(number, now_s),
+        )
+        for number, why in roster.lost.items()
+    ]
     return replace(
         next(iter(of.values())),
         is_running=all(one.is_running for one in of.values()),
@@ -48,6 +56,7 @@ def situation(
         links={pair: until_s for one in of.values() for pair, until_s in one.links.items()},
         checkpoint=_checkpoint([one.checkpoint for one in of.values() if one.checkpoint is not None], courses[0]),
         islands=tuple(sorted(standings, key=lambda one: one.number)),
+        outer_rounds=dict(outer.outcomes),
     )
 
 

@@ -335,7 +335,8 @@ class World:
                     is_ahead = isinstance(command, Average) and command.ahead  # it comes again
                     if peer in self.replicas and not is_ahead:
                         self.replicas[peer].hear(command)
-                case outputs.WriteRows(rows=rows, forks=forks, shares=shares):
+                case outputs.WriteRows(rows=rows, forks=forks, shares=shares, exchange_s=exchange_s):
+                    assert (exchange_s is not None) == self.courses[0].is_outer(rows[0].step)
                     for row in rows:
                         self.database.setdefault(row.timeline, []).append(row)
                     self.forks |= {one.timeline % self.shape.islands: one for one in forks}

@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from scheduler.metrics import PEERS_MAX, SchedulerMetrics
+from scheduler.metrics import PEERS_MAX, IslandFigures, SchedulerMetrics
 from stage_server.metrics import StageServerMetrics
 from swarm.events import LinkSpeed
 from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
-from swarm.types import JobState, PeerId
+from swarm.types import IslandState, JobState, PeerId
 
 EVERY_PROCESS = {
     "swarm_build_info": {"version", "protocol"},
@@ -59,6 +59,12 @@ SCHEDULER = {
     "swarm_island_step": {"job_id", "island"},
     "swarm_island_outer_steps": {"job_id", "island"},
     "swarm_island_peers": {"job_id", "island"},
+    "swarm_island_state": {"job_id", "island", "state"},
+    "swarm_island_wait_seconds_total": {"job_id", "island", "reason"},
+    "swarm_island_dropped_steps_total": {"job_id", "island"},
+    "swarm_island_forks_total": {"job_id", "island"},
+    "swarm_outer_rounds_total": {"job_id", "outcome"},
+    "swarm_outer_exchange_seconds": {"job_id"},
     "swarm_rebalance_duration_seconds": set(),
     "swarm_route_decisions_total": {"stage", "peer"},
     "swarm_peers": {"job_id", "stage", "state"},
@@ -85,6 +91,12 @@ STAGE_SERVER = {
     "swarm_link_bytes_per_second": {"to"},
     "swarm_link_receipt_seconds": {"to"},
 }
+
+
+AT_WORK = (
+    IslandFigures(IslandState.TRAINING, 4, 2, 1, {}),
+    IslandFigures(IslandState.WAITING, 5, 1, 3, {}),
+)
 
 
 def _series(registry: CollectorRegistry) -> dict[str, set[str]]:
@@ -129,7 +141,8 @@ def _with_a_job() -> SchedulerMetrics:
     metrics.peers({("j1", 0, "serving"): 2, ("", None, "idle"): 1}, {"j1": 2})
     metrics.in_flight("j1", 3)
     metrics.speeds("j1", [{}, {"p1": 100.0}], {(1, "forward"): 2.0})
-    metrics.islands("j1", [(4, 2, 1), (5, 1, 3)])
+    metrics.islands("j1", AT_WORK, {"averaged": 2})
+    metrics.exchanged("j1", 0.5, [1], {0: 4})
     metrics.stored("commit", 0.002)
     _speak(metrics.process)
     return metrics
@@ -255,16 +268,38 @@ def test_only_present_replicas_have_a_weight_and_only_a_job_at_work_has_deadline
     assert weights() == [("0", "p1", 1.0)]
     assert metrics.registry.get_sample_value("swarm_peer_speed_tokens_per_second", {"peer": "p2"}) is None
     assert metrics.registry.get_sample_value("swarm_peer_speed_tokens_per_second", {"peer": "p1"}) == 10.0
-    metrics.islands("j1", [(4, 2, 1), None])
-    for name, values in (("step", [4.0]), ("outer_steps", [2.0]), ("peers", [1.0, 0.0])):
-        assert [value for _, value in _samples(metrics.registry, f"swarm_island_{name}")] == values, "one is lost"
-    metrics.islands("j1", [(4, 2, 1), (5, 1, 3)])
     metrics.at_work_no_more("j1")
     assert weights() == []
-    assert _samples(metrics.registry, "swarm_island_peers") == [], "nobody serves an island"
+    for name in ("peers", "state"):
+        assert _samples(metrics.registry, f"swarm_island_{name}") == [], "nobody serves an island"
     assert [value for _, value in _samples(metrics.registry, "swarm_island_step")] == [4.0, 5.0]
     assert _samples(metrics.registry, "swarm_peer_speed_tokens_per_second") == []
     assert _samples(metrics.registry, "swarm_hop_deadline_seconds") == []
+
+
+def test_a_lost_island_has_a_state_and_what_it_waited_and_no_step() -> None:
+    metrics = _with_a_job()
+
+    def values(name: str, **labels: str) -> list[float]:
+        family = name.removesuffix("_total").removesuffix("_count")
+        samples = _samples(metrics.registry, f"swarm_{family}", f"swarm_{name}")
+        return [value for of, value in samples if labels.items() <= of.items()]
+
+    assert values("island_state", island="1", state="waiting") == [1.0]
+    lost = IslandFigures(IslandState.LOST, 0, 0, 0, {IslandState.WAITING: 4.5})
+    for _ in range(2):
+        metrics.islands("j1", [AT_WORK[0], lost], {"averaged": 2, "failed": 1})
+        metrics.exchanged("j1", 0.5, [], {1: 4})
+    for name, found in (("step", [4.0]), ("outer_steps", [2.0]), ("peers", [1.0, 0.0])):
+        assert values(f"island_{name}") == found
+    assert values("island_state", island="1", state="lost") == [1.0]
+    assert sum(values("island_state")) == 2.0, "each island is in one state"
+    assert values("island_wait_seconds_total", reason="others") == [0.0, 4.5]
+    assert values("island_wait_seconds_total", reason="exchange") == [0.0, 0.0]
+    assert values("island_dropped_steps_total") == [4.0, 8.0]
+    assert values("island_forks_total") == [0.0, 1.0]
+    assert values("outer_rounds_total") == [2.0, 1.0, 0.0]
+    assert values("outer_exchange_seconds_count") == [3.0]
 
 
 def test_a_job_that_begins_to_run_has_made_progress_but_not_each_time_that_it_begins_again() -> None:

@@ -274,6 +274,16 @@ def test_islands_say_how_far_they_are_and_a_stage_server_which_one_it_serves() -
     assert plain["serves"] == f"stage 0 of {JOB}"
 
 
+def test_an_island_is_as_fast_as_its_slowest_stage() -> None:
+    own = situation()
+    slowest = min(own.capacity(stage) or 0.0 for stage in range(own.stages))
+    assert slowest > 0.0
+    assert IslandStanding(0, 4, 2, ((A,), (C,)), "", own).microbatches_per_s == slowest
+    unmeasured = replace(own, replicas=tuple(replace(one, pace_s=0.0) for one in own.replicas))
+    assert IslandStanding(0, 4, 2, ((A,), (C,)), "", unmeasured).microbatches_per_s == 0.0
+    assert IslandStanding(1, 0, 0, (), "lost").microbatches_per_s == 0.0
+
+
 def test_a_peer_says_how_fast_its_links_are() -> None:
     facts = explain_peer(replace(peer(), links=(LinkSpeed(C, 3.1e6, 0.0123),)), situation(), None, {}, NOW_S)
     assert told(facts)["link"] == "24.8 Mbit/s to c, a receipt after 12.3 ms at best"

@@ -105,6 +105,7 @@ def test_a_failed_round_is_repeated_after_a_pause_with_the_next_replicas() -> No
         (PeerId("i0s1r0"), AbortRound(4, STEP, S1, command.round)),
         (PeerId("i1s1r0"), AbortRound(5, STEP, S1, command.round)),
     ]
+    assert made.outcomes == {"failed": 1}
     assert [one.message for one in outputs if isinstance(one, Note)] == [
         "round 8 of unit stage-1 between islands failed: i0s1r0 says E0401: no proposal came (accuses i1s1r0)"
     ]

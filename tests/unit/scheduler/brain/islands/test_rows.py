@@ -63,6 +63,7 @@ def test_steps_are_told_without_an_island_that_is_lost_and_what_was_told_of_it_i
     made = rows.take((row(0, 2),), (), (0,))
     assert [one.step for one in made.rows] == [1]
     assert made.dropped_tokens == 7
+    assert made.left_out == {1: 2}, "steps 0 and 1"
     assert rows.log == [OuterRecord(2, (0,))]
 
 
