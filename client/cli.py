@@ -35,6 +35,7 @@ VERBS = {
     "submit": VerbEntry("client.verbs.submit", "Send a job to the scheduler and follow it."),
     "ls": VerbEntry("client.verbs.watching.overview", "List jobs."),
     "status": VerbEntry("client.verbs.watching.overview", "Show one job."),
+    "islands": VerbEntry("client.verbs.watching.islands", "Show what each island of a job does and waits for."),
     "wait": VerbEntry("client.verbs.watching.wait", "Wait until jobs have ended; a command can follow."),
     "top": VerbEntry("client.verbs.watching.top", "Show jobs, stages and stage servers, live."),
     "history": VerbEntry("client.verbs.watching.history", "Show the loss of each step, as a table, CSV or JSON."),

@@ -37,13 +37,16 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class Island:
     """An island of a job at work: its replicas, the steps and exchanges that all of them made, and the reason why it
-    waits."""
+    waits. It trains so many `microbatches` of a step, and can do `microbatches_per_s` (0: not measured)."""
 
     island: int = 0
     peers: tuple[str, ...] = ()
     step: int = 0
     exchanges: int = 0
     waits_for: str = ""
+    state: str = ""
+    microbatches: int = 0
+    microbatches_per_s: float = 0.0
 
     @property
     def is_lost(self) -> bool:

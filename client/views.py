@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from client.records import Job, Peer
+from client.records import Island, Job, Peer
 from client.shell import finite, utc
 from swarm.job.schedule import perplexity
 from swarm.text import bandwidth, counted, duration, size
@@ -23,6 +23,8 @@ _STATE_STYLE = {
     "serving": "cyan",
     "failed": "red",
     "gone": "red",
+    "training": "cyan",
+    "lost": "red",
     "suspect": "yellow",
     "cancelled": "yellow",
     "cancelling": "yellow",
@@ -39,7 +41,6 @@ def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
     once_stepped = ("loss", "learning_rate", "grad_norm")
     if_known = ("checkpoint_step", "weights_sha256", "error_code", "hint")
     of_stage = ("stage", "layers", "microbatches")
-    of_island = ("island", "step", "exchanges", "waits_for")
     values: dict[str, Any] = {
         **{name: getattr(view, name) for name in always},
         **{name: finite(getattr(view, name)) for name in numbers},
@@ -55,14 +56,36 @@ def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
         "stages": [
             {"peers": list(stage.peers), **{name: getattr(stage, name) for name in of_stage}} for stage in view.stages
         ],
-        "islands": [
-            {"peers": list(one.peers), **{name: getattr(one, name) for name in of_island}} for one in view.islands
-        ],
+        "islands": [_island_values(one) for one in view.islands],
         "ledger": {name: getattr(view, f"microbatches_{name}") for name in ("committed", "in_flight", "replayed")},
     }
     if spec and view.spec_json:
         values["spec"] = view.spec
     return values
+
+
+def _island_values(island: Island) -> dict[str, Any]:
+    names = ("island", "state", "step", "exchanges", "waits_for", "microbatches")
+    speed = finite(island.microbatches_per_s)
+    values = {name: getattr(island, name) for name in names}
+    return {"peers": list(island.peers), **values, "microbatches_per_s": speed}
+
+
+def islands_values(view: Job, peers: Sequence[Peer]) -> list[dict[str, Any]]:
+    """The islands of a job, with the replicas of each stage and where they are."""
+    return [
+        _island_values(one) | {"sites": _sites(one, peers), "replicas": _replicas(view, one)} for one in view.islands
+    ]
+
+
+def _sites(island: Island, peers: Sequence[Peer]) -> list[str]:
+    """Those that its stage servers have named."""
+    return sorted({peer.site for peer in peers if peer.id in island.peers} - {""})
+
+
+def _replicas(view: Job, island: Island) -> list[int]:
+    """How many replicas of each stage an island has."""
+    return [len(set(stage.peers) & set(island.peers)) for stage in view.stages]
 
 
 def evaluation_values(view: Job) -> dict[str, Any] | None:
@@ -183,6 +206,28 @@ def job_table(view: Job) -> RenderableType:
     for name, value in rows:
         outer.add_row(Text(name, style="dim"), value)
     return outer
+
+
+def islands_table(view: Job, peers: Sequence[Peer]) -> RenderableType:
+    """A row for each island of a job."""
+    has_sites = any(_sites(one, peers) for one in view.islands)
+    rows = [
+        (
+            Text(str(one.island)),
+            state(one.state),
+            *((Text(", ".join(_sites(one, peers)) or "-"),) if has_sites else ()),
+            Text("-" if one.is_lost else str(one.step)),
+            Text("-" if one.is_lost else str(one.exchanges)),
+            Text("-" if one.is_lost else " ".join(map(str, _replicas(view, one)))),
+            Text("-" if one.is_lost else str(one.microbatches)),
+            Text(f"{one.microbatches_per_s:.3g}/s" if one.microbatches_per_s else "-"),
+            Text(one.waits_for.removeprefix("waits for ")),
+        )
+        for one in view.islands
+    ]
+    site = ("SITE",) if has_sites else ()
+    columns = ("ISLAND", "STATE", *site, "STEP", "EXCHANGES", "REPLICAS", "MICROBATCHES", "SPEED", "WAITS FOR")
+    return FittedTable(columns, rows, dropped_first=("SPEED", "MICROBATCHES", "REPLICAS", "EXCHANGES"))
 
 
 def _where(view: Peer) -> str:

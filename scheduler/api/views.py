@@ -92,6 +92,9 @@ def _islands(job: Job) -> list[pb.IslandView]:
             step=one.steps,
             exchanges=one.exchanges,
             waits_for=one.waiting_for,
+            state=one.state.value,
+            microbatches=job.spec.training.microbatches // job.spec.island_count if one.share is None else one.share[0],
+            microbatches_per_s=one.microbatches_per_s,
         )
         for one in (situation.islands if situation is not None else ())
     ]

@@ -362,18 +362,24 @@ class JobView(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., created_unix_s: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., tokens: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageView, _Mapping]]] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., microbatches_replayed: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., spec_json: _Optional[str] = ..., error_code: _Optional[str] = ..., hint: _Optional[str] = ..., evaluation_loss: _Optional[float] = ..., evaluation_step: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., islands: _Optional[_Iterable[_Union[IslandView, _Mapping]]] = ..., priority: _Optional[int] = ..., times_s: _Optional[_Mapping[str, float]] = ..., peer_s: _Optional[float] = ...) -> None: ...
 
 class IslandView(_message.Message):
-    __slots__ = ("island", "peers", "step", "exchanges", "waits_for")
+    __slots__ = ("island", "peers", "step", "exchanges", "waits_for", "state", "microbatches", "microbatches_per_s")
     ISLAND_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EXCHANGES_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_PER_S_FIELD_NUMBER: _ClassVar[int]
     island: int
     peers: _containers.RepeatedScalarFieldContainer[str]
     step: int
     exchanges: int
     waits_for: str
-    def __init__(self, island: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., step: _Optional[int] = ..., exchanges: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
+    state: str
+    microbatches: int
+    microbatches_per_s: float
+    def __init__(self, island: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., step: _Optional[int] = ..., exchanges: _Optional[int] = ..., waits_for: _Optional[str] = ..., state: _Optional[str] = ..., microbatches: _Optional[int] = ..., microbatches_per_s: _Optional[float] = ...) -> None: ...
 
 class PeersRequest(_message.Message):
     __slots__ = ("state", "stage")

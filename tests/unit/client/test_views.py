@@ -12,13 +12,22 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from client.records import Island, Job, Link, Peer
+from client.records import Island, Job, Link, Peer, Stage
 from client.shell import Shell
 from client.verbs.peers import drained_text
-from client.verbs.watching import overview
+from client.verbs.watching import islands, overview
 from client.verbs.watching.explain import explanation_table, explanation_values, microbatch_name
 from client.verbs.watching.follow import _plain, progress_line
-from client.views import job_table, job_values, jobs_table, links_table, peer_values, peers_table
+from client.views import (
+    islands_table,
+    islands_values,
+    job_table,
+    job_values,
+    jobs_table,
+    links_table,
+    peer_values,
+    peers_table,
+)
 from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb
 
@@ -55,15 +64,16 @@ def test_steps_that_were_skipped_are_counted_and_their_norm_is_no_number() -> No
 
 
 def test_islands_are_shown_with_what_they_wait_for_and_of_a_stage_server_the_one_that_it_serves() -> None:
-    islands = (Island(0, ("a", "b"), 4, 2, "step 4: 1 microbatch in flight"), Island(1, ("c",), 5, 1, "waits"))
-    job = view(islands=islands)
+    some = (Island(0, ("a", "b"), 4, 2, "step 4: 1 microbatch in flight"), Island(1, ("c",), 5, 1, "waits"))
+    job = view(islands=some)
     assert "step 4, 2 exchanges: a, b; step 4: 1 microbatch in flight" in shown(job)
     assert "step 5, 1 exchange: c; waits" in shown(job)
     assert job_values(job)["islands"][1] == {
-        "island": 1, "peers": ["c"], "step": 5, "exchanges": 1, "waits_for": "waits",
+        "island": 1, "state": "", "peers": ["c"], "step": 5, "exchanges": 1, "waits_for": "waits",
+        "microbatches": 0, "microbatches_per_s": 0.0,
     }  # fmt: skip
     assert job_values(view())["islands"] == []
-    at_work = view(islands=islands)
+    at_work = view(islands=some)
     assert progress_line(at_work).endswith("  islands at 4 5, 1 exchange")
     assert "islands" not in progress_line(view())
     assert "islands" not in progress_line(replace(at_work, state="succeeded"))
@@ -80,6 +90,43 @@ def test_islands_are_shown_with_what_they_wait_for_and_of_a_stage_server_the_one
     assert "1 in island 1" in capture.get()
     assert "in island" not in capture.get().splitlines()[2]
     assert [peer_values(Peer("c", job="j", stage=1, island=one))["island"] for one in ("1", "")] == [1, None]
+
+
+def test_a_row_for_each_island_says_what_it_does_where_it_is_and_what_it_waits_for() -> None:
+    stages = (Stage(0, 2, ("a", "c")), Stage(1, 2, ("b", "d", "e")))
+    training = Island(0, ("a", "b", "e"), 4, 2, "step 4: 1 microbatch in flight", "training", 12, 3.14159)
+    waiting = Island(1, ("c", "d"), 5, 1, "waits for the other islands", "waiting", 4)
+    lost = Island(2, (), 0, 0, "lost: stage 1 has no replica", "lost", 4)
+    job = view(stages=stages, islands=(training, waiting, lost))
+    peers = [Peer("a", site="lyon"), Peer("b", site="berlin"), Peer("d", site="lyon"), Peer("x", site="oslo")]
+    lines = [" ".join(line.split()) for line in printed(islands_table(job, peers), 200)]
+    assert lines == [
+        "ISLAND STATE SITE STEP EXCHANGES REPLICAS MICROBATCHES SPEED WAITS FOR",
+        "0 training berlin, lyon 4 2 1 2 12 3.14/s step 4: 1 microbatch in flight",
+        "1 waiting lyon 5 1 1 1 4 - the other islands",
+        "2 lost - - - - - - lost: stage 1 has no replica",
+    ]
+    assert "SITE" not in printed(islands_table(job, []), 200)[0].split()
+    values = islands_values(job, peers)
+    assert [(one["sites"], one["replicas"]) for one in values] == [
+        (["berlin", "lyon"], [1, 2]), (["lyon"], [1, 1]), ([], [0, 0]),
+    ]  # fmt: skip
+    assert (values[0]["state"], values[0]["microbatches"], values[1]["microbatches_per_s"]) == ("training", 12, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [("running", "job j has no islands: its replicas"), ("paused", "job j is paused: only a job at work has islands")],
+)
+def test_a_job_without_islands_is_told_to_have_none(
+    state: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = SimpleNamespace(get=lambda job: replace(view(), state=state))
+    monkeypatch.setattr(islands, "dial", lambda shell: nullcontext(connection))
+    islands.islands(SimpleNamespace(obj=Shell()), "j")  # type: ignore[arg-type]
+    assert capsys.readouterr().err.startswith(told)
+    islands.islands(SimpleNamespace(obj=Shell(output="json")), "j")  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out)["data"] == []
 
 
 def test_the_site_of_stage_servers_is_shown_where_one_has_said_it() -> None:
