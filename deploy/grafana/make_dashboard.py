@@ -98,6 +98,19 @@ ROWS: dict[str, list[tuple[str, str, dict[str, str]]]] = {
             },
         ),
         (
+            "Islands: share of the time at exchanges, for others and for the exchange",
+            "percentunit",
+            {
+                "{{job_id}} island {{island}} {{reason}}": f"rate(swarm_island_wait_seconds_total{{{JOB}}}[5m])",
+                "{{job_id}} island {{island}} lost": f'swarm_island_state{{state="lost", {JOB}}}',
+            },
+        ),
+        (
+            "Exchanges between islands, p95",
+            "s",
+            {"{{job_id}}": _p(0.95, "swarm_outer_exchange_seconds", "job_id", JOB)},
+        ),
+        (
             "Averaging rounds per second",
             "short",
             {"stage {{stage}} {{outcome}}": _rate("swarm_averaging_rounds_total", "stage, outcome")},

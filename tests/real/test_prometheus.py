@@ -26,7 +26,7 @@ AGAIN = KeyValue(key="swarm.attempt", value=AnyValue(int_value=2))
 # Expressions that have no data in a fleet to which nothing of the kind has happened.
 # Callers that are refused; and work on the stage server that is killed, which may have had none at that moment.
 NEED_A_FAULT = ("swarm_auth_failures_total", "swarm_reroutes_total")
-NEED_ISLANDS = ("swarm_island_",)  # tests/browser/test_islands_page.py has some
+NEED_ISLANDS = ("swarm_island_", "swarm_outer_")  # tests/browser/test_islands_page.py has some
 
 
 class Fleet(Cluster):

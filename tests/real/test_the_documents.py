@@ -187,6 +187,8 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.also("swarm cancel JOB second third")
     reader.types("swarm logs JOB -f")
     reader.types("swarm peers")
+    reader.types("swarm islands JOB")
+    reader.types("swarm peers --links")
     reader.names |= {"JOB": reader.also(f"swarm submit job.toml --detach --name fourth {LONG} {saved}")}
     while not steps(reader, "JOB"):
         reader.also("swarm status JOB")
@@ -300,6 +302,7 @@ def test_pages_that_start_programs(reader: Reader) -> None:
     reader.types("swarm history JOB --csv")
     reader.types("swarm track JOB")
     reader.types("swarm logs JOB --tail 0")
+    reader.types("swarm islands JOB")
     reader.types("swarm doctor")
     reader.types("swarm gc --dry-run")
     reader.types("swarm audit", "asked/scheduler/audit.jsonl")
@@ -351,6 +354,7 @@ def test_the_page_about_islands(reader: Reader) -> None:
     reader.passes("swarm up --stages 2 --replicas 1 --islands 2 --job job.toml")
     reader.names["JOB"] = reader.also("swarm up --stages 2 --replicas 1 --islands 2 --job job.toml --data-dir islands")
     reader.runs("swarm up --stages 2 --replicas 1 --islands 2 --data-dir islands")
+    reader.types("swarm islands JOB")
     reader.types("swarm status JOB")
     reader.types("swarm explain JOB")
     reader.types("swarm peers")
