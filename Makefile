@@ -53,7 +53,7 @@ sim: setup ## the simulated system under random faults for MINUTES (30); prints 
 # NETWORK=no leaves out what needs network namespaces, and with them root; the run says so.
 CHAOS_FLAGS ?= $(if $(filter no,$(NETWORK)),--no-network)
 
-chaos: setup ## kill, freeze and cut off real processes for about half an hour; all bits as of one process after each
+chaos: setup ## kill, freeze and cut off real processes for about an hour; all bits as of one process after each
 	$(BIN)/python -m tests.chaos $(CHAOS_FLAGS)
 
 chaos-short: setup ## three minutes of that

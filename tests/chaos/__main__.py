@@ -44,7 +44,7 @@ def main() -> int:
         parser.error(f"no scenario {', '.join(sorted(unknown))}")
     if options.list:
         for one in SCENARIOS:
-            print(f"{one.name:<14} {'enabled' if one.is_supported else 'needs ' + one.needs:<16} {one.claim}")
+            print(f"{one.name:<16} {'enabled' if one.is_supported else 'needs ' + one.needs:<16} {one.claim}")
         return 0
     wanted = [one for one in SCENARIOS if one.name in options.scenarios] or [
         one
@@ -68,9 +68,9 @@ def main() -> int:
         return 1 if failed else 0
     for one in SCENARIOS:
         if one.network and options.no_network and one.is_supported:
-            print(f"{one.name:<14} NOT RUN: left out by --no-network")
+            print(f"{one.name:<16} NOT RUN: left out by --no-network")
         if not one.is_supported:
-            print(f"{one.name:<14} not run: needs {one.needs}, the system has {', '.join(sorted(SUPPORTED))}")
+            print(f"{one.name:<16} not run: needs {one.needs}, the system has {', '.join(sorted(SUPPORTED))}")
     print(f"{microbatches} microbatches compared bitwise in {time.monotonic() - started_s:.0f} s")
     print(f"{len(wanted) - failed} passed, {failed} failed")
     return 1 if failed or not wanted else 0
@@ -80,7 +80,7 @@ def _run_on_network(scenario: Scenario, seed: str, long: bool, keep: Path | None
     """The same in a process of its own: it moves into a network namespace, from which there is no way back."""
     reason = why_not()
     if reason:
-        print(f"{scenario.name:<14}           FAILED: cannot run here: {reason}; leave it out with --no-network")
+        print(f"{scenario.name:<16}           FAILED: cannot run here: {reason}; leave it out with --no-network")
         return None
     flags = ["--seed", seed, "--here", *([] if long else ["--short"]), *(["--keep", str(keep)] if keep else [])]
     done = subprocess.run(
@@ -105,7 +105,7 @@ def _run(scenario: Scenario, seed: str, long: bool, keep: Path | None) -> int | 
         verdict = f"FAILED: {reason}"
     except Exception:
         verdict = f"FAILED: {traceback.format_exc()}"
-    print(f"{scenario.name:<14} {time.monotonic() - started_s:6.1f} s  {verdict}  {figures}", flush=True)
+    print(f"{scenario.name:<16} {time.monotonic() - started_s:6.1f} s  {verdict}  {figures}", flush=True)
     if trial is None:
         again = f"python -m tests.chaos {scenario.name} --seed {seed}" + ("" if long else " --short")
         print(f"               again: {again}", flush=True)

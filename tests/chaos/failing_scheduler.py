@@ -14,8 +14,6 @@ from swarm.messages import Commit, Exchange
 from swarm.process.lifecycle import run_cli
 from tests.chaos.failpoints import Failpoint, take_flags
 
-OUTER_EVERY = 4
-
 
 def averaged_row(point: Failpoint) -> None:
     """All members hold the mean, and no row says so."""
@@ -28,7 +26,7 @@ def row_commit(point: Failpoint) -> None:
 
 
 def level_exchange(point: Failpoint) -> None:
-    """All islands have come to an outer step, and no envoy was told."""
+    """All islands hold what they propose, and no envoy was told."""
     point.before(Connections, "send", lambda _, peer, command: isinstance(command, Exchange))
 
 
@@ -49,12 +47,14 @@ def rows_merge(point: Failpoint) -> None:
 
 def merge_agreed(point: Failpoint) -> None:
     """Some were told to merge, and others were not."""
-    point.before(Connections, "send", lambda _, peer, command: isinstance(command, Commit) and is_outer(command.step))
+    exchanged: set[int] = set()
 
+    def merges(_: object, peer: object, command: object) -> bool:
+        if isinstance(command, Exchange):
+            exchanged.add(command.step)
+        return isinstance(command, Commit) and command.step in exchanged
 
-def is_outer(step: int) -> bool:
-    """Whether a step is an outer one, in a job that exchanges every OUTER_EVERY steps."""
-    return step % (OUTER_EVERY + 1) == OUTER_EVERY
+    point.before(Connections, "send", merges)
 
 
 OUTER_POINTS: dict[str, Callable[[Failpoint], None]] = {

@@ -1,4 +1,4 @@
-"""What is done to jobs with islands: an island is killed whole, cut off, and the scheduler dies in an exchange.
+"""What is done to jobs with islands: one is killed whole or cut off, the scheduler dies in an exchange, or both.
 
 The proof is the twin's: one process repeats what became of the islands (`swarm train-local --outer-log`).
 """
@@ -21,22 +21,26 @@ from tests.chaos.trial import Broken, Job, Trial, Void
 
 SITES = ("lyon", "berlin")
 CUT_S = 60.0
+RHYTHMS: dict[str, dict[str, object]] = {  # of each averaging.mode: an exchange behind every fourth step
+    "diloco": {"outer__every_steps": 4},
+    "streaming": {"outer__every_steps": 8, "outer__fragments": 2},
+}
 
 
-def job_of(trial: Trial, steps: int) -> Job:
-    """A job of two islands of two stages, which exchange every fourth step."""
-    changes: dict[str, object] = {
-        "islands__count": len(SITES),
-        "averaging__mode": "diloco",
-        "outer__every_steps": failing_scheduler.OUTER_EVERY,
-        "training__global_batch_sequences": 8,
+def job_of(trial: Trial, steps: int, mode: str, islands: int = len(SITES)) -> Job:
+    """A job of islands of two stages, in which each has two microbatches of a step."""
+    changes = {
+        "islands__count": islands,
+        "averaging__mode": mode,
+        "training__global_batch_sequences": 4 * islands,
+        **RHYTHMS[mode],
     }
     return trial.job(2, steps, **changes)
 
 
 def islands_of(trial: Trial, job: Job) -> list[set[str]]:
     """The stage servers that serve each island."""
-    found: list[set[str]] = [set() for _ in SITES]
+    found: list[set[str]] = [set() for _ in range(job.spec.island_count)]
     for peer in trial.peers():
         if peer.job == job.id and peer.island:
             found[int(peer.island)].add(peer.id)
@@ -62,11 +66,11 @@ def proves(trial: Trial, job: Job) -> tuple[Trained, tuple[OuterRecord, ...]]:
     return expected, log
 
 
-def an_island_is_killed_whole(folder: Path, seed: str, long: bool) -> Trial:
+def an_island_is_killed_whole(folder: Path, seed: str, long: bool, mode: str = "diloco") -> Trial:
     """kill -9 of all stage servers of an island; the other goes on, and the island comes back with its site."""
     with Trial(folder, seed) as trial:
         sites = {peer: site for site in SITES for peer in trial.add_servers(4 if long else 2, "--site", site)}
-        job = job_of(trial, 400 if long else 120)
+        job = job_of(trial, 400 if long else 120, mode)
         trial.until_step(job, 6)
         before = islands_of(trial, job)
         if any(len({sites[peer] for peer in members}) != 1 for members in before):
@@ -92,7 +96,7 @@ def an_island_is_killed_whole(folder: Path, seed: str, long: bool) -> Trial:
         return trial
 
 
-def an_island_is_cut_off(folder: Path, seed: str, long: bool) -> Trial:
+def an_island_is_cut_off(folder: Path, seed: str, long: bool, mode: str = "diloco") -> Trial:
     """The links between two sites are cut; then those of one site to all others, the scheduler too."""
     cut_s = CUT_S if long else 8.0
     hosts = [[1, 2], [3, 4]]  # of each site
@@ -104,7 +108,7 @@ def an_island_is_cut_off(folder: Path, seed: str, long: bool) -> Trial:
         with trial:
             for site in SITES:
                 trial.add_servers(2, "--site", site)
-            job = job_of(trial, 400)
+            job = job_of(trial, 400, mode)
             trial.until_step(job, 2)
             for name, others in (("sites", hosts[0]), ("all", [0, *hosts[0]])):
                 trial.steps_on(job, 5)
@@ -125,7 +129,7 @@ def an_island_is_cut_off(folder: Path, seed: str, long: bool) -> Trial:
             return trial
 
 
-def the_scheduler_dies_in_an_exchange(folder: Path, seed: str, long: bool) -> Trial:
+def the_scheduler_dies_in_an_exchange(folder: Path, seed: str, long: bool, mode: str = "diloco") -> Trial:
     """The scheduler dies at each edge of an outer round; nothing is lost, and the twin needs no log."""
     points = list(failing_scheduler.OUTER_POINTS)
     if not long:
@@ -133,18 +137,65 @@ def the_scheduler_dies_in_an_exchange(folder: Path, seed: str, long: bool) -> Tr
     with Trial(folder, seed, grace_s=10.0) as trial:
         for site in SITES:
             trial.add_servers(2, "--site", site)
-        job = job_of(trial, 160 if long else 60)
+        job = job_of(trial, 160 if long else 60, mode)
         trial.until_step(job, 2)
         for point in points:
             trial.steps_on(job)
-            trial.restart_scheduler(
-                module=f"tests.chaos.failing_scheduler --at {point} --hit {trial.rng.randint(1, 3)}"
-            )
-            trial.until_hit(trial.scheduler, point)
-            trial.restart_scheduler()
+            _scheduler_that_dies(trial, point)
+            _dies_and_is_back(trial, point)
             trial.heals(job)
             if trial.said(trial.scheduler, "is lost"):
                 raise Broken(f"an island was lost with the scheduler ({point})")
         proves(trial, job)
         trial.figures["points_hit"] = len(points)
         return trial
+
+
+def one_of_three_is_killed_again_and_again(folder: Path, seed: str, long: bool, mode: str = "diloco") -> Trial:
+    """One of three islands is killed whole, and comes back; meanwhile the scheduler dies in each phase of a round.
+
+    It dies once while two go on without the third, and once while that one begins anew.
+    """
+    sites = (*SITES, "oslo")
+    points = list(failing_scheduler.OUTER_POINTS)
+    Random(seed).shuffle(points)
+    with Trial(folder, seed, grace_s=10.0) as trial:
+        site_of = {peer: site for site in sites for peer in trial.add_servers(2, "--site", site)}
+        job = job_of(trial, 300 if long else 120, mode, len(sites))
+        trial.until_step(job, 6)
+        deaths = len(points) if long else 1
+        for at in range(deaths):
+            lost = trial.rng.randrange(len(sites))
+            members = islands_of(trial, job)[lost]
+            _scheduler_that_dies(trial, points[at])
+            killed_unix_s = time.time()
+            for peer in members:
+                trial.servers[peer].kill(signal.SIGKILL)
+            _dies_and_is_back(trial, points[at])
+            said = f"island {lost} is lost"
+            trial.until("lost", lambda: bool(trial.said(trial.scheduler, said, killed_unix_s)))  # noqa: B023
+            trial.heals(job)
+            again = points[(at + 1) % len(points)]
+            _scheduler_that_dies(trial, again)
+            for peer in members:
+                trial.respawn(peer, "--site", site_of[peer])
+            _dies_and_is_back(trial, again)
+            trial.until("three islands again", lambda: members in islands_of(trial, job), 120.0)  # noqa: B023
+            trial.heals(job)
+        _, log = proves(trial, job)
+        begun = sum(len(one.begins) for one in log)
+        if begun < deaths:
+            raise Broken(f"islands began anew {begun} times: {log}")
+        trial.figures |= {"begun_anew": begun, "without_one": sum(len(one.islands) == 2 for one in log)}
+        return trial
+
+
+def _scheduler_that_dies(trial: Trial, point: str) -> None:
+    """Put one in the place of the scheduler that dies when it comes to a phase of a round, soon."""
+    hit = trial.rng.randint(1, 3)
+    trial.restart_scheduler(module=f"tests.chaos.failing_scheduler --at {point} --hit {hit}")
+
+
+def _dies_and_is_back(trial: Trial, point: str) -> None:
+    trial.until_hit(trial.scheduler, point)
+    trial.restart_scheduler()

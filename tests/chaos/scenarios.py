@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -734,19 +735,35 @@ SCENARIOS = [
     Scenario("F14", "the scheduler dies while it saves", saves_while_killed, short=False),
     Scenario("F18", "a window far too large", overload, short=False),
     Scenario("F20", "a gradient that is not a number", not_a_number),
-    Scenario(
-        "islands-kill",
-        "an island is killed whole, and its site comes back",
-        islands.an_island_is_killed_whole,
-        short=False,
+    *(
+        one
+        for mode, name in (("diloco", "islands"), ("streaming", "streaming"))
+        for one in (
+            Scenario(
+                f"{name}-kill",
+                f"an island is killed whole, and its site comes back ({mode})",
+                partial(islands.an_island_is_killed_whole, mode=mode),
+                short=False,
+            ),
+            Scenario(
+                f"{name}-cut",
+                f"sites cut apart, then one from all ({mode})",
+                partial(islands.an_island_is_cut_off, mode=mode),
+                network=True,
+                short=False,
+            ),
+            Scenario(
+                f"{name}-rounds",
+                f"the scheduler dies at each edge of an outer round ({mode})",
+                partial(islands.the_scheduler_dies_in_an_exchange, mode=mode),
+                short=False,
+            ),
+        )
     ),
     Scenario(
-        "islands-cut", "sites cut apart, then one from all", islands.an_island_is_cut_off, network=True, short=False
-    ),
-    Scenario(
-        "islands-rounds",
-        "the scheduler dies at each edge of an outer round",
-        islands.the_scheduler_dies_in_an_exchange,
+        "islands-three",
+        "one of three is killed again and again, the scheduler meanwhile",
+        islands.one_of_three_is_killed_again_and_again,
         short=False,
     ),
     Scenario("F25", "peers move while others die", moves_under_churn, needs="rebalancing", short=False),
