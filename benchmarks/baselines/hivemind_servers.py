@@ -27,6 +27,8 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
+import psutil
+
 from benchmarks.measured.ways import Fleet, Swarm, Timed, job_of, overlapping, timed
 from swarm.data.shards import TokenManifest
 from swarm.job.spec import JobSpec
@@ -52,12 +54,15 @@ class Hivemind:
     ) -> None:
         spec, manifest = job
         self._fleet = fleet
+        self._steps = spec.training.steps
         self._tokens_per_step = spec.training.global_batch_sequences * spec.data.sequence_length
+        self._servers: list[subprocess.Popen[str]] = []
         addresses: list[str] = []
         for stage in range(options.stages):
             words = ("server", str(folder / "spec.json"), str(stage), str(options.threads), *addresses)
             server = fleet.start(f"hivemind-{stage}", SIDE, *words, python=python)
             addresses += json.loads(fleet.line(server))
+            self._servers.append(server)
         self._trainer = fleet.start(
             "hivemind-trainer",
             SIDE,
@@ -68,11 +73,20 @@ class Hivemind:
         assert fleet.line(self._trainer) == "ready\n"
 
     def train(self, warmup: int) -> Timed:
+        """The processor time of steps is the mean over all of them, also those of the warm-up."""
         assert self._trainer.stdin is not None
+        before_s = self._cpu_s()
         self._trainer.stdin.write("go\n")
         self._trainer.stdin.flush()
         answer = json.loads(self._fleet.line(self._trainer))
-        return timed(answer["times_unix_s"], warmup, self._tokens_per_step, 0.0, answer["losses"][-1])
+        cpu_s = (self._cpu_s() - before_s) * (self._steps - warmup) / self._steps
+        return timed(answer["times_unix_s"], warmup, self._tokens_per_step, cpu_s, answer["losses"][-1])
+
+    def _cpu_s(self) -> float:
+        """Of all its processes: it starts several for each server, and one for the trainer."""
+        started = [psutil.Process(child.pid) for child in (*self._servers, self._trainer)]
+        processes = [one for child in started for one in (child, *child.children(recursive=True))]
+        return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 def main() -> None:
@@ -90,7 +104,8 @@ def main() -> None:
             speeds = [one[way].tokens_per_s for one in rounds]
             ratios = [one[way].tokens_per_s / one["hivemind"].tokens_per_s for one in rounds]
             spread = f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) of hivemind"
-            print(f"{way}: {median(speeds):.0f} tokens/s, {spread}")
+            cpu_s = median(one[way].cpu_s_per_step for one in rounds)
+            print(f"{way}: {median(speeds):.0f} tokens/s, {spread}, {cpu_s:.2f} s of processors for a step")
 
 
 def _options() -> argparse.Namespace:
@@ -106,6 +121,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--microbatch", type=int, default=4, help="sequences per microbatch")
     parser.add_argument("--microbatches", type=int, default=8, help="per step")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each process")
+    parser.add_argument("--late", type=int, help="microbatches of a step that are late with overlap (auto)")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     parser.set_defaults(stages=2, replicas=1, dtype="float32", compression="none", overlap=0)
     return parser.parse_args()
@@ -137,7 +153,7 @@ def _measure(options: argparse.Namespace, python: Path, folder: Path) -> list[di
         swarm = Swarm(fleet, folder, options)
         other = Hivemind(python, fleet, folder, job, options)
         stack.enter_context(swarm.connect(spec, manifest))
-        specs = {"swarm": spec, "overlap": overlapping(spec)}
+        specs = {"swarm": spec, "overlap": overlapping(spec, overlap="auto" if options.late is None else options.late)}
         rounds: list[dict[str, Timed]] = []
         for number in range(options.rounds):
             rounds.append({})

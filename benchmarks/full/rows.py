@@ -184,44 +184,69 @@ def _speeds(one: Mapping[str, Any]) -> dict[str, float]:
     return {way: timed["tokens_per_s"] for way, timed in one["ways"].items()}
 
 
-LINKS = {"100:20": "100 Mbit/s, 20 ms", "50:100": "50 Mbit/s, 100 ms", "1000:200": "1 Gbit/s, 200 ms"}
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A row's run through one link."""
+
+    link: str  # Mbit/s : ms there and back
+    text: str
+    flags: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.link} {self.flags}".strip()
+
+
+LINKS = (
+    _Link("100:20", "100 Mbit/s, 20 ms"),
+    _Link("50:100", "50 Mbit/s, 100 ms"),
+    _Link("1000:200", "1 Gbit/s, 200 ms"),
+)
+# Steps of 16 microbatches in place of 8, where a step of 8 is shorter than what it waits for.
+LONG_STEPS = tuple(
+    _Link(one.link, f"{one.text}, 16 microbatches", "--microbatches 16") for one in LINKS if one.link != "100:20"
+)
 P3_WAYS = ("overlap", "int8", "1f1b", "zbv", "loopback")
 P3 = [
     Run(
-        f"{SPEED} --ways {','.join(P3_WAYS)} --link {link} {MODELS['compute']}",
+        f"{SPEED} --ways {','.join(P3_WAYS)} --link {one.key} {MODELS['compute']}",
         "--rounds 2 --steps 6 --microbatch 2",
         "--rounds 5 --steps 6",
     )
-    for link in LINKS
+    for one in LINKS
 ]
-
-
+P3M_LINKS = (*LINKS, *LONG_STEPS)
 P3M = [
-    Run(f"{SPEED} --ways {','.join(P3_WAYS)} --link {link} {MODELLED}", "--rounds 2 --steps 6", "--rounds 5 --steps 10")
-    for link in LINKS
+    Run(
+        f"{SPEED} --ways {','.join(P3_WAYS)} --link {one.key} {MODELLED}",
+        "--rounds 2 --steps 6",
+        "--rounds 5 --steps 10",
+    )
+    for one in P3M_LINKS
 ]
 
 
-def _p3_measures(more: str = "") -> list[Measure]:
+def _p3_measures(links: Sequence[_Link], more: str = "") -> list[Measure]:
     return [
         measure
-        for link, text in ((link, text + more) for link, text in LINKS.items())
+        for one in links
+        for text, far in ((one.text + more, one.link == "50:100"),)
         for measure in (
-            Measure(f"{link}/overlap/loopback", f"tokens/s through {text}", "loopback", 0.95),
-            Measure(f"{link}/overlap/1f1b", f"tokens/s through {text}", "1F1B", 2.2 if link == "50:100" else 1.5),
-            Measure(f"{link}/int8/1f1b", f"tokens/s through {text}, int8", "1F1B", 2.2 if link == "50:100" else 1.7),
-            Measure(f"{link}/overlap/zbv", f"tokens/s through {text}", "ZBV"),
+            Measure(f"{one.key}/overlap/loopback", f"tokens/s through {text}", "loopback", 0.95),
+            Measure(f"{one.key}/overlap/1f1b", f"tokens/s through {text}", "1F1B", 2.2 if far else 1.5),
+            Measure(f"{one.key}/int8/1f1b", f"tokens/s through {text}, int8", "1F1B", 2.2 if far else 1.7),
+            Measure(f"{one.key}/overlap/zbv", f"tokens/s through {text}", "ZBV"),
         )
     ]
 
 
-def _read_p3(printed: Sequence[Any]) -> Values:
+def _read_p3(links: Sequence[_Link], printed: Sequence[Any]) -> Values:
     values: Values = {}
-    for link, found in zip(LINKS, printed, strict=True):
+    for link, found in zip(links, printed, strict=True):
         for one in found["rounds"]:
             speeds = _speeds(one)
             for way, other in (("overlap", "loopback"), ("overlap", "1f1b"), ("int8", "1f1b"), ("overlap", "zbv")):
-                values.setdefault(f"{link}/{way}/{other}", []).append(speeds[way] / speeds[other])
+                values.setdefault(f"{link.key}/{way}/{other}", []).append(speeds[way] / speeds[other])
     return values
 
 
@@ -337,22 +362,70 @@ def _read_p6(printed: Sequence[Any]) -> Values:
 
 # P8: hivemind ---------------------------------------------------------------------------------------------------------
 
+P8_QUICK = {"compute": "--rounds 2 --steps 2", "overhead": "--rounds 3 --steps 6 --microbatch 2"}
 P8 = [
-    Run(
-        f"benchmarks.baselines.hivemind_servers --output json {MODELS['compute']}",
-        "--rounds 2 --steps 2",
-        "--rounds 7 --steps 4",
-    )
+    Run(f"benchmarks.baselines.hivemind_servers --output json {shape}", P8_QUICK[model], "--rounds 7 --steps 4")
+    for model, shape in MODELS.items()
 ]
-P8_MEASURES = (
-    Measure("overlap", "tokens/s with overlap", "hivemind's expert servers", 1.8),
-    Measure("swarm", "tokens/s without overlap", "hivemind's expert servers"),
+P8_MEASURES = tuple(
+    measure
+    for model, text in MODEL_TEXTS.items()
+    for measure in (
+        Measure(f"{model}/overlap", f"tokens/s with overlap, {text}", "hivemind's expert servers", 1.8),
+        Measure(f"{model}/swarm", f"tokens/s without overlap, {text}", "hivemind's expert servers"),
+    )
 )
 
 
 def _read_p8(printed: Sequence[Any]) -> Values:
-    rounds = [_speeds(one) for one in printed[0]["rounds"]]
-    return {key: [one[key] / one["hivemind"] for one in rounds] for key in ("overlap", "swarm")}
+    values: Values = {}
+    for model, found in zip(MODEL_TEXTS, printed, strict=True):
+        for speeds in map(_speeds, found["rounds"]):
+            for way in ("overlap", "swarm"):
+                values.setdefault(f"{model}/{way}", []).append(speeds[way] / speeds["hivemind"])
+    return values
+
+
+# M, S: memory, safety -------------------------------------------------------------------------------------------------
+
+MEMORY = "benchmarks.measured.memory --output json"
+M = [
+    Run(f"{MEMORY} --microbatch 2", "--steps 2", "--steps 3"),
+    Run(f"{MEMORY} --microbatch 8 --microbatches 6", "--steps 1", "--steps 3"),
+]
+M_TEXTS = {"parameters": "parameters take as much as graphs", "graphs": "graphs take most"}
+M_MEASURES = tuple(
+    Measure(key, f"memory at the peak, worse of two stages, {text}", "what the job's tensors take", 1.3, at_most=True)
+    for key, text in M_TEXTS.items()
+)
+
+
+def _read_m(printed: Sequence[Any]) -> Values:
+    values: Values = {}
+    for key, found in zip(M_TEXTS, printed, strict=True):
+        values[key] = [max(one["training_ratio"] for one in found["taken"])]
+    return values
+
+
+OVERHEAD = "benchmarks.measured.overhead --output json"
+S = [
+    Run(f"{OVERHEAD} --reproducible", "--rounds 7", "--rounds 21"),
+    Run(OVERHEAD, "--rounds 7", "--rounds 21"),
+]
+S_TEXTS = {"reproducible": ("reproducible mode", "ordinary mode", 10.0), "safety": ("all of it", "without safety", 3.0)}
+S_MEASURES = tuple(
+    Measure(f"{key}/{figure}", f"{text} of a step, {mode}", against, aim, at_most=True, unit="%", digits=1)
+    for key, (mode, against, aim) in S_TEXTS.items()
+    for figure, text in (("time", "seconds"), ("processors", "processor time"))
+)
+
+
+def _read_s(printed: Sequence[Any]) -> Values:
+    values: Values = {}
+    for key, found in zip(S_TEXTS, printed, strict=True):
+        values[f"{key}/time"] = [100.0 * one["step"] for one in found["rounds"]]
+        values[f"{key}/processors"] = [100.0 * one["processors"] for one in found["rounds"]]
+    return values
 
 
 # C: codecs of averaging -----------------------------------------------------------------------------------------------
@@ -400,12 +473,21 @@ ROWS = (
     ),
     Row("P1M", "the same, modelled compute", P1M, _p1_measures(P1M_TEXTS), partial(_read_p1, P1M_TEXTS, [])),
     Row("P2", "unequal replicas", P2, P2_MEASURES, _read_p2, network=True),
-    Row("P3", "tokens per second over slow links", P3, _p3_measures(), _read_p3, network=True),
-    Row("P3M", "the same, modelled compute", P3M, _p3_measures(", modelled compute"), _read_p3, network=True),
+    Row("P3", "tokens per second over slow links", P3, _p3_measures(LINKS), partial(_read_p3, LINKS), network=True),
+    Row(
+        "P3M",
+        "the same, modelled compute",
+        P3M,
+        _p3_measures(P3M_LINKS, ", modelled compute"),
+        partial(_read_p3, P3M_LINKS),
+        network=True,
+    ),
     Row("P4", "the data plane", P4, P4_MEASURES, _read_p4),
     Row("P5", "an averaging round", P5, P5_MEASURES, _read_p5, network=True),
     Row("P6", "hops per second of one scheduler on one core", P6, P6_MEASURES, _read_p6),
     Row("P7", "deaths, a slow replica, a joiner", P7, P7_MEASURES, _read_p7),
     Row("P8", "hivemind", P8, P8_MEASURES, _read_p8),
+    Row("M", "memory of stage servers", M, M_MEASURES, _read_m),
+    Row("S", "what reproducible mode and safety cost", S, S_MEASURES, _read_s),
     Row("C", "codecs of averaging", C, C_MEASURES, _read_c, network=True),
 )

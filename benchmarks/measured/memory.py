@@ -114,6 +114,11 @@ def table(taken: Sequence[Taken]) -> Table:
     return shown
 
 
+def _shown(one: Taken) -> dict[str, object]:
+    ratios = {name: ratio(getattr(one, name), one.idle, one.needed) for name in ("training", "saving")}
+    return asdict(one) | {f"{name}_ratio": value for name, value in ratios.items()}
+
+
 def _mib(size_bytes: int) -> str:
     return f"{size_bytes / MIB:.0f}"
 
@@ -140,7 +145,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="swarm-memory-") as name:
         taken = measure(options, Path(name))
     if options.output == "json":
-        print(json.dumps({"options": vars(options), "taken": [asdict(one) for one in taken]}, indent=1))
+        print(json.dumps({"options": vars(options), "taken": [_shown(one) for one in taken]}, indent=1))
     else:
         Console(width=140).print(table(taken))
 

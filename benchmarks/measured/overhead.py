@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import math
 import os
 import sys
@@ -68,7 +69,7 @@ MECHANISMS = {
 
 def main() -> None:
     options = _options()
-    console = Console()
+    console = Console(stderr=options.output == "json")
     if options.parts:
         console.print(_parts_table(options, parts(options)))
         return
@@ -78,10 +79,13 @@ def main() -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="swarm-overhead-") as name:
         rounds = _measure(options, mutants, Path(name), console)
-    console.print(_table(rounds))
-    for mutant in mutants:
-        console.print(f"off: {mutant.name}, {MECHANISMS.get(mutant.name, mutant.mechanism)}")
-    console.print(f"load before and after: {load:.1f}, {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    if options.output == "json":
+        print(json.dumps({"load": load, "rounds": [_shares(*one) for one in rounds]}, indent=1))
+    else:
+        console.print(_table(rounds))
+        for mutant in mutants:
+            console.print(f"off: {mutant.name}, {MECHANISMS.get(mutant.name, mutant.mechanism)}")
+        console.print(f"load before and after: {load:.1f}, {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     for number, (product, without) in enumerate(rounds, 1):
         if not math.isclose(product.loss, without.loss, rel_tol=LOSS_TOLERANCE[options.dtype]):
             sys.exit(f"error: round {number}: the trees trained differently: {product.loss} and {without.loss}")
@@ -108,6 +112,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--microbatch", type=int, default=4, help="sequences per microbatch")
     parser.add_argument("--microbatches", type=int, default=8, help="per step")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each process")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
     return parser.parse_args()
 
 
@@ -263,6 +268,14 @@ def _parts_table(options: argparse.Namespace, found: Sequence[Part]) -> Table:
 def overhead(product: float, without: float) -> float:
     """How much more the product needs, as a share."""
     return product / without - 1
+
+
+def _shares(product: Timed, without: Timed) -> dict[str, float]:
+    """How much more time and processor time a step of the product takes, as shares."""
+    return {
+        "step": overhead(product.step_s, without.step_s),
+        "processors": overhead(product.cpu_s_per_step, without.cpu_s_per_step),
+    }
 
 
 def _table(rounds: Sequence[tuple[Timed, Timed]]) -> Table:
