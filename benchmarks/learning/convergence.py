@@ -32,7 +32,7 @@ from swarm.job.spec import JobSpec, parse_job
 from swarm.reference.trainer import Trained, train_local
 from swarm.text import counted
 
-STAGES, MICROBATCHES, SEQUENCES, LENGTH = 4, 8, 16, 64
+STAGES, MICROBATCHES, SEQUENCES, LENGTH, WIDTH = 4, 8, 16, 64, 64
 RATES = (2e-3, 4e-3)
 MARKS = ("<!-- measured -->", "<!-- end -->")
 
@@ -81,14 +81,14 @@ class Run:
         return next((share for share in shares if self.at(share) <= loss), None)
 
 
-def job(way: Way, seed: int, rate: float, steps: int, source: str) -> JobSpec:
+def job(way: Way, seed: int, rate: float, steps: int, source: str, width: int) -> JobSpec:
     """A small Llama that reads `source` through STAGES stages, so three cuts."""
-    values = small_llama(seed, rate, steps, source)
+    values = small_llama(seed, rate, steps, source, width)
     values["training"]["lookahead"] = way.lookahead
     return resolved(values | {"pipeline": {"stages": STAGES, "compression": "none"} | dict(way.pipeline)})
 
 
-def small_llama(seed: int, rate: float, steps: int, source: str) -> dict[str, Any]:
+def small_llama(seed: int, rate: float, steps: int, source: str, width: int = WIDTH) -> dict[str, Any]:
     """The values of a job file: a model of STAGES layers that learns the bytes of `source`."""
     return {
         "name": "convergence",
@@ -96,8 +96,8 @@ def small_llama(seed: int, rate: float, steps: int, source: str) -> dict[str, An
             "family": "llama",
             "dtype": "float32",
             "config": {
-                "hidden_size": 64,
-                "intermediate_size": 192,
+                "hidden_size": width,
+                "intermediate_size": 3 * width,
                 "num_hidden_layers": STAGES,
                 "num_attention_heads": 4,
                 "initializer_range": 0.05,
@@ -120,9 +120,9 @@ def resolved(values: dict[str, Any]) -> JobSpec:
     return resolve(parse_job(values), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=STAGES)
 
 
-def measure(way: Way, seed: int, rate: float, steps: int, source: str) -> Run:
+def measure(way: Way, seed: int, rate: float, steps: int, source: str, width: int) -> Run:
     """Train once."""
-    spec = job(way, seed, rate, steps, source)
+    spec = job(way, seed, rate, steps, source, width)
     return Run(trained(spec).losses, spec.sync_steps, spec.overlap)
 
 
@@ -195,6 +195,8 @@ def _share(share: float | None) -> str:
 def main() -> None:
     parser = parser_of(__doc__, seeds=3, steps=400)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--source", default=SOURCE, help="the text that is learned, as data.source of a job file")
+    parser.add_argument("--width", type=int, default=WIDTH, help="hidden size of the model")
     parser.add_argument("--short", action="store_true", help="leave out what is all late, and the codecs")
     parser.add_argument("--go-on", action="store_true", help="leave out runs that the file of --save has already")
     arguments = parsed(parser)
@@ -205,7 +207,7 @@ def main() -> None:
 
     def run(way: Way, rate: float, seed: int) -> Run:
         started_s = time.perf_counter()
-        made = measure(way, seed, rate, arguments.steps, SOURCE)
+        made = measure(way, seed, rate, arguments.steps, arguments.source, arguments.width)
         took_s = time.perf_counter() - started_s
         console.print(f"{way.name:24} {rate:g}  seed {seed}  {made.at(1.0):.4f}  {took_s:.0f} s", highlight=False)
         return made
