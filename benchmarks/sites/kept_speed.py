@@ -91,23 +91,30 @@ def commits_of(rows: Sequence[tuple[int, int, float]], spec: JobSpec, *, outer: 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Inner steps per second, and the seconds by which exchanges made the steps behind them longer, for each step."""
+    """Inner steps of an island in so many seconds, and by how much exchanges made the steps behind them longer."""
 
-    steps_per_s: float
-    exchanges_s: float
+    steps: int
+    seconds: float
+    added_s: Mapping[int, float]  # by inner step
 
     @property
-    def share(self) -> float:
-        """What exchanges took of the time."""
-        return self.exchanges_s * self.steps_per_s
+    def steps_per_s(self) -> float:
+        return self.steps / self.seconds
 
 
 def speed_of(commits_s: Sequence[float], first: int, steps: int, behind: Collection[int]) -> Speed:
-    """Of so many inner steps of an island from the `first` on; exchanges lie behind so many inner steps."""
+    """Of so many inner steps of an island from the `first` on; exchanges lie behind some inner steps."""
     took_s = {at: commits_s[at] - commits_s[at - 1] for at in range(first, first + steps)}
     usual_s = median(took_s.values())
-    exchanges_s = sum(each_s - usual_s for at, each_s in took_s.items() if at in behind)
-    return Speed(steps / sum(took_s.values()), exchanges_s / steps)
+    return Speed(steps, sum(took_s.values()), {at: each_s - usual_s for at, each_s in took_s.items() if at in behind})
+
+
+def exchanged(islands: Sequence[Speed]) -> tuple[float, float]:
+    """What exchanges took of the time of the island that they took most of, with the wait for the others; and without
+    it: of each exchange, what it took of the last island to come."""
+    most = max(sum(one.added_s.values()) / one.seconds for one in islands)
+    of_last_s = sum(min(one.added_s[at] for one in islands) for at in islands[0].added_s)
+    return most, of_last_s * len(islands) / sum(one.seconds for one in islands)
 
 
 class Modelled(Sites):
@@ -162,9 +169,8 @@ class Modelled(Sites):
             found = database.execute("select timeline, step, committed_unix_s from commits where job = ?", (job.id,))
             return commits_of(found.fetchall(), job.spec, outer=outer)
 
-    def measure(self, way: Way) -> tuple[float, float]:
-        """Train once: inner steps per second of both islands, an averaged step being one of each; and what exchanges
-        took of the time of the island that they took most of."""
+    def measure(self, way: Way) -> tuple[float, float, float]:
+        """Train once: inner steps per second of both islands, an averaged step being one of each; and `exchanged`."""
         self.slow(way.is_slow)
         job = self.start(way.mode, way.all_steps, dict(way.outer))
         self.until("the job ends", lambda: self.view(job).state in ("succeeded", "failed", "stalled"), RUN_S_MAX)
@@ -173,7 +179,7 @@ class Modelled(Sites):
         outer = outer_courses(job.spec)[0].outer if job.spec.has_outer_steps else ()
         behind = {at for one in outer for at in (one.captured, one.behind)}
         each = [speed_of(one, FIRST_STEPS, way.steps, behind) for one in self.commits(job).values()]
-        return sum(one.steps_per_s for one in each) * len(SITES) / len(each), max(one.share for one in each)
+        return sum(one.steps_per_s for one in each) * len(SITES) / len(each), *exchanged(each)
 
 
 @contextlib.contextmanager
@@ -188,18 +194,18 @@ def modelled_sites(options: argparse.Namespace) -> Iterator[Modelled]:
             yield sites
 
 
-def rows(found: Mapping[str, Sequence[tuple[float, float]]]) -> list[list[str]]:
+def rows(found: Mapping[str, Sequence[tuple[float, float, float]]]) -> list[list[str]]:
     """A row for each way: its speed against that alone, and what exchanges took; medians of the turns."""
     rows = []
     for name, turns in found.items():
-        kept = [speed / alone for (speed, _), (alone, _) in zip(turns, found[ALONE], strict=True)]
+        kept = [speed / alone for (speed, *_), (alone, *_) in zip(turns, found[ALONE], strict=True)]
         spread = f"{min(kept):.3f} to {max(kept):.3f} ({len(kept)})"
-        speed, share = (median(column) for column in zip(*turns, strict=True))
-        rows.append([name, f"{speed:.3f}", f"{median(kept):.3f}", spread, f"{share:.1%}"])
+        speed, share, of_last = (median(column) for column in zip(*turns, strict=True))
+        rows.append([name, f"{speed:.3f}", f"{median(kept):.3f}", spread, f"{share:.1%}", f"{of_last:.1%}"])
     return rows
 
 
-COLUMNS = ("way", "steps/s", "against alone", "least to most (turns)", "exchanges")
+COLUMNS = ("way", "steps/s", "against alone", "least to most (turns)", "exchanges", "of the last to come")
 
 
 def parser_of(text: str) -> argparse.ArgumentParser:
@@ -226,7 +232,7 @@ def main() -> int:
     options = parsed(parser)
     ways = [way for way in WAYS if way.name in (ALONE, *options.ways.split(";"))]
     kept, load = Kept(options.save), os.getloadavg()[0]
-    found: dict[str, list[tuple[float, float]]] = {way.name: [] for way in ways}
+    found: dict[str, list[tuple[float, float, float]]] = {way.name: [] for way in ways}
     with modelled_sites(options) as sites:
         for turn in range(options.turns):
             for way in ways:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sites.kept_speed import ALONE, COLUMNS, commits_of, rows, speed_of
+from benchmarks.sites.kept_speed import ALONE, COLUMNS, commits_of, exchanged, rows, speed_of
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from tests.support.simulated import small_spec
@@ -25,11 +25,18 @@ def test_what_an_exchange_adds_is_told_from_the_steps() -> None:
     commits_s = [0.0, 1.0, 2.0, 3.0, 5.0, 6.0, 7.0]  # an exchange behind four inner steps
     speed = speed_of(commits_s, 1, 6, {4})
     assert speed.steps_per_s == pytest.approx(6 / 7)
-    assert speed.share == pytest.approx(1 / 7)
-    assert speed_of(commits_s, 1, 6, ()).share == 0.0
+    assert exchanged([speed]) == pytest.approx((1 / 7, 1 / 7))
+    assert exchanged([speed_of(commits_s, 1, 6, ())]) == (0.0, 0.0)
+
+
+def test_the_last_island_to_come_to_an_exchange_waits_for_nobody() -> None:
+    first, last = [0.0, 1.0, 2.0, 3.0, 5.5, 6.5], [0.0, 1.2, 2.4, 3.6, 5.5, 6.7]
+    found = exchanged([speed_of(one, 1, 5, {4}) for one in (first, last)])
+    assert found == pytest.approx((1.5 / 6.5, 0.7 / 6.6), rel=0.01)
 
 
 def test_a_way_is_compared_with_the_islands_alone_in_the_same_turn() -> None:
-    found = rows({ALONE: [(2.0, 0.0), (4.0, 0.0), (3.0, 0.0)], "diloco": [(1.9, 0.1), (3.0, 0.02), (3.0, 0.03)]})
+    alone = [(2.0, 0.0, 0.0), (4.0, 0.0, 0.0), (3.0, 0.0, 0.0)]
+    found = rows({ALONE: alone, "diloco": [(1.9, 0.1, 0.01), (3.0, 0.02, 0.004), (3.0, 0.03, 0.006)]})
     assert [len(row) for row in found] == [len(COLUMNS)] * 2
-    assert found[1] == ["diloco", "3.000", "0.950", "0.750 to 1.000 (3)", "3.0%"]
+    assert found[1] == ["diloco", "3.000", "0.950", "0.750 to 1.000 (3)", "3.0%", "0.6%"]
