@@ -68,7 +68,7 @@ def test_each_island_has_its_stages_and_says_how_far_it_is(browser: Browser) -> 
 
 
 def test_prometheus_is_told_how_far_each_island_is(fleet: Cluster) -> None:
-    """The series of the dashboard's panel; a fleet without islands has none of them."""
+    """The series of the dashboard's panels; a fleet without islands has none of them."""
     url = f"http://{fleet.scheduler.ready['http']}/metrics"
     found = dict.fromkeys(("swarm_island_peers", "swarm_island_step", "swarm_island_outer_steps"), 0.0)
 
@@ -81,6 +81,8 @@ def test_prometheus_is_told_how_far_each_island_is(fleet: Cluster) -> None:
 
     until("both stage servers and an exchange are counted", told)
     assert found["swarm_island_step"] >= 2.0
+    told_too = {"swarm_island_state", "swarm_island_wait_seconds_total", "swarm_outer_exchange_seconds_bucket"}
+    assert told_too <= {one.name for family in text_string_to_metric_families(fetch(url)) for one in family.samples}
 
 
 def test_the_steps_of_each_island_are_drawn_with_its_outer_steps(browser: Browser) -> None:
