@@ -224,6 +224,27 @@ def test_a_replica_that_dies_while_it_goes_over_may_cost_the_new_island_but_noth
     assert faults(world.history, replace(world.shape, losses=1)) == []
 
 
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_stage_server_that_is_drained_while_it_goes_over_serves_no_island(has_left: bool) -> None:
+    """Nobody heard of it: it served the new island, and who had asked waited for ever."""
+    world = World(Shape(steps=12), 0)
+    play_until(world, lambda one: bool(one.database[1]))
+    lose(world, 1)
+    play_until(world, lambda one: bool(one.brain._divisions))
+    (division,), stays = world.brain._divisions, PeerId("i0-s1-0")
+    if has_left:
+        world.tell(inputs.PeerSuspect(stays, "silent"))  # so the other one of its stage cannot leave yet
+        play_until(world, lambda one: bool(division.arrived))
+    drained = PeerId("i0-s0-1")
+    assert drained in (division.arrived if has_left else division.awaited)
+    world.tell(inputs.AskToLeave(drained, "drained"))
+    world.tell(inputs.PeerBack(stays))
+    play_until(world, lambda one: one.replicas[drained].is_free)
+    assert not any(drained in pool for one in world.brain._roster.islands for pool in one.peers)
+    play_until(world, lambda one: one.over)
+    assert faults(world.history, replace(world.shape, losses=1)) == []
+
+
 def test_a_new_island_that_is_lost_before_it_trains_is_lost_once_more() -> None:
     world = World(Shape(replicas=2, steps=12), 0)
     play_until(world, lambda one: bool(one.database[1]))

@@ -118,9 +118,9 @@ class IslandsBrain:
             case inputs.PeerGone(peer=peer, reason=reason):
                 self._divisions.lost(peer)
                 return [*self._outer.lost(peer, reason, now_s), *self._told(peer, happened, now_s)]
+            case inputs.PeerSuspect(peer, reason) | inputs.AskToLeave(peer, reason) if self._divisions.lost(peer):
+                return self._release(peer, reason)
             case inputs.PeerSuspect(peer=peer, reason=reason):
-                if self._divisions.lost(peer):
-                    return self._release(peer, reason)
                 lost = self._outer.lost(peer, reason, now_s) if happened.session_lost else []
                 return [*lost, *self._told(peer, happened, now_s)]
             case inputs.Happened(peer=peer) | inputs.PeerBack(peer=peer) | inputs.AskToLeave(peer=peer):
