@@ -30,11 +30,13 @@ from tests.simulation.engine.islands import (
     Replica,
     Rows,
     Shape,
+    Summed,
     Trained,
     World,
     checkpoints_level,
     faults,
     islands_together,
+    microbatches_once,
     outer_weights_equal,
     play,
     portions_once,
@@ -371,6 +373,23 @@ def fewer(proposed: object) -> object:
     return replace(proposed, portions=proposed.portions[1:])
 
 
+def one_less(history: History) -> History:
+    """A microbatch is in no sum of those who averaged its stage."""
+    found = next(one for one in history if isinstance(one, Summed) and one.indexes)
+    less = replace(found, indexes=frozenset(sorted(found.indexes)[1:]))
+    return [less if one is found else one for one in history]
+
+
+def one_at_two(history: History) -> History:
+    """Two replicas of a stage have the same microbatch in what they averaged."""
+    for at, one in enumerate(history):
+        for other in history[at + 1 :] if isinstance(one, Summed) and one.indexes else ():
+            if isinstance(other, Summed) and (other.round, other.stage) == (one.round, one.stage):
+                twice = replace(other, indexes=other.indexes | one.indexes)
+                return [twice if each is other else each for each in history]
+    raise AssertionError("no two of one stage")
+
+
 def early(handed: object) -> object:
     assert isinstance(handed, HandedOver)
     return replace(handed, pending=(7,))
@@ -405,6 +424,8 @@ def ended_badly(history: History) -> History:
     ("checker", "doctor"),
     [
         (rows_in_order, without(Rows, 0)),
+        (microbatches_once, one_less),
+        (microbatches_once, one_at_two),
         (spans_tile, without(Proposed, 0)),
         (spans_tile, changed(Proposed, 1, fewer)),
         (portions_once, changed(Merged, 0, twice)),

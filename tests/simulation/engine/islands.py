@@ -12,6 +12,7 @@ what passed the door of the brain and what replicas did; checkers at the end of 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from scheduler.brain.inputs import EachIsland, Input, ReplicaRecord, Resumed, St
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.outputs import CommitRow, Fork, Output
 from scheduler.brain.settings import BrainSettings, SavingRules
+from scheduler.brain.watchdog import Over, Watchdog
 from swarm.events import (
     Accumulated,
     Averaged,
@@ -51,6 +53,7 @@ from swarm.messages import (
     Release,
     Route,
     SaveStage,
+    Void,
 )
 from swarm.types import JobId, JobState, OnStall, PeerId, Round, UnitName
 
@@ -80,12 +83,21 @@ class Shape:
     by_speed: bool = False  # shares of a step follow speed
     late: int = 0  # microbatches of a step that use weights one step old
     arrivals: int = 0  # a stage server starts at a site that lacks one; each island is at a site of its own
+    splits: int = 0  # one island and the others do not reach each other: one way or both, for a while or for good
+    freezes: int = 0  # an island answers nothing, though it is heard, for a while or for good
+    slow: int = 0  # of a hundred turns, those that the last island lets pass
+    still_s: float = 0.0  # limits.no_progress_s; 0: nobody looks
     fetch: int = 12  # turns of a joiner until it has a state; it begins anew with each newer version
 
     @property
     def microbatches(self) -> int:
         """Those of a step of the job, of which an island has a share."""
         return MICROBATCHES * self.islands
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether islands may be lost."""
+        return bool(self.losses or self.splits or self.freezes)
 
 
 # What happened -------------------------------------------------------------------------------------------------------
@@ -108,6 +120,19 @@ class Computed:
     stage: int
     step: int
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A replica averaged a unit of an inner step, with the gradients of these microbatches in its sum."""
+
+    peer: PeerId
+    timeline: int
+    stage: int
+    step: int
+    unit: UnitName
+    round: Round
+    indexes: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +209,20 @@ class GoesOn:
 
 
 @dataclass(frozen=True, slots=True)
+class Harmed:
+    """These stage servers answer nothing, or (`out`, `into`) their tensors do not reach others, or others' them."""
+
+    peers: frozenset[PeerId]
+    until_s: float
+    out: bool = False
+    into: bool = False
+
+    def cuts(self, sender: PeerId, receiver: PeerId) -> bool:
+        leaves, enters = (one in self.peers for one in (sender, receiver))
+        return (self.out and leaves and not enters) or (self.into and enters and not leaves)
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """How the job ended."""
 
@@ -219,6 +258,7 @@ class Replica:
     follows: int = -1  # the version that it fetches
     fetched: int = 0  # turns for that
     reports: int = 0
+    sums: dict[int, frozenset[int]] = field(default_factory=dict)  # the microbatches in the sum of each open step
     said: list[Committed] = field(default_factory=list)  # its newest commits, told again in a new session
 
     def hear(self, command: Command) -> None:
@@ -277,6 +317,9 @@ class World:
         self.writing: int | None = None  # the one that is being written
         self.written = 0  # of a thousand turns: those in which it is done
         self.is_asked = False
+        self.harms: list[Harmed] = []
+        self.watchdog = Watchdog(shape.still_s or math.inf, 0.0)
+        self.watchdog.begin(self.now_s)
         self.brain = self._brain()
         starts = tuple(
             Start(tuple(one.record for one in self.replicas.values() if one.island == island))
@@ -340,6 +383,7 @@ class World:
                     for row in rows:
                         self.database.setdefault(row.timeline, []).append(row)
                     self.forks |= {one.timeline % self.shape.islands: one for one in forks}
+                    self.watchdog.moved(self.now_s)
                     if shares:
                         self.shares.append((self.courses[0].inner_steps(rows[0].step), shares))
                     self.history.append(Rows(rows, forks, shares))
@@ -384,6 +428,7 @@ class World:
         """
         self.epoch, self.collecting, self.writing = self.epoch + 1, None, None
         asked: list[Input] = [inputs.Stop(JobState.PAUSED, "asked")] if self.is_asked else []
+        self.watchdog.begin(self.now_s)
         self.brain = self._brain()
         begins = []
         for island in range(self.shape.islands):
@@ -395,6 +440,7 @@ class World:
         self.replicas = {peer: one for peer, one in self.replicas.items() if one.island >= 0}  # joiners begin anew
         for one in self.replicas.values():
             one.commands.clear()
+            one.sums.clear()
         at_work = tuple(one if one.committed >= exchanged else None for one in begins)
         self.history += [Asked()] if asked else []  # islands that are settled first may have gone on
         for happened in (EachIsland(at_work), *asked, *told):
@@ -424,17 +470,61 @@ class World:
             self.write()
         if self.shape.arrivals and not self.over and self._strikes(self.shape.arrivals):
             self._arrive()
-        busy = sorted(peer for peer, one in self.replicas.items() if one.commands)
+        if (self.shape.splits or self.shape.freezes) and not self.over:
+            self._harm()
+        busy = sorted(peer for peer, one in self.replicas.items() if one.commands and not self._is_frozen(peer))
         if self.over:
             return
         if not busy or self._strikes(20):
-            self.now_s += 1.0
-            self.tell(inputs.Tick())
+            self.pass_time()
             return
         one = self.replicas[self.rng.choice(busy)]
+        if self.shape.slow and one.island == self.shape.islands - 1 and self._strikes(10 * self.shape.slow):
+            self.now_s += 0.1  # it computes
+            return
         event = self._answer(one, one.commands.popleft())
         if event is not None:
+            if isinstance(event, Saved | Loaded):
+                self.watchdog.moved(self.now_s)
             self.tell(inputs.Happened(one.record.peer, event))
+
+    def pass_time(self) -> None:
+        """A second passes, and nothing else happens; as a driver, look whether nothing moved for too long."""
+        self.now_s += 1.0
+        is_still = self.watchdog.over(self.now_s, self.brain.saves_again_s) is Over.STILL
+        self.tell(inputs.Stuck(self.shape.still_s) if is_still else inputs.Tick())
+
+    def _harm(self) -> None:
+        """An island is cut off from the others, or freezes, if all have begun, and no other one was harmed."""
+        islands = self.brain.present
+        held = {island: frozenset(p for p, one in self.replicas.items() if one.island == island) for island in islands}
+        is_harmed = any(one.until_s > self.now_s and one.peers & self._serving() for one in self.harms)
+        if (
+            is_harmed
+            or self.brain._divisions
+            or len(islands) < 2
+            or not all(self.database[island] for island in range(self.shape.islands))
+        ):
+            return
+        until_s = self.now_s + self.rng.choice([self.shape.still_s / 3, math.inf])
+        if self._strikes(self.shape.splits):
+            out, into = self.rng.choice([(True, False), (False, True), (True, True)])
+            self.harm(Harmed(held[self.rng.choice(islands)], until_s, out, into))
+        elif self._strikes(self.shape.freezes):
+            self.harm(Harmed(held[self.rng.choice(islands)], until_s))
+
+    def harm(self, harm: Harmed) -> None:
+        self.harms.append(harm)
+        self.history.append(harm)
+
+    def _serving(self) -> set[PeerId]:
+        return {peer for peer, one in self.replicas.items() if self.brain.island_of(peer) is not None}
+
+    def _is_frozen(self, peer: PeerId) -> bool:
+        return any(peer in one.peers and not (one.out or one.into) for one in self.harms if one.until_s > self.now_s)
+
+    def _reaches(self, sender: PeerId, receiver: PeerId) -> bool:
+        return not any(one.cuts(sender, receiver) for one in self.harms if one.until_s > self.now_s)
 
     def stop(self) -> None:
         """A person asks for a pause, once all islands have begun; not while one is asked for."""
@@ -478,9 +568,11 @@ class World:
                    for other in self.replicas.values()) > 1
         ]  # fmt: skip
         if peers:
-            peer = self.rng.choice(peers)
-            del self.replicas[peer]
-            self.tell(inputs.PeerGone(peer, "killed"))
+            self.kill(self.rng.choice(peers))
+
+    def kill(self, peer: PeerId) -> None:
+        del self.replicas[peer]
+        self.tell(inputs.PeerGone(peer, "killed"))
 
     def _arrive(self) -> None:
         """A stage server starts at a site that has lost one, and joins if the job takes it in."""
@@ -510,14 +602,18 @@ class World:
         if one.fetched < self.shape.fetch:
             one.commands.append(follow)
             return None
-        donors = (self.replicas[hop.peer] for hop in follow.donors if hop.peer in self.replicas)
-        donor = next((donor for donor in donors if donor.version == follow.version), None)
+        donor = next((donor for donor in self._donors(one, follow) if donor.version == follow.version), None)
         if donor is None:
             return None  # it hears of a newer version
         one.version, one.first, one.start = donor.version, donor.version, donor.digest
         one.pending, one.held, one.theta = donor.pending, donor.held, Counter(donor.theta)
         one.timeline, one.course, one.reports = donor.timeline, donor.course, one.reports + 1
         return self._loaded(one)
+
+    def _donors(self, one: Replica, command: Follow | Commit) -> list[Replica]:
+        """Those whom the replica may ask, and who answer."""
+        peers = (hop.peer for hop in command.donors if hop.peer in self.replicas and not self._is_frozen(hop.peer))
+        return [self.replicas[peer] for peer in peers if self._reaches(peer, one.record.peer)]
 
     def _answer(self, one: Replica, command: Command) -> Event | None:
         """What the replica says, if anything."""
@@ -545,10 +641,14 @@ class World:
                 assert len(used) <= 1, f"{microbatch} uses weights {version}"
                 assert not any(map(self.courses[one.island].is_outer, used)), f"{microbatch} is late behind a merge"
                 self.history.append(Computed(one.timeline, stage, microbatch.step, microbatch.index))
+                one.sums[microbatch.step] = one.sums.get(microbatch.step, frozenset()) | {microbatch.index}
                 return Accumulated(microbatch, stage, hops[stage].attempt, True, 1.0, 0.1, 0.2, 0.0)
             case Average(timeline=timeline, step=step, unit=unit, round=number) if step >= one.version:
                 norms = (ParameterNorm(f"w of {unit}", 1.0),)
+                self.history.append(Summed(peer, timeline, stage, step, unit, number, one.sums.get(step, frozenset())))
                 return Averaged(timeline, step, unit, number, f"mean {step}", norms, 0.1)
+            case Void(step=step):
+                one.sums.pop(step, None)
             case Exchange():
                 return self._exchange(one, command)
             case Commit(step=step) if step == one.version:
@@ -581,7 +681,9 @@ class World:
         total = Counter[int]()
         for envoy in command.envoys:
             other = self.replicas.get(envoy.peer)
-            if other is None or not other.is_ready(step) or self._strikes(self.shape.failures):
+            fails = other is None or not other.is_ready(step) or self._strikes(self.shape.failures)
+            reaches = all(self._reaches(*way) for way in ((peer, envoy.peer), (envoy.peer, peer)))
+            if other is None or (envoy.timeline != command.timeline and (fails or not reaches)):
                 return RoundFailed(command.timeline, step, unit, number, "no proposal came", envoy.peer)
             if envoy.tokens:
                 total.update(other.proposes(step))
@@ -600,8 +702,7 @@ class World:
             number = next(made.round for made in command.rounds if made.unit == own)
             held, total = one.means.get((step, own), (None, Counter[int]()))
             if held != number:
-                donors = [self.replicas[hop.peer] for hop in command.donors if hop.peer in self.replicas]
-                record = next((donor.log[step] for donor in donors if step in donor.log), None)
+                record = next((donor.log[step] for donor in self._donors(one, command) if step in donor.log), None)
                 if record is None:
                     one.commands.appendleft(command)  # asked again, as long as that takes
                     return None
@@ -614,6 +715,7 @@ class World:
             portion = one.course.at(step).portion
             one.pending = (*one.pending, *numbers(portion, one.course))
             self.history.append(Trained(peer, one.timeline, stage, step, portion))
+            one.sums.pop(step, None)
         one.version = command.version
         captured = one.course.captured(one.version)
         one.held = (*one.held, *(n for n in one.pending if one.fragment_of(n) in captured))
@@ -695,8 +797,27 @@ def rows_in_order(history: History, shape: Shape) -> Iterator[str]:
     took_part = exchanges(history, shape).get(last - 1, {})
     if not took_part:
         yield "E1 no island made the last step"
-    if not shape.losses and len(took_part) < shape.islands:
+    if not shape.may_lose and len(took_part) < shape.islands:
         yield f"E1 only {sorted(took_part)} made the last step, and nobody was lost"
+
+
+def microbatches_once(history: History, shape: Shape) -> Iterator[str]:
+    """E1: what each stage averaged for a step that was committed counts each microbatch of the island's share once."""
+    held = {0: (MICROBATCHES,) * shape.islands}  # shares by the version from which on, if they follow speed
+    summed: dict[tuple[int, int, UnitName, Round], list[tuple[int, int]]] = {}
+    for one in history:
+        if isinstance(one, Summed):
+            of = summed.setdefault((one.timeline, one.step, one.unit, one.round), [])
+            of += [(one.stage, index) for index in one.indexes]
+        for row in one.rows if isinstance(one, Rows) else ():
+            course = course_of(shape, row.timeline % shape.islands)
+            share = held[course.outer_before(row.step) if shape.by_speed else 0][row.timeline % shape.islands]
+            for unit, made in () if course.is_outer(row.step) else row.rounds.items():
+                found = sorted(summed.get((row.timeline, row.step, unit, made), []))
+                if found != [(stage, index) for stage in UNITS[unit] for index in range(share)]:
+                    yield f"E1 timeline {row.timeline} averaged (stage, microbatch) {found} of {unit} for {row.step}"
+            if course.is_outer(row.step):
+                held[row.step + 1] = one.shares or (0,) * shape.islands
 
 
 def spans_tile(history: History, shape: Shape) -> Iterator[str]:
@@ -805,7 +926,7 @@ def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
         parts = {(one.island, one.stage): (one.pending, one.theta) for one in before if isinstance(one, HandedOver)}
         expected = tuple((portion, 1) for portion in counting_up_to(history[:number], shape, kept.steps))
         took_part = exchanges(history[:number], shape).get(course_of(shape, 0).version_after(kept.steps) - 1, {})
-        least, lives = 1 if shape.losses else len(took_part), begun(history[:number], shape)
+        least, lives = 1 if shape.may_lose else len(took_part), begun(history[:number], shape)
         in_order = sorted(took_part, key=lambda timeline: timeline % shape.islands)
         wanted = {
             (island, stage): (pending(shape, lives, timeline, kept.steps), expected)
@@ -861,6 +982,7 @@ def succeeds(history: History, shape: Shape) -> Iterator[str]:
 
 CHECKERS: tuple[Checker, ...] = (
     rows_in_order,
+    microbatches_once,
     spans_tile,
     portions_once,
     outer_weights_equal,
