@@ -34,6 +34,7 @@ from scheduler.brain.islands.outer_steps import OuterSteps
 from scheduler.brain.islands.pacing import Pacing
 from scheduler.brain.islands.parity import OuterWeights
 from scheduler.brain.islands.roster import Roster
+from scheduler.brain.islands.standstill import given_up
 from scheduler.brain.islands.translation import of_job
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, DropCheckpoint, EnterState, Fail, Finish, Note, Output, Stopped
@@ -321,9 +322,7 @@ class IslandsBrain:
         """End the job and release everybody; the first end stands."""
         self._is_over = True
         released = [one for island in self._roster.islands for one in island.step(inputs.Cancel(reason), now_s)]
-        released += [
-            one for division in self._divisions for peer in division.arrived for one in self._release(peer, reason)
-        ]
+        released += [one for each in self._divisions for peer in each.arrived for one in self._release(peer, reason)]
         return [*(one for one in released if not isinstance(one, Stopped)), end]
 
     # Saving and stopping ---------------------------------------------------------------------------------------------
@@ -394,14 +393,11 @@ class IslandsBrain:
         """Nothing has moved for long: end the job, unless it waits for a checkpoint, or for guests."""
         if told := self._guests.waited_in_vain(happened.for_s, now_s):
             return [Note("warning", told)]
-        islands = self._roster.at_work()
-        if all(one.saves_only for one in islands.values()):
-            owing = [number for number, one in islands.items() if one.owes_parts]
+        if found := given_up(self._roster, self._outer, happened.for_s, now_s):
+            return [one for number, told in found.items() for one in self._give_up(number, told, now_s)]
+        if all(one.saves_only for one in self._roster.at_work().values()):
+            owing = [number for number, one in self._roster.at_work().items() if one.owes_parts]
             return self._tell((owing or [self._checkpoints.first])[0], happened, now_s)
-        behind = [number for number, one in islands.items() if one.outer_step is None]
-        if 0 < len(behind) <= len(islands) - self._roster.least:
-            told = f"no step was committed for {happened.for_s:g} s, and the other islands wait"
-            return [one for number in behind for one in self._give_up(number, told, now_s)]
         end = stuck(self.settings.job, happened.for_s, self.waiting_for(), self.settings.on_stall, self._told_to_stop)
         return self._end(end, "nothing moved", now_s)
 
@@ -423,7 +419,7 @@ class IslandsBrain:
         if exchanged is None:
             return decided
         self._guests.exchanged()
-        told = [one for island in self.present for one in self._tell(island, exchanged, now_s)]
+        told = self._tell_all(exchanged, now_s)
         rows = [row for one in told if isinstance(one, outputs.WriteRows) for row in one.rows]
         decided += [one for one in told if not isinstance(one, outputs.WriteRows)]
         assert len(rows) == len(self.present), "each island at work commits the outer step"
@@ -455,8 +451,8 @@ class IslandsBrain:
         """The others go on without an island: what it had trained since the last exchange does not count."""
         self._roster.lose(island, told)
         trained = "the others go on; what it has trained since the last exchange is left out"
-        decided: list[Output] = [Note("warning", f"island {island} is lost: {told}; {trained}")]
-        decided += self._outer.begin_again(f"island {island} is lost")
+        note = Note("warning", f"island {island} is lost: {told}; {trained}")
+        decided = [note, *self._outer.begin_again(f"island {island} is lost")]
         if (version := self._checkpoints.lose(island)) is not None:
             drop = DropCheckpoint(version, "peer", f"island {island} was lost before it was kept")
             decided += self._drop(drop, now_s, anew=True)

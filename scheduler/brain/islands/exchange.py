@@ -49,6 +49,9 @@ class _UnitRound:
     disputes: int = 0
     retry_s: float = -math.inf
     trouble: str = ""
+    began_s: float = -math.inf  # the present round
+    told: dict[Round, tuple[Envoy, ...]] = field(default_factory=dict)  # who was in which round
+    apart: dict[Round, dict[frozenset[int], str]] = field(default_factory=dict)  # timelines: which envoys said what
 
     @property
     def is_complete(self) -> bool:
@@ -56,6 +59,13 @@ class _UnitRound:
 
     def missing(self) -> list[PeerId]:
         return [one.peer for one in self.envoys if one.peer not in self.reports]
+
+    def note(self, peer: PeerId, event: RoundFailed) -> None:
+        """An envoy accuses one of another island; also once the round was given up, for what another one said."""
+        of = {envoy.peer: envoy.timeline for envoy in self.told[event.round]}
+        pair = frozenset((of[peer], of.get(PeerId(event.accused), of[peer])))
+        if len(pair) > 1:
+            self.apart.setdefault(event.round, {})[pair] = f"{peer} says {event.reason}"
 
 
 class Exchanging:
@@ -81,7 +91,8 @@ class Exchanging:
         for unit, one in self._rounds.items():
             envoys = self._envoys(unit, one.failures, known)
             if one.round is None and one.retry_s <= now_s and envoys:
-                one.round, one.envoys, one.reports = self._next, envoys, {}
+                one.round, one.envoys, one.reports, one.began_s = self._next, envoys, {}, now_s
+                one.told[one.round] = envoys
                 self._next = Round(self._next.epoch, self._next.number + 1)
                 outputs += [Send(envoy.peer, self._command(unit, one.round, envoys, envoy)) for envoy in envoys]
         return outputs
@@ -104,7 +115,10 @@ class Exchanging:
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> list[Output]:
         """An envoy could not exchange: again after a pause, with other envoys if there are any."""
         one = self._rounds.get(event.unit)
-        if one is None or one.round != event.round or all(envoy.peer != peer for envoy in one.envoys):
+        if one is None or all(envoy.peer != peer for envoy in one.told.get(event.round, ())):
+            return []
+        one.note(peer, event)
+        if one.round != event.round:
             return []
         accuses = f" (accuses {event.accused})" if event.accused else ""
         return self._again(event.unit, f"{peer} says {event.reason}{accuses}", now_s)
@@ -138,6 +152,21 @@ class Exchanging:
         ]
         is_finite = math.isfinite(squared)
         return Exchanged(self.step, tuple(rounds), not is_finite, math.sqrt(squared) if is_finite else 0.0)
+
+    def apart(self) -> dict[frozenset[int], str]:
+        """The timelines of islands that did not reach each other in a third of the rounds, and what envoys said."""
+        found: dict[frozenset[int], str] = {}
+        for one in self._rounds.values():
+            failed = [] if one.is_complete else list(one.apart.values())
+            often = Counter(pair for said in failed for pair in said)
+            found |= {pair: said[pair] for said in failed for pair in said if 3 * often[pair] >= len(failed)}
+        return found
+
+    def silent(self, now_s: float) -> set[int]:
+        """The timelines of envoys that have said nothing of a round that must be over, where another has the mean."""
+        late = [one for one in self._rounds.values() if one.round and one.began_s + self._timeout_s <= now_s]
+        open_ = [one for one in late if one.reports]
+        return {envoy.timeline for one in open_ for envoy in one.envoys if envoy.peer not in one.reports}
 
     def retries_s(self) -> list[float]:
         return [one.retry_s for one in self._rounds.values() if one.round is None]

@@ -89,6 +89,18 @@ class OuterSteps:
         self._round, self._exchanging = self._exchanging.next_round, None
         return [one for one in aborts if not isinstance(one, Send) or one.peer in self._roster.island_of]
 
+    def apart(self) -> dict[frozenset[int], str]:
+        """The islands that lately did not reach each other, by two, and what their envoys said."""
+        found = {} if self._exchanging is None else self._exchanging.apart()
+        return {frozenset(map(self._island, pair)): said for pair, said in found.items()}
+
+    def silent(self, now_s: float) -> set[int]:
+        """The islands whose envoys say nothing of a round of which others have the mean."""
+        return set() if self._exchanging is None else set(map(self._island, self._exchanging.silent(now_s)))
+
+    def _island(self, timeline: int) -> int:
+        return timeline % len(self._roster.islands)
+
     def retries_s(self) -> list[float]:
         return [] if self._exchanging is None else self._exchanging.retries_s()
 

@@ -163,3 +163,50 @@ def test_news_of_other_rounds_and_of_others_than_envoys_change_nothing() -> None
     assert made.averaged(PeerId("i0s0r1"), answer(command), 0.0) == []
     assert made.failed(PeerId("i0s0r1"), RoundFailed(4, STEP, S0, command.round, "no", ""), 0.0) == []
     assert made._rounds[S0].reports == {}
+
+
+def says(made: Exchanging, unit: UnitName, peer: str, accused: str, now_s: float) -> None:
+    """An envoy of the newest round of a unit accuses another."""
+    number = max(made._rounds[unit].told)
+    timeline = 4 + int(peer[1])
+    made.failed(PeerId(peer), RoundFailed(timeline, STEP, unit, number, "no proposal came", accused), now_s)
+
+
+def test_who_did_not_reach_whom_is_known_of_all_envoys_of_a_round_that_failed() -> None:
+    """The first that speaks ends the round, and of what others say later nothing was known."""
+    made = Exchanging(STEP, UNITS, Round(1, 1), 5.0)
+    made.begin(delegations(3, 1), 0.0)
+    assert made.apart() == {}
+    for envoy, accused in (("i0s0r0", "i2s0r0"), ("i1s0r0", "i2s0r0"), ("i2s0r0", "i0s0r0")):
+        says(made, S0, envoy, accused, 5.0)
+    assert made.apart() == {
+        frozenset((4, 6)): "i2s0r0 says no proposal came",
+        frozenset((5, 6)): "i1s0r0 says no proposal came",
+    }
+
+
+def test_what_failed_in_few_rounds_does_not_count() -> None:
+    made = Exchanging(STEP, UNITS, Round(1, 1), 5.0)
+    for number in range(4):
+        made.begin(delegations(3, 1), 100.0 * number)
+        says(made, S0, "i0s0r0", "i2s0r0" if number else "i1s0r0", 100.0 * number + 5.0)
+    assert set(made.apart()) == {frozenset((4, 6))}
+
+
+def test_an_envoy_that_accuses_nobody_of_another_island_tells_of_no_link() -> None:
+    made, _ = begun()
+    for accused in ("", "i0s0r0", "somebody"):
+        made.begin(delegations(), 100.0)
+        says(made, S0, "i0s0r0", accused, 5.0)
+        made._rounds[S0].retry_s = 0.0
+    assert made.apart() == {}
+
+
+def test_an_envoy_is_silent_once_its_round_must_be_over_and_another_has_the_mean() -> None:
+    made, sent = begun()
+    assert made.silent(100.0) == set(), "nobody has it"
+    made.averaged(PeerId("i0s0r0"), answer(sent[S0, PeerId("i0s0r0")]), 1.0)
+    assert made.silent(4.9) == set()
+    assert made.silent(5.0) == {5}
+    made.averaged(PeerId("i1s0r0"), answer(sent[S0, PeerId("i1s0r0")]), 6.0)
+    assert made.silent(100.0) == set()

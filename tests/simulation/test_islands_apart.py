@@ -1,0 +1,181 @@
+"""Islands that do not reach each other, answer nothing or are slow: the others go on, and nothing counts twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from swarm.types import PeerId
+from tests.simulation.engine.islands import Ended, Harmed, History, Rows, Shape, World, exchanges, faults, play
+
+STILL_S = 60.0
+SPLIT = Shape(islands=3, steps=12, splits=10, still_s=STILL_S)
+FROZEN = Shape(islands=3, steps=12, freezes=10, still_s=STILL_S)
+SLOW = Shape(steps=12, slow=80, deaths=3, failures=20, restarts=3)
+
+
+def streaming(shape: Shape) -> Shape:
+    return replace(shape, steps=18, lease=6, fragments=2, overlap=2, late=1)
+
+
+def by_speed(shape: Shape) -> Shape:
+    return replace(shape, by_speed=True)
+
+
+def hard(shape: Shape) -> Shape:
+    return replace(shape, replicas=4, steps=16, every=4, deaths=3, failures=10, restarts=3, refusals=50)
+
+
+SHAPES = {
+    "split": SPLIT,
+    "split-streaming": streaming(SPLIT),
+    "split-by-speed": by_speed(SPLIT),
+    "split-hard": hard(SPLIT),
+    "frozen": FROZEN,
+    "frozen-streaming": streaming(FROZEN),
+    "frozen-by-speed": by_speed(FROZEN),
+    "frozen-hard": hard(FROZEN),
+    "slow": SLOW,
+    "slow-streaming": streaming(SLOW),
+    "slow-by-speed": by_speed(SLOW),
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_job_goes_on_and_all_counts_once(shape: Shape, seed: int) -> None:
+    assert faults(play(shape, seed), shape) == []
+
+
+def test_the_harms_are_done() -> None:
+    """Otherwise the claim above would be about nothing."""
+    splits = [play(SPLIT, seed) for seed in range(8)]
+    ways = {(one.out, one.into) for history in splits for one in history if isinstance(one, Harmed)}
+    assert ways == {(True, False), (False, True), (True, True)}
+    assert len({one.until_s == math.inf for history in splits for one in history if isinstance(one, Harmed)}) == 2
+    for shape in (SPLIT, FROZEN, streaming(SPLIT), streaming(FROZEN)):
+        assert any(len(rows) < 3 for seed in range(2) for rows in exchanges(play(shape, seed), shape).values())
+
+
+def test_a_slow_island_trains_less_of_each_step_where_shares_follow_speed() -> None:
+    shape = replace(by_speed(SLOW), deaths=0, failures=0, restarts=0)
+    last = [[one.shares for one in play(shape, seed) if isinstance(one, Rows) and one.shares][-1] for seed in range(8)]
+    assert sum(first > second for first, second in last) > 4
+
+
+# Single stories ------------------------------------------------------------------------------------------------------
+
+BOTH_WAYS = {"out": True, "into": True}
+
+
+def apart(
+    shape: Shape, far: Callable[[PeerId], bool], until_s: float = math.inf, **ways: bool
+) -> tuple[World, list[str]]:
+    """Play to the end; stage servers that are `far` do not reach others from the start. What people are told."""
+    world, notes = World(replace(shape, splits=0), 0), []
+    carry_out = world._carry_out
+
+    def listening(output: object, decided: object) -> None:
+        notes.append(str(output))
+        carry_out(output, decided)  # type: ignore[arg-type]
+
+    world._carry_out = listening  # type: ignore[assignment]
+    world.harm(Harmed(frozenset(filter(far, world.replicas)), until_s, **(ways or BOTH_WAYS)))
+    while not world.over:
+        world.turn()
+    return world, notes
+
+
+def of_island(*numbers: int) -> Callable[[PeerId], bool]:
+    return lambda peer: int(peer[1]) in numbers
+
+
+def took_part(history: History, shape: Shape) -> list[list[int]]:
+    return [sorted(rows) for _, rows in sorted(exchanges(history, shape).items())]
+
+
+@pytest.mark.parametrize("ways", [BOTH_WAYS, {"out": True}, {"into": True}])
+@pytest.mark.parametrize("shape", [SPLIT, streaming(SPLIT)])
+@pytest.mark.parametrize("far", [0, 1, 2])
+def test_an_island_that_cannot_exchange_is_left_out(far: int, shape: Shape, ways: dict[str, bool]) -> None:
+    """The whole job stalled and began again, with the same island, until it failed."""
+    shape = replace(shape, replicas=1)
+    world, notes = apart(shape, of_island(far), **ways)
+    rest = sorted({0, 1, 2} - {far})
+    assert took_part(world.history, shape) == [rest] * len(exchanges(world.history, shape))
+    assert faults(world.history, shape) == []
+    (told,) = [one for one in notes if f"island {far} is lost: " in one]
+    assert "it could not exchange with island " in told
+    assert "says no proposal came" in told
+    assert "raise averaging.timeout_s if it is only slow" in told
+
+
+def test_of_two_islands_that_do_not_reach_each_other_the_first_goes_on() -> None:
+    shape = replace(SPLIT, islands=2, replicas=1)
+    world, _ = apart(shape, of_island(0))
+    assert took_part(world.history, shape) == [[0]] * 6
+    assert faults(world.history, shape) == []
+
+
+def test_of_two_islands_that_do_not_reach_each_other_the_one_with_more_stage_servers_goes_on() -> None:
+    shape = replace(SPLIT, islands=2, replicas=2)
+    world = World(replace(shape, splits=0), 0)
+    world.harm(Harmed(frozenset(filter(of_island(0), world.replicas)), math.inf, out=True, into=True))
+    world.kill(PeerId("i0-s0-0"))
+    while world.brain.present == (0, 1):
+        world.turn()
+    assert world.brain.present == (1,)
+    while not world.over:
+        world.turn()
+    assert faults(world.history, shape) == []
+
+
+def test_of_two_sites_with_two_islands_each_those_of_one_go_on() -> None:
+    shape = replace(SPLIT, islands=4, replicas=1)
+    world, _ = apart(shape, of_island(2, 3))
+    assert took_part(world.history, shape) == [[0, 1]] * 6
+    assert faults(world.history, shape) == []
+
+
+def test_islands_that_reach_each_other_again_in_time_go_on_together() -> None:
+    world, _ = apart(SPLIT, of_island(1), STILL_S / 2)
+    assert took_part(world.history, SPLIT) == [[0, 1, 2]] * 6
+    assert faults(world.history, SPLIT) == []
+
+
+def test_a_job_that_is_to_have_all_its_islands_stalls_until_they_reach_each_other() -> None:
+    world, _ = apart(replace(SPLIT, least=3), of_island(1))
+    ended = world.history[-1]
+    assert isinstance(ended, Ended)
+    assert ended.state == "stalled"
+    assert "waits for the exchange between islands" in ended.reason
+
+
+def test_an_island_whose_envoys_say_nothing_is_left_out() -> None:
+    """Its stage servers are heard, and answer nothing any more; others had the mean, and waited for its word."""
+    world = World(replace(FROZEN, freezes=0), 0)
+    while world.brain._roster.outer_step is None:
+        world.turn()
+    world.harm(Harmed(frozenset(filter(of_island(1), world.replicas)), math.inf))
+    while world.brain.present == (0, 1, 2):
+        world.turn()
+    assert world.brain.present == (0, 2)
+    while not world.over:
+        world.turn()
+    assert faults(world.history, FROZEN) == []
+
+
+def test_an_island_that_does_not_hand_over_its_part_of_the_last_checkpoint_is_left_out() -> None:
+    """The job failed, as its final weights could not be saved, though the other islands had handed them over."""
+    shape = replace(FROZEN, replicas=1)
+    world = World(replace(shape, freezes=0), 0)
+    while not all(one.saves_only for one in world.brain._roster.islands):
+        world.turn()
+    world.harm(Harmed(frozenset(filter(of_island(0), world.replicas)), math.inf))
+    while not world.over:
+        world.turn()
+    assert faults(world.history, shape) == []
+    assert world.brain.present == (1, 2)
