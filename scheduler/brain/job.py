@@ -153,7 +153,7 @@ class JobBrain:
     @property
     def due_s(self) -> float:
         """When the next Tick is due if nothing happens before; infinity if never."""
-        state, times_s = self._state, self._parts.rounds.retries_s()
+        state, times_s = self._state, [*self._parts.rounds.retries_s(), *self._parts.saves.times_s()]
         if state.mode is Mode.GATHERING and state.census is not None:
             times_s.append(state.census.deadline_s)
         if state.mode is Mode.RUNNING:
@@ -161,7 +161,6 @@ class JobBrain:
             times_s += [*self._parts.checks.times_s(), *self._parts.means.times_s(), *self._parts.recounts.times_s()]
         if state.mode is Mode.SAVING:
             times_s.append(self._parts.saving.again_s)
-        times_s += self._parts.saves.times_s()
         return min((time_s for time_s in times_s if time_s > self._now_s), default=math.inf)
 
     def portion_of(self, timeline: int, step: int) -> int:
@@ -261,10 +260,13 @@ class JobBrain:
         """Those of an island that begins as a copy of this one."""
         return self._parts.saving.of_copy
 
+    def awaits(self, peer: PeerId) -> bool:
+        """Whether the job cannot go on before the peer has loaded its stage; it waits for nobody who joins."""
+        return self.mode in (Mode.LOADING, Mode.GATHERING) and peer in self._parts.loading.missing()
+
     def is_joining(self, peer: PeerId) -> bool:
         """Whether the peer still fetches state, or needs something that only other replicas of its stage have."""
-        pool = self._state.pool
-        return peer in self._state.joiners or (peer in pool and pool[peer].needs_donors)
+        return peer in self._state.joiners or (peer in self._state.pool and self._state.pool[peer].needs_donors)
 
     def outstanding(self, peer: PeerId) -> int:
         """Hops that the peer was given and has not finished."""

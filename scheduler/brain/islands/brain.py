@@ -224,6 +224,10 @@ class IslandsBrain:
         """The island that a peer serves, or joins; None if it is not known here."""
         return self._roster.island_of.get(peer)
 
+    def awaits(self, peer: PeerId) -> bool:
+        serves = self._roster.serves(peer)
+        return peer in self._guests.awaited or (serves is not None and serves.awaits(peer))
+
     def is_joining(self, peer: PeerId) -> bool:
         serves = self._roster.serves(peer)
         return serves is not None and serves.is_joining(peer)

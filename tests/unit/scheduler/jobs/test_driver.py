@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler.brain.inputs import PeerBack, PeerSuspect, ReplicaRecord, RowDurable, Start, Tick
+from scheduler.brain.inputs import Join, PeerBack, PeerSuspect, ReplicaRecord, RowDurable, Start, Tick
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Effect, EvaluationRow, Finish, Output, WriteCommit
 from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver
 from swarm.data.batches import Batches, TokenData
+from swarm.errors import NoProgress
+from swarm.events import Loaded
 from swarm.job.spec import TrainingSection
-from swarm.messages import Average, Command, Route
+from swarm.messages import Average, Command, LoadStage, Route
 from swarm.types import Microbatch, PeerId
-from tests.support.brain import A, C, Swarm
+from tests.support.brain import JOB, A, C, Swarm
 from tests.support.shifted_course import PORTIONS_AHEAD, RATE_STEPS_AHEAD, ShiftedCourse
 from tests.support.sim import loop as sim
 
@@ -182,3 +184,34 @@ def test_an_alarm_that_was_put_off_rings_when_it_is_due_and_one_that_was_brought
     looked_s, alarms = sim.run(main(), seed=0)
     assert looked_s == pytest.approx([15.0, 28.0])
     assert alarms < 10, "50 inputs need no alarm each"
+
+
+def test_stage_servers_that_join_again_and_again_do_not_hide_that_the_job_hangs() -> None:
+    """Whatever any stage server loaded put off the limit, so a job, or an island, that hung was never given up."""
+    swarm = Swarm({A: 0, C: 1})
+    swarm.answer(LoadStage)
+    driver = JobDriver(swarm.brain, None, Hanging(), Watchdog(60.0, 0.0))  # type: ignore[arg-type]
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began_s, ends = loop.time(), asyncio.ensure_future(driver.run(Tick()))  # type: ignore[arg-type]
+        for number in range(1, 10):
+            await asyncio.sleep(20.0)
+            newcomer = PeerId(f"new-{number}")
+            driver.tell(Join(ReplicaRecord(newcomer, 1, "", 0)))
+            driver.on_event(newcomer, Loaded(JOB, 0, 0, 0, "start", (), join=number))
+            driver.on_event(A, Loaded(JOB, 0, 0, 0, "start", ()))  # told again, in a new session
+        assert (await ends).error_code == NoProgress.code
+        return loop.time() - began_s
+
+    assert sim.run(main(), seed=1, limit_s=1e6) < 200.0
+
+
+class Hanging:
+    """Effects of which nothing comes."""
+
+    def send(self, peer: PeerId, command: Command) -> None:
+        pass
+
+    def carry_out(self, output: Effect) -> None:
+        pass

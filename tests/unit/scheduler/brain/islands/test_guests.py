@@ -76,6 +76,20 @@ def test_a_site_that_was_lost_comes_back_though_an_island_makes_many_steps_while
     assert took_part.count(1) <= 2, "the first exchange behind the loss, and the one that waited"
 
 
+def test_the_job_waits_for_the_guests_of_an_exchange_and_for_nobody_else_who_joins() -> None:
+    """So what these have loaded is progress: the exchange may last as long again."""
+    made = world()
+    assert not any(map(made.brain.awaits, made.replicas)), "they have loaded"
+    lose(made, 1)
+    first = arrive(made)
+    assert not made.brain.awaits(first), "it is no island"
+    second = arrive(made)
+    until(made, lambda: made.brain.awaits(first))
+    assert made.brain.awaits(second)
+    until(made, lambda: made.brain.present == (0, 1))
+    assert not made.brain.awaits(first)
+
+
 def test_guests_build_their_stage_and_fetch_nothing_before_the_exchange() -> None:
     made = world()
     lose(made, 1)
