@@ -106,6 +106,7 @@ class Swarm:
     def until_averaging(self) -> None:
         self.answer(LoadStage)
         while self.brain.counts().in_flight:
+            assert any(isinstance(command, Route) for _, command in self.inbox), "nobody has what is in flight"
             self.answer(Route)
 
     def until_written(self) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from scheduler.brain.inputs import PeerGone
-from scheduler.brain.outputs import Output
+from scheduler.brain.outputs import Output, Send
 from swarm.events import Averaged, RoundFailed
-from swarm.messages import AbortRound, Average, Commit, LoadStage, Route
+from swarm.messages import AbortRound, Average, Commit, LoadStage, Route, Void
 from swarm.types import PeerId, set_digest
 from tests.support.brain import S0, S1, A, B, C, D, Swarm, sends
 from tests.support.stories import J, a_peer_joins
@@ -158,3 +158,12 @@ def test_a_report_of_a_round_that_nobody_was_told_of_counts_for_nothing() -> Non
     swarm.hear(A, replace(event, round=replace(event.round, number=99)))
     swarm.answer(Route)
     assert A in averages(swarm.outputs, ahead=False)
+
+
+def test_a_round_that_was_told_ahead_is_given_up_before_a_member_is_told_to_drop_its_sums() -> None:
+    swarm = fed(recover=True)
+    parts = swarm.brain._parts
+    parts.rounds.void(parts.state.progress.runs[0], A, "it is wrong", 2.0)
+    sent = [one for one in parts.state.outbox.take() if isinstance(one, Send)]
+    assert [type(one.command) for one in sent if one.peer == A] == [AbortRound, Void]
+    assert {one.peer for one in sent} == {A, B, C, D}
