@@ -69,7 +69,7 @@ bench: setup ## tokens/s beside one process and torch.distributed.pipelining
 bench-full: setup ## every figure that has an aim; writes the table and plots of docs/benchmarks.md; hours, with QUICK=1 half an hour
 	$(BIN)/python -m benchmarks.full $(if $(ROWS),--rows $(ROWS)) $(if $(QUICK),--quick)
 
-bench-gpu: setup ## on a CUDA GPU: the bits of one process, tokens/s and utilisation beside plain torch
+bench-gpu: setup ## on a CUDA GPU: the bits of one process, tokens/s and utilisation beside torch
 	$(BIN)/python -m benchmarks.measured.gpu
 
 check: lint types imports protos-check docs ## lint, types, import contracts, generated code, links of the documents

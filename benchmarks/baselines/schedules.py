@@ -1,8 +1,8 @@
 """What a swarm is compared with, in processes of its own: `swarm train-local`, and schedules of torch over gloo.
 
-    python -m benchmarks.baselines.schedules local SPEC.json TOKENS TOKEN_DTYPE THREADS
-    python -m benchmarks.baselines.schedules ranks SPEC.json TOKENS TOKEN_DTYPE THREADS RANK RENDEZVOUS REPLICAS HALVES
-        [PASS_S STEP_S]
+    python -m benchmarks.baselines.schedules local SPEC.json TOKENS TOKEN_DTYPE THREADS DEVICE
+    python -m benchmarks.baselines.schedules ranks SPEC.json TOKENS TOKEN_DTYPE THREADS DEVICE RANK RENDEZVOUS REPLICAS
+        HALVES [PASS_S STEP_S]
 
 A process says "ready". Then each line on its stdin is a way, of which it trains the whole job anew. It answers with one
 line of JSON: when each step ended, in seconds since the epoch and in processor seconds of this process, and the losses
@@ -14,6 +14,9 @@ the same job cut into twice as many.
     gpipe, 1f1b     rank r has stage r
     interleaved     rank r of n has stages r and n + r
     zbv             rank r of n has stages r and 2 n - 1 - r
+
+All ranks compute on DEVICE. If that is a GPU, boundary tensors still travel over gloo and so through the host: NCCL
+refuses two ranks on one GPU.
 
 With PASS_S and STEP_S computations take given times: a forward through all layers of a rank PASS_S, a backward as long,
 of which zbv has the half for inputs and the half for weights, and an optimizer step STEP_S.
@@ -45,7 +48,7 @@ from swarm.data.batches import Batches, TokenData
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.model.families import build
-from swarm.model.runtime import configure
+from swarm.model.runtime import configure, synchronise
 from swarm.reference.trainer import StepReport, train_local
 
 CPU = torch.device("cpu")
@@ -68,32 +71,33 @@ class Trained:
 
 
 def main() -> None:
-    way, spec_path, tokens, token_dtype, threads, *rest = sys.argv[1:]
+    way, spec_path, tokens, token_dtype, threads, name, *rest = sys.argv[1:]
     spec = spec_from_json(Path(spec_path).read_text())
-    configure(CPU, threads=int(threads), reproducible=False)
+    device = torch.device(name)
+    configure(device, threads=int(threads), reproducible=False)
     data = TokenData.open([Path(tokens)], token_dtype)
     batches = Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, spec.training.seed)
     if way == "local":
-        train: Callable[[str], Trained] = lambda _: _train_local(spec, batches)  # noqa: E731
+        train: Callable[[str], Trained] = lambda _: _train_local(spec, batches, device)  # noqa: E731
     else:
         rank, rendezvous, replicas, halves_path, *given = rest
         modelled = (float(given[0]), float(given[1])) if given else None
         halves = spec_from_json(Path(halves_path).read_text())
-        grid = _Grid.join(spec, rank, rendezvous, replicas)
+        grid = _Grid.join(spec, rank, rendezvous, replicas, device)
         train = lambda way: _train_ranked(way, halves if way in HALVED else spec, batches, grid, modelled)  # noqa: E731
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(asdict(train(line.strip()))), flush=True)
 
 
-def _train_local(spec: JobSpec, batches: Batches) -> Trained:
+def _train_local(spec: JobSpec, batches: Batches, device: torch.device) -> Trained:
     trained = Trained()
 
     def on_step(report: StepReport) -> None:
         trained.step_ended()
         trained.losses.append(report.loss)
 
-    train_local(spec, batches, on_step=on_step)
+    train_local(spec, batches, device=device, on_step=on_step)
     return trained
 
 
@@ -110,16 +114,17 @@ class _Grid:
     replicas: int
     row: dist.ProcessGroup
     column: dist.ProcessGroup
+    device: torch.device
 
     @classmethod
-    def join(cls, spec: JobSpec, rank: str, rendezvous: str, replicas: str) -> _Grid:
+    def join(cls, spec: JobSpec, rank: str, rendezvous: str, replicas: str, device: torch.device) -> _Grid:
         width, count = len(_split(spec)), int(replicas)
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=width * count)
         # Every process makes every group, in one order.
         rows = [dist.new_group([r * width + s for s in range(width)]) for r in range(count)]
         columns = [dist.new_group([r * width + s for r in range(count)]) for s in range(width)]
         replica, at = divmod(int(rank), width)
-        return cls(at, width, replica, count, rows[replica], columns[at])
+        return cls(at, width, replica, count, rows[replica], columns[at], device)
 
     def stages(self, way: str) -> tuple[int, ...]:
         """The stages that this rank has."""
@@ -127,18 +132,19 @@ class _Grid:
         return (self.at, second[way]) if way in second else (self.at,)
 
 
-class _Autocast(nn.Module):
-    """The stage under the job's autocast, as `swarm.model.stage` runs it."""
+class _There(nn.Module):
+    """The stage on its device, under the job's autocast, as `swarm.model.stage` runs it; what is sent is on the CPU."""
 
-    def __init__(self, module: nn.Module, dtype: str) -> None:
+    def __init__(self, module: nn.Module, dtype: str, device: torch.device, *, is_last: bool) -> None:
         super().__init__()
         self.module = module
         self._enabled = dtype == "bfloat16"
+        self._device, self._is_last = device, is_last
 
     def forward(self, tokens_or_hidden: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._enabled):
-            output: Tensor = self.module(tokens_or_hidden)
-            return output
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._enabled):
+            output: Tensor = self.module(tokens_or_hidden.to(self._device))
+            return output if self._is_last else output.to(CPU)
 
 
 def _schedule_of(way: str, stages: list[PipelineStage], microbatches: int, loss_of: Any) -> Any:
@@ -171,7 +177,7 @@ def _train_ranked(way: str, spec: JobSpec, batches: Batches, grid: _Grid, modell
     """The same layers, data, loss, clipping and AdamW as the job; microbatches are dealt to the rows in turn."""
     training, count = spec.training, len(_split(spec))
     mine = grid.stages(way)
-    module = nn.ModuleList(build(spec, stage, CPU) for stage in mine)
+    module = nn.ModuleList(build(spec, stage, grid.device) for stage in mine)
     optimizer = torch.optim.AdamW(
         module.parameters(),
         lr=training.learning_rate,
@@ -182,11 +188,15 @@ def _train_ranked(way: str, spec: JobSpec, batches: Batches, grid: _Grid, modell
     tokens_per_step = batches.tokens_of(0)
 
     def loss_of(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-        total = nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
+        targets = targets_BT.to(logits_BTV.device).flatten()
+        total = nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), targets, reduction="sum")
         return total / tokens_per_step
 
+    def there(one: nn.Module, stage: int) -> nn.Module:
+        return _There(one, spec.model.dtype, grid.device, is_last=stage == count - 1)
+
     stages = [
-        PipelineStage(_Autocast(one, spec.model.dtype), stage, count, CPU, group=grid.row)
+        PipelineStage(there(one, stage), stage, count, CPU, group=grid.row)
         for one, stage in zip(module, mine, strict=True)
     ]
     if modelled is not None:
@@ -209,9 +219,10 @@ def _train_ranked(way: str, spec: JobSpec, batches: Batches, grid: _Grid, modell
             group["lr"] = learning_rate(training, step)
         optimizer.step()
         optimizer.zero_grad()
+        synchronise(grid.device)
         trained.step_ended()
         if last:
-            loss = torch.stack(losses).sum().detach()
+            loss = torch.stack(losses).sum().detach().cpu()
             if grid.replicas > 1:
                 dist.all_reduce(loss, group=grid.column)
             trained.losses.append(float(loss))
@@ -242,7 +253,7 @@ def _clip(module: nn.Module, norm_max: float, grid: _Grid) -> None:
     """Clip by the norm over all stages."""
     if not norm_max:
         return
-    squared = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None]).square()
+    squared = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None]).square().cpu()
     dist.all_reduce(squared, group=grid.row)
     nn.utils.clip_grads_with_norm_(module.parameters(), norm_max, squared.sqrt())
 

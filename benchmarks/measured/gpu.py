@@ -1,13 +1,14 @@
 """A swarm on one CUDA GPU: are its bits those of one process, and how fast is it beside plain torch?
 
-    python -m benchmarks.measured.gpu [--device cuda] [--stages 2] [--layers 16] [--width 2048] [--steps 5] ...
+    python -m benchmarks.measured.gpu [--device cuda] [--stages 2 4] [--layers 16] [--width 2048] [--steps 5] ...
 
-First a small Llama is trained in reproducible mode, by real stage servers that share the GPU and by `train-local` on
-it; the sha256 of the weights must be equal. Then a Llama of about 1 B parameters is trained in two ways, one after the
-other, on the same tokens:
+First the GPU must decode each codec to the bits of the host. Then a small Llama is trained in reproducible mode, by
+real stage servers that share the GPU and by `train-local` on it; the sha256 of the weights must be equal. Then a Llama
+of about 1 B parameters is trained in these ways, one after the other, on the same tokens:
 
-    torch   one process: the same layers, bfloat16 autocast, torch.optim.AdamW (fused), no stages, no checks
-    swarm   a scheduler and `--stages` stage servers on the GPU, `--dtype`, boundary tensors in bfloat16
+    torch       one process: the same layers, bfloat16 autocast, torch.optim.AdamW (fused), no stages, no checks
+    torch 1F1B  torch.distributed.pipelining with a process per stage, for each of `--stages`; tensors over gloo
+    swarm       a scheduler and as many stage servers, `--dtype`, boundary tensors in bfloat16
 
 All stages share the device, so the swarm can at best be as fast as torch; the ratio says what being a swarm costs.
 Utilisation counts the model's own operations (6 per multiply-add of a forward, nothing for recomputation) and is a
@@ -34,12 +35,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.measured.ways import Fleet, Swarm, Timed, job_of, timed
+from benchmarks.measured.ways import Fleet, Rivals, Swarm, Timed, changed, job_of, timed
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import TokenManifest
 from swarm.errors import InvalidConfig
 from swarm.job.partition import flops_per_token
 from swarm.job.spec import JobSpec
+from swarm.model import codec
 from swarm.model.families import build, parameter_shapes
 from swarm.model.runtime import choose_device, configure, describe_device, release_memory, synchronise
 from swarm.reference.trainer import train_local
@@ -77,24 +79,29 @@ def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA begins; reproducible mode needs it
     console = Console()
     console.print(describe_device(device))
-    for dtype in DTYPES:
-        ours, theirs = _bits(options, device, dtype)
-        console.print(f"{dtype}: swarm {ours[:16]}, one process {theirs[:16]}: {verdict(ours, theirs)}")
+    if other := decoded_otherwise(device):
+        sys.exit(f"error: the device decodes {', '.join(other)} to other bits than the host")
+    for dtype, compression in (*((dtype, "none") for dtype in DTYPES), ("float32", "int8")):
+        ours, theirs = _bits(_cut(options, options.stages[0]), device, dtype, compression)
+        what = f"{dtype}, compression {compression}"
+        console.print(f"{what}: swarm {ours[:16]}, one process {theirs[:16]}: {verdict(ours, theirs)}")
         if ours != theirs:
             sys.exit("error: the weights differ from those of one process")
     with tempfile.TemporaryDirectory(prefix="swarm-gpu-") as name:
-        spec, manifest = job_of(options, Path(name), config=CONFIG)
+        spec, manifest = job_of(_cut(options, 1), Path(name), config=CONFIG)
         peak = options.peak_tflops * 1e12 or _fastest_product(device)
         speeds = [Speed.of("torch, bfloat16 autocast", _plain_torch(spec, manifest, device, options.warmup), spec)]
         release_memory(device)
-        speeds.append(Speed.of(f"swarm, {options.dtype}", _swarm(options, Path(name), spec, manifest, device), spec))
+        for stages in options.stages:
+            found = side_by_side(_cut(options, stages), Path(name), spec, manifest, device)
+            speeds += [Speed.of(f"{way}, {stages} stages", one, spec) for way, one in found.items()]
     console.print(table(speeds, peak, parameters(spec)))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--stages", type=int, nargs="+", default=[2, 4], help="of pipelines that are compared")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--sequence", type=int, default=1024, help="tokens per sequence")
@@ -107,6 +114,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="model.dtype of the swarm that is timed")
     parser.set_defaults(replicas=1, compression="bfloat16", overlap=0)
     return parser.parse_args()
+
+
+def _cut(options: argparse.Namespace, stages: int) -> argparse.Namespace:
+    """The options for so many stages."""
+    return argparse.Namespace(**vars(options) | {"stages": stages})
 
 
 # Counting ---------------------------------------------------------------------------------------------------------
@@ -149,15 +161,45 @@ def _whole(spec: JobSpec) -> JobSpec:
 # Measuring --------------------------------------------------------------------------------------------------------
 
 
-def _bits(options: argparse.Namespace, device: torch.device, dtype: str) -> tuple[str, str]:
-    """sha256 of the weights that stage servers and one process end with."""
-    small = argparse.Namespace(**vars(options) | SMALL | {"dtype": dtype, "compression": "none", "warmup": 1})
+def decoded_otherwise(device: torch.device) -> list[str]:
+    """The codecs whose payloads the device decodes to other bits than the host."""
+    tensor = torch.randn(3 * codec.INT8_BLOCK + 77, generator=torch.Generator().manual_seed(0))
+    other = []
+    for name in codec.CODECS:
+        payload = codec.encode_there(tensor, name)
+        near, there = (codec.decode_there(one, (tensor.numel(),), name) for one in (payload, payload.to(device)))
+        if not torch.equal(near, there.cpu()):
+            other.append(name)
+    return other
+
+
+def _bits(options: argparse.Namespace, device: torch.device, dtype: str, compression: str) -> tuple[str, str]:
+    """sha256 of the weights that stage servers and one process end with; with a codec that has the same cuts."""
+    small = argparse.Namespace(**vars(options) | SMALL | {"dtype": dtype, "compression": compression, "warmup": 1})
     with tempfile.TemporaryDirectory(prefix="swarm-gpu-") as name:
         spec, manifest = job_of(small, Path(name), training={"reproducible": True})
         ours = _swarm(small, Path(name), spec, manifest, device).weights_sha256
         configure(device, threads=options.threads, reproducible=True)
-        theirs = train_local(_whole(spec), _batches(spec, manifest), device=device).sha256
+        one = _whole(spec) if compression == "none" else spec
+        theirs = train_local(one, _batches(spec, manifest), device=device).sha256
     return ours, theirs
+
+
+def side_by_side(
+    options: argparse.Namespace, folder: Path, spec: JobSpec, manifest: TokenManifest, device: torch.device
+) -> dict[str, Timed]:
+    """torch's 1F1B and a swarm, both with `options.stages` processes that share the device, one after the other."""
+    here = folder / f"{options.stages}-stages"
+    here.mkdir()
+    cut = changed(spec, pipeline={"stages": options.stages, "split": "auto"})
+    autocast = changed(cut, model={"dtype": "bfloat16"})
+    (here / "spec.json").write_text(autocast.model_dump_json())
+    with Fleet(here) as fleet:
+        ranks = Rivals(("1f1b",), fleet, here, (autocast, manifest), options, device=str(device))
+        ranks.wait_ready()
+        theirs, _ = ranks.train("1f1b", options.warmup)
+    ours = _swarm(options, here, cut, manifest, device)
+    return {"torch 1F1B, bfloat16 autocast": theirs, f"swarm, {options.dtype}": ours}
 
 
 def _swarm(

@@ -43,7 +43,8 @@ from swarm.process.children import dying_with_parent
 from swarm.wire import jobs_pb2 as pb
 from tests.chaos.relay import Relay
 
-RANKED = ("gpipe", "1f1b", "interleaved", "zbv")  # with a process per stage and replica
+HALVED = ("interleaved", "zbv")  # with two stages on each rank
+RANKED = ("gpipe", "1f1b", *HALVED)  # with a process per stage and replica
 RIVALS = ("local", *RANKED)
 READY_S_MAX = 180.0
 STOP_S_MAX = 20.0
@@ -297,6 +298,7 @@ class Rivals:
         options: argparse.Namespace,
         hosts: Hosts | None = None,
         modelled: Modelled | None = None,
+        device: str = "cpu",
     ) -> None:
         spec, manifest = job
         hosts = hosts or Hosts()
@@ -304,14 +306,18 @@ class Rivals:
         self._tokens_per_step = _tokens_per_step(spec)
         self._local, self._ranks = [], []
         module = "benchmarks.baselines.schedules"
-        common = (str(folder / "spec.json"), str(manifest.shards[0].path), manifest.token_dtype, str(options.threads))
+        tokens, spec_json = manifest.shards[0].path, folder / "spec.json"
+        common = (str(spec_json), str(tokens), manifest.token_dtype, str(options.threads), device)
         if "local" in ways:
             self._local = [fleet.start("local", module, "local", *common)]
         if set(ways) & set(RANKED):
-            halves = changed(spec, pipeline={"stages": 2 * options.stages, "split": "auto"})
-            (folder / "halves.json").write_text(halves.model_dump_json())
+            halves_json = spec_json
+            if set(ways) & set(HALVED):
+                halves_json = folder / "halves.json"
+                halves = changed(spec, pipeline={"stages": 2 * options.stages, "split": "auto"})
+                halves_json.write_text(halves.model_dump_json())
             given = () if modelled is None else modelled.seconds
-            world = (str(folder / "rendezvous"), str(options.replicas), str(folder / "halves.json"), *given)
+            world = (str(folder / "rendezvous"), str(options.replicas), str(halves_json), *given)
             self._ranks = [
                 fleet.start(
                     f"rank-{rank}",

@@ -18,9 +18,11 @@ from benchmarks.measured.gpu import (
     _bits,
     _plain_torch,
     _whole,
+    decoded_otherwise,
     main,
     model_flops,
     parameters,
+    side_by_side,
     table,
 )
 from benchmarks.measured.ways import Timed, job_of
@@ -66,9 +68,26 @@ def test_the_same_layers_learn_without_a_swarm(tmp_path: Path) -> None:
     assert 4.0 < found.loss < 7.0  # ln 512 = 6.2 before anything was learnt
 
 
-def test_stage_servers_that_share_a_device_give_the_bits_of_one_process() -> None:
-    ours, theirs = _bits(OPTIONS, CPU, "float32")
+@pytest.mark.parametrize(("stages", "compression"), [(2, "none"), (2, "int8")])
+def test_stage_servers_that_share_a_device_give_the_bits_of_one_process(stages: int, compression: str) -> None:
+    ours, theirs = _bits(Namespace(**vars(OPTIONS) | {"stages": stages}), CPU, "float32", compression)
     assert ours == theirs != ""
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_pipelines_of_torch_and_of_a_swarm_learn_what_one_process_learns(stages: int, tmp_path: Path) -> None:
+    options = Namespace(**vars(OPTIONS) | {"stages": stages})
+    spec, manifest = job_of(Namespace(**vars(OPTIONS) | {"stages": 1}), tmp_path)
+    found = side_by_side(options, tmp_path, spec, manifest, CPU)
+    assert list(found) == ["torch 1F1B, bfloat16 autocast", "swarm, float32"]
+    one_process = _plain_torch(spec, manifest, CPU, 1).loss
+    for way in found.values():
+        assert way.tokens_per_s > 0.0
+        assert way.loss == pytest.approx(one_process, abs=0.05)
+
+
+def test_a_device_that_decodes_as_the_host_is_told_of_no_codec() -> None:
+    assert decoded_otherwise(CPU) == []
 
 
 @pytest.mark.parametrize(
