@@ -125,7 +125,7 @@ def test_of_two_islands_that_do_not_reach_each_other_the_one_with_more_stage_ser
     world = World(replace(shape, splits=0), 0)
     world.harm(Harmed(frozenset(filter(of_island(0), world.replicas)), math.inf, out=True, into=True))
     world.kill(PeerId("i0-s0-0"))
-    while world.brain.present == (0, 1):
+    while world.brain.present == (0, 1) and not world.over:
         world.turn()
     assert world.brain.present == (1,)
     while not world.over:
@@ -160,7 +160,7 @@ def test_an_island_whose_envoys_say_nothing_is_left_out() -> None:
     while world.brain._roster.outer_step is None:
         world.turn()
     world.harm(Harmed(frozenset(filter(of_island(1), world.replicas)), math.inf))
-    while world.brain.present == (0, 1, 2):
+    while world.brain.present == (0, 1, 2) and not world.over:
         world.turn()
     assert world.brain.present == (0, 2)
     while not world.over:
