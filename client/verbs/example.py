@@ -94,7 +94,7 @@ aggregate   = "mean"            # or centered_clip: gradients of replicas that s
                                 # limits.min_replicas = 4 and does without training.reproducible
 compression = "none"            # of gradients between the replicas of a stage: none, bfloat16 or int8; what rounding
                                 # leaves out is added to the next step's
-timeout_s = 60.0                # 1 to 3600: one averaging round
+timeout_s = 60.0                # 1 to 3600: one averaging round; in a swarm with islands less than limits.no_progress_s
 
 [outer]
 every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges; auto: 50, streaming 100

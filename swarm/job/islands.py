@@ -132,6 +132,13 @@ def check_for_swarm(spec: JobSpec) -> None:
             'averaging.mode = "async_dn" does not work yet in a swarm',
             hint='set averaging.mode = "diloco"; or run: swarm train-local FILE',
         )
+    round_s, still_s = spec.averaging.timeout_s, spec.limits.no_progress_s
+    if round_s >= still_s:  # not in JobSpec: a scheduler reads jobs that are older than this rule
+        raise InvalidConfig(
+            f"averaging.timeout_s = {round_s:g} is not less than limits.no_progress_s = {still_s:g}: an exchange "
+            "between islands would be given up before it is known who does not reach whom",
+            hint="lower averaging.timeout_s or raise limits.no_progress_s, best to five times as long",
+        )
     most, plain = ISLANDS_IN_SWARM_MAX, TrustSection().model_dump()
     refused = {
         "islands.count": (spec.island_count > most, f"set it to {most} at most, since each gets what all others send"),

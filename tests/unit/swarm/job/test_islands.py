@@ -132,6 +132,17 @@ def test_a_swarm_trains_all_modes_but_async_dn() -> None:
     assert "swarm train-local" in refused.value.hint
 
 
+@pytest.mark.parametrize(("round_s", "still_s"), [(300, 300), (600, 300), (60, 20)])
+def test_a_swarm_refuses_islands_that_are_given_up_before_a_round_is_over(round_s: float, still_s: float) -> None:
+    """Who does not reach whom is known once a round is over. None was, and so the job stalled, three times."""
+    sections = {"averaging": {"mode": "diloco", "timeout_s": round_s}, "limits": {"no_progress_s": still_s}}
+    with pytest.raises(InvalidConfig, match=rf"timeout_s = {round_s} .* limits\.no_progress_s = {still_s}:") as refused:
+        check_for_swarm(spec_of(**sections))
+    assert "lower averaging.timeout_s or raise limits.no_progress_s" in refused.value.hint
+    check_for_swarm(spec_of(**sections | {"limits": {"no_progress_s": round_s + 1}}))
+    check_for_swarm(spec_of("allreduce", 1, **sections | {"averaging": {"timeout_s": round_s}}))
+
+
 @pytest.mark.parametrize(
     ("mode", "how", "told"),
     [
