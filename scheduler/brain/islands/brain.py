@@ -484,17 +484,12 @@ class IslandsBrain:
         return decided
 
     def _fork(self, division: Division, now_s: float) -> list[Output]:
-        """An island begins with the replicas that went over, which hold the outer weights."""
-        island, replicas = division.island, tuple(division.arrived.values())
-        settings = division.settings(self._roster)
-        brain = JobBrain(settings, Random(self._rng.getrandbits(64)), self.courses[island])
+        """An island begins with the replicas that went over."""
+        island = division.island
         relays_here = self._roster.islands[self.present[0]].relays_here
-        self._roster.renew(island, brain, division.arrived)
-        told = f"island {island} begins anew after step {self.courses[island].inner_steps(settings.first_step)}"
-        places = [outputs.Admitted(one.peer, self._roster.place(island, one.stage)) for one in replicas]
-        begins = (inputs.RelaysHere(relays_here), inputs.Start(replicas))
-        begun = [one for told in begins for one in self._tell(island, told, now_s)]
+        places = division.begin(self._roster, self._rng)
+        told: list[Input] = [inputs.RelaysHere(relays_here), inputs.Start(tuple(division.arrived.values()))]
         if (version := self._checkpoints.version) is not None:
             self._checkpoints.wait(island)
-            begun += self._tell(island, inputs.OthersSave(version), now_s)
-        return [Note("info", f"{told}, as a copy of island {division.origin}"), *places, *begun]
+            told.append(inputs.OthersSave(version))
+        return [*places, *(one for each in told for one in self._tell(island, each, now_s))]

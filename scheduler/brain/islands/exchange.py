@@ -77,7 +77,7 @@ class Exchanging:
         self._next = first
         self._timeout_s = timeout_s
         self._rounds = {unit: _UnitRound() for unit in units}
-        self.outcomes: Counter[str] = Counter()  # of rounds that are over
+        self.outcomes: Counter[str] = Counter()  # of its rounds that are over
 
     @property
     def next_round(self) -> Round:

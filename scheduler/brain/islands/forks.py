@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from scheduler.brain.inputs import AskToLeave, ReplicaRecord
 from scheduler.brain.islands.roster import Roster
-from scheduler.brain.outputs import Fork
+from scheduler.brain.job import JobBrain
+from scheduler.brain.outputs import Admitted, Fork, Note
 from scheduler.brain.settings import BrainSettings
 from swarm.types import PeerId
 
@@ -42,6 +44,14 @@ class Division:
         before, saving = roster.islands[self.island].settings, roster.islands[self.origin].saving_rules
         timeline, first_step = self.fork.timeline, self.fork.version
         return replace(before, timeline=timeline, first_step=first_step, files=(), evaluates=False, saving=saving)
+
+    def begin(self, roster: Roster, rng: Random) -> list[Note | Admitted]:
+        """The island is at work again, with the replicas that went over: they hold the outer weights."""
+        settings, course = self.settings(roster), roster.courses[self.island]
+        roster.renew(self.island, JobBrain(settings, Random(rng.getrandbits(64)), course), self.arrived)
+        told = f"island {self.island} begins anew after step {course.inner_steps(settings.first_step)}"
+        places = [Admitted(one.peer, roster.place(self.island, one.stage)) for one in self.arrived.values()]
+        return [Note("info", f"{told}, as a copy of island {self.origin}"), *places]
 
 
 class Divisions:

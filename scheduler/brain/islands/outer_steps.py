@@ -29,7 +29,7 @@ class OuterSteps:
         self._round = Round(settings.epoch, 1)  # the next one between islands
         self.envoys: set[PeerId] = set()  # of the newest outer step
         self.waits = Waits(roster)
-        self.outcomes = Counter[str]()  # of all rounds that are over
+        self._outcomes = Counter[str]()  # of the rounds of exchanges that are over
         self.took_s: float | None = None  # from the first round of this exchange until all were complete, if they are
         self._began_s = 0.0
 
@@ -64,16 +64,16 @@ class OuterSteps:
         if self._exchanging is None:
             settings = self._settings
             self._exchanging = Exchanging(step, settings.units, self._round, settings.averaging_timeout_s)
-            self._exchanging.outcomes, self._began_s = self.outcomes, now_s
+            self._began_s = now_s
         decided = self._exchanging.begin(self._roster.delegations(step), now_s)
         exchanged = self._exchanging.result()
         if exchanged is None or self.took_s is None:
             self.took_s = None if exchanged is None else now_s - self._began_s
         if exchanged is None or not self._roster.have_come_to(step):
             return decided, None
-        self._round, self._exchanging = self._exchanging.next_round, None
+        self._close(self._exchanging)
         self.envoys = {peer for one in exchanged.rounds for peer in one.envoys}
-        self.outcomes["averaged"] += len(exchanged.rounds)
+        self._outcomes["averaged"] += len(exchanged.rounds)
         if exchanged.skip:
             steps_made = self._roster.courses[0].inner_steps(step)
             of = f" for fragment {outer.fragment}" if self._roster.courses[0].fragments > 1 else ""
@@ -86,8 +86,17 @@ class OuterSteps:
         if self._exchanging is None:
             return []
         aborts = self._exchanging.give_up(reason)
-        self._round, self._exchanging = self._exchanging.next_round, None
+        self._close(self._exchanging)
         return [one for one in aborts if not isinstance(one, Send) or one.peer in self._roster.island_of]
+
+    def _close(self, exchanging: Exchanging) -> None:
+        self._round, self._exchanging = exchanging.next_round, None
+        self._outcomes += exchanging.outcomes
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """How many rounds ended how."""
+        return self._outcomes + (Counter() if self._exchanging is None else self._exchanging.outcomes)
 
     def apart(self) -> dict[frozenset[int], str]:
         """The islands that lately did not reach each other, by two, and what their envoys said."""
