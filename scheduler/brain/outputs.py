@@ -76,6 +76,13 @@ class WriteRows:
 
 
 @dataclass(frozen=True, slots=True)
+class IslandLost:
+    """The others go on without an island, and have as long again for what they do; people are told by a Note."""
+
+    island: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteEvaluation:
     """Make the result of an evaluation durable; nothing waits for it."""
 
@@ -224,7 +231,7 @@ Effect: TypeAlias = (
     | DropCheckpoint
     | EnterState
 )
-Output: TypeAlias = Send | WriteCommit | WriteRows | WriteEvaluation | Effect | Finish | Fail | Stopped
+Output: TypeAlias = Send | WriteCommit | WriteRows | WriteEvaluation | IslandLost | Effect | Finish | Fail | Stopped
 
 
 class Outbox:

@@ -101,7 +101,7 @@ class JobDriver:
         return self._newest_s
 
     def made_progress(self) -> None:
-        """Something moved: a step was committed, a stage was loaded, or a part of its weights arrived."""
+        """Something moved: a step was committed, a stage or a part of its weights loaded, or an island was lost."""
         self._watchdog.moved(self.now_s())
 
     def on_event(self, peer: PeerId, event: Event, room: int = 0) -> None:
@@ -215,6 +215,8 @@ class JobDriver:
                         decided.extendleft(reversed(durable))
                 case outputs.WriteEvaluation(row=evaluation):
                     await self._written(self._effects.write_evaluation(evaluation))
+                    self.made_progress()
+                case outputs.IslandLost():
                     self.made_progress()
                 case outputs.Finish():
                     return Outcome(JobState.SUCCEEDED, SAVED)

@@ -154,6 +154,26 @@ def test_a_job_that_is_to_have_all_its_islands_stalls_until_they_reach_each_othe
     assert "waits for the exchange between islands" in ended.reason
 
 
+def test_the_others_have_as_long_again_once_an_island_is_lost_in_an_exchange_that_does_not_get_on() -> None:
+    """The limit passed just after the loss: nobody had failed in the exchange that had just begun again, so nobody was
+    to blame, and the whole job stalled."""
+    shape = replace(SPLIT, islands=4, replicas=1)
+    world = World(replace(shape, splits=0), 0)
+    world.harm(Harmed(frozenset(filter(of_island(3), world.replicas)), math.inf, **BOTH_WAYS))
+    while world.brain._roster.outer_step is None:
+        world.turn()
+    while world.watchdog.due_s() - world.now_s > 2.0:
+        world.turn()
+    world.kill(PeerId("i2-s0-0"))
+    world.pass_time()
+    world.pass_time()  # envoys wait for each other: that they did not reach one is said later
+    assert world.brain.present == (0, 1, 3)
+    while not world.over:
+        world.turn()
+    assert world.brain.present == (0, 1)
+    assert faults(world.history, shape) == []
+
+
 def test_an_island_whose_envoys_say_nothing_is_left_out() -> None:
     """Its stage servers are heard, and answer nothing any more; others had the mean, and waited for its word."""
     world = World(replace(FROZEN, freezes=0), 0)

@@ -456,7 +456,7 @@ class IslandsBrain:
         self._roster.lose(island, told)
         trained = "the others go on; what it has trained since the last exchange is left out"
         note = Note("warning", f"island {island} is lost: {told}; {trained}")
-        decided = [note, *self._outer.begin_again(f"island {island} is lost")]
+        decided = [note, outputs.IslandLost(island), *self._outer.begin_again(f"island {island} is lost")]
         if (version := self._checkpoints.lose(island)) is not None:
             drop = DropCheckpoint(version, "peer", f"island {island} was lost before it was kept")
             decided += self._drop(drop, now_s, anew=True)

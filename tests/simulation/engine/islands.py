@@ -392,6 +392,8 @@ class World:
                         return  # whatever else was decided died with the scheduler
                     self.now_s += 0.01
                     decided.extendleft(reversed(self.brain.step(inputs.RowsDurable(rows), self.now_s)))
+                case outputs.IslandLost():
+                    self.watchdog.moved(self.now_s)
                 case _:
                     self._carry_out(output, decided)
             self.brain.validate()

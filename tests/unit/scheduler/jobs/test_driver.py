@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler.brain.inputs import Join, PeerBack, PeerSuspect, ReplicaRecord, RowDurable, Start, Tick
+from scheduler.brain.inputs import Join, PeerBack, PeerGone, PeerSuspect, ReplicaRecord, RowDurable, Start, Stuck, Tick
 from scheduler.brain.job import JobBrain
-from scheduler.brain.outputs import CommitRow, Effect, EvaluationRow, Finish, Output, WriteCommit
+from scheduler.brain.outputs import CommitRow, Effect, EvaluationRow, Finish, IslandLost, Output, WriteCommit
 from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver
 from swarm.data.batches import Batches, TokenData
@@ -205,6 +205,34 @@ def test_stage_servers_that_join_again_and_again_do_not_hide_that_the_job_hangs(
         return loop.time() - began_s
 
     assert sim.run(main(), seed=1, limit_s=1e6) < 200.0
+
+
+def test_a_job_that_has_lost_an_island_has_as_long_again() -> None:
+    """The limit passed just after the loss, before the others could do anything without it, and the job stalled."""
+
+    class Losing:
+        due_s, saves_again_s, is_stopping = math.inf, -math.inf, False
+
+        def step(self, happened: object, now_s: float) -> list[Output]:
+            match happened:
+                case PeerGone():
+                    return [IslandLost(1)]
+                case Stuck():
+                    return [Finish()]
+            return []
+
+    brain: Any = Losing()
+    driver = JobDriver(brain, None, Hanging(), Watchdog(60.0, 0.0))  # type: ignore[arg-type]
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began_s, ends = loop.time(), asyncio.ensure_future(driver.run(Start(())))
+        await asyncio.sleep(59.0)
+        driver.tell(PeerGone(A, "killed"))
+        await ends
+        return loop.time() - began_s
+
+    assert sim.run(main(), seed=1, limit_s=1e6) == pytest.approx(59.0 + 60.0)
 
 
 class Hanging:
