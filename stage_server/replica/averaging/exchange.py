@@ -5,7 +5,8 @@
     both                 D = share 0 * P0 + share 1 * P1
 
 Proposals count in order of islands, so all envoys hold the same bytes. A weight that the first and the last stage share
-has two envoys per island, of which the first contributes.
+has two envoys per island, of which the first contributes. An envoy that does not get through to one goes on with the
+others, and accuses all that it missed: from that the scheduler learns which islands reach each other.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ async def run_exchange(
 ) -> Mean:
     """Take part in an outer round as an envoy; gives the mean proposal of the unit.
 
-    RoundBroken if an envoy does not deliver within `command.timeout_s`; it may come in a group.
+    A group of RoundBroken, one for each envoy that it did not get through to within `command.timeout_s`.
     """
     mine = next((one for one in command.envoys if one.peer == me.peer), None)
     if mine is None:
@@ -42,28 +43,41 @@ async def run_exchange(
     deadline = Deadline(command.timeout_s)
     deadline.begin()
     own = await device.run(lambda: proposed(stage, command.unit, command.step))  # behind the commit that came before
-    contributors = [one for one in command.envoys if one.tokens]
+    came = {one.peer: own for one in command.envoys if one.timeline == mine.timeline or not own.numel()}
+    missed: list[RoundBroken] = []
 
-    async def arrived(envoy: Envoy) -> Tensor:
-        if not own.numel():
-            return own  # the step merges nothing of this unit, so nothing travels
+    async def arrived(envoy: Envoy) -> None:
         key = SliceKey(
             command.timeline, command.step, command.unit, command.round, False, envoy.peer, envoy.incarnation, 0
         )
         try:
             async with deadline.limit():
-                return (await mailbox.get(key)).values()
+                came[envoy.peer] = (await mailbox.get(key)).values()
         except TimeoutError:
             message = f"{envoy.peer} sent no proposal within {command.timeout_s:g} s"
             raise RoundBroken(message, accused=envoy.peer) from None
 
-    async with asyncio.TaskGroup() as tasks:
-        for envoy in command.envoys:
-            if own.numel() and mine.tokens and envoy.timeline != mine.timeline:
-                letter = proposal(me, command, envoy, own)
-                tasks.create_task(send_slice(links, envoy, letter, deadline, "proposal"))
-        came = [own if one.timeline == mine.timeline else await arrived(one) for one in contributors]
-    return await device.aside(lambda: _mean(stage, command, came, [one.tokens for one in contributors]))
+    async def exchange_with(envoy: Envoy) -> None:
+        try:
+            async with asyncio.TaskGroup() as both:
+                if mine.tokens:
+                    letter = proposal(me, command, envoy, own)
+                    both.create_task(send_slice(links, envoy, letter, deadline, "proposal"))
+                if envoy.tokens:
+                    both.create_task(arrived(envoy))
+        except* RoundBroken as group:
+            missed.append(next(one for one in group.exceptions if isinstance(one, RoundBroken)))
+
+    if own.numel():  # else the step merges nothing of this unit, so nothing travels
+        async with asyncio.TaskGroup() as tasks:
+            for envoy in command.envoys:
+                if envoy.timeline != mine.timeline:
+                    tasks.create_task(exchange_with(envoy))
+    if missed:
+        raise ExceptionGroup("envoys that were missed", missed)
+    contributors = [one for one in command.envoys if one.tokens]
+    proposals = [came[one.peer] for one in contributors]
+    return await device.aside(lambda: _mean(stage, command, proposals, [one.tokens for one in contributors]))
 
 
 def _mean(stage: Stage, command: Exchange, came: Sequence[Tensor], tokens: Sequence[int]) -> Mean:

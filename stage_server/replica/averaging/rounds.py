@@ -180,7 +180,7 @@ class RoundRunner:
         except* OutOfMemory as group:
             self._fail(_first(group))
         except* RoundBroken as group:
-            self._failed(command, _first(group))
+            self._failed(command, *(_each(group) if isinstance(command, Exchange) else [_first(group)]))
         except* SwarmError as group:
             self._failed(command, _first(group))
         else:
@@ -197,12 +197,13 @@ class RoundRunner:
         own = (self._reduction, device, links, self.mailbox, self._leftovers, deadline)
         return await run_round(command, me, stage, *own)
 
-    def _failed(self, command: Average | Exchange, error: SwarmError) -> None:
+    def _failed(self, command: Average | Exchange, *errors: SwarmError) -> None:
         self._ports.metrics.round_finished(self._me.stage, "failed", 0.0)
-        self._ports.log.warning("round failed", step=command.step, unit=command.unit, reason=str(error))
-        step, unit, number, reason = command.step, command.unit, command.round, f"{error.code}: {error}"
-        accused = error.accused if isinstance(error, RoundBroken) else ""
-        self._ports.emit(RoundFailed(command.timeline, step, unit, number, reason, accused, _cause(error)))
+        of_round = (command.timeline, command.step, command.unit, command.round)
+        for error in errors:
+            self._ports.log.warning("round failed", step=command.step, unit=command.unit, reason=str(error))
+            accused = error.accused if isinstance(error, RoundBroken) else ""
+            self._ports.emit(RoundFailed(*of_round, f"{error.code}: {error}", accused, _cause(error)))
 
 
 def expected_set(average: Average, peer: PeerId) -> str:
@@ -218,8 +219,12 @@ def _cause(error: SwarmError) -> RoundFault:
 
 
 def _first(group: BaseExceptionGroup[SwarmError]) -> SwarmError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, SwarmError)
-    return error
+    return _each(group)[0]
+
+
+def _each(group: BaseExceptionGroup[SwarmError]) -> list[SwarmError]:
+    """The errors of a group, and of groups in it."""
+    found: list[SwarmError] = []
+    for one in group.exceptions:
+        found += _each(one) if isinstance(one, BaseExceptionGroup) else [one]
+    return found

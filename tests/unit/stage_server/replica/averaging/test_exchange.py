@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,13 +14,16 @@ from stage_server.ports import ReplicaId
 from stage_server.replica.averaging import exchange
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import Mean
+from stage_server.replica.packing import proposal
 from swarm.errors import PeerUnavailable, Refused, RoundBroken
 from swarm.events import ParameterNorm
 from swarm.messages import Envoy, Exchange
 from swarm.model import codec
 from swarm.peer_messages import Slice
+from swarm.rpc.links.peers import PeerLinks
 from swarm.types import JobId, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice
+from tests.support.sim import loop as sim
 
 UNIT, STEP, ELEMENTS = UnitName("tied"), 50, 300
 
@@ -116,21 +119,26 @@ async def test_all_envoys_hold_the_same_mean_of_what_each_island_proposed_once(c
     assert all(timeline == timelines[to] for _, to, timeline in table.sent), "of the receiver's island"
 
 
-async def test_an_envoy_that_does_not_deliver_is_named() -> None:
-    a, b = Side("a0", 0, 30), Side("b1", 1, 50)
-    table = Table(a, b)
-    command = Exchange(6, STEP, UNIT, Round(1, 1), (a.envoy, b.envoy), 0.01)
-    a.mailbox.begin(command, exchange.proposed(a.stage, UNIT, STEP).numel())
-    table.sides.pop("at b1")
-    table.away = "b1"
-    links: Any = table
-    with pytest.raises(ExceptionGroup) as broken:
-        await exchange.run_exchange(command, a.me, a.stage, InlineDevice(lambda: 0.0), links, a.mailbox)
-    found = broken.value.subgroup(RoundBroken)
-    assert found is not None
-    (error, *_) = found.exceptions
-    assert isinstance(error, RoundBroken)
-    assert error.accused == "b1"
+def test_all_envoys_that_an_envoy_does_not_get_through_to_are_named() -> None:
+    """It named the first one and gave up, so others lacked its proposal and accused it: a healthy island was lost."""
+
+    async def main() -> None:
+        a, away, reached, deaf = sides = [Side(f"{name}{n}", n, 30) for n, name in enumerate("abcd")]
+        table = Table(a, reached, deaf, away="b1")
+        envoys, own = tuple(side.envoy for side in sides), exchange.proposed(reached.stage, UNIT, STEP)
+        for side in (a, reached, deaf):
+            side.mailbox.begin(Exchange(side.envoy.timeline, STEP, UNIT, Round(1, 1), envoys, 3.0), own.numel())
+        command, links = Exchange(6, STEP, UNIT, Round(1, 1), envoys, 3.0), cast(PeerLinks, table)
+        letter = proposal(reached.me, command, a.envoy, own)
+        await links.send("at a0", letter.header, letter.payload, to=a.me.peer)
+        with pytest.raises(ExceptionGroup) as broken:
+            await exchange.run_exchange(command, a.me, a.stage, InlineDevice(lambda: 0.0), links, a.mailbox)
+        accused = {one.accused: one.message for one in broken.value.exceptions if isinstance(one, RoundBroken)}
+        assert accused.keys() == {away.me.peer, deaf.me.peer}
+        assert accused["d3"] == "d3 sent no proposal within 3 s"
+        assert {to for sender, to, _ in table.sent if sender == "a0"} == {"c2", "d3"}, "also behind one that is away"
+
+    sim.run(main(), seed=1, limit_s=60.0)
 
 
 async def test_whoever_is_no_envoy_takes_no_part() -> None:

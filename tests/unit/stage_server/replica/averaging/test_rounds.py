@@ -19,7 +19,7 @@ from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
 from swarm.events import Averaged, ParameterNorm, Rechecked, RoundFailed
-from swarm.messages import AbortRound, Average, Commit, Member, Recheck, UnitRound
+from swarm.messages import AbortRound, Average, Commit, Envoy, Exchange, Member, Recheck, UnitRound
 from swarm.types import JobId, PeerId, Round, RoundFault, UnitName
 from tests.support.devices import SimDevice
 from tests.support.ports import ports_of
@@ -48,6 +48,22 @@ class Numbers:
 
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
         return ()
+
+    @property
+    def proposals(self) -> Numbers:
+        return self
+
+    def places_at(self, step: int) -> Numbers:
+        return self
+
+    def parameters_of(self, unit: UnitName) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        return (("w", 0, (ELEMENTS,)),)
+
+    def size_bytes(self, name: str) -> int:
+        return ELEMENTS
+
+    def coded(self, name: str) -> Tensor:
+        return torch.zeros(ELEMENTS, dtype=torch.uint8)
 
 
 @dataclass
@@ -233,6 +249,17 @@ def test_a_member_that_sends_nothing_is_accused_when_the_time_is_over() -> None:
         (told,) = made.told
         assert isinstance(told, RoundFailed)
         assert (told.accused, told.cause) == ("b", RoundFault.MEMBER)
+
+    in_simulation(act)
+
+
+def test_an_envoy_tells_of_all_that_it_missed_at_once() -> None:
+    async def act(made: Table) -> None:
+        envoys = tuple(Envoy(PeerId(one), 1, f"at {one}", n, 30) for n, one in enumerate("abc"))
+        made.rounds.exchange(Exchange(0, 0, UNIT, Round(1, 1), envoys, 3.0))
+        await asyncio.sleep(4.0)
+        told = [one for one in made.told if isinstance(one, RoundFailed)]
+        assert sorted((one.accused, one.cause) for one in told) == [("b", RoundFault.MEMBER), ("c", RoundFault.MEMBER)]
 
     in_simulation(act)
 
