@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
+from scheduler.brain.islands.guests import REST_TIMES
 from swarm.types import PeerId
 from tests.simulation.engine.islands import Ended, Harmed, History, Rows, Shape, World, exchanges, faults, play
 
@@ -199,3 +201,72 @@ def test_an_island_that_does_not_hand_over_its_part_of_the_last_checkpoint_is_le
         world.turn()
     assert faults(world.history, shape) == []
     assert world.brain.present == (1, 2)
+
+
+# Who was left out, and comes back ------------------------------------------------------------------------------------
+
+RETURNS = Shape(islands=3, replicas=1, steps=240, lease=5, arrivals=200, still_s=STILL_S, fetch=4, losses=1)
+STEP_S = 4.0  # of one island, beside the turns that it takes
+
+
+@dataclass(slots=True)
+class Stood:
+    """When the others stood still, in virtual time, and which islands were at work then."""
+
+    world: World
+    rows: int = 0
+    moved_s: float = 0.0
+    still_s: float = 0.0
+    lost: list[float] = field(default_factory=list)
+    present: tuple[int, ...] = ()
+
+    def turn(self) -> None:
+        world = self.world
+        world.turn()
+        if self.rows < (made := sum(isinstance(one, Rows) for one in world.history)):
+            still_s = world.now_s - self.moved_s
+            self.still_s += still_s if still_s > STILL_S / 2 else 0.0
+            world.now_s += (made - self.rows) * STEP_S
+            world.watchdog.moved(world.now_s)
+            self.rows, self.moved_s = made, world.now_s
+        if len(world.brain.present) < len(self.present):
+            self.lost.append(world.now_s)
+        self.present = world.brain.present
+
+
+def returning(until_s: float = math.inf, seed: int = 0) -> Stood:
+    """Sites 1 and 2 do not reach each other, and both reach site 0. Stage servers start wherever some are gone."""
+    world = World(replace(RETURNS, losses=0), seed)
+    reaches, apart = world._reaches, {"site-1", "site-2"}
+
+    def with_cut(sender: PeerId, receiver: PeerId) -> bool:
+        sites = {world.replicas[one].record.site for one in (sender, receiver)}
+        return (sites != apart or world.now_s >= until_s) and reaches(sender, receiver)
+
+    world._reaches = with_cut  # type: ignore[method-assign]
+    return Stood(world)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_island_that_was_left_out_does_not_come_back_to_stop_the_others_again_and_again(seed: int) -> None:
+    """It came back over the site that both reach, and each exchange stood still: half of the time was lost."""
+    stood = returning(seed=seed)
+    while not stood.world.over:
+        stood.turn()
+    assert faults(stood.world.history, RETURNS) == []
+    assert stood.still_s < 0.15 * stood.world.now_s
+    pauses_s = [second - first for first, second in pairwise(stood.lost)]
+    assert len(pauses_s) > 1
+    assert all(pause_s > REST_TIMES * STILL_S * 2**number for number, pause_s in enumerate(pauses_s))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_island_that_was_left_out_comes_back_once_it_reaches_the_others(seed: int) -> None:
+    stood = returning(until_s=300.0, seed=seed)
+    while not stood.world.over:
+        stood.turn()
+    assert faults(stood.world.history, RETURNS) == []
+    assert len(stood.lost) == 1
+    assert stood.present == (0, 1, 2)
+    assert {stood.world.brain._roster.home(island) for island in stood.present} == {"site-0", "site-1", "site-2"}
+    assert stood.world.brain._guests._rests == {}, "the next time counts as the first"

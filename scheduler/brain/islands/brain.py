@@ -204,6 +204,8 @@ class IslandsBrain:
         sites: Mapping[PeerId, str] = MappingProxyType({}),
     ) -> Decision[int]:
         """A stage of the island with the fewest replicas. Which island it will be is settled when the peer comes."""
+        if barred := self._guests.bars(idle, self._roster, now_s):
+            return Decision(None, barred)
         return self._roster.where_to_join(idle, fitting, now_s, coming, sites)
 
     def situation(self, now_s: float) -> Situation:
@@ -398,7 +400,8 @@ class IslandsBrain:
         if told := self._guests.waited_in_vain(happened.for_s, now_s):
             return [Note("warning", told)]
         if found := given_up(self._roster, self._outer, happened.for_s, now_s):
-            return [one for number, told in found.items() for one in self._give_up(number, told, now_s)]
+            for_s = happened.for_s
+            return [one for number, told in found.items() for one in self._give_up(number, told, for_s, now_s)]
         if all(one.saves_only for one in self._roster.at_work().values()):
             owing = [number for number, one in self._roster.at_work().items() if one.owes_parts]
             return self._tell((owing or [self._checkpoints.first])[0], happened, now_s)
@@ -422,7 +425,7 @@ class IslandsBrain:
             decided += rounds
         if exchanged is None:
             return decided
-        self._guests.exchanged()
+        self._guests.exchanged(self._roster, now_s)
         told = self._tell_all(exchanged, now_s)
         rows = [row for one in told if isinstance(one, outputs.WriteRows) for row in one.rows]
         decided += [one for one in told if not isinstance(one, outputs.WriteRows)]
@@ -446,8 +449,9 @@ class IslandsBrain:
 
     # Islands that are lost, and begin anew ---------------------------------------------------------------------------
 
-    def _give_up(self, island: int, told: str, now_s: float) -> list[Output]:
-        """Go on without an island that is at work but gets no further."""
+    def _give_up(self, island: int, told: str, for_s: float, now_s: float) -> list[Output]:
+        """Go on without an island that is at work but gets no further, and does not come back soon."""
+        told = f"{told}; {self._guests.leave_out(island, self._roster, for_s, now_s)}"
         released = self._roster.islands[island].step(inputs.Cancel(told), now_s)
         return [*(one for one in released if not isinstance(one, Stopped)), *self._lose(island, told, now_s)]
 
@@ -469,7 +473,7 @@ class IslandsBrain:
         """Let lost islands begin anew behind an outer step, where others can give replicas for all their stages."""
         if self.is_stopping or not self._roster.may_begin_behind(step):
             return []
-        leaves = self._divisions.begin(self._roster, step + 1)
+        leaves = self._divisions.begin(self._roster, step + 1, self._guests.resting(now_s))
         return [one for island, leave in leaves for one in self._tell(island, leave, now_s)]
 
     def _settle(self, now_s: float) -> list[Output]:

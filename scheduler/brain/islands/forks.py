@@ -13,7 +13,7 @@ and no state has to travel. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -69,14 +69,14 @@ class Divisions:
     def add(self, division: Division) -> None:
         self._of.append(division)
 
-    def begin(self, roster: Roster, version: int) -> list[tuple[int, AskToLeave]]:
+    def begin(self, roster: Roster, version: int, resting: Collection[str] = ()) -> list[tuple[int, AskToLeave]]:
         """Divide islands behind an outer step; gives who is to leave which island."""
         leaves = []
-        for one in plan(roster, version):
+        for one in plan(roster, version, resting):
             self.add(one)
             leaves += [(one.origin, AskToLeave(peer, f"goes over to island {one.island}")) for peer in one.awaited]
         moved = "its island is another site's now"
-        return leaves or [(island, AskToLeave(peer, moved)) for island, peer in handed_over(roster, version)]
+        return leaves or [(island, AskToLeave(peer, moved)) for island, peer in handed_over(roster, version, resting)]
 
     def settled(self, roster: Roster) -> list[Division]:
         """Those for which nobody is awaited any more; they are forgotten here."""
@@ -106,15 +106,16 @@ class Divisions:
         return any(one.arrived.pop(peer, None) is not None for one in self._of)
 
 
-def plan(roster: Roster, version: int) -> list[Division]:
+def plan(roster: Roster, version: int, resting: Collection[str] = ()) -> list[Division]:
     """Which lost islands begin with `version` as copies of which others, and with which replicas.
 
     An island gives those of another site than its own, else half of the replicas of each stage, if
-    `limits.min_replicas` remain on both sides; the one with the most comes first, and each gives to one.
+    `limits.min_replicas` remain on both sides; the one with the most comes first, and each gives to one. No
+    replica goes over that is `resting`, by its name or its site.
     """
     if not roster.lost:
         return []
-    least, able = roster.replicas_min, _able(roster, version)
+    least, able = roster.replicas_min, _able(roster, version, resting)
     many = sorted(able, key=lambda island: (-min(map(len, able[island])), -sum(map(len, able[island])), island))
     givers = [island for island in many if all(len(pool) >= 2 * least for pool in able[island])]
     divisions = []
@@ -129,13 +130,13 @@ def plan(roster: Roster, version: int) -> list[Division]:
     return divisions
 
 
-def handed_over(roster: Roster, version: int) -> list[tuple[int, PeerId]]:
+def handed_over(roster: Roster, version: int, resting: Collection[str] = ()) -> list[tuple[int, PeerId]]:
     """Who leaves which island with `version`, so that it is of one site.
 
     Where an island has `limits.min_replicas` for each stage of a site that is at no other island, those stay, and those
     of sites that are at others go. A site that they leave is at one island fewer, so nobody leaves its last one.
     """
-    least, able = roster.replicas_min, _able(roster, version)
+    least, able = roster.replicas_min, _able(roster, version, resting)
     sites = {island: {one.site for pool in pools for one in pool} - {""} for island, pools in able.items()}
     leaves = []
     for island, pools in able.items():
@@ -146,10 +147,13 @@ def handed_over(roster: Roster, version: int) -> list[tuple[int, PeerId]]:
     return leaves
 
 
-def _able(roster: Roster, version: int) -> dict[int, list[list[ReplicaRecord]]]:
+def _able(roster: Roster, version: int, resting: Collection[str]) -> dict[int, list[list[ReplicaRecord]]]:
     """The replicas of each stage of each island that may leave it with `version`."""
-    of = {island: (one, range(len(one.settings.split))) for island, one in roster.at_work().items()}
-    return {island: [one.may_divide(stage, version - 1) for stage in stages] for island, (one, stages) in of.items()}
+    found = {}
+    for island, one in roster.at_work().items():
+        pools = [one.may_divide(stage, version - 1) for stage in range(len(one.settings.split))]
+        found[island] = [[each for each in pool if not {each.site, each.peer} & {*resting}] for pool in pools]
+    return found
 
 
 def _guests(pools: Sequence[Sequence[ReplicaRecord]], home: str, least: int) -> list[list[ReplicaRecord]]:

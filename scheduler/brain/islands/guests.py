@@ -6,21 +6,29 @@
 
 An island that trains makes steps faster than a slow link carries the averaged gradient of one, so a guest would never
 come up with it. If it did, each step of that island would wait for the slow link. In front of an exchange an island
-stands still, so what a guest fetches stays the newest, and behind it the guests are an island of their own. Pure.
+stands still, so what a guest fetches stays the newest, and behind it the guests are an island of their own.
+
+    an island is left out, as it did not get on with the others ──▶ its site rests ──▶ its stage servers may be guests
+                    ▲──────────────again: twice as long──────────────────────────────────────┘
+
+An island that has lost a stage is whole again when it comes back. One that was left out may fail again at the next
+exchange, for which the others then wait as long. Pure.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.roster import Roster
 from swarm.text import listed
 from swarm.types import PeerId
 
-REST_TIMES = 10  # as long as an exchange waited in vain for guests of a site, it waits for none of them then
+REST_TIMES = 10  # as long as an exchange waited in vain for a site, it does without it then
 
 
 @dataclass(slots=True)
@@ -31,13 +39,22 @@ class _Guest:
     exchanges: int = 0  # for which it waited
 
 
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Who was left out may not come back before `until_s`."""
+
+    until_s: float = -math.inf
+    times: int = 0  # in a row
+
+
 class Guests:
-    """The guests that are not replicas yet."""
+    """The guests that are not replicas yet, and who may be none for now."""
 
     def __init__(self) -> None:
         self.awaited: list[PeerId] = []  # the exchange waits for them
         self._guests: dict[PeerId, _Guest] = {}
-        self._rest_until_s: dict[str, float] = {}  # by site
+        self._rest_until_s: dict[str, float] = {}  # by site: the exchange waits for none of its guests
+        self._rests: dict[str, _Rest] = {}  # by site, or by peer that has said none
 
     def arrives(self, replica: ReplicaRecord, roster: Roster) -> Join:
         """How a peer joins that the roster has admitted."""
@@ -64,10 +81,46 @@ class Guests:
         """What the exchange waits for, for a person; empty if for no guest."""
         return f"the exchange waits for {listed(self.awaited)} to fetch the state" if self.awaited else ""
 
-    def exchanged(self) -> None:
-        """An exchange was made without those that wait."""
+    def exchanged(self, roster: Roster, now_s: float) -> None:
+        """An exchange was made, without those that wait. Who came back, and took part, is forgiven."""
         for guest in self._guests.values():
             guest.exchanges += not guest.fetches
+        back: set[str] = set()
+        for island in roster.present:
+            sites = {one.site for pool in roster.replicas(island) for one in pool} - {""}
+            if len(sites) == 1 or (not sites and roster.is_fork(island)):  # not as guests of another site's
+                back.update(self._names(island, roster))
+        for name in [name for name, rest in self._rests.items() if name in back and rest.until_s <= now_s]:
+            del self._rests[name]
+
+    def leave_out(self, island: int, roster: Roster, for_s: float, now_s: float) -> str:
+        """The others waited so long for an island at work: it is not to come back soon. What people are told."""
+        longest_s = 0.0
+        for name in self._names(island, roster):
+            held = self._rests.get(name, _Rest())
+            times = held.times + (held.until_s <= now_s)  # sites may have several islands
+            rest_s = REST_TIMES * for_s * 2.0 ** (times - 1)
+            self._rests[name], longest_s = _Rest(now_s + rest_s, times), max(rest_s, longest_s)
+        where = roster.home(island)
+        return f"its stage servers{f', or others at {where},' if where else ''} may come back in {longest_s:g} s"
+
+    def resting(self, now_s: float) -> set[str]:
+        """The sites, and peers that have said none, that may have no island now."""
+        return {name for name, rest in self._rests.items() if rest.until_s > now_s}
+
+    def bars(self, idle: Candidate, roster: Roster, now_s: float) -> str:
+        """Why a peer may not join now; empty if it may. A site that has an island at work may complete it."""
+        if idle.site and any(roster.home(island) == idle.site for island in roster.present):
+            return ""
+        rest = self._rests.get(idle.site, self._rests.get(idle.peer, _Rest()))
+        told = "its island was left out, as the others waited for it in vain; it may come back in"
+        return f"{told} {math.ceil(rest.until_s - now_s)} s" if rest.until_s > now_s else ""
+
+    @staticmethod
+    def _names(island: int, roster: Roster) -> Collection[str]:
+        """The site of an island at work; if it is at none, its replicas."""
+        home = roster.home(island)
+        return [home] if home else [peer for pool in roster.islands[island].peers for peer in pool]
 
     def waited_in_vain(self, for_s: float, now_s: float) -> str:
         """Nothing has moved for so long: exchanges wait for nobody of these sites for a while. What people are told."""
@@ -79,7 +132,9 @@ class Guests:
     def _wanted(self, roster: Roster, now_s: float) -> Iterator[PeerId]:
         """The guests of each site that would have an island with them, if exchanges wait for its guests."""
         for island, site in {(one.island, one.replica.site) for one in self._guests.values()}:
-            if now_s >= self._rest_until_s.get(site, now_s) and self._is_whole(island, site, roster):
+            if now_s < self._rest_until_s.get(site, now_s) or site in self.resting(now_s):
+                continue
+            if self._is_whole(island, site, roster):
                 yield from self._of(island, site)
 
     def _of(self, island: int, site: str) -> Iterator[PeerId]:

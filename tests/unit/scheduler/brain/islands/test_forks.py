@@ -78,6 +78,19 @@ def test_those_of_another_site_go_over_together_and_nobody_else() -> None:
     assert sorted(one.awaited) == ["i0-s0-0", "i0-s1-0"]
 
 
+def test_nobody_goes_over_who_rests_by_site_or_by_name() -> None:
+    """A site whose island was left out came back through the island that had taken its stage servers in."""
+    roster = loaded(MIXED, islands=2, replicas=4).brain._roster
+    roster.lose(1, "it could not exchange")
+    (one,) = plan(roster, 3, {"berlin"})
+    assert sorted(one.awaited) == ["i0-s0-2", "i0-s1-2"], "half of the others"
+    assert plan(roster, 3, {"berlin", "lyon"}) == []
+    unnamed = loaded(islands=2, replicas=2).brain._roster
+    unnamed.lose(1, "it could not exchange")
+    assert len(plan(unnamed, 3)) == 1
+    assert plan(unnamed, 3, {"i0-s0-1"}) == [], "too few are left"
+
+
 def test_half_of_a_site_goes_over_if_nobody_is_of_another_at_some_stage() -> None:
     roster = loaded(MIXED | {"i0-s1-0": "lyon"}, islands=2, replicas=4).brain._roster
     roster.lose(1, "gone")

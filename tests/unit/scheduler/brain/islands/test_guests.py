@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler.brain import inputs
-from scheduler.brain.islands.guests import REST_TIMES
+from scheduler.brain.fleet.placement import Candidate
+from scheduler.brain.islands.guests import REST_TIMES, _Rest
 from scheduler.brain.outputs import Fork
 from swarm.messages import Follow, LoadStage
 from swarm.types import JobState, PeerId
@@ -179,3 +180,61 @@ def test_a_site_whose_island_another_one_holds_gets_it_back_in_front_of_an_excha
     )
     until(made, lambda: made.over)
     assert faults(made.history, Shape(replicas=2, steps=40, lease=2, losses=1)) == []
+
+
+def candidate(peer: str, site: str = "") -> Candidate:
+    return Candidate(PeerId(peer), site=site)
+
+
+def test_a_site_that_was_left_out_rests_twice_as_long_each_time_and_is_forgiven_once_it_has_taken_part() -> None:
+    made = world(Shape(replicas=1, steps=60, lease=2))
+    guests, roster, berlin = made.brain._guests, made.brain._roster, candidate("new", "berlin")
+    told = guests.leave_out(1, roster, 30.0, 1000.0)
+    assert told == "its stage servers, or others at berlin, may come back in 300 s"
+    assert guests.resting(1299.0) == {"berlin"}
+    assert guests.resting(1300.0) == set()
+    guests.leave_out(1, roster, 30.0, 1100.0)
+    assert guests.resting(1399.0) == {"berlin"}
+    assert guests.resting(1400.0) == set(), "another island of the site, left out while it rests, is the same failure"
+    assert guests.bars(berlin, roster, 1390.0) == "", "it has an island at work, which it completes"
+    lose(made, 1)
+    assert guests.bars(berlin, roster, 1390.0).endswith("it may come back in 10 s")
+    assert guests.bars(candidate("else", "lyon"), roster, 1390.0) == ""
+    assert guests.bars(berlin, roster, 1400.0) == ""
+    made.now_s = 1400.0
+    arrive(made), arrive(made)
+    until(made, lambda: made.brain.present == (0, 1))
+    (island,) = (one for one in (0, 1) if roster.home(one) == "berlin")
+    assert guests.leave_out(island, roster, 30.0, 2000.0).endswith("in 600 s"), "it has taken part in no exchange since"
+    before = len(exchanges(made.history, SHAPE))
+    until(made, lambda: len(exchanges(made.history, SHAPE)) > before)
+    assert guests.resting(2599.0) == {"berlin"}, "it has to rest first"
+    made.now_s = 2600.0
+    until(made, lambda: len(exchanges(made.history, SHAPE)) > before + 1)
+    assert guests.leave_out(island, roster, 30.0, 3000.0).endswith("in 300 s")
+
+
+def test_without_sites_the_stage_servers_rest_that_were_left_out() -> None:
+    made = World(Shape(replicas=1), 0)
+    until(made, lambda: all(made.database.values()))
+    guests, roster = made.brain._guests, made.brain._roster
+    assert guests.leave_out(1, roster, 30.0, 0.0) == "its stage servers may come back in 300 s"
+    assert guests.resting(1.0) == {"i1-s0-0", "i1-s1-0"}
+    assert guests.bars(candidate("i1-s0-0"), roster, 1.0) != ""
+    assert guests.bars(candidate("new"), roster, 1.0) == ""
+    decision = made.brain.where_to_join(candidate("i1-s0-0"), range(STAGES), 1.0)
+    assert decision.plan is None
+    assert "as the others waited for it in vain" in decision.reason
+
+
+def test_no_exchange_waits_for_who_was_on_the_way_when_its_site_was_left_out() -> None:
+    made = world(Shape(replicas=1, steps=60, lease=2, fetch=4))
+    lose(made, 1)
+    peers = [arrive(made), arrive(made)]
+    made.brain._guests._rests["berlin"] = _Rest(made.now_s + 1e6, 1)
+    while any(made.brain.is_joining(peer) for peer in peers):
+        made.turn()
+        assert made.brain._guests.awaited == []
+    before = len(exchanges(made.history, SHAPE))
+    until(made, lambda: len(exchanges(made.history, SHAPE)) > before)
+    assert made.brain.present == (0,), "they are replicas there"
