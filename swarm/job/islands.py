@@ -19,16 +19,18 @@ from swarm.job.spec import JobSpec
 from swarm.limits import ISLANDS_IN_SWARM_MAX
 from swarm.text import counted
 
-# What "auto" stands for in [outer], by averaging.mode: the papers' learning rates (swarm/job/outer.py) and streaming's
-# period; other periods and codes are ours.
+# What "auto" stands for in [outer], by averaging.mode; periods and codes are ours but for streaming's period.
 _AUTO: dict[str, dict[str, Any]] = {
-    "diloco": {"every_steps": 50, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0,
-               "compression": "bfloat16", "buffer": 1},
-    "streaming": {"every_steps": 100, "learning_rate": 0.4, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4",
-                  "buffer": 1},
-    "async_dn": {"every_steps": 50, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0,
-                 "compression": "bfloat16"},
+    "diloco": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16",
+               "buffer": 1},
+    "streaming": {"every_steps": 100, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4", "buffer": 1},
+    "async_dn": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16"},
 }  # fmt: skip
+# Learning rate and momentum of the outer step: those of the papers (swarm/job/outer.py), whose runs have hundreds of
+# exchanges, and those that were best in runs of 3 to 60 (docs/islands.md).
+_PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9), "async_dn": (0.7, 0.9)}
+_FEW_EXCHANGES = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5)}
+_FEW = 100
 
 
 def resolved_outer(spec: JobSpec) -> dict[str, Any]:
@@ -38,6 +40,9 @@ def resolved_outer(spec: JobSpec) -> dict[str, Any]:
         return values
     chosen = {"fragments": auto_fragments(spec.layers), "buffer": spec.island_count} | _AUTO[spec.averaging.mode]
     every = chosen["every_steps"] if values["every_steps"] == "auto" else values["every_steps"]
+    both = values["learning_rate"] == values["momentum"] == "auto"
+    few = _FEW_EXCHANGES if both and spec.training.steps < _FEW * every else {}
+    chosen["learning_rate"], chosen["momentum"] = (_PUBLISHED | few)[spec.averaging.mode]
     if values["overlap_steps"] == "auto" and every == 1:
         chosen["overlap_steps"] = 0
     filled = {key: chosen[key] if value == "auto" else value for key, value in values.items()}
@@ -87,6 +92,7 @@ def outer_plan(spec: JobSpec) -> OuterPlan:
     assert outer.fragments != "auto", "resolve the spec first"
     assert outer.overlap_steps != "auto", "resolve the spec first"
     assert outer.mixing != "auto", "resolve the spec first"
+    assert outer.momentum != "auto", "resolve the spec first"
     rhythm = Rhythm(spec.training.steps, outer.every_steps, outer.fragments, outer.overlap_steps)
     return OuterPlan(rhythm, outer.mixing, nesterov(outer.learning_rate, outer.momentum))
 

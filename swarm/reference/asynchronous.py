@@ -153,6 +153,7 @@ class AsyncOuterSteps:
     def _propose(self, island: int) -> bool:
         outer = self._spec.outer
         assert outer.learning_rate != "auto", "resolve the spec first"
+        assert outer.momentum != "auto", "resolve the spec first"
         assert outer.buffer != "auto", "resolve the spec first"
         delta: dict[str, Tensor] = {}  # a tied weight once: both of its stages propose the same
         for stage in self._islands[island]:

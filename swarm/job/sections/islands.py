@@ -45,7 +45,7 @@ class OuterSection(Section):
 
     every_steps: Auto | Annotated[int, Field(ge=1, le=10**6)] = "auto"  # inner steps between two exchanges
     learning_rate: Auto | Annotated[float, Field(gt=0, le=10)] = "auto"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: Auto | Annotated[float, Field(ge=0, lt=1)] = "auto"
     fragments: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"  # streaming only, as the next two
     overlap_steps: Auto | Annotated[int, Field(ge=0, le=1000)] = "auto"  # inner steps while a fragment is exchanged
     mixing: Auto | Annotated[float, Field(ge=0, lt=1)] = "auto"  # the share of its weights that an island keeps
@@ -63,7 +63,7 @@ def check_islands(spec: JobSpec) -> None:
             raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco" or "streaming"')
         if spec.islands.shares != "equal":
             raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco", not "{mode}"')
-        if outer != OuterSection():
+        if outer not in (OuterSection(), OuterSection(momentum=0.9)):  # 0.9 was the default, and was stored
             raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set another mode')
         return
     batch, size = spec.training.global_batch_sequences, spec.training.microbatch_sequences

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import astuple
 from typing import Any
 
@@ -23,7 +24,7 @@ from swarm.job.islands import (
     most_islands,
     outer_plan,
 )
-from swarm.job.outer import nesterov
+from swarm.job.outer import OuterUpdate, nesterov
 from swarm.job.partition import resolve
 from swarm.job.sections.trust import TrustSection
 from swarm.job.spec import JobSpec, parse_job, spec_from_json
@@ -49,14 +50,33 @@ ISLANDS = {count: spec_of(count=count, training={"global_batch_sequences": 60}) 
 
 
 def test_every_mode_has_the_figures_of_its_paper_unless_the_job_says_otherwise() -> None:
-    plan = outer_plan(spec_of())
-    assert (*astuple(plan.rhythm), plan.mixing) == (400, 50, 1, 0, 0.0)
+    many = {"steps": 10_000}
+    plan = outer_plan(spec_of(training=many))
+    assert (*astuple(plan.rhythm), plan.mixing) == (10_000, 50, 1, 0, 0.0)
     assert plan.update == nesterov(0.7, 0.9)
     assert spec_of().outer.compression == "bfloat16"
-    plan = outer_plan(spec_of("streaming", outer={"every_steps": 30}))
+    plan = outer_plan(spec_of("streaming", outer={"every_steps": 30}, training=many))
     assert (*astuple(plan.rhythm)[1:], plan.mixing) == (30, 3, 1, 0.5)
     assert plan.update == nesterov(0.4, 0.9)
     assert spec_of("streaming").outer.compression == "fp4"
+
+
+@pytest.mark.parametrize(("mode", "few"), [("diloco", nesterov(1.0, 0.5)), ("streaming", nesterov(0.7, 0.5))])
+def test_jobs_of_few_exchanges_have_less_outer_momentum(mode: str, few: OuterUpdate) -> None:
+    def update(**outer: float) -> OuterUpdate:
+        return outer_plan(spec_of(mode, outer={"every_steps": 40} | outer, training={"steps": 3999})).update
+
+    published = outer_plan(spec_of(mode, outer={"every_steps": 40}, training={"steps": 4000})).update
+    assert update() == few
+    assert update(momentum=0.9) == published, "who gives one of the two has the other of the paper"
+    assert update(learning_rate=published.y) == published
+
+
+def test_a_job_that_was_stored_before_momentum_was_chosen_can_be_read() -> None:
+    values = json.loads(spec_of("allreduce", 1).model_dump_json())
+    assert values["outer"]["momentum"] == "auto"
+    values["outer"]["momentum"] = 0.9
+    assert not spec_from_json(json.dumps(values)).has_outer_steps
 
 
 def test_a_resolved_job_with_islands_is_resolved_for_good() -> None:

@@ -23,8 +23,8 @@ UPDATE = nesterov(0.7, 0.9)
 def outer_spec(stages: int = 1, **changes: object) -> JobSpec:
     spec = spec_of(stages, **changes)  # type: ignore[arg-type]
     averaging = spec.averaging.model_copy(update={"mode": "diloco"})
-    values = {"every_steps": 1, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0}
-    outer = spec.outer.model_copy(update=values | {"compression": "bfloat16"})
+    values = {"every_steps": 1, "learning_rate": 0.7, "momentum": 0.9, "fragments": 1}
+    outer = spec.outer.model_copy(update=values | {"overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16"})
     return spec.model_copy(update={"averaging": averaging, "outer": outer})
 
 

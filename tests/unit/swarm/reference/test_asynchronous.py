@@ -51,7 +51,7 @@ def test_what_is_left_in_the_end_is_divided() -> None:
 
 
 def both(islands: int, stages: int = 1, **changes: object) -> tuple[JobSpec, JobSpec]:
-    outer = {"every_steps": 2, "compression": "none", **changes}
+    outer = {"every_steps": 2, "learning_rate": 0.7, "momentum": 0.9, "compression": "none", **changes}
     return spec_of("diloco", islands, stages=stages, **outer), spec_of("async_dn", islands, stages=stages, **outer)
 
 

@@ -22,8 +22,8 @@ TOKENS = (30, 50)
 def outer_spec(stages: int, code: str, *, tied: bool = False) -> JobSpec:
     spec = spec_of(stages, config={"tie_word_embeddings": tied})
     averaging = spec.averaging.model_copy(update={"mode": "diloco"})
-    values = {"every_steps": 1, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0}
-    outer = spec.outer.model_copy(update=values | {"compression": code})
+    values = {"every_steps": 1, "learning_rate": 0.7, "momentum": 0.9, "fragments": 1}
+    outer = spec.outer.model_copy(update=values | {"overlap_steps": 0, "mixing": 0.0, "compression": code})
     return spec.model_copy(update={"averaging": averaging, "outer": outer})
 
 

@@ -16,7 +16,7 @@ def spec_with(fragments: int, overlap: int, code: str = "int8") -> JobSpec:
     spec = spec_of(1)
     averaging = spec.averaging.model_copy(update={"mode": "streaming"})
     values = {"every_steps": 6, "fragments": fragments, "overlap_steps": overlap, "mixing": 0.5, "compression": code}
-    outer = spec.outer.model_copy(update=values | {"learning_rate": 0.4})
+    outer = spec.outer.model_copy(update=values | {"learning_rate": 0.4, "momentum": 0.9})
     return spec.model_copy(update={"averaging": averaging, "outer": outer})
 
 
