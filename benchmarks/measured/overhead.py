@@ -15,8 +15,9 @@ what waits costs none. The losses must agree, or the trees did not do the same w
 `--parts` times instead what each mechanism does in one step by itself, in this process, as the least processor time of
 many tries: no noise of processes, but also nothing of what they do to each other's caches.
 
-Not in it, because it cannot be taken away without another design: the ledger and the cells themselves, averaging before
-the commit, the second buffer of weights, and the memory of outputs that are held.
+Not in it, because it cannot be taken away without another design: the ledger and the cells themselves, the names of sets,
+by which a member knows when its round begins, averaging before the commit, the second buffer of weights, and the memory
+of outputs that are held.
 """
 
 from __future__ import annotations
@@ -57,7 +58,6 @@ MECHANISMS = {
     "state-digest": "digest of parameters and optimizer state after every commit",
     "mean-digest": "digest of every averaged gradient",
     "range-check": "range and finite check of every gradient",
-    "set-digest": "names of the sets that a round sums",
     "hold-until-commit": "holding outputs until the commit",
     "driver-row-durable": "waiting for the commit row",
     "store-sync": "the commit row's fsync",
