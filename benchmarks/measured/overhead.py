@@ -15,9 +15,9 @@ what waits costs none. The losses must agree, or the trees did not do the same w
 `--parts` times instead what each mechanism does in one step by itself, in this process, as the least processor time of
 many tries: no noise of processes, but also nothing of what they do to each other's caches.
 
-Not in it, because it cannot be taken away without another design: the ledger and the cells themselves, the names of sets,
-by which a member knows when its round begins, averaging before the commit, the second buffer of weights, and the memory
-of outputs that are held.
+Not in it, because it cannot be taken away without another design: the ledger and the cells themselves, averaging before
+the commit, the second buffer of weights, the memory of outputs that are held, and the names of sets, by which members
+know when a round begins.
 """
 
 from __future__ import annotations

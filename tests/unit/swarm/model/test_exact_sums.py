@@ -18,6 +18,16 @@ def test_a_sum_holds_the_rounded_multiples() -> None:
     assert total.tolist() == [1.0, 0.0, -12.0, 0.0]
 
 
+@pytest.mark.parametrize("bits", [16, 30, 40])
+def test_multiples_in_float32_are_those_in_float64(bits: int) -> None:
+    edges = torch.tensor([0.5, 1.5, 2.5, 0.49999997, 0.0, 1e-45, 1e-38, 2.0**22 + 0.5, 2.0**24 + 2, 2.0**53]) / 2**bits
+    gradient = torch.cat([edges, -edges, torch.randn(1000), torch.randn(1000) / 2**bits])
+    before = torch.randint(-(2**40), 2**40, (2020,)).double()
+    total = before.clone()
+    accumulate(total, gradient, bits)
+    assert torch.equal(total, before + (gradient.double() * 2**bits).round())
+
+
 def test_tiles_cover_every_element(monkeypatch: pytest.MonkeyPatch) -> None:
     gradient = torch.randn(1000)
     whole, tiled = torch.zeros(1000, dtype=torch.float64), torch.zeros(1000, dtype=torch.float64)
@@ -35,6 +45,16 @@ def test_range_is_the_share_that_no_sum_of_all_contributions_can_leave() -> None
     assert in_range([edge], 16, limit)
     assert in_range([-edge], 16, limit)
     assert not in_range([torch.nextafter(edge, torch.tensor(torch.inf))], 16, limit)
+
+
+@pytest.mark.parametrize("elements", [1, 3, 1000])
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.71, 0.99, 1.0, 1.0000001, 1.01, 1.4, 1.42, 2.0])
+def test_sums_of_squares_let_in_only_what_is_in_range(elements: int, share: float) -> None:
+    gradient = torch.full((elements,), share * 1000 / 2**30)
+    fits = bool((gradient.double() * 2**30).round().abs().amax() <= 1000)
+    assert bool(in_range([torch.zeros(5), gradient], 30, 1000)) is fits
+    gradient[1:] = 0
+    assert bool(in_range([gradient, torch.zeros(5)], 30, 1000)) is fits
 
 
 @pytest.mark.parametrize("bits", [None, 30])
