@@ -171,14 +171,14 @@ def _each(step: _StepOne) -> _Step:
 
 def _groups(step: _StepGroup) -> _Step:
     def step_all(held: Iterable[Held], training: TrainingSection, learning_rate: float, grouped: bool) -> None:
-        for group in _grouped(held, GROUP_ELEMENTS if grouped else 0):
+        for group in _small_together(held, GROUP_ELEMENTS if grouped else 0):
             step(group, training, learning_rate, grouped)
 
     return step_all
 
 
-def _grouped(held: Iterable[Held], elements_max: int) -> Iterator[list[Held]]:
-    """Small ones together, up to so many elements; each larger one alone."""
+def _small_together(held: Iterable[Held], elements_max: int) -> Iterator[list[Held]]:
+    """Groups of up to so many elements; each larger one alone."""
     group: list[Held] = []
     elements = 0
     for one in held:
