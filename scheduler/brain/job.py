@@ -102,7 +102,7 @@ class JobBrain:
                 self._parts.saves.stored(happened)
                 return False
             case inputs.CheckpointKept(version=version):
-                if not self._parts.saving.kept(version):
+                if not self._parts.collector.kept(version):
                     return self._parts.saving.others_did(version)
                 state.conclude(Finish() if version == self.settings.steps else None)
             case inputs.CheckpointNotKept(version=version, reason=reason, fault=fault):
@@ -140,10 +140,9 @@ class JobBrain:
         """Whether nothing but a checkpoint is under way."""
         return self.mode.is_at_work and self._parts.is_idle and self._parts.saving.is_under_way
 
-    @property
-    def owes_parts(self) -> bool:
-        """Whether replicas have not handed over all of a checkpoint."""
-        return self._parts.saving.open is not None and bool(self._parts.saving.open.savers)
+    def owing(self, *, again: bool = False) -> list[PeerId]:
+        """The replicas that have not handed over their part of a checkpoint; `again`: one that was late before."""
+        return self._parts.collector.owing(again=again)
 
     @property
     def saves_again_s(self) -> float:

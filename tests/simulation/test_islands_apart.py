@@ -203,6 +203,52 @@ def test_an_island_that_does_not_hand_over_its_part_of_the_last_checkpoint_is_le
     assert world.brain.present == (1, 2)
 
 
+def saving_the_end(frozen: int, until_s: float) -> World:
+    """An island has trained all, and hands over nothing for a while."""
+    world = World(replace(FROZEN, freezes=0), 0)
+    while not world.brain._roster.islands[frozen].saves_only:
+        world.turn()
+    world.harm(Harmed(frozenset(filter(of_island(frozen), world.replicas)), world.now_s + until_s))
+    return world
+
+
+def asked_again(world: World) -> None:
+    """Play until the first checkpoint is given up, and a second one begins."""
+    while world.collecting is not None:
+        world.turn()
+    while world.collecting is None:
+        assert not world.over
+        world.turn()
+
+
+def test_an_island_that_owes_its_part_once_is_asked_again_though_another_one_owed_its_own_before() -> None:
+    """Once any island had not handed over its part in time, the next one that was late was left out at once."""
+    world = saving_the_end(0, 1.5 * STILL_S)
+    asked_again(world)
+    late = Harmed(frozenset(filter(of_island(1), world.replicas)), world.now_s + 1.75 * STILL_S)
+    world.harm(late)
+    while not world.over:
+        world.turn()
+    assert world.now_s > late.until_s, "it was waited for"
+    assert world.brain.present == (0, 1, 2)
+    assert faults(world.history, FROZEN) == []
+
+
+def test_an_island_that_owes_its_part_twice_is_left_out_and_people_are_told_whose_it_is() -> None:
+    world, notes = saving_the_end(0, math.inf), []
+    carry_out = world._carry_out
+
+    def listening(output: object, decided: object) -> None:
+        notes.append(str(output))
+        carry_out(output, decided)  # type: ignore[arg-type]
+
+    world._carry_out = listening  # type: ignore[assignment]
+    while not world.over:
+        world.turn()
+    assert world.brain.present == (1, 2)
+    assert any("i0-s0-1, i0-s1-1 handed over no part of the checkpoint for 60 s, a second time" in one for one in notes)
+
+
 # Who was left out, and comes back ------------------------------------------------------------------------------------
 
 RETURNS = Shape(islands=3, replicas=1, steps=240, lease=5, arrivals=200, still_s=STILL_S, fetch=4, losses=1)

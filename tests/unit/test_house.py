@@ -33,7 +33,6 @@ COVERED_BY = {
         *("scheduler/brain/commit/*",),
         *("scheduler/brain/replicas/*", "scheduler/brain/state/*"),
     ),
-    "unit/scheduler/brain/checkpoint/test_schedule.py": ("scheduler/brain/checkpoint/collection",),
     "simulation/test_outer_steps.py": ("scheduler/brain/islands/brain", "scheduler/brain/islands/parity"),
     "simulation/test_lost_islands.py": tuple(
         f"scheduler/brain/islands/{one}" for one in ("outer_steps", "translation", "view")

@@ -29,6 +29,7 @@ class CheckpointCollector:
         self._state = state
         self._saving = saving
         self._owed: Counter[PeerId] = Counter()  # how often each replica failed to hand over its part
+        self._late: set[int] = set()  # stages that were not handed over in time, since a checkpoint was kept
 
     def committed(self, version: int, *, skipped: bool, now_s: float) -> None:
         """The replicas were just told to make `version`: ask for its checkpoint if one is due."""
@@ -116,6 +117,18 @@ class CheckpointCollector:
         self._saving.at_once = self._state.settings.second_hash and reason == "peer"
         return self.give_up(reason, fault, now_s)
 
+    def kept(self, version: int) -> bool:
+        """The checkpoint is complete; False if it was given up before."""
+        is_complete = self._saving.kept(version)
+        if is_complete:
+            self._late.clear()
+        return is_complete
+
+    def owing(self, *, again: bool = False) -> list[PeerId]:
+        """The replicas that still have to hand over a part; `again`: a part that was not handed over in time before."""
+        savers = {} if self._saving.open is None else self._saving.open.savers
+        return [saver for saver, stage in savers.items() if not again or stage in self._late]
+
     def stuck(self, for_s: float, now_s: float) -> End | None:
         """No part of the checkpoint that the job waits for has come for `for_s`.
 
@@ -126,7 +139,6 @@ class CheckpointCollector:
         held, stop = self._saving.open, self._saving.stop
         assert held is not None
         told = f"nothing came for {for_s:g} s: {self.waiting_for()}"
-        self._owed.update(held.savers.keys())
         if held.savers or (stop is not None and stop.state is JobState.CANCELLED):
             return self.give_up("timeout", told, now_s)
         self._state.outbox.note("error", f"{told}; waits on: look at the storage of checkpoints")
@@ -134,6 +146,10 @@ class CheckpointCollector:
 
     def give_up(self, reason: str, fault: str, now_s: float) -> End | None:
         """Give up the checkpoint under way: the job goes on without it, or ends if it was to end with it."""
+        if reason == "timeout":
+            owing = self.owing()
+            self._owed.update(owing)
+            self._late.update(stage for stage in map(self._saving.stage_of, owing) if stage is not None)
         version, kept = self._saving.give_up(), self._saving.newest
         self._state.outbox.put(DropCheckpoint(version, reason, fault))
         newest = f"the newest checkpoint is that of {self._at(kept)}" if kept else "there is no earlier checkpoint"

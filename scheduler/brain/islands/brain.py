@@ -403,7 +403,7 @@ class IslandsBrain:
             for_s = happened.for_s
             return [one for number, told in found.items() for one in self._give_up(number, told, for_s, now_s)]
         if all(one.saves_only for one in self._roster.at_work().values()):
-            owing = [number for number, one in self._roster.at_work().items() if one.owes_parts]
+            owing = [number for number, one in self._roster.at_work().items() if one.owing()]
             return self._tell((owing or [self._checkpoints.first])[0], happened, now_s)
         end = stuck(self.settings.job, happened.for_s, self.waiting_for(), self.settings.on_stall, self._told_to_stop)
         return self._end(end, "nothing moved", now_s)

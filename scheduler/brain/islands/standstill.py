@@ -12,7 +12,6 @@ island 0 ── island 1
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from itertools import combinations
 
@@ -32,8 +31,9 @@ def given_up(roster: Roster, outer: OuterSteps, for_s: float, now_s: float) -> d
 def _at_fault(roster: Roster, outer: OuterSteps, for_s: float, now_s: float) -> dict[int, str]:
     islands = roster.at_work()
     if all(one.saves_only for one in islands.values()):
-        owing = [n for n, one in islands.items() if one.owes_parts and one.saves_again_s > -math.inf]
-        return dict.fromkeys(owing, f"it handed over no part of the checkpoint for {for_s:g} s, a second time")
+        owing = {n: listed(peers) for n, one in islands.items() if (peers := one.owing(again=True))}
+        told = f"handed over no part of the checkpoint for {for_s:g} s, a second time"
+        return {n: f"{peers} {told}" for n, peers in owing.items()}
     behind = [n for n, one in islands.items() if one.outer_step is None and not one.saves_only]
     if behind:
         return dict.fromkeys(behind, f"no step was committed for {for_s:g} s, and the other islands wait")

@@ -1,0 +1,39 @@
+"""scheduler.brain.checkpoint.collection: which replicas hand over a checkpoint, and which owe their part."""
+
+from __future__ import annotations
+
+from scheduler.brain.checkpoint.collection import CheckpointCollector
+from swarm.events import ParameterHash, Saved
+from swarm.messages import LoadStage
+from tests.support.brain import JOB, A, C, Swarm
+
+
+def collector() -> CheckpointCollector:
+    swarm = Swarm({A: 0, C: 1})
+    swarm.answer(LoadStage)
+    return swarm.brain._parts.collector
+
+
+def test_a_part_is_owed_again_if_it_was_late_since_a_checkpoint_was_kept() -> None:
+    """That one was late was never forgotten, and any other part that was late then counted as late before."""
+    one = collector()
+    one.begin(1, 0.0)
+    one.saved(A, Saved(JOB, 0, 1, 0, (ParameterHash("w", "float32", (1,), "00"),)), 1.0)
+    assert (one.owing(), one.owing(again=True)) == ([C], [])
+    one.stuck(60.0, 61.0)
+    assert one.owing() == [], "it is given up"
+    one.begin(2, 70.0)
+    assert (one.owing(), one.owing(again=True)) == ([A, C], [C])
+    assert not one.kept(1)
+    assert one.owing(again=True) == [C]
+    assert one.kept(2)
+    one.begin(3, 80.0)
+    assert (one.owing(), one.owing(again=True)) == ([A, C], [])
+
+
+def test_a_part_that_the_storage_refused_was_not_late() -> None:
+    one = collector()
+    one.begin(1, 0.0)
+    one.failed(1, "disk_full", "full", 1.0)
+    one.begin(2, 2.0)
+    assert one.owing(again=True) == []
