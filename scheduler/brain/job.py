@@ -32,7 +32,7 @@ from scheduler.brain.state.mode import Mode, ModeEvent
 from scheduler.brain.state.pool import Trust
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase, StepEvent, StepRun
-from swarm.events import Hello
+from swarm.events import Event, Hello
 from swarm.job.course import PLAIN, Course
 from swarm.text import counted
 from swarm.types import Decision, Direction, JobState, PeerId
@@ -259,9 +259,9 @@ class JobBrain:
         """Those of an island that begins as a copy of this one."""
         return self._parts.saving.of_copy
 
-    def awaits(self, peer: PeerId) -> bool:
-        """Whether the job cannot go on before the peer has loaded its stage; it waits for nobody who joins."""
-        return self.mode in (Mode.LOADING, Mode.GATHERING) and peer in self._parts.loading.missing()
+    def awaits(self, peer: PeerId, event: Event) -> bool:
+        """Whether the job cannot go on without what the peer says here; it waits for nobody who joins."""
+        return self._parts.awaits(peer, event)
 
     def is_joining(self, peer: PeerId) -> bool:
         """Whether the peer still fetches state, or needs something that only other replicas of its stage have."""

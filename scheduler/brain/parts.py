@@ -26,7 +26,9 @@ from scheduler.brain.trust.means import Means
 from scheduler.brain.trust.recounts import Recounts
 from scheduler.brain.trust.saves import Saves
 from scheduler.brain.trust.strikes import Strikes
+from swarm.events import Evaluated, Event, Loaded, Saved
 from swarm.job.course import Course
+from swarm.types import PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,19 @@ class Parts:
     def is_idle(self) -> bool:
         """No step is open, and nothing is being evaluated."""
         return not self.state.progress.runs and self.evaluations.is_idle
+
+    def awaits(self, peer: PeerId, event: Event) -> bool:
+        """Whether the job cannot go on without what the peer says here."""
+        match event:
+            case Loaded():
+                return self.state.mode in (Mode.LOADING, Mode.GATHERING) and peer in self.loading.missing()
+            case Saved():
+                settings = self.state.settings
+                is_of_job = (event.job, event.timeline) == (settings.job, settings.timeline)
+                return is_of_job and self.is_idle and self.saving.awaits(peer, event)  # steps wait for no checkpoint
+            case Evaluated():
+                return self.evaluations.awaits(peer, event)
+        return False
 
     def permit(self, run: StepRun, now_s: float) -> bool:
         """Whether nothing of the step is being checked, or has to be now."""

@@ -105,7 +105,7 @@ class JobDriver:
         self._watchdog.moved(self.now_s())
 
     def on_event(self, peer: PeerId, event: Event, room: int = 0) -> None:
-        if isinstance(event, Saved | Evaluated) or (isinstance(event, Loaded) and self._brain.awaits(peer)):
+        if isinstance(event, Loaded | Saved | Evaluated) and self._brain.awaits(peer, event):
             self.made_progress()
         if isinstance(event, Heartbeat | Logged | ChaosBegun):
             return  # the brain has no use for them, and the inbox may wait for a database for hours

@@ -126,6 +126,11 @@ class CheckpointSchedule:
         held.parameters[event.stage] = event.parameters
         return True
 
+    def awaits(self, peer: PeerId, event: Saved) -> bool:
+        """Whether the peer was asked for this part, and says so for the first time."""
+        held = self._awaits(peer, event)
+        return held is not None and event.stage not in held.claims
+
     def _awaits(self, peer: PeerId, event: Saved) -> OpenCheckpoint | None:
         """The checkpoint under way, if the peer was asked for this part of it and still owes it."""
         held = self.open

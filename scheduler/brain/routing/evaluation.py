@@ -134,17 +134,21 @@ class Evaluations:
                 room -= 1
         return turns
 
-    def evaluated(self, peer: PeerId, event: Evaluated) -> EvaluationRow | None:
-        """A loss came; gives the row once it was the last of its version. Anything unasked changes nothing."""
+    def awaits(self, peer: PeerId, event: Evaluated) -> bool:
+        """Whether the peer was asked for this loss."""
         run = self._runs.get(event.batch.version)
         given = run.given.get(event.batch.index) if run is not None else None
-        current = given is not None and given.peers[-1:] == (peer,) and given.attempt == event.attempt
-        if run is None or given is None or not current or event.batch.timeline != self._settings.timeline:
+        is_current = given is not None and given.peers[-1:] == (peer,) and given.attempt == event.attempt
+        return is_current and event.batch.timeline == self._settings.timeline
+
+    def evaluated(self, peer: PeerId, event: Evaluated) -> EvaluationRow | None:
+        """A loss came; gives the row once it was the last of its version. Anything unasked changes nothing."""
+        if not self.awaits(peer, event):
             self.duplicates += 1
             return None
+        run = self._runs[event.batch.version]
         run.losses[event.batch.index] = event.loss
-        del run.given[event.batch.index]
-        self._outstanding.subtract(given.peers)
+        self._outstanding.subtract(run.given.pop(event.batch.index).peers)
         if len(run.losses) < self._microbatches:
             return None
         del self._runs[run.version]

@@ -486,7 +486,7 @@ class World:
             return
         event = self._answer(one, one.commands.popleft())
         if event is not None:
-            if isinstance(event, Saved) or (isinstance(event, Loaded) and self.brain.awaits(one.record.peer)):
+            if self.brain.awaits(one.record.peer, event):
                 self.watchdog.moved(self.now_s)
             self.tell(inputs.Happened(one.record.peer, event))
 

@@ -17,10 +17,10 @@ from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import NoProgress
-from swarm.events import Loaded
+from swarm.events import Evaluated, Event, Loaded, ParameterHash, Saved
 from swarm.job.spec import TrainingSection
 from swarm.messages import Average, Command, LoadStage, Route
-from swarm.types import Microbatch, PeerId
+from swarm.types import EvaluationBatch, Microbatch, PeerId
 from tests.support.brain import JOB, A, C, Swarm
 from tests.support.shifted_course import PORTIONS_AHEAD, RATE_STEPS_AHEAD, ShiftedCourse
 from tests.support.sim import loop as sim
@@ -205,6 +205,34 @@ def test_stage_servers_that_join_again_and_again_do_not_hide_that_the_job_hangs(
         return loop.time() - began_s
 
     assert sim.run(main(), seed=1, limit_s=1e6) < 200.0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Saved(JOB, 0, 1, 0, (ParameterHash("w0", "float32", (1,), "00"),)),
+        Saved(JOB, 0, 1, 0, (), "it holds another version"),
+        Evaluated(EvaluationBatch(0, 0, 0), 1, 2.0),
+    ],
+)
+def test_a_stage_server_that_says_what_nobody_asked_for_does_not_hide_that_the_job_hangs(event: Event) -> None:
+    """A part of a checkpoint, or a loss, put off the limit, whoever sent it."""
+    swarm = Swarm({A: 0, C: 1})
+    swarm.answer(LoadStage)
+    driver = JobDriver(swarm.brain, None, Hanging(), Watchdog(60.0, 0.0))  # type: ignore[arg-type]
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began_s, ends = loop.time(), asyncio.ensure_future(driver.run(Tick()))  # type: ignore[arg-type]
+        for _ in range(10):
+            await asyncio.sleep(20.0)
+            driver.on_event(A, event)
+            if ends.done():
+                break
+        assert (await ends).error_code == NoProgress.code
+        return loop.time() - began_s
+
+    assert sim.run(main(), seed=1, limit_s=1e6) < 100.0
 
 
 def test_a_job_that_has_lost_an_island_has_as_long_again() -> None:

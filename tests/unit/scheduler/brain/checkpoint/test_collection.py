@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from scheduler.brain.checkpoint.collection import CheckpointCollector
 from swarm.events import ParameterHash, Saved
-from swarm.messages import LoadStage
+from swarm.messages import Commit, LoadStage, SaveStage
+from swarm.types import PeerId
 from tests.support.brain import JOB, A, C, Swarm
 
 
@@ -12,6 +16,20 @@ def collector() -> CheckpointCollector:
     swarm = Swarm({A: 0, C: 1})
     swarm.answer(LoadStage)
     return swarm.brain._parts.collector
+
+
+def test_the_job_waits_for_the_parts_that_it_asked_for_once_it_has_trained_all() -> None:
+    swarm = Swarm({A: 0, C: 1}, steps=1)
+    swarm.until_written()
+    swarm.write()
+    swarm.answer(Commit)
+    parts: dict[PeerId, Any] = {peer: swarm.reply(peer, one) for peer, one in swarm.pop(SaveStage)}
+    assert parts.keys() == {A, C}
+    assert swarm.brain.awaits(A, parts[A])
+    assert not swarm.brain.awaits(A, parts[C])
+    assert not swarm.brain.awaits(A, replace(parts[A], timeline=1))
+    swarm.hear(A, parts[A])
+    assert not swarm.brain.awaits(A, parts[A]), "it has handed it over"
 
 
 def test_a_part_is_owed_again_if_it_was_late_since_a_checkpoint_was_kept() -> None:

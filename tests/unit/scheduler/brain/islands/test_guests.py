@@ -8,9 +8,10 @@ from scheduler.brain import inputs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.islands.guests import REST_TIMES, _Rest
 from scheduler.brain.outputs import Fork
+from swarm.events import Loaded
 from swarm.messages import Follow, LoadStage
 from swarm.types import JobState, PeerId
-from tests.simulation.engine.islands import STAGES, Rows, Shape, World, exchanges, faults
+from tests.simulation.engine.islands import JOB, STAGES, Rows, Shape, World, exchanges, faults
 
 SLOW_LINK = 400  # turns of a joiner: islands make many steps in the meantime
 SHAPE = Shape(replicas=1, steps=24, lease=2, fetch=SLOW_LINK)
@@ -80,15 +81,19 @@ def test_a_site_that_was_lost_comes_back_though_an_island_makes_many_steps_while
 def test_the_job_waits_for_the_guests_of_an_exchange_and_for_nobody_else_who_joins() -> None:
     """So what these have loaded is progress: the exchange may last as long again."""
     made = world()
-    assert not any(map(made.brain.awaits, made.replicas)), "they have loaded"
+    assert not any(awaits(made, peer) for peer in made.replicas), "they have loaded"
     lose(made, 1)
     first = arrive(made)
-    assert not made.brain.awaits(first), "it is no island"
+    assert not awaits(made, first), "it is no island"
     second = arrive(made)
-    until(made, lambda: made.brain.awaits(first))
-    assert made.brain.awaits(second)
+    until(made, lambda: awaits(made, first))
+    assert awaits(made, second)
     until(made, lambda: made.brain.present == (0, 1))
-    assert not made.brain.awaits(first)
+    assert not awaits(made, first)
+
+
+def awaits(made: World, peer: PeerId) -> bool:
+    return made.brain.awaits(peer, Loaded(JOB, 0, 0, 0, "start", ()))
 
 
 def test_guests_build_their_stage_and_fetch_nothing_before_the_exchange() -> None:
