@@ -16,7 +16,7 @@ from scheduler.brain.job import JobBrain
 from swarm.job.course import OuterCourse
 from swarm.types import IslandState
 
-REJOINS = "begins anew behind an exchange, once another island has two stage servers for each stage"
+REJOINS = "begins anew behind an exchange, once its site has a stage server for each stage, or another island has two"
 
 
 def situation(roster: Roster, outer: OuterSteps, waiting_for: str, now_s: float) -> Situation:

@@ -129,6 +129,19 @@ def test_a_job_without_islands_is_told_to_have_none(
     assert json.loads(capsys.readouterr().out)["data"] == []
 
 
+def test_a_job_whose_islands_are_not_known_yet_is_not_told_to_have_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just after a restart of the scheduler it was, although its job file names them."""
+    job = view(reason="waits for stage servers", spec_json='{"averaging": {"mode": "diloco"}, "islands": {"count": 2}}')
+    connection = SimpleNamespace(get=lambda name: job)
+    monkeypatch.setattr(islands, "dial", lambda shell: nullcontext(connection))
+    islands.islands(SimpleNamespace(obj=Shell()), "j")  # type: ignore[arg-type]
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.startswith("job j has islands, but the scheduler has not heard of them since it started")
+    assert told.endswith("(running, step 4 of 9: waits for stage servers)")
+
+
 def test_the_site_of_stage_servers_is_shown_where_one_has_said_it() -> None:
     with_site = printed(peers_table([Peer("c", site="lyon"), Peer("d")]), 200)
     assert "SITE" in with_site[0].split()
