@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import combinations, pairwise, permutations
+from random import Random
 
 import pytest
 
 from scheduler.brain.islands.guests import REST_TIMES
+from swarm.events import Event, RoundFailed
+from swarm.messages import Exchange
 from swarm.types import PeerId
-from tests.simulation.engine.islands import Ended, Harmed, History, Rows, Shape, World, exchanges, faults, play
+from tests.simulation.engine.islands import Ended, Harmed, History, Replica, Rows, Shape, World, exchanges, faults, play
 
 STILL_S = 60.0
 SPLIT = Shape(islands=3, steps=12, splits=10, still_s=STILL_S)
@@ -110,9 +113,8 @@ def test_an_island_that_cannot_exchange_is_left_out(far: int, shape: Shape, ways
     assert took_part(world.history, shape) == [rest] * len(exchanges(world.history, shape))
     assert faults(world.history, shape) == []
     (told,) = [one for one in notes if f"island {far} is lost: " in one]
-    assert "it could not exchange with island " in told
-    assert "says no proposal came" in told
-    assert "raise averaging.timeout_s if it is only slow" in told
+    assert f"it could not exchange with islands {rest[0]}, {rest[1]} for 60 s: " in told
+    assert "says no proposal came (look at the links between them; raise averaging.timeout_s and limits.no" in told
 
 
 def test_of_two_islands_that_do_not_reach_each_other_the_first_goes_on() -> None:
@@ -139,6 +141,93 @@ def test_of_two_sites_with_two_islands_each_those_of_one_go_on() -> None:
     shape = replace(SPLIT, islands=4, replicas=1)
     world, _ = apart(shape, of_island(2, 3))
     assert took_part(world.history, shape) == [[0, 1]] * 6
+    assert faults(world.history, shape) == []
+
+
+def links(rng: Random, islands: int) -> set[tuple[int, int]]:
+    """The ways from one island to another that are cut: between those of several sites, or by chance."""
+    two = list(permutations(range(islands), 2))
+    if rng.random() < 0.3:
+        return {one for one in two if rng.random() < 0.3}
+    site = [rng.randrange(3) for _ in range(islands)]
+    ways = {pair: rng.choice([(True, True), (True, False)]) for pair in two if pair[0] < pair[1]}
+    turned = {pair: ways[pair][:: rng.choice([1, -1])] for pair in ways}
+    cut = {(a, b): turned[min(a, b), max(a, b)][a > b] for a, b in two}
+    return {(a, b) for a, b in two if site[a] != site[b] and cut[a, b]}
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_largest_group_that_reach_each_other_goes_on_and_nobody_of_it_is_left_out(seed: int) -> None:
+    """Envoys named the first that they missed, so of five islands in groups of three and two healthy ones were lost."""
+    rng = Random(seed)
+    islands = rng.randint(3, 6)
+    shape = Shape(islands=islands, replicas=1, steps=4, splits=10, still_s=STILL_S)
+    world, cut = World(replace(shape, splits=0), seed), links(rng, islands)
+    world._reaches = lambda one, other: (int(one[1]), int(other[1])) not in cut  # type: ignore[method-assign]
+    world.waits_in_vain = {pair for pair in permutations(world.replicas, 2) if rng.random() < 0.5}
+    while len(world.brain.present) == islands and not world.over:
+        world.turn()
+    together = [
+        group
+        for many in range(1, islands + 1)
+        for group in combinations(range(islands), many)
+        if not any(pair in cut for pair in permutations(group, 2))
+    ]
+    assert world.brain.present in [group for group in together if len(group) == len(together[-1])], cut
+    while not world.over:
+        world.turn()
+    assert faults(world.history, shape) == []
+
+
+def test_an_envoy_that_hangs_costs_no_island_that_has_another_one() -> None:
+    """The others had its proposal and waited for its word, until its island was left out. And as the envoys of all
+    islands changed in step, one that hung in each of two islands kept them apart for good."""
+    shape = replace(SPLIT, islands=2, replicas=2)
+    world = World(replace(shape, splits=0), 0)
+    exchange, hang = world._exchange, ("i0-s0-0", "i1-s0-1")
+    world._exchange = lambda one, command: None if one.record.peer in hang else exchange(one, command)  # type: ignore
+    while not world.over:
+        world.turn()
+    assert took_part(world.history, shape) == [[0, 1]] * 6
+    assert faults(world.history, shape) == []
+
+
+def test_an_envoy_that_accuses_another_island_falsely_has_its_own_left_out() -> None:
+    """The accused one was left out, and then the next one."""
+    shape = replace(SPLIT, replicas=1)
+    world = World(replace(shape, splits=0), 0)
+    exchange = world._exchange
+
+    def lying(one: Replica, command: Exchange) -> Event | None:
+        accused = next((at.peer for at in command.envoys if at.peer[:2] == "i1"), None)
+        if one.record.peer[:2] != "i0" or accused is None:
+            return exchange(one, command)
+        return RoundFailed(command.timeline, command.step, command.unit, command.round, "no proposal came", accused)
+
+    world._exchange = lying  # type: ignore[method-assign]
+    while not world.over:
+        world.turn()
+    assert took_part(world.history, shape) == [[1, 2]] * 6
+    assert faults(world.history, shape) == []
+
+
+def test_an_envoy_that_sends_nothing_to_one_island_after_the_other_has_one_of_them_left_out() -> None:
+    """Whom it sent nothing looked like the liar, so it could have all other islands left out, one after the other."""
+    shape = replace(SPLIT, islands=4, replicas=1)
+    world = World(replace(shape, splits=0), 0)
+    exchange = world._exchange
+
+    def reaches(sender: PeerId, receiver: PeerId) -> bool:
+        return int(sender[1]) != 0 or int(receiver[1]) != next(one for one in world.brain.present if one)
+
+    def lying(one: Replica, command: Exchange) -> Event | None:
+        world._reaches = (lambda *_: True) if one.record.peer[:2] == "i0" else reaches  # type: ignore[method-assign]
+        return exchange(one, command)
+
+    world._exchange = lying  # type: ignore[method-assign]
+    while not world.over:
+        world.turn()
+    assert took_part(world.history, shape) == [[2, 3]] * 6
     assert faults(world.history, shape) == []
 
 

@@ -61,7 +61,7 @@ def test_an_island_begins_anew_only_where_nothing_waits_for_its_merge(seed: int)
 def test_the_harms_are_done() -> None:
     """Otherwise the claim above would be about nothing."""
     shapes = (LONELY, WIDE, HARD, STREAMING)
-    lonely, wide, hard, streaming = ([play(shape, seed) for seed in range(6)] for shape in shapes)
+    lonely, wide, hard, streaming = ([play(shape, seed) for seed in range(8)] for shape in shapes)
     assert min(fewest(history, LONELY) for history in lonely) == 1, "one island is left, of three"
     assert max(len(forks(history)) for history in wide) > 1, "islands begin anew"
     assert any(len(exchanges(history, WIDE)[max(exchanges(history, WIDE))]) == 2 for history in wide), "and end well"

@@ -2,10 +2,14 @@
 
     all islands have come to the step ──▶ a round per unit ──all envoys report, alike──▶ exchanged
                                               ▲      │
-                                              └pause─┴── an envoy failed, is lost, or holds other bytes than the others
+                                              └pause─┴── envoys failed or say nothing, one is lost, or holds other bytes
+                                                         than the others
 
 Proposals depend on the weights at the outer step alone, and all replicas of a stage share these. So a round can
 be repeated with other envoys at any time until the step is committed.
+
+A round that failed goes on until the envoys of all islands but one have said how it went, or must have. Each of them
+names all that it missed, so it is known of each two islands whether they got through to each other.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from swarm.types import PeerId, Round, UnitName
 
 PAUSE_S, PAUSE_S_MAX = 1.0, 30.0  # before a round is repeated, doubled with each time in a row
 DISPUTES_MAX = 2  # of the envoys of a unit; the next one ends the job
+LATE = 1.5  # times averaging.timeout_s: then a round is given up in which envoys say nothing
+NEWEST = 3  # rounds of a unit, by which islands are judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,34 +44,98 @@ class Delegation:
     replicas: Mapping[int, tuple[ReplicaRecord, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Rift:
+    """What kept an island, or two of them, from exchanging, as one envoy says."""
+
+    said: str
+    by: int | None = None  # the timeline whose envoys alone say so, where those of the other one deny it
+
+
 @dataclass(slots=True)
-class _UnitRound:
+class _Round:
+    """One round of a unit, and what its envoys say of it."""
+
+    number: Round
+    envoys: tuple[Envoy, ...]
+    began_s: float
+    ended_s: float = math.inf  # the next one began
+    trouble: str = ""  # the first failure
+    reports: dict[PeerId, Averaged] = field(default_factory=dict)
+    missed: dict[PeerId, dict[PeerId, str]] = field(default_factory=dict)  # by accuser: whom, or itself, and why
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.reports) == len(self.envoys)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it failed, and of each two islands one has said if they got through to each other."""
+        return bool(self.missed) and len({one.timeline for one in self.silent()}) <= 1
+
+    def silent(self) -> list[Envoy]:
+        """The envoys that have not spoken."""
+        return [one for one in self.envoys if one.peer not in self.reports and one.peer not in self.missed]
+
+    def failed(self, peer: PeerId, event: RoundFailed) -> None:
+        """An envoy accuses one of another island; also once the round was given up, for what another one said."""
+        of, accused = self._timelines(), PeerId(event.accused)
+        self.reports.pop(peer, None)
+        blames = accused if of.get(accused, of[peer]) != of[peer] else peer
+        self.missed.setdefault(peer, {})[blames] = f"{peer} says {event.reason}"
+        self.trouble = self.trouble or f"{peer} says {event.reason}" + (f" (accuses {accused})" if accused else "")
+
+    def rifts(self, now_s: float, must_speak_s: float) -> dict[frozenset[int], Rift]:
+        """Each timeline that was at fault by itself, and each two that did not get through to each other."""
+        of, found = self._timelines(), dict[frozenset[int], Rift]()
+        told: dict[frozenset[int], dict[int, str]] = {}
+        for peer, missed in sorted(self.missed.items()):
+            for other, said in sorted(missed.items()):
+                told.setdefault(frozenset((of[peer], of[other])), {}).setdefault(of[peer], said)
+        silent = {one.timeline: one.peer for one in self.silent()}
+        for pair, by in told.items():
+            first = min(by)
+            is_denied = len(by) < len(pair) and not silent.keys() & pair
+            found[pair] = Rift(by[first], first if is_denied else None)
+        if min(now_s, self.ended_s) >= self.began_s + must_speak_s:
+            found |= {frozenset((one,)): Rift(f"{peer} says nothing") for one, peer in silent.items()}
+        return found
+
+    def _timelines(self) -> dict[PeerId, int]:
+        return {envoy.peer: envoy.timeline for envoy in self.envoys}
+
+
+@dataclass(slots=True)
+class _UnitRounds:
     """The rounds of one unit."""
 
-    round: Round | None = None  # the present one
-    envoys: tuple[Envoy, ...] = ()
-    reports: dict[PeerId, Averaged] = field(default_factory=dict)
+    newest: list[_Round] = field(default_factory=list)  # NEWEST at most
+    is_under_way: bool = False  # the last one of them, or it is complete
     failures: int = 0
     disputes: int = 0
     retry_s: float = -math.inf
     trouble: str = ""
-    began_s: float = -math.inf  # the present round
-    told: dict[Round, tuple[Envoy, ...]] = field(default_factory=dict)  # who was in which round
-    apart: dict[Round, dict[frozenset[int], str]] = field(default_factory=dict)  # timelines: which envoys said what
+
+    @property
+    def under_way(self) -> _Round | None:
+        return self.newest[-1] if self.is_under_way else None
 
     @property
     def is_complete(self) -> bool:
-        return self.round is not None and len(self.reports) == len(self.envoys)
+        return self.is_under_way and self.newest[-1].is_complete
 
-    def missing(self) -> list[PeerId]:
-        return [one.peer for one in self.envoys if one.peer not in self.reports]
+    def of(self, number: Round, peer: PeerId) -> _Round | None:
+        """The round of this number, if the peer is an envoy of it."""
+        found = (one for one in self.newest if one.number == number and any(each.peer == peer for each in one.envoys))
+        return next(found, None)
 
-    def note(self, peer: PeerId, event: RoundFailed) -> None:
-        """An envoy accuses one of another island; also once the round was given up, for what another one said."""
-        of = {envoy.peer: envoy.timeline for envoy in self.told[event.round]}
-        pair = frozenset((of[peer], of.get(PeerId(event.accused), of[peer])))
-        if len(pair) > 1:
-            self.apart.setdefault(event.round, {})[pair] = f"{peer} says {event.reason}"
+    def rifts(self, now_s: float, must_speak_s: float) -> dict[frozenset[int], Rift]:
+        """What failed in all of the newest rounds that are over; if nothing did, what failed in the last one."""
+        over = [one for one in self.newest if one is not self.under_way or now_s >= one.began_s + must_speak_s]
+        if self.is_complete or not over:
+            return {}
+        *before, last = (one.rifts(now_s, must_speak_s) for one in over)
+        return {each: last[each] for each in last.keys() & set(last).intersection(*before) or last.keys()}
 
 
 class Exchanging:
@@ -76,7 +146,7 @@ class Exchanging:
         self._units = units
         self._next = first
         self._timeout_s = timeout_s
-        self._rounds = {unit: _UnitRound() for unit in units}
+        self._rounds = {unit: _UnitRounds() for unit in units}
         self.outcomes: Counter[str] = Counter()  # of its rounds that are over
 
     @property
@@ -85,130 +155,140 @@ class Exchanging:
         return self._next
 
     def begin(self, delegations: Iterable[Delegation], now_s: float) -> list[Output]:
-        """Start the rounds that are due and for which every island has envoys."""
+        """Give up the rounds that are late; start those that are due and for which every island has envoys."""
         outputs: list[Output] = []
         known = list(delegations)
         for unit, one in self._rounds.items():
+            if self._late_s(one) <= now_s:
+                silent = listed(each.peer for each in one.newest[-1].silent())
+                outputs += self._again(unit, one.newest[-1].trouble or f"{silent} says nothing of it", now_s)
             envoys = self._envoys(unit, one.failures, known)
-            if one.round is None and one.retry_s <= now_s and envoys:
-                one.round, one.envoys, one.reports, one.began_s = self._next, envoys, {}, now_s
-                one.told[one.round] = envoys
-                self._next = Round(self._next.epoch, self._next.number + 1)
-                outputs += [Send(envoy.peer, self._command(unit, one.round, envoys, envoy)) for envoy in envoys]
+            if one.is_under_way or one.retry_s > now_s or not envoys:
+                continue
+            if one.newest and one.newest[-1].ended_s == math.inf:
+                outputs += self._aborts(unit, one.newest[-1])
+                one.newest[-1].ended_s = now_s
+            one.newest, one.is_under_way = [*one.newest[1 - NEWEST :], _Round(self._next, envoys, now_s)], True
+            outputs += [Send(each.peer, self._command(unit, self._next, envoys, each)) for each in envoys]
+            self._next = Round(self._next.epoch, self._next.number + 1)
         return outputs
 
     def averaged(self, peer: PeerId, event: Averaged, now_s: float) -> list[Output]:
         """An envoy has the mean proposal; Fail comes out if envoys hold different ones time and again."""
         one = self._rounds.get(event.unit)
-        if one is None or one.round != event.round or peer not in one.missing():
+        made = None if one is None else one.of(event.round, peer)
+        if one is None or made is None or all(each.peer != peer for each in made.silent()):
             return []
-        one.reports[peer] = event
-        if not one.is_complete or len({average_of(report) for report in one.reports.values()}) == 1:
+        made.reports[peer] = event
+        if one.under_way is not made:
+            return []
+        if made.is_judged:
+            return self._again(event.unit, made.trouble, now_s)
+        if not made.is_complete or len({average_of(report) for report in made.reports.values()}) == 1:
             return []
         one.disputes += 1
-        held = ", ".join(f"{at} holds {one.reports[at].digest}" for at in sorted(one.reports))
+        held = ", ".join(f"{at} holds {made.reports[at].digest}" for at in sorted(made.reports))
         told = f"envoys differ in the mean proposal of unit {event.unit}, outer step {self.step}: {held}"
         if one.disputes > DISPUTES_MAX:
             return [Fail(ReplicaDiverged.code, told, "run the same release on all stage servers")]
-        return self._again(event.unit, f"{told}; exchanged again", now_s)
+        return [*self._again(event.unit, f"{told}; exchanged again", now_s), *self._void(event.unit)]
 
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> list[Output]:
         """An envoy could not exchange: again after a pause, with other envoys if there are any."""
         one = self._rounds.get(event.unit)
-        if one is None or all(envoy.peer != peer for envoy in one.told.get(event.round, ())):
+        made = None if one is None else one.of(event.round, peer)
+        if one is None or made is None:
             return []
-        one.note(peer, event)
-        if one.round != event.round:
-            return []
-        accuses = f" (accuses {event.accused})" if event.accused else ""
-        return self._again(event.unit, f"{peer} says {event.reason}{accuses}", now_s)
+        made.failed(peer, event)
+        return self._again(event.unit, made.trouble, now_s) if one.under_way is made and made.is_judged else []
 
     def lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
         """The peer is gone, or has forgotten its rounds with its session: its rounds are repeated."""
-        units = [unit for unit, one in self._rounds.items() if any(envoy.peer == peer for envoy in one.envoys)]
-        return [output for unit in units for output in self._again(unit, f"{peer} is lost: {reason}", now_s)]
+        outputs: list[Output] = []
+        for unit, one in self._rounds.items():
+            if one.newest and any(envoy.peer == peer for envoy in one.newest[-1].envoys):
+                outputs += [*self._again(unit, f"{peer} is lost: {reason}", now_s), *self._void(unit)]
+        return outputs
 
     def give_up(self, reason: str) -> list[Output]:
         """Abort all rounds, complete or not: who proposes has changed."""
-        found = [(unit, one.round, one.envoys) for unit, one in self._rounds.items() if one.round is not None]
-        self.outcomes["aborted"] += len(found)
-        aborts = [
-            Send(each.peer, AbortRound(each.timeline, self.step, unit, number))
-            for unit, number, envoys in found
-            for each in envoys
-        ]
+        self.outcomes["aborted"] += sum(one.is_under_way for one in self._rounds.values())
+        newest = [(unit, one.newest[-1]) for unit, one in self._rounds.items() if one.newest]
+        aborts = [each for unit, made in newest for each in self._aborts(unit, made)]
         return [Note("warning", f"the exchange begins again: {reason}"), *aborts]
 
     def result(self) -> Exchanged | None:
         """The means that all envoys agree on, once the rounds of all units are complete."""
         if not all(one.is_complete for one in self._rounds.values()):
             return None
-        norms = [norm for one in self._rounds.values() for norm in one.reports[min(one.reports)].norms]
+        made = {unit: one.newest[-1] for unit, one in self._rounds.items()}
+        norms = [norm for one in made.values() for norm in one.reports[min(one.reports)].norms]
         squared = math.fsum(squared_norms(norms))
-        rounds = [
-            OuterRound(unit, one.round, tuple(envoy.peer for envoy in one.envoys))
-            for unit, one in self._rounds.items()
-            if one.round is not None
-        ]
+        rounds = [OuterRound(unit, one.number, tuple(each.peer for each in one.envoys)) for unit, one in made.items()]
         is_finite = math.isfinite(squared)
         return Exchanged(self.step, tuple(rounds), not is_finite, math.sqrt(squared) if is_finite else 0.0)
 
-    def apart(self) -> dict[frozenset[int], str]:
-        """The timelines of islands that did not reach each other in a third of the rounds, and what envoys said."""
-        found: dict[frozenset[int], str] = {}
+    def rifts(self, now_s: float) -> dict[frozenset[int], Rift]:
+        """The timelines that cannot exchange, alone or by two, as envoys said of the newest rounds of all units."""
+        found: dict[frozenset[int], Rift] = {}
         for one in self._rounds.values():
-            failed = [] if one.is_complete else list(one.apart.values())
-            often = Counter(pair for said in failed for pair in said)
-            found |= {pair: said[pair] for said in failed for pair in said if 3 * often[pair] >= len(failed)}
+            found |= one.rifts(now_s, self._timeout_s + PAUSE_S)  # envoys begin at about the same time
         return found
 
-    def silent(self, now_s: float) -> set[int]:
-        """The timelines of envoys that have said nothing of a round that must be over, where another has the mean."""
-        late = [one for one in self._rounds.values() if one.round and one.began_s + self._timeout_s <= now_s]
-        open_ = [one for one in late if one.reports]
-        return {envoy.timeline for one in open_ for envoy in one.envoys if envoy.peer not in one.reports}
-
     def retries_s(self) -> list[float]:
-        return [one.retry_s for one in self._rounds.values() if one.round is None]
+        """When rounds are due, and when those under way are late."""
+        return [self._late_s(one) if one.is_under_way else one.retry_s for one in self._rounds.values()]
 
     def waiting_for(self) -> str:
         """The reason why the exchange waits, for a person."""
         parts = []
         for unit, one in self._rounds.items():
-            if one.round is None:
+            if one.under_way is None:
                 parts.append(f"{unit} is exchanged again" + (f", since {one.trouble}" if one.trouble else ""))
             elif not one.is_complete:
-                parts.append(f"{listed(one.missing())} ({unit})")
+                parts.append(f"{listed(each.peer for each in one.under_way.silent())} ({unit})")
         return f"waits for the exchange between islands: {'; '.join(parts)}"
 
+    def _late_s(self, one: _UnitRounds) -> float:
+        """When the round under way is late; never, if it is complete."""
+        if one.under_way is None or one.is_complete:
+            return math.inf
+        return one.under_way.began_s + LATE * self._timeout_s
+
     def _again(self, unit: UnitName, trouble: str, now_s: float) -> list[Output]:
+        """Let the next round begin after a pause, in which other envoys may say how they fared."""
         one = self._rounds[unit]
-        if one.round is None:
+        if not one.is_under_way:
             return []
-        number, envoys = one.round, one.envoys
-        one.round, one.envoys, one.reports, one.trouble = None, (), {}, trouble
+        one.is_under_way, one.trouble = False, trouble
         one.retry_s = now_s + min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(one.failures, 10))
         one.failures += 1
         self.outcomes["failed"] += 1
-        told = f"round {number.number} of unit {unit} between islands failed: {trouble}"
-        aborts = [Send(each.peer, AbortRound(each.timeline, self.step, unit, number)) for each in envoys]
-        return [Note("warning", told), *aborts]
+        told = f"round {one.newest[-1].number.number} of unit {unit} between islands failed: {trouble}"
+        return [Note("warning", told)]
+
+    def _void(self, unit: UnitName) -> list[Output]:
+        """Forget a unit's last round: it tells nothing of who reaches whom."""
+        return self._aborts(unit, self._rounds[unit].newest.pop())
+
+    def _aborts(self, unit: UnitName, made: _Round) -> list[Output]:
+        return [Send(one.peer, AbortRound(one.timeline, self.step, unit, made.number)) for one in made.envoys]
 
     def _envoys(self, unit: UnitName, failures: int, delegations: Iterable[Delegation]) -> tuple[Envoy, ...]:
         """One envoy of each stage that holds the unit, island by island; the first of an island proposes. None if one
         is missing.
 
-        After a failure the next replica of each stage goes. In a single island all go, as nothing has to be sent.
+        After a failure others go. In a single island all go, as nothing has to be sent.
         """
         envoys: list[Envoy] = []
         known = list(delegations)
-        for delegation in known:
+        for island, delegation in enumerate(known):
             tokens = delegation.tokens
             for stage in self._units[unit]:
                 able = delegation.replicas[stage]
                 if not able:
                     return ()
-                first = failures % len(able)
+                first = _turn(failures, island, len(able))
                 for one in (*able[first:], *able[:first])[: None if len(known) == 1 else 1]:
                     envoys.append(Envoy(one.peer, one.incarnation, one.address, delegation.timeline, tokens))
                     tokens = 0
@@ -216,3 +296,17 @@ class Exchanging:
 
     def _command(self, unit: UnitName, number: Round, envoys: tuple[Envoy, ...], to: Envoy) -> Exchange:
         return Exchange(to.timeline, self.step, unit, number, envoys, self._timeout_s)
+
+
+def _turn(failures: int, island: int, many: int) -> int:
+    """Which of `many` replicas goes for an island: most often the next one, so that those of two islands try all pairs.
+
+    In step only like pairs would be tried. Each digit of `island`, to the base `many`, is by how much its turns run
+    ahead of those of island 0 each time that a digit of `failures` changes; so any two islands run apart.
+    """
+    turn = failures
+    while island and many > 1:
+        island, digit = divmod(island, many)
+        failures //= many
+        turn += digit * failures
+    return turn % many

@@ -8,9 +8,10 @@ With `overlap_steps` islands train on while the rounds run; otherwise both arrow
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from scheduler.brain.inputs import Exchanged
-from scheduler.brain.islands.exchange import Exchanging
+from scheduler.brain.islands.exchange import Exchanging, Rift
 from scheduler.brain.islands.roster import Roster
 from scheduler.brain.islands.waits import Waits
 from scheduler.brain.outputs import Note, Output, Send
@@ -28,6 +29,7 @@ class OuterSteps:
         self._exchanging: Exchanging | None = None
         self._round = Round(settings.epoch, 1)  # the next one between islands
         self.envoys: set[PeerId] = set()  # of the newest outer step
+        self.parted: set[frozenset[int]] = set()  # two islands that could not exchange, so that one was left out
         self.waits = Waits(roster)
         self._outcomes = Counter[str]()  # of the rounds of exchanges that are over
         self.took_s: float | None = None  # from the first round of this exchange until all were complete, if they are
@@ -98,14 +100,11 @@ class OuterSteps:
         """How many rounds ended how."""
         return self._outcomes + (Counter() if self._exchanging is None else self._exchanging.outcomes)
 
-    def apart(self) -> dict[frozenset[int], str]:
-        """The islands that lately did not reach each other, by two, and what their envoys said."""
-        found = {} if self._exchanging is None else self._exchanging.apart()
-        return {frozenset(map(self._island, pair)): said for pair, said in found.items()}
-
-    def silent(self, now_s: float) -> set[int]:
-        """The islands whose envoys say nothing of a round of which others have the mean."""
-        return set() if self._exchanging is None else set(map(self._island, self._exchanging.silent(now_s)))
+    def rifts(self, now_s: float) -> dict[frozenset[int], Rift]:
+        """The islands that cannot exchange, by themselves or with one another, and what an envoy says of that."""
+        found = {} if self._exchanging is None else self._exchanging.rifts(now_s)
+        by = {one: None if rift.by is None else self._island(rift.by) for one, rift in found.items()}
+        return {frozenset(map(self._island, one)): replace(rift, by=by[one]) for one, rift in found.items()}
 
     def _island(self, timeline: int) -> int:
         return timeline % len(self._roster.islands)

@@ -1,7 +1,7 @@
 """Islands without which the others go on, once nothing has moved for `limits.no_progress_s`. Pure.
 
 the others wait at the outer step, or have trained all ──▶ those that have not come so far
-an envoy says nothing, though its round must be over by now ──▶ its island
+envoys say nothing in round after round ──▶ their island
 envoys do not reach each other ──▶ all but the largest group in which none failed to reach another
 the last checkpoint lacks parts, a second time ──▶ those that did not hand them over
 
@@ -12,20 +12,25 @@ island 0 ── island 1
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 
+from scheduler.brain.islands.exchange import Rift
 from scheduler.brain.islands.outer_steps import OuterSteps
 from scheduler.brain.islands.roster import Roster
 from swarm.text import listed
 
-HINT = "look at the link between them, or raise averaging.timeout_s if it is only slow"
+HINT = "raise averaging.timeout_s and limits.no_progress_s if they are only slow"
 
 
 def given_up(roster: Roster, outer: OuterSteps, for_s: float, now_s: float) -> dict[int, str]:
     """Who is given up, and why; empty if too few would be left, or nobody is known to be at fault."""
     found = _at_fault(roster, outer, for_s, now_s)
-    return found if len(roster.present) - len(found) >= max(1, roster.least) else {}
+    if len(roster.present) - len(found) < max(1, roster.least):
+        return {}
+    outer.parted |= {pair for pair in outer.rifts(now_s) if len(pair & found.keys()) == 1}
+    return found
 
 
 def _at_fault(roster: Roster, outer: OuterSteps, for_s: float, now_s: float) -> dict[int, str]:
@@ -37,24 +42,39 @@ def _at_fault(roster: Roster, outer: OuterSteps, for_s: float, now_s: float) -> 
     behind = [n for n, one in islands.items() if one.outer_step is None and not one.saves_only]
     if behind:
         return dict.fromkeys(behind, f"no step was committed for {for_s:g} s, and the other islands wait")
-    if silent := outer.silent(now_s):
-        return dict.fromkeys(silent, f"its stage servers said nothing of the exchange for {for_s:g} s")
-    apart = outer.apart()
-    stay = largest_group({n: sum(map(len, one.peers)) for n, one in islands.items()}, apart)
-    return {n: _told(n, apart, for_s) for n in islands if n not in stay}
+    rifts = outer.rifts(now_s)
+    sizes = {n: sum(map(len, one.peers)) for n, one in islands.items()}
+    stay = largest_group(sizes, rifts, doubts(rifts.keys() | outer.parted), Counter(one.by for one in rifts.values()))
+    return {n: _told(n, rifts, for_s) for n in islands if n not in stay}
 
 
-def largest_group(sizes: Mapping[int, int], apart: Collection[frozenset[int]]) -> tuple[int, ...]:
-    """The largest group of islands of which no two are `apart`.
+def largest_group(
+    sizes: Mapping[int, int], apart: Collection[frozenset[int]], *doubts: Mapping[int | None, int]
+) -> tuple[int, ...]:
+    """The largest group of islands of which no two are `apart`, and none by itself.
 
-    Of several the one with the most stage servers, by `sizes`; then the one with the lowest numbers.
+    Of several the one whose islands have the fewest `doubts`, of one kind after the other; then the one with the most
+    stage servers, by `sizes`; then the one with the lowest numbers.
     """
     groups = [group for many in range(len(sizes) + 1) for group in combinations(sorted(sizes), many)]
-    able = [group for group in groups if not any(pair.issubset(group) for pair in apart)]
-    return max(able, key=lambda group: (len(group), sum(sizes[one] for one in group), [-one for one in group]))
+    able = [group for group in groups if not any(one.issubset(group) for one in apart)]
+
+    def worth(group: tuple[int, ...]) -> tuple[object, ...]:
+        doubted = [-sum(of.get(one, 0) for one in group) for of in doubts]
+        return len(group), doubted, sum(sizes[one] for one in group), [-one for one in group]
+
+    return max(able, key=worth)
 
 
-def _told(island: int, apart: Mapping[frozenset[int], str], for_s: float) -> str:
-    said = {other: told for pair, told in apart.items() if island in pair for other in pair - {island}}
-    others = listed(f"island {other}" for other in said)
-    return f"it could not exchange with {others} for {for_s:g} s: {said[min(said)]}; {HINT}"
+def doubts(apart: Iterable[frozenset[int]]) -> Counter[int | None]:
+    """With how many others each island could not exchange, now or when one of the two was left out."""
+    return Counter(island for pair in apart if len(pair) > 1 for island in pair)
+
+
+def _told(island: int, rifts: Mapping[frozenset[int], Rift], for_s: float) -> str:
+    if alone := rifts.get(frozenset((island,))):
+        return f"its stage servers took part in no exchange for {for_s:g} s: {alone.said} (look at their logs; {HINT})"
+    said = {other: rift.said for pair, rift in rifts.items() if island in pair for other in pair - {island}}
+    others = f"island{'s' * (len(said) > 1)} {listed(map(str, said))}"
+    why = f"{said[min(said)]} (look at the links between them; {HINT})"
+    return f"it could not exchange with {others} for {for_s:g} s: {why}"

@@ -43,6 +43,7 @@ from swarm.job.course import IslandCourse, OuterCourse
 from swarm.job.shares import Shares
 from swarm.messages import (
     PROTOCOL_VERSION,
+    AbortRound,
     Admit,
     Average,
     Command,
@@ -58,6 +59,7 @@ from swarm.messages import (
 from swarm.types import JobId, JobState, OnStall, PeerId, Round, UnitName
 
 JOB, STAGES, MICROBATCHES = JobId("job"), 2, 2
+TIMEOUT_S = 5.0  # averaging.timeout_s
 UNITS = {UnitName("stage-0"): (0,), UnitName("stage-1"): (1,), UnitName("tied"): (0, 1)}
 
 
@@ -264,6 +266,11 @@ class Replica:
     def hear(self, command: Command) -> None:
         if isinstance(command, Follow):  # the newest one counts
             self.commands = deque(one for one in self.commands if not isinstance(one, Follow))
+        if isinstance(command, AbortRound):
+            over = (command.unit, command.round)
+            ahead = (one for one in self.commands if not isinstance(one, Exchange) or (one.unit, one.round) != over)
+            self.commands = deque(ahead)
+            return
         self.commands.append(command)
 
     @property
@@ -318,6 +325,8 @@ class World:
         self.written = 0  # of a thousand turns: those in which it is done
         self.is_asked = False
         self.harms: list[Harmed] = []
+        self.waits_in_vain: set[tuple[PeerId, PeerId]] = set()  # who notices only at the deadline that another is away
+        self.heard_s: dict[tuple[PeerId, Round], float] = {}  # when envoys began with outer rounds
         self.watchdog = Watchdog(shape.still_s or math.inf, 0.0)
         self.watchdog.begin(self.now_s)
         self.brain = self._brain()
@@ -348,7 +357,7 @@ class World:
                 max_in_flight=None,
                 units=UNITS,
                 grad_clip_norm=1.0,
-                averaging_timeout_s=5.0,
+                averaging_timeout_s=TIMEOUT_S,
                 fail_on_nonfinite=False,
                 learning_rate=lambda step: 0.1,
                 tokens_of=lambda portion: 8 + portion,
@@ -678,17 +687,26 @@ class World:
     def _exchange(self, one: Replica, command: Exchange) -> Event | None:
         """Tell what is pending, and add up what all envoys have pending."""
         peer, step, unit, number = one.record.peer, command.step, command.unit, command.round
+        of_round = (command.timeline, step, unit, number)
         if not one.is_ready(step):
             return None
-        total = Counter[int]()
+        total, missed = Counter[int](), list[PeerId]()
         for envoy in command.envoys:
             other = self.replicas.get(envoy.peer)
             fails = other is None or not other.is_ready(step) or self._strikes(self.shape.failures)
             reaches = all(self._reaches(*way) for way in ((peer, envoy.peer), (envoy.peer, peer)))
             if other is None or (envoy.timeline != command.timeline and (fails or not reaches)):
-                return RoundFailed(command.timeline, step, unit, number, "no proposal came", envoy.peer)
-            if envoy.tokens:
+                missed.append(envoy.peer)
+            elif envoy.tokens:
                 total.update(other.proposes(step))
+        in_vain = any((peer, at) in self.waits_in_vain for at in missed)
+        if in_vain and self.now_s < self.heard_s.setdefault((peer, number), self.now_s) + TIMEOUT_S:
+            one.commands.append(command)
+            return None
+        for at in missed[:-1]:
+            self.tell(inputs.Happened(peer, RoundFailed(*of_round, "no proposal came", at)))
+        if missed:
+            return RoundFailed(*of_round, "no proposal came", missed[-1])
         mine = next(envoy for envoy in command.envoys if envoy.peer == peer)
         if mine.tokens:
             self.history.append(Proposed(peer, one.timeline, unit, step, number, one.proposes(step)))

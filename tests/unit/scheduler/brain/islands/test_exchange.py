@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
+
+import pytest
 
 from scheduler.brain.inputs import OuterRound, ReplicaRecord
-from scheduler.brain.islands.exchange import DISPUTES_MAX, Delegation, Exchanging
+from scheduler.brain.islands.exchange import DISPUTES_MAX, Delegation, Exchanging, Rift, _turn
 from scheduler.brain.outputs import Fail, Note, Output, Send
 from swarm.events import Averaged, ParameterNorm, RoundFailed
 from swarm.messages import AbortRound, Exchange
@@ -100,19 +103,20 @@ def test_a_failed_round_is_repeated_after_a_pause_with_the_next_replicas() -> No
     command = sent[S1, PeerId("i0s1r0")]
     failed = RoundFailed(4, STEP, S1, command.round, "E0401: no proposal came", "i1s1r0")
     outputs = made.failed(PeerId("i0s1r0"), failed, 1.0)
-    aborts = [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
-    assert aborts == [
-        (PeerId("i0s1r0"), AbortRound(4, STEP, S1, command.round)),
-        (PeerId("i1s1r0"), AbortRound(5, STEP, S1, command.round)),
-    ]
     assert made.outcomes == {"failed": 1}
     assert [one.message for one in outputs if isinstance(one, Note)] == [
         "round 8 of unit stage-1 between islands failed: i0s1r0 says E0401: no proposal came (accuses i1s1r0)"
     ]
     assert "stage-1 is exchanged again, since i0s1r0 says" in made.waiting_for()
     assert made.failed(PeerId("i1s1r0"), failed, 1.0) == [], "that round is over"
-    assert (made.retries_s(), made.begin(delegations(), 1.5)) == ([2.0], [])
-    again = exchanges(made.begin(delegations(), 2.0))
+    assert (min(made.retries_s()), made.begin(delegations(), 1.5)) == (2.0, [])
+    outputs = made.begin(delegations(), 2.0)
+    aborts = [(one.peer, one.command) for one in outputs if isinstance(one, Send)][:2]
+    assert aborts == [
+        (PeerId("i0s1r0"), AbortRound(4, STEP, S1, command.round)),
+        (PeerId("i1s1r0"), AbortRound(5, STEP, S1, command.round)),
+    ], "until then others may say how they fared"
+    again = exchanges(outputs)
     assert {peer for _, peer in again} == {"i0s1r1", "i1s1r1"}
     assert {command.round.number for command in again.values()} == {10}
 
@@ -140,15 +144,14 @@ def test_a_round_waits_for_an_island_that_can_send_nobody() -> None:
 
 
 def test_envoys_that_hold_different_means_exchange_again_and_the_job_fails_if_they_always_do() -> None:
-    made, _ = begun()
+    made = Exchanging(STEP, {S0: (0,)}, Round(2, 7), 5.0)
     now_s, outputs = 0.0, list[Output]()
     for _ in range(DISPUTES_MAX + 1):
         now_s += 100.0
         made.begin(delegations(), now_s)
-        held = made._rounds[S0]
-        assert held.round is not None
+        held = made._rounds[S0].newest[-1]
         for number, envoy in enumerate(held.envoys):
-            command = Exchange(envoy.timeline, STEP, S0, held.round, held.envoys, 5.0)
+            command = Exchange(envoy.timeline, STEP, S0, held.number, held.envoys, 5.0)
             outputs += made.averaged(envoy.peer, answer(command, f"mean {number}"), now_s)
     fails = [one for one in outputs if isinstance(one, Fail)]
     assert len(fails) == 1
@@ -162,51 +165,116 @@ def test_news_of_other_rounds_and_of_others_than_envoys_change_nothing() -> None
     assert made.averaged(PeerId("i0s0r0"), older, 0.0) == []
     assert made.averaged(PeerId("i0s0r1"), answer(command), 0.0) == []
     assert made.failed(PeerId("i0s0r1"), RoundFailed(4, STEP, S0, command.round, "no", ""), 0.0) == []
-    assert made._rounds[S0].reports == {}
+    assert (made._rounds[S0].newest[0].reports, made._rounds[S0].newest[0].missed) == ({}, {})
 
 
 def says(made: Exchanging, unit: UnitName, peer: str, accused: str, now_s: float) -> None:
-    """An envoy of the newest round of a unit accuses another."""
-    number = max(made._rounds[unit].told)
-    timeline = 4 + int(peer[1])
-    made.failed(PeerId(peer), RoundFailed(timeline, STEP, unit, number, "no proposal came", accused), now_s)
+    """An envoy of the newest round of a unit accuses others, or nobody."""
+    number, timeline = made._rounds[unit].newest[-1].number, 4 + int(peer[1])
+    for one in accused.split(" "):
+        made.failed(PeerId(peer), RoundFailed(timeline, STEP, unit, number, "no proposal came", one), now_s)
+
+
+def fine(made: Exchanging, unit: UnitName, peer: str, now_s: float) -> None:
+    """An envoy of the newest round of a unit has the mean."""
+    number, timeline = made._rounds[unit].newest[-1].number, 4 + int(peer[1])
+    made.averaged(PeerId(peer), Averaged(timeline, STEP, unit, number, "mean", (), 0.1), now_s)
+
+
+def found(made: Exchanging, now_s: float) -> list[list[int]]:
+    """The islands that cannot exchange, alone or by two."""
+    return sorted(sorted(timeline - 4 for timeline in one) for one in made.rifts(now_s))
 
 
 def test_who_did_not_reach_whom_is_known_of_all_envoys_of_a_round_that_failed() -> None:
-    """The first that speaks ends the round, and of what others say later nothing was known."""
+    """The first that spoke ended the round, so what others would have said was not known."""
     made = Exchanging(STEP, UNITS, Round(1, 1), 5.0)
     made.begin(delegations(3, 1), 0.0)
-    assert made.apart() == {}
-    for envoy, accused in (("i0s0r0", "i2s0r0"), ("i1s0r0", "i2s0r0"), ("i2s0r0", "i0s0r0")):
-        says(made, S0, envoy, accused, 5.0)
-    assert made.apart() == {
-        frozenset((4, 6)): "i2s0r0 says no proposal came",
-        frozenset((5, 6)): "i1s0r0 says no proposal came",
+    assert made.rifts(4.0) == {}
+    says(made, S0, "i0s0r0", "i2s0r0", 4.0)
+    assert (made.outcomes["failed"], found(made, 4.0)) == (0, [])
+    says(made, S0, "i1s0r0", "i2s0r0", 4.0)
+    assert (made.outcomes["failed"], found(made, 4.0)) == (1, [[0, 2], [1, 2]])
+    says(made, S0, "i2s0r0", "i0s0r0", 4.5)
+    assert made.rifts(4.5) == {
+        frozenset((4, 6)): Rift("i0s0r0 says no proposal came"),
+        frozenset((5, 6)): Rift("i1s0r0 says no proposal came", by=5),
     }
 
 
-def test_what_failed_in_few_rounds_does_not_count() -> None:
-    made = Exchanging(STEP, UNITS, Round(1, 1), 5.0)
-    for number in range(4):
+def test_islands_are_found_that_fail_at_once_each_time_for_another_pair() -> None:
+    """Sends that fail at once ended each round for one of four pairs, each in less than a third of the rounds."""
+    made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 60.0)
+    now_s, cut = 0.0, [("i0s0r0", "i2s0r0"), ("i1s0r0", "i3s0r0"), ("i3s0r0", "i0s0r0"), ("i2s0r0", "i1s0r0")]
+    for number in range(8):
+        made.begin(delegations(4, 1), now_s)
+        for peer, accused in cut[number % 4 :] + cut[: number % 4]:
+            says(made, S0, peer, accused, now_s)
+        now_s += 40.0
+    assert found(made, now_s) == [[0, 2], [0, 3], [1, 2], [1, 3]]
+
+
+def test_what_failed_in_some_of_the_newest_rounds_counts_only_where_nothing_failed_in_all() -> None:
+    made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 5.0)
+    for number, accused in enumerate(("i1s0r0 i2s0r0", "i2s0r0", "i1s0r0 i2s0r0")):
         made.begin(delegations(3, 1), 100.0 * number)
-        says(made, S0, "i0s0r0", "i2s0r0" if number else "i1s0r0", 100.0 * number + 5.0)
-    assert set(made.apart()) == {frozenset((4, 6))}
+        says(made, S0, "i0s0r0", accused, 100.0 * number + 5.0)
+        fine(made, S0, "i1s0r0", 100.0 * number + 5.0)
+    assert found(made, 205.0) == [[0, 2]]
+    made.begin(delegations(3, 1), 300.0)
+    says(made, S0, "i0s0r0", "i1s0r0", 305.0)
+    fine(made, S0, "i2s0r0", 305.0)
+    assert found(made, 305.0) == [[0, 1]], "somebody is to blame"
 
 
-def test_an_envoy_that_accuses_nobody_of_another_island_tells_of_no_link() -> None:
-    made, _ = begun()
+def test_an_envoy_that_accuses_nobody_of_another_island_blames_its_own() -> None:
     for accused in ("", "i0s0r0", "somebody"):
-        made.begin(delegations(), 100.0)
-        says(made, S0, "i0s0r0", accused, 5.0)
-        made._rounds[S0].retry_s = 0.0
-    assert made.apart() == {}
+        made, _ = begun()
+        says(made, S0, "i0s0r0", accused, 1.0)
+        assert found(made, 2.0) == [[0]]
 
 
-def test_an_envoy_is_silent_once_its_round_must_be_over_and_another_has_the_mean() -> None:
-    made, sent = begun()
-    assert made.silent(100.0) == set(), "nobody has it"
-    made.averaged(PeerId("i0s0r0"), answer(sent[S0, PeerId("i0s0r0")]), 1.0)
-    assert made.silent(4.9) == set()
-    assert made.silent(5.0) == {5}
-    made.averaged(PeerId("i1s0r0"), answer(sent[S0, PeerId("i1s0r0")]), 6.0)
-    assert made.silent(100.0) == set()
+def test_an_envoy_that_others_deny_stands_alone() -> None:
+    made, _ = begun()
+    says(made, S0, "i0s0r0", "i1s0r0", 1.0)
+    assert [one.by for one in made.rifts(1.0).values()] == [None], "the other one has not spoken"
+    fine(made, S0, "i1s0r0", 1.5)
+    assert [one.by for one in made.rifts(2.0).values()] == [4]
+
+
+def test_an_envoy_that_says_nothing_is_relieved_and_its_island_blamed_if_no_other_speaks() -> None:
+    """The first envoy that hung cost its island, although another stage server could have gone."""
+    made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 5.0)
+    made.begin(delegations(2, 2), 0.0)
+    fine(made, S0, "i0s0r0", 1.0)
+    assert (made.retries_s(), found(made, 5.9), found(made, 6.0)) == ([7.5], [], [[1]])
+    (told,) = made.begin(delegations(2, 2), 7.5)
+    assert isinstance(told, Note)
+    assert "i1s0r0 says nothing of it" in told.message
+    again = exchanges(made.begin(delegations(2, 2), 8.5))
+    assert {peer for _, peer in again} == {"i0s0r1", "i1s0r1"}
+    assert found(made, 9.0) == [[1]], "the newest round that is over"
+    fine(made, S0, "i0s0r1", 9.0)
+    fine(made, S0, "i1s0r1", 9.0)
+    assert (found(made, 100.0), made.result() is None, made.retries_s()) == ([], False, [math.inf])
+
+
+def test_an_envoy_that_was_lost_says_nothing_of_links() -> None:
+    made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 5.0)
+    made.begin(delegations(3, 2), 0.0)
+    says(made, S0, "i0s0r0", "i1s0r0", 1.0)
+    made.lost(PeerId("i1s0r0"), "gone", 2.0)
+    assert found(made, 100.0) == []
+    says_late = RoundFailed(6, STEP, S0, Round(1, 1), "no proposal came", "i1s0r0")
+    assert made.failed(PeerId("i2s0r0"), says_late, 3.0) == []
+
+
+@pytest.mark.parametrize(("islands", "replicas"), [(2, 2), (2, 3), (8, 2), (8, 3), (5, 5), (8, 1)])
+def test_the_envoys_of_two_islands_try_all_pairs(islands: int, replicas: int) -> None:
+    """All went on to their next one in step. So only like ones met, and two that hung kept both from exchanging."""
+    digits = 1 + math.ceil(math.log(islands, replicas)) if replicas > 1 else 1
+    turns = [[_turn(f, island, replicas) for f in range(replicas**digits)] for island in range(islands)]
+    for one, other in combinations(turns, 2):
+        assert len(set(zip(one, other, strict=True))) == replicas**2
+    for one in turns:
+        assert all(len(set(one[at : at + 2 * replicas])) == replicas for at in range(0, len(one), replicas))

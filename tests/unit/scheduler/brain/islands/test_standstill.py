@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.brain.islands.standstill import largest_group
+from scheduler.brain.islands.standstill import doubts, largest_group
 
 ALL = {0: 4, 1: 4, 2: 4, 3: 4}
 
@@ -26,3 +26,21 @@ def test_the_largest_group_that_is_together_goes_on(
     apart: list[tuple[int, int]], sizes: dict[int, int], stay: tuple[int, ...]
 ) -> None:
     assert largest_group(sizes, [frozenset(pair) for pair in apart]) == stay
+
+
+@pytest.mark.parametrize(
+    ("apart", "before", "stay"),
+    [
+        ([(0, 1)], [], (0, 2, 3)),
+        ([(0, 1)], [(0, 4)], (1, 2, 3)),
+        ([(0, 2)], [(0, 1), (0, 1)], (1, 2, 3)),
+        ([(0, 1)], [(0, 1)], (0, 2, 3)),
+        ([(0, 2), (0, 3), (1, 2), (1, 3)], [(1, 4)], (2, 3)),
+        ([(0,)], [(1, 2)], (1, 2, 3)),
+    ],
+)
+def test_of_equal_groups_the_one_goes_on_that_seldom_lacked_another(
+    apart: list[tuple[int, ...]], before: list[tuple[int, ...]], stay: tuple[int, ...]
+) -> None:
+    pairs = [frozenset(pair) for pair in apart]
+    assert largest_group(ALL, pairs, doubts({*pairs, *map(frozenset, before)})) == stay
