@@ -384,7 +384,7 @@ def returning(until_s: float = math.inf, seed: int = 0) -> Stood:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_an_island_that_was_left_out_does_not_come_back_to_stop_the_others_again_and_again(seed: int) -> None:
-    """It came back over the site that both reach, and each exchange stood still: half of the time was lost."""
+    """It came back over the site that both reach, and exchanges stood still: 38 % of the time was lost."""
     stood = returning(seed=seed)
     while not stood.world.over:
         stood.turn()
