@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1, help="stage servers per stage")
     parser.add_argument("--steps", type=int, default=3, help="behind those of --warmup")
     parser.add_argument("--warmup", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=1, help="the whole again: peaks differ by a tenth between runs")
     parser.add_argument("--dtype", choices=tuple(LOSS_TOLERANCE), default="float32")
     parser.add_argument("--compression", choices=("none", "bfloat16", "float16", "int8"), default="none")
     parser.add_argument("--overlap", type=int, default=0, help="microbatches of a step that use older weights")
@@ -142,12 +143,16 @@ def main() -> None:
     parser.add_argument("--offer", type=float, default=1.0, help="memory on offer, in times of the estimate")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="swarm-memory-") as name:
-        taken = measure(options, Path(name))
+    runs = []
+    for _ in range(options.runs):
+        with tempfile.TemporaryDirectory(prefix="swarm-memory-") as name:
+            runs.append(measure(options, Path(name)))
     if options.output == "json":
-        print(json.dumps({"options": vars(options), "taken": [_shown(one) for one in taken]}, indent=1))
+        print(
+            json.dumps({"options": vars(options), "runs": [[_shown(one) for one in taken] for taken in runs]}, indent=1)
+        )
     else:
-        Console(width=140).print(table(taken))
+        Console(width=140).print(*map(table, runs))
 
 
 if __name__ == "__main__":
