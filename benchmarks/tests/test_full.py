@@ -52,7 +52,7 @@ PRINTED: dict[str, list[Any]] = {
     "P6": [HOPS],
     "P7": [[{"kept": 1.0}, {"kept": 0.9}], {"kept": [0.9, 0.95]}, {"kept": [0.8]}, {"join": 0.99}],
     "P8": [ROUND] * 2,
-    "M": [{"taken": [{"training_ratio": 1.4}, {"training_ratio": 1.7}]}] * 2,
+    "M": [{"runs": [[{"training_ratio": 1.4}, {"training_ratio": 1.7}], [{"training_ratio": 1.5}]]}] * 2,
     "S": [{"rounds": [{"step": 0.02, "processors": 0.04}]}] * 2,
     "C": [{"codecs": {"none": [[2.0, 4.0]], "bfloat16": [[1.0, 4.0]], "int8": [[0.5, 4.4]]}}],
 }
@@ -87,7 +87,7 @@ def test_what_is_read_are_the_ratios_that_the_measure_names() -> None:
     assert read_of["P5"]["unequal"] == [1.5]
     assert read_of["P6"]["sessions/growth"] == pytest.approx([1000 / 64])
     assert read_of["P7"] == {"kills": [0.9], "slow": [0.9, 0.95], "slow/64": [0.8], "join": [0.99]}
-    assert read_of["M"] == {"parameters": [1.7], "graphs": [1.7]}, "the worse of the stages"
+    assert read_of["M"] == {"parameters": [1.7, 1.5], "graphs": [1.7, 1.5]}, "the worse of the stages"
     assert read_of["S"]["safety/processors"] == [4.0]
     assert read_of["C"]["int8/time"] == [0.25]
     assert read_of["C"]["int8/loss"] == pytest.approx([10.0])
