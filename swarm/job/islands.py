@@ -51,6 +51,19 @@ def resolved_outer(spec: JobSpec) -> dict[str, Any]:
     return filled
 
 
+def outer_text(spec: JobSpec) -> str:
+    """How the islands of a resolved job exchange, in one line for people; empty if it has no outer steps."""
+    if not spec.has_outer_steps:
+        return ""
+    outer = spec.outer
+    assert outer.fragments != "auto", "resolve the spec first"
+    what = f"{counted(outer.fragments, 'part')} of the model in turn, each " if outer.fragments != 1 else ""
+    return (
+        f"{counted(spec.island_count, 'island')}, {spec.averaging.mode}: {what}every {outer.every_steps} steps, "
+        f"outer learning rate {outer.learning_rate:g}, momentum {outer.momentum:g}"
+    )
+
+
 def island_spec(spec: JobSpec) -> JobSpec:
     """The job as one of its islands trains it: with its share of the global batch. One island's share is all of it.
 

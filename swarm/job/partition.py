@@ -19,7 +19,7 @@ from math import floor
 
 from swarm.errors import InvalidConfig
 from swarm.job.families import DEFAULT, FAMILIES
-from swarm.job.islands import island_spec, resolved_outer
+from swarm.job.islands import island_spec, outer_text, resolved_outer
 from swarm.job.model_config import filled_config
 from swarm.job.overlap import UNMEASURED, FleetSpeed, Overlap, late_microbatches
 from swarm.job.spec import JobSpec, parse_job
@@ -207,12 +207,14 @@ def shape_text(spec: JobSpec) -> str:
     """The chosen shape of a resolved job and its reason, in one line for people."""
     split, microbatches = spec.pipeline.split, spec.training.microbatches
     assert split != "auto", "resolve the spec first"
-    stages = f"{counted(len(split), 'stage')} of {' + '.join(map(str, split))} layers"
+    shape = f"{counted(len(split), 'stage')} of {' + '.join(map(str, split))} layers"
+    if exchanges := outer_text(spec):
+        shape += f"; {exchanges}"
     if not spec.overlap:
-        return f"{stages}; steps do not overlap"
+        return f"{shape}; steps do not overlap"
     first = f", after {counted(spec.sync_steps, 'step')} without" if spec.sync_steps else ""
     return (
-        f"{stages}; {spec.late_microbatches} of {counted(microbatches, 'microbatch')} overlap the step before, "
+        f"{shape}; {spec.late_microbatches} of {counted(microbatches, 'microbatch')} overlap the step before, "
         f"to keep the pipeline busy while it is averaged{first}"
     )
 

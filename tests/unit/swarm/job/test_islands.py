@@ -25,7 +25,7 @@ from swarm.job.islands import (
     outer_plan,
 )
 from swarm.job.outer import OuterUpdate, nesterov
-from swarm.job.partition import resolve
+from swarm.job.partition import resolve, shape_text
 from swarm.job.sections.trust import TrustSection
 from swarm.job.spec import JobSpec, parse_job, spec_from_json
 
@@ -70,6 +70,16 @@ def test_jobs_of_few_exchanges_have_less_outer_momentum(mode: str, few: OuterUpd
     assert update() == few
     assert update(momentum=0.9) == published, "who gives one of the two has the other of the paper"
     assert update(learning_rate=published.y) == published
+
+
+def test_people_are_told_how_islands_exchange() -> None:
+    told = "2 islands, diloco: every 40 steps, outer learning rate 1, momentum 0.5"
+    assert f"; {told}; steps do not overlap" in shape_text(spec_of(outer={"every_steps": 40}))
+    told = (
+        "2 islands, streaming: 3 parts of the model in turn, each every 4 steps, outer learning rate 0.4, momentum 0.9"
+    )
+    assert told in shape_text(spec_of("streaming", outer={"every_steps": 4}))
+    assert "island" not in shape_text(spec_of("allreduce", 1))
 
 
 def test_a_job_that_was_stored_before_momentum_was_chosen_can_be_read() -> None:
