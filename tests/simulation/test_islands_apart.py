@@ -192,6 +192,20 @@ def test_an_envoy_that_hangs_costs_no_island_that_has_another_one() -> None:
     assert faults(world.history, shape) == []
 
 
+@pytest.mark.parametrize("frozen_s", [8.0, 20.0, 55.0])
+def test_an_island_that_is_frozen_in_an_exchange_and_wakes_in_time_takes_part(frozen_s: float) -> None:
+    """Its word came once the round had been given up, and was not taken: the job stalled with all islands at work."""
+    shape = replace(SPLIT, islands=2, replicas=1)
+    world = World(replace(shape, splits=0), 0)
+    while (exchange := world.brain._outer._exchanging) is None or exchange.next_round.number == 1:
+        world.turn()
+    world.harm(Harmed(frozenset(filter(of_island(1), world.replicas)), world.now_s + frozen_s))
+    while not world.over:
+        world.turn()
+    assert took_part(world.history, shape) == [[0, 1]] * 6
+    assert faults(world.history, shape) == []
+
+
 def test_an_envoy_that_accuses_another_island_falsely_has_its_own_left_out() -> None:
     """The accused one was left out, and then the next one."""
     shape = replace(SPLIT, replicas=1)

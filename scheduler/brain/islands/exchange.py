@@ -31,7 +31,7 @@ from swarm.types import PeerId, Round, UnitName
 
 PAUSE_S, PAUSE_S_MAX = 1.0, 30.0  # before a round is repeated, doubled with each time in a row
 DISPUTES_MAX = 2  # of the envoys of a unit; the next one ends the job
-LATE = 1.5  # times averaging.timeout_s: then a round is given up in which envoys say nothing
+LATE, LATER = 1.5, 3.0  # times averaging.timeout_s: then the first round, or one behind it, has waited for envoys
 NEWEST = 3  # rounds of a unit, by which islands are judged
 
 
@@ -112,6 +112,7 @@ class _UnitRounds:
     newest: list[_Round] = field(default_factory=list)  # NEWEST at most
     is_under_way: bool = False  # the last one of them, or it is complete
     failures: int = 0
+    was_late: bool = False
     disputes: int = 0
     retry_s: float = -math.inf
     trouble: str = ""
@@ -159,9 +160,10 @@ class Exchanging:
         outputs: list[Output] = []
         known = list(delegations)
         for unit, one in self._rounds.items():
-            if self._late_s(one) <= now_s:
+            if self._late_s(one) <= now_s and self._relieves(unit, one.newest[-1].silent(), known):
                 silent = listed(each.peer for each in one.newest[-1].silent())
-                outputs += self._again(unit, one.newest[-1].trouble or f"{silent} says nothing of it", now_s)
+                outputs += self._again(unit, one.newest[-1].trouble or f"no word came from {silent}", now_s)
+                one.was_late = True
             envoys = self._envoys(unit, one.failures, known)
             if one.is_under_way or one.retry_s > now_s or not envoys:
                 continue
@@ -180,6 +182,8 @@ class Exchanging:
         if one is None or made is None or all(each.peer != peer for each in made.silent()):
             return []
         made.reports[peer] = event
+        if made is one.newest[-1] and made.ended_s == math.inf and made.is_complete:
+            one.is_under_way = True  # the last word came late, but before the next round
         if one.under_way is not made:
             return []
         if made.is_judged:
@@ -253,7 +257,13 @@ class Exchanging:
         """When the round under way is late; never, if it is complete."""
         if one.under_way is None or one.is_complete:
             return math.inf
-        return one.under_way.began_s + LATE * self._timeout_s
+        return one.under_way.began_s + (LATER if one.was_late else LATE) * self._timeout_s
+
+    def _relieves(self, unit: UnitName, silent: Iterable[Envoy], known: Iterable[Delegation]) -> bool:
+        """Whether others can go for some that say nothing; the same ones would only have to begin again."""
+        pools = [one.replicas[stage] for one in known for stage in self._units[unit]]
+        alone = {pool[0].peer for pool in pools if len(pool) == 1}
+        return any(one.peer not in alone for one in silent)
 
     def _again(self, unit: UnitName, trouble: str, now_s: float) -> list[Output]:
         """Let the next round begin after a pause, in which other envoys may say how they fared."""

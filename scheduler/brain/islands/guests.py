@@ -29,6 +29,7 @@ from swarm.text import listed
 from swarm.types import PeerId
 
 REST_TIMES = 10  # as long as an exchange waited in vain for a site, it does without it then
+REST_S_MAX = 86_400.0
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class Guests:
         for name in self._names(island, roster):
             held = self._rests.get(name, _Rest())
             times = held.times + (held.until_s <= now_s)  # sites may have several islands
-            rest_s = REST_TIMES * for_s * 2.0 ** (times - 1)
+            rest_s = min(REST_S_MAX, REST_TIMES * for_s * 2.0 ** min(times - 1, 30))
             self._rests[name], longest_s = _Rest(now_s + rest_s, times), max(rest_s, longest_s)
         where = roster.home(island)
         return f"its stage servers{f', or others at {where},' if where else ''} may come back in {longest_s:g} s"

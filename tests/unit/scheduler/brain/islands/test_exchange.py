@@ -250,13 +250,43 @@ def test_an_envoy_that_says_nothing_is_relieved_and_its_island_blamed_if_no_othe
     assert (made.retries_s(), found(made, 5.9), found(made, 6.0)) == ([7.5], [], [[1]])
     (told,) = made.begin(delegations(2, 2), 7.5)
     assert isinstance(told, Note)
-    assert "i1s0r0 says nothing of it" in told.message
+    assert "no word came from i1s0r0" in told.message
     again = exchanges(made.begin(delegations(2, 2), 8.5))
     assert {peer for _, peer in again} == {"i0s0r1", "i1s0r1"}
     assert found(made, 9.0) == [[1]], "the newest round that is over"
     fine(made, S0, "i0s0r1", 9.0)
     fine(made, S0, "i1s0r1", 9.0)
     assert (found(made, 100.0), made.result() is None, made.retries_s()) == ([], False, [math.inf])
+
+
+def test_a_round_whose_last_word_comes_late_but_before_the_next_one_counts() -> None:
+    """It was thrown away although all held the mean. If nothing moved then, the job stalled with nobody at fault."""
+    made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 5.0)
+    made.begin(delegations(2, 2), 0.0)
+    fine(made, S0, "i0s0r0", 1.0)
+    made.begin(delegations(2, 2), 7.5)
+    assert made.result() is None
+    fine(made, S0, "i1s0r0", 8.0)
+    assert made.result() is not None
+    assert (made.begin(delegations(2, 2), 9.0), found(made, 9.0)) == ([], [])
+
+
+def test_a_round_is_not_repeated_with_those_who_would_only_have_to_begin_again() -> None:
+    """Envoys that need long for the mean of a large stage had to begin again before they came to its end."""
+    made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 5.0)
+    made.begin(delegations(2, 1), 0.0)
+    assert made.begin(delegations(2, 1), 40.0) == []
+    fine(made, S0, "i0s0r0", 41.0)
+    fine(made, S0, "i1s0r0", 41.0)
+    assert made.result() is not None
+
+
+def test_a_round_behind_one_that_was_late_has_twice_as_long() -> None:
+    made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 5.0)
+    made.begin(delegations(2, 2), 0.0)
+    made.begin(delegations(2, 2), 7.5)
+    assert exchanges(made.begin(delegations(2, 2), 8.5))
+    assert made.retries_s() == [8.5 + 15.0]
 
 
 def test_an_envoy_that_was_lost_says_nothing_of_links() -> None:

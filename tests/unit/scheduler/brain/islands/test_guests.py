@@ -219,6 +219,13 @@ def test_a_site_that_was_left_out_rests_twice_as_long_each_time_and_is_forgiven_
     assert guests.leave_out(island, roster, 30.0, 3000.0).endswith("in 300 s")
 
 
+def test_nobody_rests_longer_than_a_day() -> None:
+    made = world(Shape(replicas=1))
+    told = [made.brain._guests.leave_out(1, made.brain._roster, 300.0, 1e6 * again) for again in range(2000)]
+    assert told[0].endswith("in 3000 s")
+    assert told[-1].endswith("in 86400 s")
+
+
 def test_without_sites_the_stage_servers_rest_that_were_left_out() -> None:
     made = World(Shape(replicas=1), 0)
     until(made, lambda: all(made.database.values()))
