@@ -75,7 +75,7 @@ def test_an_envoy_that_dies_while_islands_train_on_is_replaced_by_one_that_holds
         brain = job.brain
         assert isinstance(brain, IslandsBrain)
         assert brain._outer._exchanging is not None
-        (envoys,) = (one.envoys for one in brain._outer._exchanging._rounds.values())
+        (envoys,) = (one.newest[-1].envoys for one in brain._outer._exchanging._rounds.values())
         rig.kill(envoys[seed - 1].peer)
 
     job, _ = run(spec, tokens, 4, story, seed)
