@@ -129,7 +129,9 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1, help="stage servers per stage")
     parser.add_argument("--steps", type=int, default=3, help="behind those of --warmup")
     parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--runs", type=int, default=1, help="the whole again: peaks differ by a tenth between runs")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="how often all of it is measured, as peaks differ by up to a quarter"
+    )
     parser.add_argument("--dtype", choices=tuple(LOSS_TOLERANCE), default="float32")
     parser.add_argument("--compression", choices=("none", "bfloat16", "float16", "int8"), default="none")
     parser.add_argument("--overlap", type=int, default=0, help="microbatches of a step that use older weights")

@@ -89,8 +89,7 @@ def apart(
 
     world._carry_out = listening  # type: ignore[assignment]
     world.harm(Harmed(frozenset(filter(far, world.replicas)), until_s, **(ways or BOTH_WAYS)))
-    while not world.over:
-        world.turn()
+    world.finish()
     return world, notes
 
 
@@ -132,8 +131,7 @@ def test_of_two_islands_that_do_not_reach_each_other_the_one_with_more_stage_ser
     while world.brain.present == (0, 1) and not world.over:
         world.turn()
     assert world.brain.present == (1,)
-    while not world.over:
-        world.turn()
+    world.finish()
     assert faults(world.history, shape) == []
 
 
@@ -174,8 +172,7 @@ def test_a_largest_group_that_reach_each_other_goes_on_and_nobody_of_it_is_left_
         if not any(pair in cut for pair in permutations(group, 2))
     ]
     assert world.brain.present in [group for group in together if len(group) == len(together[-1])], cut
-    while not world.over:
-        world.turn()
+    world.finish()
     assert faults(world.history, shape) == []
 
 
@@ -184,10 +181,13 @@ def test_an_envoy_that_hangs_costs_no_island_that_has_another_one() -> None:
     islands changed in step, one that hung in each of two islands kept them apart for good."""
     shape = replace(SPLIT, islands=2, replicas=2)
     world = World(replace(shape, splits=0), 0)
-    exchange, hang = world._exchange, ("i0-s0-0", "i1-s0-1")
-    world._exchange = lambda one, command: None if one.record.peer in hang else exchange(one, command)  # type: ignore
-    while not world.over:
-        world.turn()
+    exchange = world._exchange
+
+    def hanging(one: Replica, command: Exchange) -> Event | None:
+        return None if one.record.peer in ("i0-s0-0", "i1-s0-1") else exchange(one, command)
+
+    world._exchange = hanging  # type: ignore[method-assign]
+    world.finish()
     assert took_part(world.history, shape) == [[0, 1]] * 6
     assert faults(world.history, shape) == []
 
@@ -200,8 +200,7 @@ def test_an_island_that_is_frozen_in_an_exchange_and_wakes_in_time_takes_part(fr
     while (exchange := world.brain._outer._exchanging) is None or exchange.next_round.number == 1:
         world.turn()
     world.harm(Harmed(frozenset(filter(of_island(1), world.replicas)), world.now_s + frozen_s))
-    while not world.over:
-        world.turn()
+    world.finish()
     assert took_part(world.history, shape) == [[0, 1]] * 6
     assert faults(world.history, shape) == []
 
@@ -219,8 +218,7 @@ def test_an_envoy_that_accuses_another_island_falsely_has_its_own_left_out() -> 
         return RoundFailed(command.timeline, command.step, command.unit, command.round, "no proposal came", accused)
 
     world._exchange = lying  # type: ignore[method-assign]
-    while not world.over:
-        world.turn()
+    world.finish()
     assert took_part(world.history, shape) == [[1, 2]] * 6
     assert faults(world.history, shape) == []
 
@@ -239,8 +237,7 @@ def test_an_envoy_that_sends_nothing_to_one_island_after_the_other_has_one_of_th
         return exchange(one, command)
 
     world._exchange = lying  # type: ignore[method-assign]
-    while not world.over:
-        world.turn()
+    world.finish()
     assert took_part(world.history, shape) == [[2, 3]] * 6
     assert faults(world.history, shape) == []
 
@@ -273,8 +270,7 @@ def test_the_others_have_as_long_again_once_an_island_is_lost_in_an_exchange_tha
     world.pass_time()
     world.pass_time()  # envoys wait for each other: that they did not reach one is said later
     assert world.brain.present == (0, 1, 3)
-    while not world.over:
-        world.turn()
+    world.finish()
     assert world.brain.present == (0, 1)
     assert faults(world.history, shape) == []
 
@@ -288,8 +284,7 @@ def test_an_island_whose_envoys_say_nothing_is_left_out() -> None:
     while world.brain.present == (0, 1, 2) and not world.over:
         world.turn()
     assert world.brain.present == (0, 2)
-    while not world.over:
-        world.turn()
+    world.finish()
     assert faults(world.history, FROZEN) == []
 
 
@@ -300,8 +295,7 @@ def test_an_island_that_does_not_hand_over_its_part_of_the_last_checkpoint_is_le
     while not all(one.saves_only for one in world.brain._roster.islands):
         world.turn()
     world.harm(Harmed(frozenset(filter(of_island(0), world.replicas)), math.inf))
-    while not world.over:
-        world.turn()
+    world.finish()
     assert faults(world.history, shape) == []
     assert world.brain.present == (1, 2)
 
@@ -330,8 +324,7 @@ def test_an_island_that_owes_its_part_once_is_asked_again_though_another_one_owe
     asked_again(world)
     late = Harmed(frozenset(filter(of_island(1), world.replicas)), world.now_s + 1.75 * STILL_S)
     world.harm(late)
-    while not world.over:
-        world.turn()
+    world.finish()
     assert world.now_s > late.until_s, "it was waited for"
     assert world.brain.present == (0, 1, 2)
     assert faults(world.history, FROZEN) == []
@@ -346,8 +339,7 @@ def test_an_island_that_owes_its_part_twice_is_left_out_and_people_are_told_whos
         carry_out(output, decided)  # type: ignore[arg-type]
 
     world._carry_out = listening  # type: ignore[assignment]
-    while not world.over:
-        world.turn()
+    world.finish()
     assert world.brain.present == (1, 2)
     assert any("i0-s0-1, i0-s1-1 handed over no part of the checkpoint for 60 s, a second time" in one for one in notes)
 

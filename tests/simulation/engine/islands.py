@@ -499,6 +499,14 @@ class World:
                 self.watchdog.moved(self.now_s)
             self.tell(inputs.Happened(one.record.peer, event))
 
+    def finish(self, turns_max: int = 20_000) -> None:
+        """Play to the end."""
+        for _ in range(turns_max):
+            if self.over:
+                return
+            self.turn()
+        raise AssertionError(f"the job did not end: {self.brain.waiting_for()}")
+
     def pass_time(self) -> None:
         """A second passes, and nothing else happens; as a driver, look whether nothing moved for too long."""
         self.now_s += 1.0
@@ -747,11 +755,8 @@ class World:
 def play(shape: Shape, seed: int, turns_max: int = 20_000) -> History:
     """Play a job to its end; the history, which ends with `Ended`."""
     world = World(shape, seed)
-    for _ in range(turns_max):
-        if world.over:
-            return world.history
-        world.turn()
-    raise AssertionError(f"seed {seed}: the job did not end: {world.brain.waiting_for()}")
+    world.finish(turns_max)
+    return world.history
 
 
 # Checkers ------------------------------------------------------------------------------------------------------------

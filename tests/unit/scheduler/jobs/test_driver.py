@@ -186,11 +186,16 @@ def test_an_alarm_that_was_put_off_rings_when_it_is_due_and_one_that_was_brought
     assert alarms < 10, "50 inputs need no alarm each"
 
 
-def test_stage_servers_that_join_again_and_again_do_not_hide_that_the_job_hangs() -> None:
-    """Whatever any stage server loaded put off the limit, so a job, or an island, that hung was never given up."""
+def hanging() -> JobDriver:
+    """A job that gets no further once it has loaded, and may stand still for 60 s."""
     swarm = Swarm({A: 0, C: 1})
     swarm.answer(LoadStage)
-    driver = JobDriver(swarm.brain, None, Hanging(), Watchdog(60.0, 0.0))  # type: ignore[arg-type]
+    return JobDriver(swarm.brain, None, Hanging(), Watchdog(60.0, 0.0))  # type: ignore[arg-type]
+
+
+def test_stage_servers_that_join_again_and_again_do_not_hide_that_the_job_hangs() -> None:
+    """Whatever any stage server loaded put off the limit, so a job, or an island, that hung was never given up."""
+    driver = hanging()
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
@@ -217,9 +222,7 @@ def test_stage_servers_that_join_again_and_again_do_not_hide_that_the_job_hangs(
 )
 def test_a_stage_server_that_says_what_nobody_asked_for_does_not_hide_that_the_job_hangs(event: Event) -> None:
     """A part of a checkpoint, or a loss, put off the limit, whoever sent it."""
-    swarm = Swarm({A: 0, C: 1})
-    swarm.answer(LoadStage)
-    driver = JobDriver(swarm.brain, None, Hanging(), Watchdog(60.0, 0.0))  # type: ignore[arg-type]
+    driver = hanging()
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
