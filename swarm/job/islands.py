@@ -148,8 +148,9 @@ def check_for_swarm(spec: JobSpec) -> None:
         return
     if spec.averaging.mode == "async_dn":
         raise InvalidConfig(
-            'averaging.mode = "async_dn" does not work yet in a swarm',
-            hint='set averaging.mode = "diloco"; or run: swarm train-local FILE',
+            'averaging.mode = "async_dn" trains in one process only',
+            hint='set averaging.mode = "diloco" and islands.shares = "speed", so that no island waits for a slow one; '
+            "or run: swarm train-local FILE",
         )
     round_s, still_s = spec.averaging.timeout_s, spec.limits.no_progress_s
     if round_s >= still_s:  # not in JobSpec: a scheduler reads jobs that are older than this rule
@@ -166,7 +167,7 @@ def check_for_swarm(spec: JobSpec) -> None:
     for key, (is_set, what) in refused.items():
         if is_set:
             raise InvalidConfig(
-                f'{key} does not work yet in a swarm with averaging.mode = "{spec.averaging.mode}"',
+                f'{key} does not work in a swarm with averaging.mode = "{spec.averaging.mode}"',
                 hint=f"{what}; or run: swarm train-local FILE",
             )
 

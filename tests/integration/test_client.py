@@ -529,7 +529,7 @@ def test_a_job_with_islands_is_refused_before_anything_is_tokenised(swarm: Any, 
     for flag in ("--dry-run", "-d"):
         code, _, err = swarm("submit", flag, "job.toml", *islands)
         assert code == 3
-        assert 'trust.spot_check does not work yet in a swarm with averaging.mode = "streaming"' in err
+        assert 'trust.spot_check does not work in a swarm with averaging.mode = "streaming"' in err
         assert "hint: remove it; or run: swarm train-local FILE" in err
     assert not fake.submitted
 

@@ -141,7 +141,7 @@ def test_a_job_that_a_swarm_cannot_train_with_islands_is_refused_before_anything
     async def act(scene: Scene) -> None:
         values = scene.spec.model_dump(mode="json") | {"averaging": {"mode": "streaming"}}
         spec = parse_job(values | {"trust": {"spot_check": 0.5}})
-        with pytest.raises(InvalidConfig, match=r"trust\.spot_check does not work yet in a swarm"):
+        with pytest.raises(InvalidConfig, match=r"trust\.spot_check does not work in a swarm"):
             await scene.rig.jobs.submit(spec, scene.tokens.of_job(), {})
         assert not scene.rig.jobs.registry.all()
 

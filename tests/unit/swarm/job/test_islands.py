@@ -206,7 +206,7 @@ def test_what_a_swarm_cannot_do_with_islands_yet_is_refused_with_what_can_be_don
         "pipeline": {"compression": "none"},
         "trust": {key: value},
     }
-    with pytest.raises(InvalidConfig, match=rf"trust\.{key} does not work yet in a swarm") as refused:
+    with pytest.raises(InvalidConfig, match=rf"trust\.{key} does not work in a swarm") as refused:
         check_for_swarm(spec_of(**sections | {"averaging": {"mode": "diloco"}}))
     assert "remove it" in refused.value.hint
     check_for_swarm(spec_of("allreduce", 1, **sections | {"averaging": {"mode": "allreduce"}}))
