@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 from statistics import mean
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from rich.console import Console
@@ -131,7 +131,16 @@ def train_losing(spec: JobSpec, batches: Batches, heard: Heard) -> float:
 Losses: TypeAlias = Mapping[str, Sequence[float]]
 
 
-def rows(losses: Losses, compared: Sequence[Option]) -> Iterator[list[str]]:
+class Compared(Protocol):
+    """A row of a table: its name, and that of the one that it is compared with."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def against(self) -> str: ...
+
+
+def rows(losses: Losses, compared: Sequence[Compared]) -> Iterator[list[str]]:
     """A row for each option, with what its loss is above that of the way beside it: of the means, and by seed."""
     for option in compared:
         found = losses[option.name]

@@ -1,0 +1,127 @@
+"""What a job gains that begins as one island and divides into several later, at equal tokens.
+
+    python -m benchmarks.learning.outer_begin [--seeds 3] [--steps 300] [--every 50] [--after 50 100]
+        [--table docs/islands.md] [--save RUNS.json]
+
+One island trains the first steps with the whole batch, as `averaging.mode = "allreduce"` does. Two islands go on from
+its checkpoint, as with `swarm resume --set averaging.mode=diloco --set islands.count=2`: with its weights, and each
+with its moments. Model, text and loss are those of `benchmarks.learning.outer`. "After" is the number of those steps;
+with streaming, islands begin at the first step from there on behind which nothing waits for its merge.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.learning.convergence import LENGTH, SEQUENCES, with_data
+from benchmarks.learning.kept import Kept
+from benchmarks.learning.outer import ALLREDUCE, Way, job, loss_of, run_name
+from benchmarks.learning.outer_options import COLUMNS, ISLANDS, RATE, rows
+from benchmarks.learning.runs import SOURCE, parsed, parser_of
+from benchmarks.tables import markdown, publish
+from swarm.checkpoint.reader import Checkpoint
+from swarm.checkpoint.storage import LocalStorage
+from swarm.data.batches import Batches
+from swarm.job.islands import course_of
+from swarm.job.spec import JobSpec
+from swarm.reference.checkpoints import Islands, LocalCheckpoints
+from swarm.reference.trainer import StepReport, train_local
+from swarm.text import counted
+
+MARKS = ("<!-- begin -->", "<!-- end of begin -->")
+
+
+class _Begun(Exception):
+    """One island has trained its steps."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A row of the table: a way, and how many steps one island trains before."""
+
+    way: Way
+    after: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.way}, after {self.after} steps as one island" if self.after else str(self.way)
+
+    @property
+    def against(self) -> str:
+        return str(ALLREDUCE)
+
+    def measure(self, seed: int, steps: int, source: str) -> float:
+        """Train once; the loss of the final weights on held-out text."""
+        if not self.after:
+            return loss_of(self.way, seed, RATE, steps, source)
+        together, apart = (job(way, seed, RATE, steps, source) for way in (ALLREDUCE, self.way))
+        with tempfile.TemporaryDirectory() as folder:
+            start = with_data(together, partial(begin, steps=begins(apart, self.after), folder=Path(folder)))
+            return with_data(apart, partial(train_local, start=start)).evaluations[-1].loss
+
+
+def begins(spec: JobSpec, after: int) -> int:
+    """The first step from `after` on at which islands of a resolved spec may begin."""
+    course = course_of(spec, 0)
+    versions = ((step, course.version_after(step)) for step in itertools.count(after))
+    return next(step for step, version in versions if course.level_from(version) == version)
+
+
+def begin(spec: JobSpec, batches: Batches, steps: int, folder: Path) -> Checkpoint:
+    """Train so many steps of a resolved spec; the checkpoint that is written then."""
+    checkpoints = LocalCheckpoints(LocalStorage(folder), spec, {}, lambda said: None)
+
+    def look(islands: Islands, report: StepReport) -> None:
+        if report.step + 1 == steps:
+            raise _Begun(checkpoints.write(islands, steps, report.loss))
+
+    try:
+        train_local(spec, batches, on_commit=look)
+    except _Begun as begun:
+        return begun.checkpoint
+    raise AssertionError(f"the job has no step {steps}")
+
+
+def beginnings(every_steps: int, afters: Sequence[int]) -> list[Beginning]:
+    ways = [Way(mode, ISLANDS, (("every_steps", every_steps),)) for mode in ("diloco", "streaming")]
+    return [Beginning(ALLREDUCE), *(Beginning(way, after) for way in ways for after in (0, *afters))]
+
+
+def main() -> None:
+    parser = parser_of(__doc__, seeds=3, steps=300)
+    parser.add_argument("--every", type=int, default=50)
+    parser.add_argument("--after", type=int, nargs="+", default=(50, 100))
+    arguments = parsed(parser)
+    console, kept = Console(), Kept(arguments.save)
+    compared = beginnings(arguments.every, arguments.after)
+    losses: dict[str, list[float]] = {one.name: [] for one in compared}
+    for seed in range(arguments.seeds):
+        for one in compared:
+            started_s = time.perf_counter()
+            name = run_name(one.way, RATE, seed, arguments.steps)
+            name += f", after {one.after}" if one.after else ""
+            loss = kept.once(name, partial(one.measure, seed, arguments.steps, SOURCE))
+            losses[one.name].append(loss)
+            console.print(f"{name}  {loss:.4f}  {time.perf_counter() - started_s:.0f} s", highlight=False)
+    text = (
+        f"{markdown(COLUMNS, rows(losses, compared))}\n\n{counted(ISLANDS, 'island')}, H {arguments.every}, "
+        f"{arguments.steps} steps of {SEQUENCES * LENGTH} bytes, {counted(arguments.seeds, 'seed')}, "
+        f"learning rate {RATE:g}."
+    )
+    publish(text, arguments.table, MARKS)
+
+
+if __name__ == "__main__":
+    main()
