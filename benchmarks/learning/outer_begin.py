@@ -3,15 +3,16 @@
     python -m benchmarks.learning.outer_begin [--seeds 3] [--steps 300] [--every 50] [--after 50 100]
         [--table docs/islands.md] [--save RUNS.json]
 
-One island trains the first steps with the whole batch, as `averaging.mode = "allreduce"` does. Two islands go on from
-its checkpoint, as with `swarm resume --set averaging.mode=diloco --set islands.count=2`: with its weights, and each
-with its moments. Model, text and loss are those of `benchmarks.learning.outer`. "After" is the number of those steps;
-with streaming, islands begin at the first step from there on behind which nothing waits for its merge.
+One island trains the first steps with the whole batch, as `averaging.mode = "allreduce"` does. Two islands with `diloco`
+go on from its checkpoint, as after `swarm submit --resume-from JOB:STEP`: with its weights, and each with its moments.
+Model, text and loss are those of `benchmarks.learning.outer`. "After" is the number of those steps, a multiple of H.
+
+One island needs twice as long for a step as two that divide it. So the last row has islands from the beginning, and as
+many more steps as they make in the time that the row before takes.
 """
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,7 +31,6 @@ from benchmarks.tables import markdown, publish
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import LocalStorage
 from swarm.data.batches import Batches
-from swarm.job.islands import course_of
 from swarm.job.spec import JobSpec
 from swarm.reference.checkpoints import Islands, LocalCheckpoints
 from swarm.reference.trainer import StepReport, train_local
@@ -49,14 +49,16 @@ class _Begun(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A row of the table: a way, and how many steps one island trains before."""
+    """A row of the table: a way, how many steps one island trains before, and how many there are more of."""
 
     way: Way
     after: int = 0
+    more: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.way}, after {self.after} steps as one island" if self.after else str(self.way)
+        after = f", after {self.after} steps as one island" if self.after else ""
+        return f"{self.way}{after}{f', {self.more} steps more' if self.more else ''}"
 
     @property
     def against(self) -> str:
@@ -65,18 +67,11 @@ class Beginning:
     def measure(self, seed: int, steps: int, source: str) -> float:
         """Train once; the loss of the final weights on held-out text."""
         if not self.after:
-            return loss_of(self.way, seed, RATE, steps, source)
+            return loss_of(self.way, seed, RATE, steps + self.more, source)
         together, apart = (job(way, seed, RATE, steps, source) for way in (ALLREDUCE, self.way))
         with tempfile.TemporaryDirectory() as folder:
-            start = with_data(together, partial(begin, steps=begins(apart, self.after), folder=Path(folder)))
+            start = with_data(together, partial(begin, steps=self.after, folder=Path(folder)))
             return with_data(apart, partial(train_local, start=start)).evaluations[-1].loss
-
-
-def begins(spec: JobSpec, after: int) -> int:
-    """The first step from `after` on at which islands of a resolved spec may begin."""
-    course = course_of(spec, 0)
-    versions = ((step, course.version_after(step)) for step in itertools.count(after))
-    return next(step for step, version in versions if course.level_from(version) == version)
 
 
 def begin(spec: JobSpec, batches: Batches, steps: int, folder: Path) -> Checkpoint:
@@ -95,8 +90,9 @@ def begin(spec: JobSpec, batches: Batches, steps: int, folder: Path) -> Checkpoi
 
 
 def beginnings(every_steps: int, afters: Sequence[int]) -> list[Beginning]:
-    ways = [Way(mode, ISLANDS, (("every_steps", every_steps),)) for mode in ("diloco", "streaming")]
-    return [Beginning(ALLREDUCE), *(Beginning(way, after) for way in ways for after in (0, *afters))]
+    way = Way("diloco", ISLANDS, (("every_steps", every_steps),))
+    longer = Beginning(way, more=max(afters) * (ISLANDS - 1))  # as long as the last of the others takes
+    return [Beginning(ALLREDUCE), *(Beginning(way, after) for after in (0, *afters)), longer]
 
 
 def main() -> None:
@@ -110,7 +106,7 @@ def main() -> None:
     for seed in range(arguments.seeds):
         for one in compared:
             started_s = time.perf_counter()
-            name = run_name(one.way, RATE, seed, arguments.steps)
+            name = run_name(one.way, RATE, seed, arguments.steps + one.more)
             name += f", after {one.after}" if one.after else ""
             loss = kept.once(name, partial(one.measure, seed, arguments.steps, SOURCE))
             losses[one.name].append(loss)
