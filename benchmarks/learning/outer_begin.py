@@ -3,9 +3,10 @@
     python -m benchmarks.learning.outer_begin [--seeds 3] [--steps 300] [--every 50] [--after 50 100]
         [--table docs/islands.md] [--save RUNS.json]
 
-One island trains the first steps with the whole batch, as `averaging.mode = "allreduce"` does. Two islands with `diloco`
-go on from its checkpoint, as after `swarm submit --resume-from JOB:STEP`: with its weights, and each with its moments.
-Model, text and loss are those of `benchmarks.learning.outer`. "After" is the number of those steps, a multiple of H.
+One island trains the first steps with the whole batch, as `averaging.mode = "allreduce"` does. Two islands with
+`diloco` go on from its checkpoint, as after `swarm submit --resume-from JOB:STEP`: with its weights, and each with its
+moments. Model, text and loss are those of `benchmarks.learning.outer`. "After" is the number of those steps, a multiple
+of H.
 
 One island needs twice as long for a step as two that divide it. So the last row has islands from the beginning, and as
 many more steps as they make in the time that the row before takes.
