@@ -372,6 +372,17 @@ def test_the_page_about_islands(reader: Reader) -> None:
     reader.types("swarm pull JOB ./model")
     reader.passes("swarm train-local job.toml --outer-log ./model/outer-log.jsonl")  # written if an island was lost
     reader.passes_all(LEFT_OUT)
+    saved = "--set checkpoint.every_steps=2 --set checkpoint.keep_last=100"
+    together = f"--name together --detach {LONG} {saved}"
+    reader.names["JOB"] = reader.types("swarm submit job.toml --set checkpoint.every_steps=50", together)
+    while not steps(reader, "JOB"):
+        reader.also("swarm status JOB")
+    reader.types("swarm pause JOB")
+    at = next(step for step in steps(reader, "JOB") if step % 2 == 0)
+    apart = "--name apart --set averaging.mode=diloco --set islands.count=2 --resume-from JOB:100"
+    more = f"{few} --set training.steps={at + 6}"
+    reader.types(f"swarm submit job.toml {apart}", more, where={"100": str(at)})
+    reader.passes_all(LEFT_OUT)
     reader.closes()
 
 
