@@ -48,12 +48,15 @@ class StageServerMetrics:
         )
         self._averaging = seconds("swarm_averaging_duration_seconds", "Completed averaging rounds", ("stage",))
         self._rounds = counter("swarm_averaging_rounds_total", "Averaging rounds by outcome", ("stage", "outcome"))
+        told = "Proposals in complete rounds between islands"
+        self._proposed = counter("swarm_outer_bytes_total", told, ("direction",))
         fetched = "Download of a stage's state by a joiner, from its first question to its report"
         self._transfer = Histogram(
             "swarm_state_transfer_seconds", fetched, ("outcome",), buckets=LONG_SECONDS_BUCKETS, registry=registry
         )
         self._evicted = counter("swarm_outputs_evicted_total", "Held outputs dropped for memory", ("stage",))
         for direction in TRAFFIC_DIRECTIONS:
+            self._proposed.labels(direction)
             for kind in TRAFFIC_KINDS:
                 self._network.labels(direction, kind)
                 self._uncompressed.labels(direction, kind)
@@ -120,6 +123,11 @@ class StageServerMetrics:
         self._rounds.labels(str(stage), outcome).inc()
         if outcome == "averaged":
             self._averaging.labels(str(stage)).observe(duration_s)
+
+    def exchanged(self, sent_bytes: int, received_bytes: int) -> None:
+        """A round between islands is complete, to which and from which so many bytes of proposals went."""
+        self._proposed.labels("sent").inc(sent_bytes)
+        self._proposed.labels("received").inc(received_bytes)
 
 
 class _Identity(Collector):

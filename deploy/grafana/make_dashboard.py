@@ -111,6 +111,11 @@ ROWS: dict[str, list[tuple[str, str, dict[str, str]]]] = {
             {"{{job_id}}": _p(0.95, "swarm_outer_exchange_seconds", "job_id", JOB)},
         ),
         (
+            "Proposals between islands",
+            "Bps",
+            {"{{instance}} {{direction}}": _rate("swarm_outer_bytes_total", "instance, direction")},
+        ),
+        (
             "Averaging rounds per second",
             "short",
             {"stage {{stage}} {{outcome}}": _rate("swarm_averaging_rounds_total", "stage, outcome")},

@@ -28,6 +28,7 @@ from swarm.messages import Envoy, Exchange
 from swarm.model.islands.exchange import decoded, mean_proposal, proposed
 from swarm.model.stage import Stage
 from swarm.rpc.links.peers import PeerLinks
+from swarm.types import PeerId
 
 
 async def run_exchange(
@@ -78,6 +79,14 @@ async def run_exchange(
     contributors = [one for one in command.envoys if one.tokens]
     proposals = [came[one.peer] for one in contributors]
     return await device.aside(lambda: _mean(stage, command, proposals, [one.tokens for one in contributors]))
+
+
+def travelled(command: Exchange, peer: PeerId, each_bytes: int) -> tuple[int, int]:
+    """The bytes that an envoy sends and receives in a round, if a proposal has `each_bytes`."""
+    mine = next(one for one in command.envoys if one.peer == peer)
+    others = [one for one in command.envoys if one.timeline != mine.timeline]
+    proposing = sum(one.tokens > 0 for one in others)
+    return each_bytes * len(others) * (mine.tokens > 0), each_bytes * proposing
 
 
 def _mean(stage: Stage, command: Exchange, came: Sequence[Tensor], tokens: Sequence[int]) -> Mean:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stage_server.ports import ReplicaId, ReplicaPorts
 from stage_server.replica.averaging.deadline import Deadline
-from stage_server.replica.averaging.exchange import run_exchange
+from stage_server.replica.averaging.exchange import run_exchange, travelled
 from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import Mean, run_round
@@ -187,6 +187,9 @@ class RoundRunner:
             duration_s = loop.time() - max(started_s, mean.all_began_s)
             self._means[command.step, command.unit, command.round] = mean
             self._ports.metrics.round_finished(self._me.stage, "averaged", duration_s)
+            if isinstance(command, Exchange):
+                each_bytes = proposal_bytes(self._stage, command.unit, command.step)
+                self._ports.metrics.exchanged(*travelled(command, self._me.peer, each_bytes))
             of_round = (command.timeline, command.step, command.unit, command.round)
             self._ports.emit(Averaged(*of_round, mean.digest, mean.norms, duration_s, *mean.rates))
 

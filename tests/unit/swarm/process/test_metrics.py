@@ -82,6 +82,7 @@ STAGE_SERVER = {
     "swarm_device_memory_exceeded_total": set(),
     "swarm_oom_total": set(),
     "swarm_network_bytes_total": {"direction", "kind"},
+    "swarm_outer_bytes_total": {"direction"},
     "swarm_network_uncompressed_bytes_total": {"direction", "kind"},
     "swarm_boundary_tensors_total": {"direction", "codec"},
     "swarm_averaging_duration_seconds": {"stage"},
@@ -160,6 +161,7 @@ def test_a_stage_server_serves_the_promised_series_and_labels() -> None:
     metrics.sent("p:1", "activation", 100, 200)
     metrics.encoded("forward", "int8")
     metrics.round_finished(0, "averaged", 0.2)
+    metrics.exchanged(100, 200)
     metrics.output_evicted(0)
     metrics.state_fetched("complete", 2.0)
     _speak(metrics.process)

@@ -117,6 +117,10 @@ async def test_all_envoys_hold_the_same_mean_of_what_each_island_proposed_once(c
         (sender, to) for sender in ("a0", "b1", "c2") for to in timelines if timelines[to] != timelines[PeerId(sender)]
     }
     assert all(timeline == timelines[to] for _, to, timeline in table.sent), "of the receiver's island"
+    command = Exchange(6, STEP, UNIT, Round(1, 1), tuple(side.envoy for side in sides), 3.0)
+    for peer in timelines:
+        sent, received = (sum(peer == one[end] for one in table.sent) for end in (0, 1))
+        assert exchange.travelled(command, peer, 100) == (100 * sent, 100 * received)
 
 
 def test_all_envoys_that_an_envoy_does_not_get_through_to_are_named() -> None:
