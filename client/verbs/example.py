@@ -51,6 +51,7 @@ betas         = [0.9, 0.95]
 eps           = 1e-8            # betas and eps: all but sgd
 lookahead     = 0.3             # adamw: the share of the fresh gradient in its numerator; 0 = torch's AdamW
 momentum      = 0.0             # sgd only, below 1
+muon_products = "fast"          # muon: exact has the same bits on all processors, so that unlike ones share a stage
 weight_decay  = 0.1             # sgd adds it to the gradient; the others shrink the weights by it
 schedule      = "cosine"        # constant, linear or cosine
 warmup_steps  = 5               # default 100, or steps if that is less

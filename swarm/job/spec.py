@@ -96,6 +96,7 @@ class TrainingSection(Section):
     eps: Annotated[float, Field(gt=0)] = 1e-8
     lookahead: Annotated[float, Field(ge=0, lt=1)] = 0.3  # adamw: share of the fresh gradient in the numerator
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # sgd only
+    muon_products: Literal["fast", "exact"] = "fast"  # exact: the same bits on every processor
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] = 100  # by default at most `steps`
@@ -119,6 +120,11 @@ class TrainingSection(Section):
             raise ValueError(
                 f'momentum = {self.momentum} does nothing for optimizer = "{self.optimizer}": '
                 'remove training.momentum, or set training.optimizer = "sgd"'
+            )
+        if self.muon_products != "fast" and self.optimizer != "muon":
+            raise ValueError(
+                f'muon_products = "{self.muon_products}" does nothing for optimizer = "{self.optimizer}": '
+                'remove training.muon_products, or set training.optimizer = "muon"'
             )
         size = self.microbatch_sequences
         if size != "auto" and self.global_batch_sequences % size:

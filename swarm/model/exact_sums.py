@@ -131,16 +131,16 @@ def squared_norms(tensors: Iterable[Tensor]) -> list[float]:
         if flat.device.type == "mps":  # has no float64
             flat = flat.cpu()
         starts = range(0, flat.numel(), NORM_BLOCK_ELEMENTS)
-        blocks += [_folded(flat[start : start + NORM_BLOCK_ELEMENTS]) for start in starts]
+        blocks += [sum_of_squares(flat[start : start + NORM_BLOCK_ELEMENTS]) for start in starts]
         counts.append(len(starts))
     totals = iter(read(blocks))
     # Not with sum(), which rounds otherwise from Python 3.12 on.
     return [reduce(add, islice(totals, count), 0.0) for count in counts]
 
 
-def _folded(block: Tensor) -> Tensor:
-    """The sum of squares of one block, 0-dim on its device."""
-    wide = block.to(torch.float64, copy=True)
+def sum_of_squares(flat: Tensor) -> Tensor:
+    """The sum of squares in float64, along one tree, 0-dim on the tensor's device; the host does not wait for it."""
+    wide = flat.to(torch.float64, copy=True)
     wide.mul_(wide)
     if wide.device.type == "cpu":  # numpy's operations begin sooner, which counts in the short folds
         return torch.tensor(float(_fold(wide.numpy())[0]), dtype=torch.float64)

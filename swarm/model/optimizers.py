@@ -2,8 +2,9 @@
 
 One tensor at a time, never fused: a parameter's step must not depend on its neighbours, because they depend on the cut
 into stages. AdamW, SGD, NAdamW and Muon are torch's own functional forms and give the bits of the classes in
-torch.optim; torch has no LAMB. Without reproducible mode, small tensors on a CUDA GPU step in groups, to save launches
-(torch's foreach): AdamW, SGD and NAdamW do. An element's step is the same in any group.
+torch.optim; torch has no LAMB, and no Muon with the same bits on every processor (exact_muon.py). Without
+reproducible mode, small tensors on a CUDA GPU step in groups, to save launches (torch's foreach): AdamW, SGD and NAdamW
+do. An element's step is the same in any group.
 
     optimizer   state of a parameter p
     adamw       first moment, second moment, updates
@@ -34,6 +35,7 @@ from torch.optim.sgd import sgd
 
 from swarm.errors import InvalidModel
 from swarm.job.spec import TrainingSection
+from swarm.model.exact_muon import COEFFICIENTS, ITERATIONS, MOMENTUM, NORM_MIN, step_exactly
 from swarm.model.exact_sums import TILE_ELEMENTS, squared_norms
 
 State: TypeAlias = dict[str, Tensor]
@@ -41,11 +43,6 @@ State: TypeAlias = dict[str, Tensor]
 
 # How fast NAdam's momentum approaches beta1: the default of torch.optim.NAdam.
 MOMENTUM_DECAY = 4e-3
-# Muon's momentum and its iteration: the defaults of torch.optim.Muon.
-MUON_MOMENTUM = 0.95
-MUON_COEFFICIENTS = (3.4445, -4.775, 2.0315)
-MUON_ITERATIONS = 5
-MUON_EPS = 1e-7
 
 # Where steps are grouped, and how many elements are a group. A larger tensor keeps a GPU busy alone.
 GROUPED_ON = frozenset({"cuda"})
@@ -352,6 +349,10 @@ def _lamb_direction(one: Held, training: TrainingSection) -> Tensor:
 
 def _muon(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
     """The momentum of a matrix, made orthogonal; its scale is that of an AdamW step, so one learning rate fits all."""
+    if training.muon_products == "exact":
+        decay = training.weight_decay
+        step_exactly(parameter, gradient, state["momentum"], learning_rate=learning_rate, weight_decay=decay)
+        return
     muon(
         [parameter],
         [gradient],
@@ -359,11 +360,11 @@ def _muon(parameter: Tensor, gradient: Tensor, state: State, training: TrainingS
         foreach=False,
         lr=learning_rate,
         weight_decay=training.weight_decay,
-        momentum=MUON_MOMENTUM,
+        momentum=MOMENTUM,
         nesterov=True,
-        ns_coefficients=MUON_COEFFICIENTS,
-        ns_steps=MUON_ITERATIONS,
-        eps=MUON_EPS,
+        ns_coefficients=COEFFICIENTS,
+        ns_steps=ITERATIONS,
+        eps=NORM_MIN,
         adjust_lr_fn="match_rms_adamw",
         has_complex=False,
     )

@@ -47,6 +47,13 @@ def test_how_it_is_done_may_change(override: str) -> None:
     check_changes(spec(), changed(override))
 
 
+def test_a_job_may_go_on_with_exact_products_when_unlike_devices_come() -> None:
+    values = {"training": {"optimizer": "muon"}}
+    fast = JobSpec.model_validate(spec().model_dump() | {"training": spec().training.model_dump() | values["training"]})
+    exact = parse_job(apply_overrides(fast.model_dump(mode="json"), ['training.muon_products="exact"']))
+    check_changes(fast, exact)
+
+
 @pytest.mark.parametrize(
     ("override", "key"),
     [

@@ -81,6 +81,7 @@ SAME_IN_GROUPS: dict[str, dict[str, Any]] = {
     "sgd with momentum": {"momentum": 0.9, "weight_decay": 0.01},
     "lamb": {},
     "muon": {},
+    "muon exactly": {"muon_products": "exact"},
 }
 
 
@@ -252,13 +253,13 @@ def test_lamb_moves_a_parameter_that_starts_at_zero_and_keeps_one_without_gradie
     assert float(parameter.max()) < 0.0
 
 
-@pytest.mark.parametrize("optimizer", ["lamb", "muon"])
-def test_a_step_does_not_depend_on_the_number_of_threads(optimizer: str) -> None:
+@pytest.mark.parametrize(("optimizer", "products"), [("lamb", "fast"), ("muon", "fast"), ("muon", "exact")])
+def test_a_step_does_not_depend_on_the_number_of_threads(optimizer: str, products: str) -> None:
     results = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         parameter = tensor(700, 300, seed=0)
-        made = Optimizer(training(optimizer), [("layers.0.w", parameter)])
+        made = Optimizer(training(optimizer, muon_products=products), [("layers.0.w", parameter)])
         for step in range(2):
             made.step([("layers.0.w", parameter)], {"layers.0.w": tensor(700, 300, seed=step + 1)}, 0.01)
         results.append(parameter)
@@ -281,6 +282,28 @@ def test_momentum_is_refused_where_it_does_nothing(optimizer: str) -> None:
     assert "training.momentum" in caught.value.hint
     assert training(optimizer, momentum=0.0).momentum == 0.0
     assert training("sgd", momentum=0.9).momentum == 0.9
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "nadamw", "lamb", "sgd"])
+def test_exact_products_are_refused_where_they_do_nothing(optimizer: str) -> None:
+    with pytest.raises(InvalidConfig, match=f'muon_products = "exact" does nothing for optimizer = "{optimizer}"'):
+        training(optimizer, muon_products="exact")
+    assert training(optimizer).muon_products == training("muon").muon_products == "fast"
+
+
+def test_exact_products_are_for_the_matrices_that_muon_steps_and_take_its_state_over() -> None:
+    """A job may change its products when it goes on."""
+    parameters = {"layers.0.w": tensor(5, 7, seed=0), "layers.0.norm": tensor(7, seed=1), "w": tensor(5, 7, seed=2)}
+    gradients = {name: torch.ones_like(parameter) for name, parameter in parameters.items()}
+    made, ours = {}, {}
+    for products in ("fast", "exact"):
+        ours[products] = {name: parameter.clone() for name, parameter in parameters.items()}
+        made[products] = Optimizer(training("muon", muon_products=products), parameters.items())
+        made[products].step(ours[products].items(), gradients, 0.01)
+    same = {name: torch.equal(ours["fast"][name], ours["exact"][name]) for name in parameters}
+    assert same == {"layers.0.w": False, "layers.0.norm": True, "w": True}
+    for name in parameters:
+        made["exact"].restore(name, made["fast"].state_of(name))
 
 
 def test_an_unknown_optimizer_is_refused_with_those_that_exist() -> None:
