@@ -19,7 +19,7 @@ from swarm.model.digests import digest_of
 from swarm.model.optimizers import Optimizer
 
 ELEMENTS = 4099  # odd: the last elements are not a whole vector
-SIDE = 64  # of the matrix
+SIDE = 64  # of the matrix with EDGES; the one without is three times as wide
 STEPS = 4
 SEED = 20_240_229
 # What everyday numbers do not show: zeros, denormals, the smallest normal numbers, large ones.
@@ -52,6 +52,11 @@ def _inputs() -> tuple[Mapping[str, Tensor], Sequence[Mapping[str, Tensor]]]:
         {name: _values(generator, 10.0 ** (-2 * step))[: one.numel()].view(one.shape) for name, one in start.items()}
         for step in range(STEPS)
     ]
+    # Muon divides a matrix by its norm, and beside EDGES that leaves nothing of everyday numbers.
+    wide = "layers.1.weight"
+    start[wide] = torch.randn(SIDE, 3 * SIDE, generator=generator) * 0.02
+    for one in gradients:
+        one[wide] = torch.randn(start[wide].shape, generator=generator)
     return start, gradients
 
 
