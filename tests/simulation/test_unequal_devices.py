@@ -8,9 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
+import pytest
 import torch
 
 from scheduler.jobs.job import Job
+from stage_server.device import Timed
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import ReplicaDiverged
 from swarm.job.partition import resolve
@@ -18,6 +20,7 @@ from swarm.messages import LoadStage
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
 from tests.support.devices import InlineDevice
+from tests.support.other_products import OtherProducts
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
@@ -37,6 +40,21 @@ class FlushingDevice(InlineDevice):
                 torch.set_flush_denormal(False)
 
         return super().run(flushing)
+
+
+class OtherDevice(InlineDevice):
+    """Its processor adds up matrix products in another order."""
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        return super().run(lambda: elsewhere(work))
+
+    def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
+        return super().timed(lambda: elsewhere(work))
+
+
+def elsewhere(work: Callable[[], T]) -> T:
+    with OtherProducts():
+        return work()
 
 
 def train(
@@ -110,3 +128,34 @@ def test_such_a_device_may_have_a_stage_of_its_own(tmp_path: Path) -> None:
     job, step_on, _ = train(tmp_path, peers)
     assert job.record.state is JobState.SUCCEEDED, job.record.reason
     assert step_on == {0: "device", 1: "device"}
+
+
+MUON = {"training__optimizer": "muon"}
+OTHER_PROCESSOR = [("cpu", InlineDevice, 0), ("cpu", OtherDevice, 0), ("cpu", InlineDevice, 1)]
+
+
+def test_processors_whose_matrix_products_differ_are_not_mixed_and_a_person_is_told_what_mixes_them(
+    tmp_path: Path,
+) -> None:
+    job, _, _ = train(tmp_path, OTHER_PROCESSOR, **MUON)
+    assert job.record.state is JobState.FAILED
+    assert job.record.error_code == ReplicaDiverged.code
+    assert 'cannot be mixed without training.muon_products = "exact"' in job.record.reason
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_with_exact_products_they_train_together_with_the_bits_of_one_process(
+    tmp_path: Path, reproducible: bool
+) -> None:
+    exact = MUON | {"training__muon_products": "exact", "training__reproducible": reproducible}
+    job, _, expected = train(tmp_path, OTHER_PROCESSOR, **exact)
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    assert job.record.weights_sha256 == expected or not reproducible
+
+
+def test_a_gpu_and_a_cpu_train_together_with_exact_products(tmp_path: Path) -> None:
+    peers = [(H100, OtherDevice, 0), ("cpu", InlineDevice, 0), (H100, OtherDevice, 1)]
+    job, step_on, expected = train(tmp_path, peers, **MUON, training__muon_products="exact")
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    assert step_on == {0: "cpu", 1: "device"}
+    assert job.record.weights_sha256 == expected

@@ -47,6 +47,20 @@ def trained(swarm: Swarm) -> Swarm:
     return swarm
 
 
+@pytest.mark.parametrize("odd", ["a replica", "a joiner"])
+def test_one_whose_optimizer_gives_other_bits_is_told_the_line_with_which_it_could_stay(odd: str) -> None:
+    swarm = Swarm(alike_with='training.muon_products = "exact"')
+    peer = PeerId("b" if odd == "a replica" else "g")
+    swarm.lie = lies(peer, Loaded, probe="odd")
+    swarm.start()
+    swarm.run(until=lambda: bool(swarm.rows))
+    if odd == "a joiner":
+        swarm.join(peer, 0)
+    swarm.run()
+    swarm.assert_finished()
+    assert swarm.released[peer].endswith('cannot be mixed without training.muon_products = "exact"')
+
+
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("liar", ["a", "b", "c", "e"])
 @pytest.mark.parametrize("after", [0, 1, 2])
