@@ -5,7 +5,8 @@
 Four islands need 0.58, 0.75, 1.51 and 3.33 s for a step, as in Liu et al. (arXiv 2401.09135). Each run is `swarm
 train-local` in this process, on the model and text of `convergence`; time is that of a virtual clock, with exchanges
 that take none. Every run sees the same tokens, and ends when they are trained. "Loss" is that of the outer weights on
-held-out text, nats per byte.
+held-out text, nats per byte. Ways are compared with the same outer learning rate and momentum, as which pair is taken
+means more than which way. With --save each curve is kept when it is found, and a run that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from swarm.text import counted
 STEP_S = (0.58, 0.75, 1.51, 3.33)  # of each island
 HELD_OUT, RATE = 0.02, 4e-3
 MARKS = ("<!-- unequal -->", "<!-- end of unequal -->")
+FIRST_ENDS = "loss when the first way has ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,21 @@ class Way:
     shares: str = "equal"
 
 
+def pair(learning_rate: float, momentum: float) -> tuple[tuple[str, object], ...]:
+    """The numbers of the outer step, for a way that does not take "auto"."""
+    return ("learning_rate", learning_rate), ("momentum", momentum)
+
+
 DILOCO = Way("diloco", "diloco")
 WAYS = (
     DILOCO,
+    Way("diloco", "diloco", pair(0.7, 0.5)),
     Way("diloco, shares by speed", "diloco", shares="speed"),
+    Way("diloco, shares by speed", "diloco", pair(0.7, 0.5), shares="speed"),
     Way("async_dn", "async_dn"),
-    Way("async_dn, buffer 1", "async_dn", (("buffer", 1),)),
-    Way("async_dn, buffer 1, rate 0.175", "async_dn", (("buffer", 1), ("learning_rate", 0.175))),
+    Way("async_dn", "async_dn", pair(1.0, 0.5)),
+    Way("async_dn, buffer 1", "async_dn", (("buffer", 1), *pair(0.7, 0.5))),
+    Way("async_dn, buffer 1", "async_dn", (("buffer", 1), *pair(0.175, 0.5))),
 )
 # A point of a curve: seconds of the virtual clock, and the loss then.
 Curve = Sequence[tuple[float, float]]
@@ -95,7 +105,12 @@ def _time_s(spec: JobSpec, trained: Trained, at: int) -> float:
     return min(one.version, every) * equal_s + max(0, one.version - every) * step_s
 
 
-Curves = Mapping[str, Sequence[Curve]]
+Curves = Mapping[Way, Sequence[Curve]]
+
+
+def pair_text(spec: JobSpec) -> str:
+    """The outer learning rate and momentum of a resolved job."""
+    return f"{spec.outer.learning_rate:g}, {spec.outer.momentum:g}"
 
 
 def at_time(curve: Curve, time_s: float) -> float:
@@ -103,18 +118,20 @@ def at_time(curve: Curve, time_s: float) -> float:
     return next((loss for when_s, loss in reversed(curve) if when_s <= time_s), curve[0][1])
 
 
-def rows(curves: Curves, steps: int) -> Iterator[list[str]]:
-    """A row for each way: its loss in the end, how long that took, and its loss when async_dn was at its end."""
-    base, base_s = mean(one[-1][1] for one in curves[DILOCO.name]), curves[DILOCO.name][0][-1][0]
+def rows(curves: Curves, pairs: Mapping[Way, str]) -> Iterator[list[str]]:
+    """A row for each way: its loss in the end, how long that took, and its loss when the first way was at its end."""
+    base, base_s = mean(one[-1][1] for one in curves[DILOCO]), curves[DILOCO][0][-1][0]
     end_s = min(found[0][-1][0] for found in curves.values())
-    for name, found in curves.items():
+    for way, found in curves.items():
         lost, took_s = [one[-1][1] for one in found], found[0][-1][0]
-        then = mean(at_time(one, end_s) for one in found)
+        against = [100 * (loss / one[-1][1] - 1) for loss, one in zip(lost, curves[DILOCO], strict=True)]
         yield [
-            name,
+            way.name,
+            f"{pairs[way]}{'' if way.outer else ' (auto)'}",
             f"{mean(lost):.3f}{spread(lost)} ({100 * (mean(lost) / base - 1):+.1f} %)",
+            " ".join(f"{one:+.1f}" for one in against),
             f"{took_s:.0f} ({base_s / took_s:.2f}x)",
-            f"{then:.3f}",
+            f"{mean(at_time(one, end_s) for one in found):.3f}",
         ]
 
 
@@ -123,23 +140,26 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10)
     arguments = parsed(parser)
     console, kept = Console(), Kept(arguments.save)
-    curves: dict[str, list[Curve]] = {way.name: [] for way in WAYS}
+    curves: dict[Way, list[Curve]] = {way: [] for way in WAYS}
+    pairs: dict[Way, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         manifest = tokenise(job(DILOCO, 0, arguments.steps, arguments.every, SOURCE), Path(folder))
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
     for seed in range(arguments.seeds):
         for way in WAYS:
-            name = f"{way.name}, H {arguments.every}, seed {seed}, {arguments.steps} steps"
             spec = job(way, seed, arguments.steps, arguments.every, SOURCE)
+            pairs[way] = pair_text(spec)
+            name = f"{way.name}, outer {pairs[way]}, H {arguments.every}, seed {seed}, {arguments.steps} steps"
             batches = Batches.of_job(spec, data, manifest.end_of_text)
             found = kept.once(name, partial(curve, spec, batches))
-            curves[way.name].append(found)
+            curves[way].append(found)
             end_s, loss = found[-1]
             console.print(f"{name}  {loss:.4f} after {end_s:.0f} s", highlight=False)
-    header = ["way", "loss in the end", "virtual seconds", "loss when the first way has ended"]
+    header = ["way", "outer rate, momentum", "loss in the end", "by seed, %", "virtual seconds", FIRST_ENDS]
     text = (
-        f"{markdown(header, rows(curves, arguments.steps))}\n\n{arguments.steps} steps of {SEQUENCES * LENGTH} bytes, "
-        f"H {arguments.every}, {counted(arguments.seeds, 'seed')}, learning rate {RATE:g}. In brackets: against diloco."
+        f"{markdown(header, rows(curves, pairs))}\n\n{arguments.steps} steps of {SEQUENCES * LENGTH} bytes, "
+        f"H {arguments.every}, {counted(arguments.seeds, 'seed')}, learning rate {RATE:g}. In brackets, and by seed: "
+        "against the first row."
     )
     publish(text, arguments.table, MARKS)
 

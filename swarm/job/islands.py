@@ -29,7 +29,7 @@ _AUTO: dict[str, dict[str, Any]] = {
 # Learning rate and momentum of the outer step: those of the papers (swarm/job/outer.py), whose runs have hundreds of
 # exchanges, and those that were best in runs of 3 to 60 (docs/islands.md).
 _PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9), "async_dn": (0.7, 0.9)}
-_FEW_EXCHANGES = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5)}
+_FEW_EXCHANGES = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5), "async_dn": (0.7, 0.5)}
 _FEW = 100
 
 

@@ -61,7 +61,10 @@ def test_every_mode_has_the_figures_of_its_paper_unless_the_job_says_otherwise()
     assert spec_of("streaming").outer.compression == "fp4"
 
 
-@pytest.mark.parametrize(("mode", "few"), [("diloco", nesterov(1.0, 0.5)), ("streaming", nesterov(0.7, 0.5))])
+FEW = [("diloco", nesterov(1.0, 0.5)), ("streaming", nesterov(0.7, 0.5)), ("async_dn", nesterov(0.7, 0.5))]
+
+
+@pytest.mark.parametrize(("mode", "few"), FEW)
 def test_jobs_of_few_exchanges_have_less_outer_momentum(mode: str, few: OuterUpdate) -> None:
     def update(**outer: float) -> OuterUpdate:
         return outer_plan(spec_of(mode, outer={"every_steps": 40} | outer, training={"steps": 3999})).update
