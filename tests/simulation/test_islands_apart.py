@@ -10,11 +10,24 @@ from random import Random
 
 import pytest
 
+from scheduler.brain.inputs import Happened, PeerSuspect
 from scheduler.brain.islands.guests import REST_TIMES
-from swarm.events import Event, RoundFailed
-from swarm.messages import Exchange
+from swarm.events import Averaged, Event, Hello, ParameterNorm, RoundFailed
+from swarm.messages import PROTOCOL_VERSION, Exchange
 from swarm.types import PeerId
-from tests.simulation.engine.islands import Ended, Harmed, History, Replica, Rows, Shape, World, exchanges, faults, play
+from tests.simulation.engine.islands import (
+    JOB,
+    Ended,
+    Harmed,
+    History,
+    Replica,
+    Rows,
+    Shape,
+    World,
+    exchanges,
+    faults,
+    play,
+)
 
 STILL_S = 60.0
 SPLIT = Shape(islands=3, steps=12, splits=10, still_s=STILL_S)
@@ -189,6 +202,45 @@ def test_an_envoy_that_hangs_costs_no_island_that_has_another_one() -> None:
     world._exchange = hanging  # type: ignore[method-assign]
     world.finish()
     assert took_part(world.history, shape) == [[0, 1]] * 6
+    assert faults(world.history, shape) == []
+
+
+def test_an_island_whose_envoy_names_what_does_not_exist_in_each_round_is_left_out() -> None:
+    """Each of these rounds was void, so nobody was at fault: the whole job stalled, three times, and failed."""
+    shape = replace(SPLIT, islands=2, replicas=1)
+    world = World(replace(shape, splits=0), 0)
+    exchange = world._exchange
+
+    def lying(one: Replica, command: Exchange) -> Event | None:
+        event = exchange(one, command)
+        is_false = one.record.peer == "i0-s0-0" and isinstance(event, Averaged)
+        return replace(event, norms=(ParameterNorm("w", -1.0),)) if is_false else event
+
+    world._exchange = lying  # type: ignore[method-assign]
+    world.finish()
+    assert took_part(world.history, shape) == [[1]] * 6
+    assert faults(world.history, shape) == []
+
+
+def test_an_island_whose_envoy_loses_its_session_in_each_round_is_left_out() -> None:
+    """It forgets its rounds with its session. Nobody was at fault here either."""
+    shape = replace(SPLIT, islands=2, replicas=1)
+    world = World(replace(shape, splits=0), 0)
+    exchange = world._exchange
+
+    def forgetful(one: Replica, command: Exchange) -> Event | None:
+        peer = one.record.peer
+        if peer != "i0-s1-0":
+            return exchange(one, command)
+        one.commands.clear()
+        hello = Hello(peer, 1, PROTOCOL_VERSION, "", "", "", "cpu", 1, 0, -1, JOB, 0, one.version, (), 1)
+        for happened in (PeerSuspect(peer, "its session broke", True), Happened(peer, hello)):
+            world.tell(happened)
+        return None
+
+    world._exchange = forgetful  # type: ignore[method-assign]
+    world.finish()
+    assert took_part(world.history, shape) == [[1]] * 6
     assert faults(world.history, shape) == []
 
 

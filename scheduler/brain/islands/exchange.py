@@ -148,6 +148,7 @@ class Exchanging:
         self._next = first
         self._timeout_s = timeout_s
         self._rounds = {unit: _UnitRounds() for unit in units}
+        self._lost: dict[int, list[str]] = {}  # by timeline: how each of its envoys was lost
         self.outcomes: Counter[str] = Counter()  # of its rounds that are over
 
     @property
@@ -184,6 +185,7 @@ class Exchanging:
         made.reports[peer] = event
         if made is one.newest[-1] and made.ended_s == math.inf and made.is_complete:
             one.is_under_way = True  # the last word came late, but before the next round
+            self.outcomes["failed"] -= 1
         if one.under_way is not made:
             return []
         if made.is_judged:
@@ -208,10 +210,12 @@ class Exchanging:
 
     def lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
         """The peer is gone, or has forgotten its rounds with its session: its rounds are repeated."""
-        outputs: list[Output] = []
+        outputs, told = list[Output](), f"{peer} is lost: {reason}"
         for unit, one in self._rounds.items():
-            if one.newest and any(envoy.peer == peer for envoy in one.newest[-1].envoys):
-                outputs += [*self._again(unit, f"{peer} is lost: {reason}", now_s), *self._void(unit)]
+            for envoy in one.newest[-1].envoys if one.newest else ():
+                if envoy.peer == peer:
+                    self._lost.setdefault(envoy.timeline, []).append(told)
+                    outputs += [*self._again(unit, told, now_s), *self._void(unit)]
         return outputs
 
     def give_up(self, reason: str) -> list[Output]:
@@ -237,6 +241,9 @@ class Exchanging:
         found: dict[frozenset[int], Rift] = {}
         for one in self._rounds.values():
             found |= one.rifts(now_s, self._timeout_s + PAUSE_S)  # envoys begin at about the same time
+        if not found and self._lost:  # no round came to its end, for want of these envoys
+            most = max(self._lost, key=lambda one: len(self._lost[one]))
+            found[frozenset((most,))] = Rift(self._lost[most][-1])
         return found
 
     def retries_s(self) -> list[float]:

@@ -266,8 +266,10 @@ def test_a_round_whose_last_word_comes_late_but_before_the_next_one_counts() -> 
     fine(made, S0, "i0s0r0", 1.0)
     made.begin(delegations(2, 2), 7.5)
     assert made.result() is None
+    assert made.outcomes["failed"] == 1
     fine(made, S0, "i1s0r0", 8.0)
     assert made.result() is not None
+    assert made.outcomes["failed"] == 0, "it did not fail after all"
     assert (made.begin(delegations(2, 2), 9.0), found(made, 9.0)) == ([], [])
 
 
@@ -294,9 +296,26 @@ def test_an_envoy_that_was_lost_says_nothing_of_links() -> None:
     made.begin(delegations(3, 2), 0.0)
     says(made, S0, "i0s0r0", "i1s0r0", 1.0)
     made.lost(PeerId("i1s0r0"), "gone", 2.0)
-    assert found(made, 100.0) == []
     says_late = RoundFailed(6, STEP, S0, Round(1, 1), "no proposal came", "i1s0r0")
     assert made.failed(PeerId("i2s0r0"), says_late, 3.0) == []
+    made.begin(delegations(3, 2), 4.0)
+    says(made, S0, "i0s0r1", "i2s0r1", 9.0)
+    says(made, S0, "i1s0r1", "i2s0r1", 9.0)
+    assert found(made, 9.0) == [[0, 2], [1, 2]]
+
+
+def test_the_island_is_blamed_that_lost_most_envoys_if_no_round_came_to_its_end() -> None:
+    """A round of which an envoy was lost told nothing. So one that did not know its rounds any more, or named what does
+    not exist, again and again, held up the job until it stalled, with nobody at fault."""
+    made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 5.0)
+    for number, peer in enumerate(("i1s0r0", "i1s0r0", "i0s0r0")):
+        made.begin(delegations(2, 1), 100.0 * number)
+        made.lost(PeerId(peer), f"session {number}", 100.0 * number + 1.0)
+    assert made.rifts(202.0) == {frozenset((5,)): Rift("i1s0r0 is lost: session 1")}
+    made.begin(delegations(2, 1), 300.0)
+    says(made, S0, "i1s0r0", "i0s0r0", 305.0)
+    says(made, S0, "i0s0r0", "i1s0r0", 305.0)
+    assert found(made, 305.0) == [[0, 1]], "one did"
 
 
 @pytest.mark.parametrize(("islands", "replicas"), [(2, 2), (2, 3), (8, 2), (8, 3), (5, 5), (8, 1)])
