@@ -34,9 +34,7 @@ COVERED_BY = {
         *("scheduler/brain/replicas/*", "scheduler/brain/state/*"),
     ),
     "simulation/test_outer_steps.py": ("scheduler/brain/islands/brain", "scheduler/brain/islands/parity"),
-    "simulation/test_lost_islands.py": tuple(
-        f"scheduler/brain/islands/{one}" for one in ("outer_steps", "translation", "view")
-    ),
+    "simulation/test_lost_islands.py": tuple(f"scheduler/brain/islands/{one}" for one in ("translation", "view")),
     "simulation/test_trace.py": ("scheduler/brain/trace",),
     "simulation/test_draining.py": ("scheduler/brain/explain/situation",),
     "simulation/test_series.py": ("scheduler/jobs/series",),

@@ -67,7 +67,8 @@ class OuterSteps:
             settings = self._settings
             self._exchanging = Exchanging(step, settings.units, self._round, settings.averaging_timeout_s)
             self._began_s = now_s
-        decided = self._exchanging.begin(self._roster.delegations(step), now_s)
+        is_due = min(self._exchanging.retries_s()) <= now_s  # else nobody is to go: who may takes long to find
+        decided = self._exchanging.begin(self._roster.delegations(step), now_s) if is_due else []
         exchanged = self._exchanging.result()
         if exchanged is None or self.took_s is None:
             self.took_s = None if exchanged is None else now_s - self._began_s
