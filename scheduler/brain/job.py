@@ -259,9 +259,9 @@ class JobBrain:
         """Those of an island that begins as a copy of this one."""
         return self._parts.saving.of_copy
 
-    def awaits(self, peer: PeerId, event: Event) -> bool:
-        """Whether the job cannot go on without what the peer says here; it waits for nobody who joins."""
-        return self._parts.awaits(peer, event)
+    def awaits(self, peer: PeerId, event: Event, *, joiners: bool = False) -> bool:
+        """Whether the job cannot go on without what the peer says here; it waits for `joiners` in islands only."""
+        return self._parts.awaits(peer, event) or (joiners and self._parts.admission.awaits(peer, event))
 
     def is_joining(self, peer: PeerId) -> bool:
         """Whether the peer still fetches state, or needs something that only other replicas of its stage have."""

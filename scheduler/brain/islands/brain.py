@@ -42,7 +42,7 @@ from scheduler.brain.settings import BrainSettings
 from scheduler.brain.stall import is_loss, stopped_by_loss, stuck
 from scheduler.brain.state.mode import Mode
 from swarm.errors import ReplicaDiverged
-from swarm.events import Averaged, Event, Hello, Loaded, RoundFailed
+from swarm.events import Averaged, Event, Hello, RoundFailed
 from swarm.job.course import OuterCourse
 from swarm.messages import Release, SaveStage
 from swarm.types import Decision, Direction, JobState, PeerId
@@ -227,8 +227,8 @@ class IslandsBrain:
         return self._roster.island_of.get(peer)
 
     def awaits(self, peer: PeerId, event: Event) -> bool:
-        serves, is_guest = self._roster.serves(peer), peer in self._guests.awaited and isinstance(event, Loaded)
-        return is_guest or (serves is not None and serves.awaits(peer, event))
+        serves = self._roster.serves(peer)
+        return serves is not None and serves.awaits(peer, event, joiners=peer in self._guests.awaited)
 
     def is_joining(self, peer: PeerId) -> bool:
         serves = self._roster.serves(peer)

@@ -74,6 +74,13 @@ class Admission:
             case Failed() if event.job == self._state.settings.job:
                 self.refuse(joiner, event.message, now_s)
 
+    def awaits(self, peer: PeerId, event: Event) -> bool:
+        """Whether a joiner says for the first time that it has a state that is new enough."""
+        joiner = self._state.joiners.get(peer)
+        if joiner is None or joiner.report is not None or not isinstance(event, Loaded):
+            return False
+        return event.join == joiner.number and event.version >= self._state.progress.agreed
+
     def refuse(self, joiner: Joiner, reason: str, now_s: float) -> None:
         """Turn the joiner away, at least for now."""
         peer = joiner.replica.peer

@@ -92,8 +92,22 @@ def test_the_job_waits_for_the_guests_of_an_exchange_and_for_nobody_else_who_joi
     assert not awaits(made, first)
 
 
-def awaits(made: World, peer: PeerId) -> bool:
-    return made.brain.awaits(peer, Loaded(JOB, 0, 0, 0, "start", ()))
+def awaits(made: World, peer: PeerId, **other: int) -> bool:
+    """Whether the exchange waits for what the peer has loaded: the newest state, or what is said in `other` words."""
+    (joiner,) = [one for one in made.brain._roster.islands[0]._state.joiners if one.replica.peer == peer] or [None]
+    said = {"version": made.brain._roster.islands[0].agreed, "join": joiner.number if joiner is not None else 0} | other
+    return made.brain.awaits(peer, Loaded(JOB, 0, 0, said["version"], "start", (), join=said["join"]))
+
+
+def test_an_exchange_waits_for_no_guest_that_says_again_and_again_that_it_has_loaded_something() -> None:
+    """Whatever a guest had loaded was progress, so it held up all islands for as long as it might fetch."""
+    made = world()
+    lose(made, 1)
+    peer, _ = arrive(made), arrive(made)
+    until(made, lambda: bool(made.brain._guests.awaited))
+    assert awaits(made, peer)
+    assert not awaits(made, peer, version=made.brain._roster.islands[0].agreed - 1), "an older state"
+    assert not awaits(made, peer, join=77), "an earlier attempt"
 
 
 def test_guests_build_their_stage_and_fetch_nothing_before_the_exchange() -> None:
