@@ -17,7 +17,7 @@ from scheduler.storage.drains import Drains
 from scheduler.storage.job_log import LogLine
 from scheduler.storage.stores import Stores
 from swarm.errors import CheckpointFailed, Refused
-from swarm.events import Event, Heartbeat, Hello, Leaving, Loaded, Logged
+from swarm.events import Event, Heartbeat, Hello, Leaving, Loaded, Logged, Saved
 from swarm.job.footprint import flight_room
 from swarm.job.partition import microbatch_tokens, stage_flops
 from swarm.limits import LOG_LINE_CHARACTERS_MAX, LOG_LINES_AT_ONCE, LOG_LINES_PER_S, Bucket
@@ -159,7 +159,7 @@ class PeerListener:
 
 
 class JobTransfer:
-    """Moves state for jobs at work; every chunk counts as progress."""
+    """Moves state for jobs at work; every chunk that a job waits for counts as progress."""
 
     def __init__(self, stores: Stores, registry: JobRegistry) -> None:
         self._stores = stores
@@ -172,10 +172,13 @@ class JobTransfer:
         if job is None or run is None or run.sink is None:
             raise Refused(f"job {header.job} collects nothing")
 
+        part = Saved(header.job, header.timeline, header.version, header.stage, ())
+
         async def counted() -> AsyncIterator[bytes]:
             async for chunk in chunks:
-                run.driver.made_progress()
                 yield chunk
+                if run.brain.awaits(header.peer, part):  # and the sink has taken the chunk, as it asks for the next one
+                    run.driver.made_progress()
 
         told = of_job(job.spec, header, run.brain)
         try:

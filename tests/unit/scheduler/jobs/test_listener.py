@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.inputs import Input, RelaysHere
-from scheduler.jobs.listener import PeerListener
-from swarm.events import Hello
+from scheduler.jobs.listener import JobTransfer, PeerListener
+from swarm.errors import Refused
+from swarm.events import Event, Hello, Saved
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
+from swarm.messages import StoreHeader
 from swarm.types import JobId, PeerId
 
 
@@ -53,3 +56,37 @@ def test_a_returning_peer_may_name_any_stage(stage: int, has_room: bool) -> None
     ports: Any = SimpleNamespace(metrics=metrics, wall_s=lambda: 0.0, stores=SimpleNamespace(logs=None))
     PeerListener(ports, registry, membership, peers, none, drains, none).on_event(hello.peer, hello)
     assert [room > 0 for room in heard] == [has_room]
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+async def test_a_chunk_of_a_checkpoint_is_progress_once_it_is_taken_if_the_job_waits_for_it(is_awaited: bool) -> None:
+    """Each chunk was progress as it came, refused or not. And a checkpoint that was on its way over a slow link for
+    hours, while the job trained, kept an island that hung in the job for as long."""
+    made: list[str] = []
+
+    async def put(header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        assert await anext(chunks) == b"1"
+        made.append("the first is taken")
+        assert await anext(chunks) == b"2"
+        raise Refused("it was given up")
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for chunk in (b"1", b"2", b"3"):
+            yield chunk
+
+    def awaits(peer: PeerId, event: Event) -> bool:
+        assert (peer, event) == ("p", Saved(JobId("x-1"), 5, 9, 1, ()))
+        return is_awaited
+
+    driver = SimpleNamespace(made_progress=lambda: made.append("progress"))
+    run = SimpleNamespace(sink=SimpleNamespace(put=put), driver=driver, brain=SimpleNamespace(awaits=awaits))
+    spec: Any = {"model": {"config": {"num_hidden_layers": 2}}, "data": {"source": "x"}, "pipeline": {"split": (1, 1)}}
+    job = SimpleNamespace(
+        run=run, spec=resolve(parse_job({"name": "x", **spec}), vocabulary_size=300, stages_if_auto=2)
+    )
+    registry: Any = SimpleNamespace(get=lambda name: job)
+    stores: Any = None
+    header = StoreHeader(JobId("x-1"), PeerId("p"), 1, 5, 9, 1, 3, "model/x.safetensors")
+    with pytest.raises(Refused):
+        await JobTransfer(stores, registry).store(header, chunks())
+    assert made == ["the first is taken", *["progress"] * is_awaited]
