@@ -205,12 +205,12 @@ class Jobs:
             check_steps(spec, sent.step)
         return sent
 
-    async def _resolved(self, spec: JobSpec, tokens: JobTokens) -> tuple[JobSpec, str]:
+    async def _resolved(self, spec: JobSpec, tokens: JobTokens, stored: JobSpec | None = None) -> tuple[JobSpec, str]:
         """The spec with every "auto" resolved on a thread, as a cut of many layers takes a while; what links changed.
 
-        OutOfMemory, InvalidConfig.
+        `stored`: that of a job that goes on. OutOfMemory, InvalidConfig.
         """
-        check_for_swarm(spec)
+        check_for_swarm(spec, stored)
         free = self._membership.idle_peers()
         idle, speed = [peer.hello.memory_bytes for peer in free], fleet_speed(free)
         present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
@@ -287,7 +287,7 @@ class Jobs:
         """Begin the timeline on which the job resumes; what changes but the values that people gave."""
         changed, said = job.spec, ""
         if spec is not None:
-            changed, links = await self._resolved(spec, record.tokens)
+            changed, links = await self._resolved(spec, record.tokens, job.spec)
             said = recut_text(job.spec, spec, changed) + links
             check_changes(job.spec, changed)
             await self.stores.checkpoints.open(changed, record.id)  # for its checks

@@ -142,8 +142,11 @@ def job_timeline(spec: JobSpec, timeline: int) -> int:
     return job_timeline_of(timeline, spec.island_count)
 
 
-def check_for_swarm(spec: JobSpec) -> None:
-    """InvalidConfig, with a way out, if a scheduler cannot train a job with outer steps as it is."""
+def check_for_swarm(spec: JobSpec, stored: JobSpec | None = None) -> None:
+    """InvalidConfig, with a way out, if a scheduler cannot train a job with outer steps as it is.
+
+    `stored`: as which it was submitted, perhaps before there was the rule about limits; those may stay as they are.
+    """
     if not spec.has_outer_steps:
         return
     if spec.averaging.mode == "async_dn":
@@ -152,8 +155,9 @@ def check_for_swarm(spec: JobSpec) -> None:
             hint='set averaging.mode = "diloco" and islands.shares = "speed", so that no island waits for a slow one; '
             "or run: swarm train-local FILE",
         )
-    round_s, still_s = spec.averaging.timeout_s, spec.limits.no_progress_s
-    if round_s >= still_s:  # not in JobSpec: a scheduler reads jobs that are older than this rule
+    round_s, still_s = limits = spec.averaging.timeout_s, spec.limits.no_progress_s
+    is_kept = stored is not None and (stored.averaging.timeout_s, stored.limits.no_progress_s) == limits
+    if round_s >= still_s and not is_kept:  # not in JobSpec: a scheduler reads jobs that are older than this rule
         raise InvalidConfig(
             f"averaging.timeout_s = {round_s:g} is not less than limits.no_progress_s = {still_s:g}: an exchange "
             "between islands would be given up before it is known who does not reach whom",

@@ -132,6 +132,8 @@ def test_a_paused_job_goes_on_where_all_islands_were_with_another_number_of_stag
         assert (job.newest.step, job.record.reason) == (2, "a break")
         await until(rig, job, lambda one: len(rig.membership.idle_peers()) == 6)
         values = spec.model_dump()
+        values["averaging"]["timeout_s"] = values["limits"]["no_progress_s"]  # refused now, but it was submitted once
+        job.spec = JobSpec.model_validate(values)
         values["pipeline"] |= {"stages": stages, "split": "auto"}
         await rig.jobs.resume(job, "", JobSpec.model_validate(values))
 

@@ -176,6 +176,18 @@ def test_a_swarm_refuses_islands_that_are_given_up_before_a_round_is_over(round_
     check_for_swarm(spec_of("allreduce", 1, **sections | {"averaging": {"timeout_s": round_s}}))
 
 
+def test_limits_that_a_job_has_already_are_not_refused_when_it_goes_on_with_something_else_changed() -> None:
+    """`resume --set` was refused for a job that was older than the rule, whatever was set; a plain resume was not."""
+
+    def of(still_s: int, overlap: int = 0) -> JobSpec:
+        sections = {"averaging": {"mode": "diloco", "timeout_s": 300}, "limits": {"no_progress_s": still_s}}
+        return spec_of(pipeline={"overlap": overlap}, **sections)
+
+    check_for_swarm(of(60, overlap=2), stored=of(60))
+    with pytest.raises(InvalidConfig, match=r"limits\.no_progress_s = 90:"):
+        check_for_swarm(of(90), stored=of(60))
+
+
 @pytest.mark.parametrize(
     ("mode", "how", "told"),
     [
