@@ -310,6 +310,33 @@ def test_a_scheduler_that_is_killed_knows_which_island_is_lost_and_which_began_a
     assert job.record.timeline == 0
 
 
+def test_a_job_that_has_nobody_left_goes_on_with_stage_servers_that_rest(tmp_path: Path) -> None:
+    """They rest for those at work only: there is nobody whom they could hold up."""
+    changes = {"averaging__timeout_s": 5.0, "limits__no_progress_s": 10.0, "checkpoint__every_steps": 2}
+    spec = diloco(write_text(tmp_path), pipeline__stages=1, training__steps=9, **changes)
+    tokens, kept = Tokens.make(tmp_path, spec), list[Checkpoint]()
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, in_the_second_step)
+        (left,), resting = sorted((peers_of(job, island) for island in (0, 1)), key=len)
+        rig.slowness = dict.fromkeys(resting, 2000.0)
+        brain = job.brain
+        assert isinstance(brain, IslandsBrain)
+        await until(rig, job, lambda _: len(brain.present) == 1)
+        rig.slowness = {}
+        await until(rig, job, lambda one: one.newest is not None and len(rig.membership.idle_peers()) == 2)
+        assert brain._guests.resting(brain._now_s) == set(resting)
+        rig.kill(left)
+        await until(rig, job, lambda one: one.record.timeline == 1)
+        assert job.newest is not None
+        kept.append(job.newest)
+
+    job, _ = run(spec, tokens, 3, story)
+    expected = twin(spec, tokens, start=kept[0])
+    assert (job.record.state, job.record.weights_sha256) == (JobState.SUCCEEDED, expected.sha256)
+    assert job.record.first_steps == (0, kept[0].step)
+
+
 def test_a_job_that_was_saved_without_an_island_goes_on_with_all(tmp_path: Path) -> None:
     """The part of the lowest island at work is the first; whoever has none begins with the state of another."""
     spec = diloco(write_text(tmp_path), training__steps=9)
