@@ -213,8 +213,9 @@ def test_an_island_whose_envoy_names_what_does_not_exist_in_each_round_is_left_o
 
     def lying(one: Replica, command: Exchange) -> Event | None:
         event = exchange(one, command)
-        is_false = one.record.peer == "i0-s0-0" and isinstance(event, Averaged)
-        return replace(event, norms=(ParameterNorm("w", -1.0),)) if is_false else event
+        if one.record.peer == "i0-s0-0" and isinstance(event, Averaged):
+            return replace(event, norms=(ParameterNorm("w", -1.0),))
+        return event
 
     world._exchange = lying  # type: ignore[method-assign]
     world.finish()
@@ -338,6 +339,23 @@ def test_an_island_whose_envoys_say_nothing_is_left_out() -> None:
     assert world.brain.present == (0, 2)
     world.finish()
     assert faults(world.history, FROZEN) == []
+
+
+def test_an_island_that_hangs_is_left_out_though_others_fail_at_once_to_reach_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the defaults of both limits. The other one was left out, and the job stalled with the one that hung."""
+    monkeypatch.setattr("tests.simulation.engine.islands.TIMEOUT_S", 60.0)
+    shape = replace(FROZEN, islands=2, replicas=1, still_s=300.0)
+    world = World(replace(shape, freezes=0), 0)
+    while world.brain._roster.outer_step is None:
+        world.turn()
+    hung = frozenset(filter(of_island(0), world.replicas))
+    for harm in (Harmed(hung, math.inf), Harmed(hung, math.inf, out=True)):
+        world.harm(harm)
+    world.finish()
+    assert took_part(world.history, shape) == [[1]] * 6
+    assert faults(world.history, shape) == []
 
 
 def test_an_island_that_does_not_hand_over_its_part_of_the_last_checkpoint_is_left_out() -> None:

@@ -33,6 +33,7 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 30.0  # before a round is repeated, doubled with eac
 DISPUTES_MAX = 2  # of the envoys of a unit; the next one ends the job
 LATE, LATER = 1.5, 3.0  # times averaging.timeout_s: then the first round, or one behind it, has waited for envoys
 NEWEST = 3  # rounds of a unit, by which islands are judged
+HASTY = 3  # rounds that failed are repeated without waiting for those that say nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,8 @@ class _UnitRounds:
         if self.is_complete or not over:
             return {}
         *before, last = (one.rifts(now_s, must_speak_s) for one in over)
+        for one in over[-1].silent() if before else ():  # nor did its island say anything in the round before
+            last |= {each: rift for each, rift in before[-1].items() if each == {one.timeline}}
         return {each: last[each] for each in last.keys() & set(last).intersection(*before) or last.keys()}
 
 
@@ -279,6 +282,8 @@ class Exchanging:
             return []
         one.is_under_way, one.trouble = False, trouble
         one.retry_s = now_s + min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(one.failures, 10))
+        if one.failures >= HASTY and one.newest[-1].silent():
+            one.retry_s = max(one.retry_s, one.newest[-1].began_s + self._timeout_s + PAUSE_S)
         one.failures += 1
         self.outcomes["failed"] += 1
         told = f"round {one.newest[-1].number.number} of unit {unit} between islands failed: {trouble}"

@@ -220,6 +220,7 @@ def test_what_failed_in_some_of_the_newest_rounds_counts_only_where_nothing_fail
         made.begin(delegations(3, 1), 100.0 * number)
         says(made, S0, "i0s0r0", accused, 100.0 * number + 5.0)
         fine(made, S0, "i1s0r0", 100.0 * number + 5.0)
+        fine(made, S0, "i2s0r0", 100.0 * number + 5.0)
     assert found(made, 205.0) == [[0, 2]]
     made.begin(delegations(3, 1), 300.0)
     says(made, S0, "i0s0r0", "i1s0r0", 305.0)
@@ -289,6 +290,21 @@ def test_a_round_behind_one_that_was_late_has_twice_as_long() -> None:
     made.begin(delegations(2, 2), 7.5)
     assert exchanges(made.begin(delegations(2, 2), 8.5))
     assert made.retries_s() == [8.5 + 15.0]
+
+
+def test_an_island_that_says_nothing_is_found_though_others_fail_at_once_to_reach_it() -> None:
+    """Each round was over before it must have said something. So of two islands the one that hung went on, if it was
+    the first, the other one was left out, and then the job stalled."""
+    made, now_s, began = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 60.0), 0.0, list[float]()
+    while now_s < 300.0:
+        if made.begin(delegations(2, 1), now_s):
+            began.append(now_s)
+            says(made, S0, "i1s0r0", "i0s0r0", now_s)
+        now_s += 1.0
+    assert began == [0.0, 1.0, 3.0, 7.0, 68.0, 129.0, 190.0, 251.0], "the first ones are repeated soon"
+    assert found(made, 300.0) == [[0], [0, 1]]
+    fine(made, S0, "i0s0r0", 300.0)
+    assert found(made, 300.0) == [[0, 1]], "it has said something"
 
 
 def test_an_envoy_that_was_lost_says_nothing_of_links() -> None:
