@@ -29,7 +29,8 @@ from statistics import median
 
 import psutil
 
-from benchmarks.measured.ways import Fleet, Swarm, Timed, job_of, overlapping, timed
+from benchmarks.measured.ways import Swarm, Timed, job_of, overlapping, timed
+from benchmarks.processes import Fleet
 from swarm.data.shards import TokenManifest
 from swarm.job.spec import JobSpec
 

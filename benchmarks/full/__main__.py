@@ -28,10 +28,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.full.measures import Row
 from benchmarks.full.page import write_page
 from benchmarks.full.plots import write_plots
 from benchmarks.full.results import Circumstances, Found, read, write
-from benchmarks.full.rows import ROWS, Row
+from benchmarks.full.rows import ROWS
 from swarm.process.children import dying_with_parent
 from tests.chaos.relay import why_not
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 
+from benchmarks.full.measures import Measure, Row
 from benchmarks.full.plots import AIMS, SPEEDS, has_bars
 from benchmarks.full.results import Circumstances, Found, Value
-from benchmarks.full.rows import ROWS, Measure, Row
+from benchmarks.full.rows import ROWS
 
 MARKS = ("<!-- all -->", "<!-- all end -->")
 COMMAND = "python -m "

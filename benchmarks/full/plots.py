@@ -15,8 +15,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.full.measures import Measure
 from benchmarks.full.results import Found, Value
-from benchmarks.full.rows import ROWS, Measure
+from benchmarks.full.rows import ROWS
 
 AIMS, SPEEDS = "benchmarks.svg", "benchmarks-speed.svg"
 MET, MISSED, PLAIN = "#2a7f4f", "#b5432e", "#4a6fa5"
@@ -91,7 +92,7 @@ def _speed_bars(results: Mapping[str, Found]) -> Sequence[Bar]:
         (measure.text + (" (half late or less)" if row.name[:2] == "P3" and "int8" not in measure.text else ""),
          measure, values)
         for row in ROWS
-        if row.name in ("P1", "P1M", "P3", "P3M") and row.name in results
+        if row.name in ("P1", "P1M", "P3", "P3S", "P3M") and row.name in results
         for measure in row.measures
         if measure.against == "1F1B" and (values := results[row.name].values.get(measure.key))
     ]  # fmt: skip

@@ -6,74 +6,15 @@ one invocation share; a command that two rows have runs once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf
-from statistics import median
 from typing import Any
 
+from benchmarks.full.measures import Measure, Row, Run, Values
 from benchmarks.full.results import Value
 from benchmarks.learning.convergence import AUTO, SYNCHRONOUS
 from benchmarks.models.time_to_loss import SYNCHRONOUS_LOOKAHEAD
-
-Values = dict[str, list[Value]]
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One figure of a row; without `aim` it is shown beside the others only."""
-
-    key: str
-    text: str
-    against: str
-    aim: float | None = None
-    at_most: bool = False  # the aim is an upper bound
-    unit: str = "x"  # of both; "x": a ratio
-    digits: int = 2
-
-    def met(self, value: Value) -> bool | None:
-        """Whether the aim is met; None: there is none."""
-        if self.aim is None:
-            return None
-        return value is not None and (value <= self.aim if self.at_most else value >= self.aim)
-
-    def middle(self, values: Sequence[Value]) -> Value:
-        """The median; what never came counts as the worst, and half of those make the median one of them."""
-        if sum(value is None for value in values) * 2 >= len(values):
-            return None
-        worst = inf if self.at_most else -inf
-        return median(worst if value is None else value for value in values)
-
-    def shown(self, value: Value, *, unit: bool = True) -> str:
-        if value is None:
-            return "never"
-        sign = "+" if self.unit == "%" else ""
-        number = f"{value:{sign},.{self.digits}f}"
-        return f"{number} {self.unit}" if unit and self.unit != "x" else number
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A benchmark, and what is added to it for the short form and for the long one."""
-
-    command: str  # module and flags
-    quick: str = ""
-    full: str = ""
-
-    def words(self, *, quick: bool) -> str:
-        return f"{self.command} {self.quick if quick else self.full}".strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    name: str
-    about: str
-    runs: Sequence[Run]
-    measures: Sequence[Measure]
-    read: Callable[[Sequence[Any]], Values]  # of what each run printed
-    network: bool = False  # in network namespaces: needs root
-
 
 # L: learning ----------------------------------------------------------------------------------------------------------
 
@@ -207,14 +148,13 @@ LONG_STEPS = tuple(
     _Link(one.link, f"{one.text}, 16 microbatches", "--microbatches 16") for one in LINKS if one.link != "100:20"
 )
 P3_WAYS = ("overlap", "int8", "1f1b", "zbv", "loopback")
-P3 = [
-    Run(
-        f"{SPEED} --ways {','.join(P3_WAYS)} --link {one.key} {MODELS['compute']}",
-        "--rounds 2 --steps 6 --microbatch 2",
-        "--rounds 5 --steps 6",
-    )
-    for one in LINKS
-]
+P3 = {
+    model: [
+        Run(f"{SPEED} --ways {','.join(P3_WAYS)} --link {one.key} {shape}", QUICK[model], "--rounds 5 --steps 6")
+        for one in LINKS
+    ]
+    for model, shape in MODELS.items()
+}
 P3M_LINKS = (*LINKS, *LONG_STEPS)
 P3M = [
     Run(
@@ -253,15 +193,22 @@ def _read_p3(links: Sequence[_Link], printed: Sequence[Any]) -> Values:
 # P2, P7: unequal replicas, deaths, joiners ----------------------------------------------------------------------------
 
 UNEQUAL = "benchmarks.measured.unequal_processes --output json"
+# Seconds of a forward at speed 1, and what the figures are called then.
+LENGTHS = {"long": (0.25, ""), "short": (0.05, ", short computations")}
+P2_WAYS = {
+    "late": ("--overlap 0.5", ", half late", 0.96),
+    "synchronous": ("--overlap 0", ", synchronous", 0.92),
+    "links": ("--overlap 0.5 --links 20:40,50:20,100:5", " on unequal links, half late", 0.96),
+}
 P2 = [
-    Run(f"{UNEQUAL} --speeds 1,2,4 --overlap 0.5", "--steps 6", "--steps 30"),
-    Run(f"{UNEQUAL} --speeds 1,2,4 --overlap 0", "--steps 6", "--steps 30"),
-    Run(f"{UNEQUAL} --speeds 1,2,4 --overlap 0.5 --links 20:40,50:20,100:5", "--steps 6", "--steps 30"),
+    Run(f"{UNEQUAL} --speeds 1,2,4 {flags} --compute {compute_s:g}", "--steps 6", "--steps 30")
+    for compute_s, _ in LENGTHS.values()
+    for flags, _, _ in P2_WAYS.values()
 ]
-P2_MEASURES = (
-    Measure("late", "replicas at 1:2:4, half late", "the sum of their speeds", 0.96),
-    Measure("synchronous", "replicas at 1:2:4, synchronous", "the sum of their speeds", 0.92),
-    Measure("links", "replicas at 1:2:4 on unequal links, half late", "the sum of their speeds", 0.96),
+P2_MEASURES = tuple(
+    Measure(f"{length}/{way}", f"replicas at 1:2:4{text}{more}", "the sum of their speeds", aim)
+    for length, (_, more) in LENGTHS.items()
+    for way, (_, text, aim) in P2_WAYS.items()
 )
 
 
@@ -269,29 +216,40 @@ def _read_p2(printed: Sequence[Any]) -> Values:
     return {measure.key: found["kept"] for measure, found in zip(P2_MEASURES, printed, strict=True)}
 
 
+CHURN = "benchmarks.measured.churn_processes --stages 3 --replicas 4 --rates 0 --every 15 --away 20 --output json"
+CHURN_SEEDS = range(3)
 P7 = [
-    Run(
-        "benchmarks.measured.churn_processes --stages 3 --replicas 4 --rates 0 --every 15 --away 20 --output json",
-        "--minutes 0.6",
-        "--minutes 8",
-    ),
-    Run(f"{UNEQUAL} --speeds 1,1,1,0.1 --microbatches 25", "--steps 4", "--steps 20"),
-    Run(f"{UNEQUAL} --speeds 1,1,1,0.1 --microbatches 64", "--steps 3", "--steps 20"),
-    Run(f"{UNEQUAL} --speeds 1,1,1 --stages 2 --join", "--steps 6", "--steps 20"),
+    run
+    for compute_s, _ in LENGTHS.values()
+    for run in (
+        *(Run(f"{CHURN} --compute {compute_s:g} --seed {n}", "--minutes 0.6", "--minutes 3") for n in CHURN_SEEDS),
+        Run(f"{UNEQUAL} --speeds 1,1,1,0.1 --microbatches 25 --compute {compute_s:g}", "--steps 4", "--steps 20"),
+        Run(f"{UNEQUAL} --speeds 1,1,1,0.1 --microbatches 64 --compute {compute_s:g}", "--steps 3", "--steps 20"),
+        Run(f"{UNEQUAL} --speeds 1,1,1 --stages 2 --join --compute {compute_s:g} --runs 3", "--steps 6", "--steps 20"),
+    )
 ]
 SLOW = "one replica of four 10 times slower"
-P7_MEASURES = (
-    Measure("kills", "kill -9 every 15 s", "undisturbed, by those alive", 0.9),
-    Measure("slow", f"{SLOW}, due 0.8 of 25 microbatches", "the sum of their speeds", 0.9),
-    Measure("slow/64", f"{SLOW}, due 2 of 64 microbatches", "the sum of their speeds", 0.9),
-    Measure("join", "while a peer joins", "before", 0.97),
+P7_MEASURES = tuple(
+    measure
+    for length, (_, more) in LENGTHS.items()
+    for measure in (
+        Measure(f"{length}/kills", f"kill -9 every 15 s{more}", "undisturbed, by those alive", 0.9),
+        Measure(f"{length}/slow", f"{SLOW}, due 0.8 of 25 microbatches{more}", "the sum of their speeds", 0.9),
+        Measure(f"{length}/slow/64", f"{SLOW}, due 2 of 64 microbatches{more}", "the sum of their speeds", 0.9),
+        Measure(f"{length}/join", f"while a peer joins{more}", "before", 0.97),
+    )
 )
 
 
 def _read_p7(printed: Sequence[Any]) -> Values:
-    churn, few, many, join = printed
-    calm, deadly = (run["kept"] for run in churn)
-    return {"kills": [deadly / calm], "slow": few["kept"], "slow/64": many["kept"], "join": [join["join"]]}
+    values: Values = {}
+    runs = len(printed) // len(LENGTHS)
+    for number, length in enumerate(LENGTHS):
+        *churn, few, many, join = printed[number * runs : (number + 1) * runs]
+        kills = [deadly["kept"] / calm["kept"] for calm, deadly in churn]
+        found = {"kills": kills, "slow": few["kept"], "slow/64": many["kept"], "join": join["joins"]}
+        values |= {f"{length}/{key}": shares for key, shares in found.items()}
+    return values
 
 
 # P4, P5, P6: the parts ------------------------------------------------------------------------------------------------
@@ -473,7 +431,22 @@ ROWS = (
     ),
     Row("P1M", "the same, modelled compute", P1M, _p1_measures(P1M_TEXTS), partial(_read_p1, P1M_TEXTS, [])),
     Row("P2", "unequal replicas", P2, P2_MEASURES, _read_p2, network=True),
-    Row("P3", "tokens per second over slow links", P3, _p3_measures(LINKS), partial(_read_p3, LINKS), network=True),
+    Row(
+        "P3",
+        "tokens per second over slow links",
+        P3["compute"],
+        _p3_measures(LINKS),
+        partial(_read_p3, LINKS),
+        network=True,
+    ),
+    Row(
+        "P3S",
+        "the same, a small model",
+        P3["overhead"],
+        _p3_measures(LINKS, ", overhead shows"),
+        partial(_read_p3, LINKS),
+        network=True,
+    ),
     Row(
         "P3M",
         "the same, modelled compute",

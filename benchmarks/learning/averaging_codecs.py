@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.learning.over_link import STAGES, Seed, options_of, seeds_over_link
-from benchmarks.measured.ways import Course, Fleet, Swarm, changed
+from benchmarks.measured.ways import Course, Swarm, changed
+from benchmarks.processes import Fleet
 
 REPLICAS = 2
 CODECS = ("none", "bfloat16", "int8")

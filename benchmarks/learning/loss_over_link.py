@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.learning.over_link import STAGES, Seed, options_of, seeds_over_link
-from benchmarks.measured.ways import Course, Fleet, Rivals, Swarm, changed
+from benchmarks.measured.ways import Course, Rivals, Swarm, changed
+from benchmarks.processes import Fleet
 
 GOALS = (0.75, 1.0)  # 1F1B's loss after this share of its steps
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from benchmarks.learning.convergence import small_llama
 from benchmarks.measured.throughput import link_of
-from benchmarks.measured.ways import Hosts, hosts_behind, prepared
+from benchmarks.measured.ways import prepared
+from benchmarks.processes import Hosts, hosts_behind
 from swarm.data.shards import TokenManifest
 from swarm.job.spec import JobSpec, parse_job
 from tests.chaos.relay import why_not

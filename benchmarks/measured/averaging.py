@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.measured.ways import Fleet, Hosts
+from benchmarks.processes import Fleet, Hosts
 from scheduler.brain.commit.shares import Shares
 from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord

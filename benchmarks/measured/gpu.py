@@ -35,7 +35,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.measured.ways import Fleet, Rivals, Swarm, Timed, changed, job_of, timed
+from benchmarks.measured.ways import Rivals, Swarm, Timed, changed, job_of, timed
+from benchmarks.processes import Fleet
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import TokenManifest
 from swarm.errors import InvalidConfig

@@ -30,7 +30,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measured.ways import LOSS_TOLERANCE, Fleet, Swarm, job_of
+from benchmarks.measured.ways import LOSS_TOLERANCE, Swarm, job_of
+from benchmarks.processes import Fleet
 from swarm.job.footprint import Footprint, stage_footprint
 from swarm.job.spec import JobSpec
 from tests.support.peak import NOW, PEAK, resident, set_back

@@ -43,7 +43,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.measured.ways import LOSS_TOLERANCE, Fleet, Swarm, Timed, job_of
+from benchmarks.measured.ways import LOSS_TOLERANCE, Swarm, Timed, job_of
+from benchmarks.processes import Fleet
 from scheduler.brain.outputs import CommitRow
 from scheduler.storage.database import Database
 from scheduler.storage.job_record import JobRecord, JobTokens

@@ -58,17 +58,15 @@ from benchmarks.measured.ways import (
     LOSS_TOLERANCE,
     RANKED,
     RIVALS,
-    Fleet,
-    Hosts,
     Rivals,
     Spent,
     Swarm,
     Timed,
-    hosts_behind,
     job_of,
     overlapping,
     seconds_of,
 )
+from benchmarks.processes import Fleet, Hosts, hosts_behind
 from swarm.job.spec import JobSpec, parse_job
 from tests.chaos.relay import why_not
 

@@ -76,13 +76,20 @@ def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C: nothing is left behind
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="swarm-bench-") as name, _hosts(options) as (hosts, at):
-        with Unequal(Path(name), options, hosts, at) as trial:
-            kept, join = _play(trial, options)
+    kept: list[float] = []
+    joins: list[float] = []
+    with _hosts(options) as (hosts, at):
+        for _ in range(options.runs):
+            with tempfile.TemporaryDirectory(prefix="swarm-bench-") as name:
+                with Unequal(Path(name), options, hosts, at) as trial:
+                    shares, join = _play(trial, options)
+            kept += shares
+            joins += [] if join is None else [join]
     if options.output == "json":
-        print(json.dumps({"options": vars(options), "load": load, "kept": kept, "join": join}, indent=1))
+        print(json.dumps({"options": vars(options), "load": load, "kept": kept, "joins": joins}, indent=1))
     else:
-        print(f"kept: {' '.join(f'{share:.3f}' for share in kept)}; join: {'-' if join is None else f'{join:.3f}'}")
+        told = [" ".join(f"{share:.3f}" for share in shares) or "-" for shares in (kept, joins)]
+        print(f"kept: {told[0]}; join: {told[1]}")
     return 0
 
 
@@ -94,6 +101,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--overlap", type=float, default=0.5, help="share of a step that uses weights one step old")
     parser.add_argument("--microbatches", type=int, default=0, help="of a step; 8 for each unit of speed by default")
     parser.add_argument("--steps", type=int, default=8, help="measured ones")
+    parser.add_argument("--runs", type=int, default=1, help="each with new processes")
     parser.add_argument("--compute", type=float, default=0.25, help="seconds of a forward, and of a backward")
     parser.add_argument("--join", action="store_true", help="let another stage server join at the end")
     parser.add_argument("--output", choices=("table", "json"), default="table")

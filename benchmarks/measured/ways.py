@@ -3,8 +3,7 @@
     Swarm     a scheduler and its stage servers
     Rivals    `benchmarks.baselines.schedules`: one process, or the schedules of torch.distributed.pipelining over gloo
 
-Processes run on loopback, or each at a host of its own behind emulated links (`Hosts`). All are started once and wait;
-every `train` trains the job anew. So the ways can take turns.
+All processes (processes.py) are started once and wait; every `train` trains the job anew. So the ways can take turns.
 """
 
 from __future__ import annotations
@@ -12,17 +11,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import re
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +26,7 @@ from statistics import mean, median
 import psutil
 
 from benchmarks.measured.modelled import Modelled
+from benchmarks.processes import Fleet, Hosts
 from client.connection import CHUNK_BYTES, Scheduler
 from stage_server.options import DEFAULT_SHARE
 from swarm.data.corpus import tokenise
@@ -39,15 +35,12 @@ from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, TrainingSection, parse_job, spec_from_json
 from swarm.pki.profiles import find_profile
-from swarm.process.children import dying_with_parent
 from swarm.wire import jobs_pb2 as pb
-from tests.chaos.relay import Relay
 
 HALVED = ("interleaved", "zbv")  # with two stages on each rank
 RANKED = ("gpipe", "1f1b", *HALVED)  # with a process per stage and replica
 RIVALS = ("local", *RANKED)
 READY_S_MAX = 180.0
-STOP_S_MAX = 20.0
 # Losses of ways that do the same: the same sums in another order, so they differ by rounding.
 LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
@@ -188,99 +181,7 @@ def overlapping(spec: JobSpec, **pipeline: object) -> JobSpec:
     return late
 
 
-# Processes ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Hosts:
-    """Where processes run: all on loopback, or each at a host of its own, with this process at host 0."""
-
-    relay: Relay | None = None
-
-    def address(self, host: int) -> str:
-        return "127.0.0.1" if self.relay is None else self.relay.hosts[host]
-
-    def at(self, host: int) -> Sequence[str]:
-        """The command that runs another one there."""
-        return () if self.relay is None else self.relay.at(host)
-
-    @property
-    def device(self) -> str:
-        """The network device that leads to the others."""
-        return "lo" if self.relay is None else "tun0"
-
-
-@contextlib.contextmanager
-def hosts_behind(count: int, mbit_per_s: float, rtt_s: float) -> Iterator[Hosts]:
-    """So many hosts; each pair is joined by a link of its own. This process is at host 0 from then on, for good.
-
-    The hosts are namespaces of processes that end with this one: nothing is left of them, however it ends.
-    """
-    with Relay(count, seed=0) as relay:
-        relay.everywhere(delay_s=rtt_s / 2.0, bytes_per_s=mbit_per_s * 1e6 / 8.0)
-        relay.move_here(0)
-        yield Hosts(relay)
-
-
-class Fleet:
-    """Child processes that speak lines; all end with this one. They run what is in `tree`."""
-
-    def __init__(self, folder: Path, tree: Path | None = None) -> None:
-        self._folder = folder
-        self._tree = tree
-        self._children: list[subprocess.Popen[str]] = []
-
-    def start(
-        self,
-        name: str,
-        module: str,
-        *arguments: str,
-        before: Sequence[str] = (),
-        python: Path = Path(sys.executable),
-        **environment: str,
-    ) -> subprocess.Popen[str]:
-        """Run `python -m module`; `before` is a command that runs it."""
-        with (self._folder / f"{name}.log").open("w") as log:
-            child = subprocess.Popen(
-                dying_with_parent([*before, str(python), "-m", module, *arguments]),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-                cwd=self._tree,
-                env=os.environ | environment,
-            )
-        self._children.append(child)
-        return child
-
-    def line(self, child: subprocess.Popen[str]) -> str:
-        """The child's next line; with the end of all logs, RuntimeError if it ended instead."""
-        assert child.stdout is not None
-        line = child.stdout.readline()
-        if not line:
-            logs = [f"== {log.name}\n{log.read_text()[-2000:]}" for log in sorted(self._folder.glob("*.log"))]
-            raise RuntimeError("\n".join([f"a process ended with {child.wait()}", *logs]))
-        return line
-
-    def __enter__(self) -> Fleet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for child in self._children:
-            child.terminate()
-        for child in self._children:
-            try:
-                child.wait(STOP_S_MAX)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # what it started and has not ended
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
+# Ways -----------------------------------------------------------------------------------------------------------------
 
 
 class Rivals:

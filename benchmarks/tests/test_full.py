@@ -20,10 +20,11 @@ import psutil
 import pytest
 
 from benchmarks.full.__main__ import DOCS, Printed, has_uncommitted_changes, measured
+from benchmarks.full.measures import Measure, Row, Run
 from benchmarks.full.page import MARKS, between_marks, text_of, write_page
 from benchmarks.full.plots import AIMS, SPEEDS, shows, write_plots
 from benchmarks.full.results import Circumstances, Found, read, write
-from benchmarks.full.rows import BUBBLES, CHOSEN, ROWS, Measure, Row, Run
+from benchmarks.full.rows import BUBBLES, CHOSEN, LENGTHS, ROWS
 from benchmarks.models.bubbles import Shape
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,7 @@ GOALS = {goal: {name: [2.0, None] for name in NAMES} for goal in ("75%", "100%")
 MODELLED = {"times": dict.fromkeys(("2", "4", "8"), GOALS), "losses": {name: [2.0, 2.0] for name in NAMES}}
 SIZE = {f"gRPC, {count} in flight": [{"gigabytes_per_s": count / 10}] * 2 for count in (1, 4, 8)}
 HOPS = [{"level": level, "peers": n, "hops_per_s": 9e4 / n} for level in ("brain", "sessions") for n in (64, 1000)]
+CHURN = [[{"kept": 1.0}, {"kept": share}] for share in (0.9, 0.8, 0.7)]
 
 # What the benchmarks of each row print, cut down to what is read.
 PRINTED: dict[str, list[Any]] = {
@@ -44,13 +46,14 @@ PRINTED: dict[str, list[Any]] = {
     "L2": [None, MODELLED],
     "P1": [ROUND] * 2,
     "P1M": [ROUND],
-    "P2": [{"kept": [0.9, 1.0]}] * 3,
+    "P2": [{"kept": [0.9, 1.0]}] * 6,
     "P3": [ROUND] * 3,
+    "P3S": [ROUND] * 3,
     "P3M": [ROUND] * 5,
     "P4": [{size: SIZE | {"TCP sendall": [{"gigabytes_per_s": 1.6}] * 2} for size in ("64 KiB", "1 MiB", "4 MiB")}],
     "P5": [{"seconds": {"ours": [3.0], "gloo": [2.0]}}] * 3,
     "P6": [HOPS],
-    "P7": [[{"kept": 1.0}, {"kept": 0.9}], {"kept": [0.9, 0.95]}, {"kept": [0.8]}, {"join": 0.99}],
+    "P7": [*CHURN, {"kept": [0.9, 0.95]}, {"kept": [0.8]}, {"joins": [0.99]}] * 2,
     "P8": [ROUND] * 2,
     "M": [{"runs": [[{"training_ratio": 1.4}, {"training_ratio": 1.7}], [{"training_ratio": 1.5}]]}] * 2,
     "S": [{"rounds": [{"step": 0.02, "processors": 0.04}]}] * 2,
@@ -86,7 +89,8 @@ def test_what_is_read_are_the_ratios_that_the_measure_names() -> None:
     assert read_of["P4"] == {"64 KiB": [0.8, 0.8], "1 MiB": [0.5, 0.5]}
     assert read_of["P5"]["unequal"] == [1.5]
     assert read_of["P6"]["sessions/growth"] == pytest.approx([1000 / 64])
-    assert read_of["P7"] == {"kills": [0.9], "slow": [0.9, 0.95], "slow/64": [0.8], "join": [0.99]}
+    found = {"kills": [0.9, 0.8, 0.7], "slow": [0.9, 0.95], "slow/64": [0.8], "join": [0.99]}
+    assert read_of["P7"] == {f"{length}/{key}": shares for length in LENGTHS for key, shares in found.items()}
     assert read_of["M"] == {"parameters": [1.7, 1.5], "graphs": [1.7, 1.5]}, "the worse of the stages"
     assert read_of["S"]["safety/processors"] == [4.0]
     assert read_of["C"]["int8/time"] == [0.25]
