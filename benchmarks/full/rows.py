@@ -194,7 +194,7 @@ def _read_p3(links: Sequence[_Link], printed: Sequence[Any]) -> Values:
 
 UNEQUAL = "benchmarks.measured.unequal_processes --output json"
 # Seconds of a forward at speed 1, and what the figures are called then.
-LENGTHS = {"long": (0.25, ""), "short": (0.05, ", short computations")}
+LENGTHS = {"long": (0.25, ""), "short": (0.1, ", short computations")}
 P2_WAYS = {
     "late": ("--overlap 0.5", ", half late", 0.96),
     "synchronous": ("--overlap 0", ", synchronous", 0.92),
