@@ -217,7 +217,7 @@ def _read_p2(printed: Sequence[Any]) -> Values:
 
 
 CHURN = "benchmarks.measured.churn_processes --stages 3 --replicas 4 --rates 0 --every 15 --away 20 --output json"
-CHURN_SEEDS = range(3)
+CHURN_SEEDS = range(2)
 P7 = [
     run
     for compute_s, _ in LENGTHS.values()
