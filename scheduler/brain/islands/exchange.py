@@ -33,7 +33,7 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 30.0  # before a round is repeated, doubled with eac
 DISPUTES_MAX = 2  # of the envoys of a unit; the next one ends the job
 LATE, LATER = 1.5, 3.0  # times averaging.timeout_s: then the first round, or one behind it, has waited for envoys
 NEWEST = 3  # rounds of a unit, by which islands are judged
-HASTY = 3  # rounds that failed are repeated without waiting for those that say nothing
+HASTY = 7  # rounds that fail, within a minute or two, are repeated without waiting for those that say nothing
 
 
 @dataclass(frozen=True, slots=True)
