@@ -60,11 +60,18 @@ def ways(periods: Sequence[int]) -> list[Way]:
     ]
 
 
-def job(way: Way, seed: int, rate: float, steps: int, source: str) -> JobSpec:
-    """The job of one run; it is evaluated at its end."""
+def job(
+    way: Way, seed: int, rate: float, steps: int, source: str, sequences: int = SEQUENCES, most: int = max(ISLANDS)
+) -> JobSpec:
+    """The job of one run, with a step of so many sequences that up to `most` islands divide; it is evaluated at its
+    end."""
     values: dict[str, Any] = small_llama(seed, rate, steps, source)
     values["data"] |= {"validation_ratio": HELD_OUT}
-    values["training"] |= {"eval_every_steps": steps, "microbatch_sequences": SEQUENCES // max(ISLANDS)}
+    values["training"] |= {
+        "eval_every_steps": steps,
+        "global_batch_sequences": sequences,
+        "microbatch_sequences": sequences // most,
+    }
     values |= {
         "pipeline": {"stages": 1, "overlap": way.late},
         "islands": {"count": way.islands},

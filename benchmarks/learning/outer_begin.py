@@ -15,27 +15,21 @@ many more steps as they make in the time that the row before takes.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
-from benchmarks.learning.convergence import LENGTH, SEQUENCES, with_data
-from benchmarks.learning.kept import Kept
+from benchmarks.learning.convergence import with_data
 from benchmarks.learning.outer import ALLREDUCE, Way, job, loss_of, run_name
-from benchmarks.learning.outer_options import COLUMNS, ISLANDS, RATE, rows
-from benchmarks.learning.runs import SOURCE, parsed, parser_of
-from benchmarks.tables import markdown, publish
+from benchmarks.learning.outer_options import ISLANDS, RATE, compare
+from benchmarks.learning.runs import parsed, parser_of
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import LocalStorage
 from swarm.data.batches import Batches
 from swarm.job.spec import JobSpec
 from swarm.reference.checkpoints import Islands, LocalCheckpoints
 from swarm.reference.trainer import StepReport, train_local
-from swarm.text import counted
 
 MARKS = ("<!-- begin -->", "<!-- end of begin -->")
 
@@ -65,8 +59,10 @@ class Beginning:
     def against(self) -> str:
         return str(ALLREDUCE)
 
+    def kept_as(self, seed: int, steps: int) -> str:
+        return run_name(self.way, RATE, seed, steps + self.more) + (f", after {self.after}" if self.after else "")
+
     def measure(self, seed: int, steps: int, source: str) -> float:
-        """Train once; the loss of the final weights on held-out text."""
         if not self.after:
             return loss_of(self.way, seed, RATE, steps + self.more, source)
         together, apart = (job(way, seed, RATE, steps, source) for way in (ALLREDUCE, self.way))
@@ -101,23 +97,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--after", type=int, nargs="+", default=(50, 100))
     arguments = parsed(parser)
-    console, kept = Console(), Kept(arguments.save)
-    compared = beginnings(arguments.every, arguments.after)
-    losses: dict[str, list[float]] = {one.name: [] for one in compared}
-    for seed in range(arguments.seeds):
-        for one in compared:
-            started_s = time.perf_counter()
-            name = run_name(one.way, RATE, seed, arguments.steps + one.more)
-            name += f", after {one.after}" if one.after else ""
-            loss = kept.once(name, partial(one.measure, seed, arguments.steps, SOURCE))
-            losses[one.name].append(loss)
-            console.print(f"{name}  {loss:.4f}  {time.perf_counter() - started_s:.0f} s", highlight=False)
-    text = (
-        f"{markdown(COLUMNS, rows(losses, compared))}\n\n{counted(ISLANDS, 'island')}, H {arguments.every}, "
-        f"{arguments.steps} steps of {SEQUENCES * LENGTH} bytes, {counted(arguments.seeds, 'seed')}, "
-        f"learning rate {RATE:g}."
-    )
-    publish(text, arguments.table, MARKS)
+    compare(beginnings(arguments.every, arguments.after), arguments, MARKS)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ exchange nothing is lost. A swarm loses no proposal like that: it repeats the ex
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,8 +59,10 @@ class Option:
     against: str
     lost: float = 0.0
 
+    def kept_as(self, seed: int, steps: int) -> str:
+        return run_name(self.way, RATE, seed, steps) + (f", {self.lost:g} lost" if self.lost else "")
+
     def measure(self, seed: int, steps: int, source: str) -> float:
-        """Train once; the loss of the final weights on held-out text."""
         if not self.lost:
             return loss_of(self.way, seed, RATE, steps, source)
         heard = partial(by_dice, seed, self.lost)
@@ -138,6 +141,13 @@ class Compared(Protocol):
     def name(self) -> str: ...
     @property
     def against(self) -> str: ...
+    def kept_as(self, seed: int, steps: int) -> str:
+        """The name under which its loss is kept."""
+        ...
+
+    def measure(self, seed: int, steps: int, source: str) -> float:
+        """Train once; the loss of the final weights on held-out text."""
+        ...
 
 
 def rows(losses: Losses, compared: Sequence[Compared]) -> Iterator[list[str]]:
@@ -156,27 +166,30 @@ def rows(losses: Losses, compared: Sequence[Compared]) -> Iterator[list[str]]:
 COLUMNS = ("way", "loss", "beside", "difference", "by seed, %")
 
 
-def main() -> None:
-    parser = parser_of(__doc__, seeds=3, steps=300)
-    parser.add_argument("--every", type=int, default=50)
-    arguments = parsed(parser)
+def compare(compared: Sequence[Compared], arguments: Namespace, marks: tuple[str, str]) -> None:
+    """Train each with all seeds, and publish the table."""
     console, kept = Console(), Kept(arguments.save)
-    compared = options(arguments.every)
-    losses: dict[str, list[float]] = {option.name: [] for option in compared}
+    losses: dict[str, list[float]] = {one.name: [] for one in compared}
     for seed in range(arguments.seeds):
-        for option in compared:
+        for one in compared:
             started_s = time.perf_counter()
-            name = run_name(option.way, RATE, seed, arguments.steps)
-            name += f", {option.lost:g} lost" if option.lost else ""
-            loss = kept.once(name, partial(option.measure, seed, arguments.steps, SOURCE))
-            losses[option.name].append(loss)
+            name = one.kept_as(seed, arguments.steps)
+            loss = kept.once(name, partial(one.measure, seed, arguments.steps, SOURCE))
+            losses[one.name].append(loss)
             console.print(f"{name}  {loss:.4f}  {time.perf_counter() - started_s:.0f} s", highlight=False)
     text = (
         f"{markdown(COLUMNS, rows(losses, compared))}\n\n{counted(ISLANDS, 'island')}, H {arguments.every}, "
         f"{arguments.steps} steps of {SEQUENCES * LENGTH} bytes, {counted(arguments.seeds, 'seed')}, "
         f"learning rate {RATE:g}."
     )
-    publish(text, arguments.table, MARKS)
+    publish(text, arguments.table, marks)
+
+
+def main() -> None:
+    parser = parser_of(__doc__, seeds=3, steps=300)
+    parser.add_argument("--every", type=int, default=50)
+    arguments = parsed(parser)
+    compare(options(arguments.every), arguments, MARKS)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How much memory a stage needs: an estimate from the job spec alone, meant to be a little too high.
 
     weights      4 bytes x (staleness + 1); with bfloat16_parameters 4 + 2 x (staleness + 1)
-    optimizer    0, 4 or 8 bytes
+    optimizer    0, 4 or 8 bytes; with exact products of Muon also 24 for each element of the largest matrix
     sums         8 if reproducible, else 4, x steps that may be open
     gradients    4 (as backward gives them; 2 with bfloat16_parameters)
                  + averaging: a copy of the sums as they arrive, the mean and its clipped copy; if it is compressed also
@@ -35,6 +35,7 @@ from swarm.job.spec import LOWERED, JobSpec
 
 MARGIN = 1.1
 SHARES = {"float32": 1.0, "bfloat16": 0.8, LOWERED: 0.75}
+EXACT_MUON_BYTES = 24  # for each element of the matrix that steps
 STATE_BYTES = {"adamw": 8, "nadamw": 8, "lamb": 8, "muon": 8, "sgd": 0}
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
 ATTENTION_DROPOUT = 4.0
@@ -83,11 +84,14 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     graphs = 1 if last else in_flight
     whole = graph_bytes(spec, layers, last=last)
     kept = whole + graphs * boundary * 4 if spec.model.recompute else graphs * whole
+    # Exact products of Muon take this much while a matrix steps (swarm/model/exact_muon.py).
+    matrix = spec.model.config["hidden_size"] * max(layer_widths(spec).inner, spec.model.config["hidden_size"])
+    stepping = EXACT_MUON_BYTES * matrix if training.muon_products == "exact" else 0
     # While a computation runs it also needs the gradients of the widest tensors.
     widest: int = max(spec.model.config["vocab_size"] if last else 0, layer_widths(spec).inner)
     return Footprint(
         weights=(4 + 2 * (1 + staleness) if lowered else 4 * (1 + staleness)) * parameters,
-        optimizer=(STATE_BYTES[training.optimizer] + momentum) * parameters,
+        optimizer=(STATE_BYTES[training.optimizer] + momentum) * parameters + stepping,
         sums=sum_bytes * open_steps * parameters,
         gradients=((2 if lowered else 4) + sum_bytes + 4 + 4 + leftovers) * parameters,
         graphs=kept + 3 * 4 * microbatch_tokens(spec) * widest,

@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.learning import outer
-from benchmarks.learning.convergence import LENGTH, resolved, small_llama, with_data
+from benchmarks.learning.convergence import LENGTH, with_data
 from benchmarks.learning.gaia.band import Band
 from benchmarks.learning.gaia.sea import REASONS, Sites
 from benchmarks.learning.gaia.significance import Gaia
@@ -36,7 +36,7 @@ from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
 from swarm.text import counted, size
 
-ISLANDS, SEQUENCES, RATE, HELD_OUT = 3, 15, 4e-3, 0.02
+ISLANDS, SEQUENCES, RATE = 3, 15, 4e-3
 STEP_S, SETTLED_S = 1.0, 60.0
 RATIO, SLOW = 15, 32 * 1024  # bytes a second of the slow site's links: a quarter of the model in fp4 in each step
 MARKS = ("<!-- three sites -->", "<!-- end of three sites -->")
@@ -48,6 +48,7 @@ def sites(slow: float) -> Sites:
 
 
 SITES, FASTER = sites(SLOW), sites(2 * SLOW)
+job = partial(outer.job, sequences=SEQUENCES, most=ISLANDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,9 @@ class Way:
     def measure(self, seed: int, steps: int, source: str) -> dict[str, Any]:
         """Train once, and tell what the columns of the table need."""
         if isinstance(self.how, Gaia):
-            spec = job(outer.Way("diloco", ISLANDS, (("every_steps", 1),)), seed, steps, source)
+            spec = job(outer.Way("diloco", ISLANDS, (("every_steps", 1),)), seed, RATE, steps, source)
             return with_data(spec, partial(sent_when_significant, gaia=self.how, sites=self.sites))
-        return with_data(job(self.how, seed, steps, source), partial(in_turn, sites=self.sites))
+        return with_data(job(self.how, seed, RATE, steps, source), partial(in_turn, sites=self.sites))
 
 
 def streaming(every: int, overlap: int) -> outer.Way:
@@ -88,24 +89,6 @@ WAYS = (
     Way("band, by 0.001, barrier", replace(FIXED, band=FINE, barrier_s=BARRIER_S)),
     Way("the same, links twice as fast", replace(FIXED, band=replace(FINE, share=0.5), barrier_s=BARRIER_S), FASTER),
 )
-
-
-def job(way: outer.Way, seed: int, steps: int, source: str) -> JobSpec:
-    """The job of one run; it is evaluated at its end."""
-    values: dict[str, Any] = small_llama(seed, RATE, steps, source)
-    values["data"] |= {"validation_ratio": HELD_OUT}
-    values["training"] |= {
-        "eval_every_steps": steps,
-        "global_batch_sequences": SEQUENCES,
-        "microbatch_sequences": SEQUENCES // ISLANDS,
-    }
-    values |= {
-        "pipeline": {"stages": 1, "overlap": 0},
-        "islands": {"count": way.islands},
-        "averaging": {"mode": way.mode},
-        "outer": dict(way.outer),
-    }
-    return resolved(values)
 
 
 def in_turn(spec: JobSpec, batches: Batches, sites: Sites) -> dict[str, Any]:

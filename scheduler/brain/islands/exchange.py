@@ -33,7 +33,7 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 30.0  # before a round is repeated, doubled with eac
 DISPUTES_MAX = 2  # of the envoys of a unit; the next one ends the job
 LATE, LATER = 1.5, 3.0  # times averaging.timeout_s: then the first round, or one behind it, has waited for envoys
 NEWEST = 3  # rounds of a unit, by which islands are judged
-HASTY = 7  # rounds that fail, within a minute or two, are repeated without waiting for those that say nothing
+HASTY = 7  # rounds of a unit that fail, in a minute and a half, before one waits for those that say nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Exchanging:
         self._next = first
         self._timeout_s = timeout_s
         self._rounds = {unit: _UnitRounds() for unit in units}
-        self._lost: dict[int, list[str]] = {}  # by timeline: how each of its envoys was lost
+        self._lost: dict[int, tuple[int, str]] = {}  # by timeline: how many of its envoys, and how the newest one
         self.outcomes: Counter[str] = Counter()  # of its rounds that are over
 
     @property
@@ -217,7 +217,7 @@ class Exchanging:
         for unit, one in self._rounds.items():
             for envoy in one.newest[-1].envoys if one.newest else ():
                 if envoy.peer == peer:
-                    self._lost.setdefault(envoy.timeline, []).append(told)
+                    self._lost[envoy.timeline] = (self._lost.get(envoy.timeline, (0, ""))[0] + 1, told)
                     outputs += [*self._again(unit, told, now_s), *self._void(unit)]
         return outputs
 
@@ -245,8 +245,8 @@ class Exchanging:
         for one in self._rounds.values():
             found |= one.rifts(now_s, self._timeout_s + PAUSE_S)  # envoys begin at about the same time
         if not found and self._lost:  # no round came to its end, for want of these envoys
-            most = max(self._lost, key=lambda one: len(self._lost[one]))
-            found[frozenset((most,))] = Rift(self._lost[most][-1])
+            most = max(self._lost, key=lambda one: self._lost[one][0])
+            found[frozenset((most,))] = Rift(self._lost[most][1])
         return found
 
     def retries_s(self) -> list[float]:

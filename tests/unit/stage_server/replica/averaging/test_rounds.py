@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
+from stage_server.replica.averaging.one_round import Mean
 from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
@@ -260,6 +262,27 @@ def test_an_envoy_tells_of_all_that_it_missed_at_once() -> None:
         await asyncio.sleep(4.0)
         told = [one for one in made.told if isinstance(one, RoundFailed)]
         assert sorted((one.accused, one.cause) for one in told) == [("b", RoundFault.MEMBER), ("c", RoundFault.MEMBER)]
+
+    in_simulation(act)
+
+
+def test_what_an_exchange_sent_and_received_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of a round with two other islands, one of which proposes nothing."""
+
+    async def made_at_once(*_: object) -> Mean:
+        return Mean(torch.zeros(ELEMENTS), "digest", ())
+
+    monkeypatch.setattr("stage_server.replica.averaging.rounds.run_exchange", made_at_once)
+
+    async def act(made: Table) -> None:
+        envoys = tuple(Envoy(PeerId(one), 1, f"at {one}", n, 30 * (n < 2)) for n, one in enumerate("abc"))
+        made.rounds.exchange(Exchange(0, 0, UNIT, Round(1, 1), envoys, 3.0))
+        await asyncio.sleep(1.0)
+        (told,) = made.told
+        assert isinstance(told, Averaged)
+        for direction, counted in (("sent", 2 * ELEMENTS), ("received", ELEMENTS)):
+            registry, labels = made.rounds._ports.metrics.registry, {"direction": direction}
+            assert registry.get_sample_value("swarm_outer_bytes_total", labels) == counted
 
     in_simulation(act)
 
