@@ -1,4 +1,4 @@
-"""Applies a commit to a stage: an optimizer step, or an outer step of an island."""
+"""Applies a commit to a stage, an optimizer step or an outer step of an island, with the averages that it needs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,32 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from stage_server.ports import Assignment
+from stage_server.ports import Assignment, ReplicaPorts
+from stage_server.replica.averaging.one_round import Mean
 from stage_server.state.donor import CommitRecord, Donor
+from stage_server.state.joiner import missed_record
+from swarm.errors import StaleMessage, SwarmError
 from swarm.messages import Commit
 from swarm.model.islands.exchange import merge_of
 from swarm.model.stage import Stage
 from swarm.types import UnitName
+
+
+async def averages(
+    command: Commit, means: Mapping[UnitName, Mean] | None, assignment: Assignment, stage: Stage, ports: ReplicaPorts
+) -> dict[UnitName, Tensor]:
+    """The averaged gradients that a commit makes effective: the `means` held here, or from the log of a member.
+
+    StaleMessage if no member has them.
+    """
+    if means is not None:
+        return {unit: mean.gradient for unit, mean in means.items() if unit in stage.units}
+    try:
+        record = await missed_record(command.step, assignment, command.donors, stage, ports.links)
+    except SwarmError as error:
+        raise StaleMessage(f"step {command.step} was averaged without this replica: {error.message}") from error
+    places = stage.places_at(command.step)
+    return await ports.device.aside(lambda: places.means_of(record.gradients))
 
 
 def commit(

@@ -16,7 +16,7 @@ from stage_server.replica.packing import Letter
 from swarm.errors import PeerUnavailable, StaleMessage, SwarmError
 from swarm.events import EvaluationUndelivered, Undelivered
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
-from swarm.types import Hop, PeerId
+from swarm.types import Direction, Hop, PeerId
 
 # A link that fails for this long is reported, and again after REPEAT_S: the scheduler may have had no other route.
 UNDELIVERED_S = 1.0
@@ -45,6 +45,16 @@ class Deliveries:
     def knows(self, peer: PeerId, incarnation: int) -> bool:
         """Whether the scheduler has named this process on a route."""
         return (peer, incarnation) in self._addresses
+
+    def codec_to(self, to: PeerId | None, side: Direction, elements: int) -> str:
+        """The codec for an output of so many elements, chosen for the link to its receiver."""
+        name, change = self._codecs.codec_to(to, side, elements)
+        if change is not None:
+            facts = {"before": change.before, "codec": change.codec, "bytes_per_s": round(change.bytes_per_s)}
+            self._ports.log.info("link changes its codec", to=change.to, **facts)
+        if to is not None:
+            self._ports.metrics.encoded(side.value, name)
+        return name
 
     def send(
         self, to: Hop, subject: Hashable, letter: Callable[[], Letter | None], matters: Callable[[], bool]

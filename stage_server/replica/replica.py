@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable
 from typing import TypeAlias, assert_never
 
 import numpy as np
@@ -24,9 +25,10 @@ from stage_server.brain.held_outputs import HeldOutputs
 from stage_server.brain.link_codecs import LinkCodecs
 from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.brain.work_queue import WorkQueue
+from stage_server.device import Timed
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.admission import HeaderChecks
-from stage_server.replica.applying import commit
+from stage_server.replica.applying import averages, commit
 from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.reduction import Reduction
@@ -37,7 +39,6 @@ from stage_server.replica.evaluator import Evaluator, Ids
 from stage_server.replica.packing import Letter, Packed, boundary, pack, pack_encoded, question
 from stage_server.replica.reports import Reports
 from stage_server.state.donor import Donor
-from stage_server.state.joiner import missed_record
 from stage_server.state.saving import Saving
 from swarm import events, messages
 from swarm.errors import (
@@ -51,10 +52,11 @@ from swarm.model import codec
 from swarm.model.runtime import SentAhead, received, rms_of
 from swarm.model.stage import Stage
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
-from swarm.types import Direction, Hop, Microbatch, UnitName
+from swarm.types import Direction, Hop, Microbatch
 
 # How often to ask for what was lost between two neighbours; what has been lacking for less may be on its way.
 REPAIR_S = 2.0
+BEGUN_MAX = 2  # orders on the device: the one that runs, and the one behind it
 
 Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate | messages.Check | messages.Recount
 Stepping: TypeAlias = (
@@ -66,6 +68,9 @@ Stepping: TypeAlias = (
     | messages.HashStage
     | messages.Recheck
 )
+
+Made: TypeAlias = tuple[Packed | None, float, str]
+"""What a computation makes: its output, its loss or whether it was finite, and the digest of the output."""
 
 
 class Replica:
@@ -94,6 +99,7 @@ class Replica:
         some_are_late = 0 < spec.overlap < spec.training.microbatches
         self._queue = WorkQueue(late_behind=some_are_late and me.stage < assignment.stages - 1)
         self._ready = asyncio.Event()
+        self._begun = 0  # orders on the device
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, Ids] = {}
         self._inputs: dict[tuple[Microbatch, Direction], SentAhead] = {}
@@ -220,8 +226,11 @@ class Replica:
             # Older: a repeat. Newer: one before it was lost with a session, and both come again.
             self._ports.log.debug("commit out of order", step=command.step, version=self.cells.version)
             return
-        gradients = await self._gradients(command)
-        if gradients is None:
+        means = self._rounds.means(command)
+        try:
+            gradients = await averages(command, means, self._assignment, self._stage, self._ports)
+        except SwarmError as error:
+            self._reports.fail(error)
             return
         await self._reports.told()
         # Queued before any computation that the cells hand out from here on: those find the new weights.
@@ -243,20 +252,6 @@ class Replica:
         self._metrics.device_busy(applied.seconds)
         self.donor.committed(*applied.result)
         self._reports.tell(command, self._stage)
-
-    async def _gradients(self, command: messages.Commit) -> dict[UnitName, Tensor] | None:
-        """The averaged gradients that a commit makes effective: held here, or from the log of a member."""
-        means = self._rounds.means(command)
-        if means is not None:
-            return {unit: mean.gradient for unit, mean in means.items() if unit in self._stage.units}
-        links = self._ports.links
-        try:
-            record = await missed_record(command.step, self._assignment, command.donors, self._stage, links)
-        except SwarmError as error:
-            self._reports.fail(StaleMessage(f"step {command.step} was averaged without this replica: {error.message}"))
-            return None
-        places = self._stage.places_at(command.step)
-        return await self._device.aside(lambda: places.means_of(record.gradients))
 
     # Tensors -----------------------------------------------------------------------------------------------------
 
@@ -354,38 +349,65 @@ class Replica:
             self._outputs.drop((microbatch, direction))
 
     async def _compute_forever(self) -> None:
+        """Hand orders to the device: one runs, and another is behind it, so that the device never waits for this loop.
+
+        The best order is handed over, so one that comes later and is better waits for one more.
+        """
         while True:
             await self._ready.wait()
-            work = self._queue.take()
-            if work is None:
-                if (check := self._checker.ready(self.cells.holds)) is not None:
-                    await self._checker.compute(check)
-                    continue
-                # Evaluation fills the moments without training work; see scheduler/brain/routing/evaluation.py.
-                evaluation = self._evaluator.take()
-                if evaluation is None:
-                    self._ready.clear()
-                    continue
-                try:
-                    await self._evaluator.compute(evaluation)
-                except SwarmError as error:
-                    self._reports.fail(error)
-                continue
-            waited_s = asyncio.get_running_loop().time() - self._queued_s.pop(work.ticket)
-            work_now = self.cells.begin(work)
-            if work_now is None:
-                continue
-            self._metrics.waited(self.me.stage, work.direction.value, waited_s)
-            try:
-                match work_now.direction:
-                    case Direction.FORWARD:
-                        await self._forward(work_now, waited_s)
-                    case Direction.BACKWARD:
-                        await self._backward(work_now, waited_s)
-                    case _:
-                        assert_never(work_now.direction)
-            except SwarmError as error:
-                self._reports.fail(error)
+            work = self._queue.take() if self._begun < BEGUN_MAX else None
+            if work is not None:
+                self._begin(work)
+            elif self._begun or not await self._compute_other():
+                self._ready.clear()
+
+    def _begin(self, work: cell.Compute) -> None:
+        queued_s = self._queued_s.pop(work.ticket)
+        work_now = self.cells.begin(work)
+        if work_now is None:
+            return
+        try:
+            made = self._forward(work_now) if work.direction is Direction.FORWARD else self._backward(work_now)
+        except SwarmError as error:
+            self._reports.fail(error)
+            return
+        self._begun += 1
+        self._ports.work.start(self._end(work_now, queued_s, made))
+
+    async def _end(self, work: cell.Compute, queued_s: float, made: Awaitable[Timed[Made]]) -> None:
+        try:
+            self._made(work, queued_s, await made)
+        except SwarmError as error:
+            self._reports.fail(error)
+        finally:
+            self._begun -= 1
+            self._ready.set()
+
+    def _made(self, work: cell.Compute, queued_s: float, done: Timed[Made]) -> None:
+        microbatch, side, (output, value, digest) = work.microbatch, work.direction, done.result
+        waited_s = max(0.0, asyncio.get_running_loop().time() - queued_s - done.seconds)  # here and on the device
+        self._commitments.made(microbatch, side, digest)
+        self._hold(microbatch, side, output)
+        self.links.computed(side, done.seconds)
+        self._metrics.waited(self.me.stage, side.value, waited_s)
+        self._metrics.computed(self.me.stage, side.value, done.seconds)
+        if side is Direction.FORWARD:
+            self._carry_out(self.cells.computed_forward(work, value, done.seconds, waited_s))
+        else:
+            self._carry_out(self.cells.computed_backward(work, bool(value), done.seconds, waited_s))
+
+    async def _compute_other(self) -> bool:
+        """A check or an evaluation (scheduler/brain/routing/evaluation.py); False if none is ready."""
+        if (check := self._checker.ready(self.cells.holds)) is not None:
+            await self._checker.compute(check)
+            return True
+        if (evaluation := self._evaluator.take()) is None:
+            return False
+        try:
+            await self._evaluator.compute(evaluation)
+        except SwarmError as error:
+            self._reports.fail(error)
+        return True
 
     def _received(self, sent: SentAhead | None, microbatch: Microbatch, direction: Direction) -> Tensor | None:
         """An input on the device, from the compute thread."""
@@ -394,13 +416,13 @@ class Replica:
             self._commitments.sized(microbatch, direction, rms_of(tensor))
         return tensor
 
-    async def _forward(self, work: cell.Compute, waited_s: float) -> None:
+    def _forward(self, work: cell.Compute) -> Awaitable[Timed[Made]]:
         microbatch, batch = work.microbatch, self._batches[work.microbatch]
         portion = self._assignment.course.at(microbatch.step).portion
         sent = self._inputs.pop((microbatch, Direction.FORWARD), None)
         codec_name = self._codec_for(microbatch, Direction.FORWARD)
 
-        def forward() -> tuple[Packed | None, float, str]:
+        def forward() -> Made:
             x = self._received(sent, microbatch, Direction.FORWARD)
             y, loss = self._stage.forward(
                 microbatch, work.version, portion=portion, x=x, tokens=batch.tokens, targets=batch.targets
@@ -408,20 +430,14 @@ class Replica:
             packed = None if y is None else pack(y, codec_name)
             return packed, loss, self._commitments.digest(None if packed is None else packed.payload)
 
-        done = await self._device.timed(forward)
-        y, loss, digest = done.result
-        self._commitments.made(microbatch, Direction.FORWARD, digest)
-        self._hold(microbatch, Direction.FORWARD, y)
-        self.links.computed(Direction.FORWARD, done.seconds)
-        self._metrics.computed(self.me.stage, "forward", done.seconds)
-        self._carry_out(self.cells.computed_forward(work, loss, done.seconds, waited_s))
+        return self._device.timed(forward)
 
-    async def _backward(self, work: cell.Compute, waited_s: float) -> None:
+    def _backward(self, work: cell.Compute) -> Awaitable[Timed[Made]]:
         microbatch = work.microbatch
         sent = self._inputs.pop((microbatch, Direction.BACKWARD), None)
         codec_name = self._codec_for(microbatch, Direction.BACKWARD)
 
-        def backward() -> tuple[Packed | None, bool, str]:
+        def backward() -> Made:
             g = self._received(sent, microbatch, Direction.BACKWARD)
             encoded, finite = self._stage.backward(
                 microbatch, g, accumulate=work.accumulate, encode=lambda dx: codec.encode_there(dx, codec_name)
@@ -430,24 +446,11 @@ class Replica:
             packed = None if encoded is None else pack_encoded(encoded, shape, codec_name)
             return packed, finite, self._commitments.digest(None if packed is None else packed.payload)
 
-        done = await self._device.timed(backward)
-        dx, finite, digest = done.result
-        self._commitments.made(microbatch, Direction.BACKWARD, digest)
-        self._hold(microbatch, Direction.BACKWARD, dx)
-        self.links.computed(Direction.BACKWARD, done.seconds)
-        self._metrics.computed(self.me.stage, "backward", done.seconds)
-        self._carry_out(self.cells.computed_backward(work, finite, done.seconds, waited_s))
+        return self._device.timed(backward)
 
     def _codec_for(self, microbatch: Microbatch, side: Direction) -> str:
-        """The codec for an output, chosen for the link to the next receiver on its route."""
         to, elements = self.cells.receiver(microbatch, side), math.prod(self._stage.boundary_shape())
-        name, change = self.links.codec_to(to, side, elements)
-        if change is not None:
-            facts = {"before": change.before, "codec": change.codec, "bytes_per_s": round(change.bytes_per_s)}
-            self._ports.log.info("link changes its codec", to=change.to, **facts)
-        if to is not None:
-            self._metrics.encoded(side.value, name)
-        return name
+        return self._deliveries.codec_to(to, side, elements)
 
     def _hold(self, microbatch: Microbatch, direction: Direction, output: Packed | None) -> None:
         if output is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -115,6 +115,35 @@ def test_with_a_new_session_a_sealed_step_accumulates_again() -> None:
         await asyncio.sleep(1.0)
         assert len(scene.heard(Accumulated)) == 2
         assert scene.replica.cells.accumulated(0) == {0, 1}
+
+    play(1, act)
+
+
+def test_the_device_has_the_next_computation_before_it_is_done_with_one() -> None:
+    """A device that was handed one at a time did nothing until its result had been taken in: a millisecond for each
+    microbatch, 4 % of one that takes 25 ms. More than two are not handed over, as a better one may come.
+    """
+
+    async def act(scene: Scene) -> None:
+        device: Any = scene.replica._device
+        timed, handed, done = device.timed, list[float](), list[float]()
+
+        async def noted(made: Awaitable[Any]) -> Any:
+            result = await made
+            done.append(asyncio.get_running_loop().time())
+            return result
+
+        def hand(work: Callable[[], Any]) -> Awaitable[Any]:
+            handed.append(asyncio.get_running_loop().time())
+            return noted(timed(work))
+
+        device.timed = hand
+        for index in range(4):
+            await scene.replica.handle(route(index))
+        await asyncio.sleep(1.0)
+        assert len(handed) == len(done) == 8  # a forward and a backward of each
+        assert all(one < two for one, two in zip(handed[1:], done, strict=False)), "one runs, and one is behind it"
+        assert all(one >= two for one, two in zip(handed[2:], done, strict=False)), "the rest waits for its turn"
 
     play(1, act)
 

@@ -148,7 +148,7 @@ async def test_what_takes_long_for_hundreds_of_layers_is_not_done_on_the_event_l
             stage, loaded = await build_stage(assignment, ports)
             replica = Replica(assignment, stage, loaded, ports)
             means = {unit: torch.zeros(layout.elements) for unit, layout in stage.units.items()}
-            monkeypatch.setattr(replica, "_gradients", _given(means))
+            monkeypatch.setattr("stage_server.replica.replica.averages", _given(means))
             await replica.handle(Commit(0, 0, 1, (), 0.1, 1.0, skip=False))
             assert isinstance(await told.get(), Committed)
             await ports.work.close()
@@ -161,7 +161,7 @@ async def test_what_takes_long_for_hundreds_of_layers_is_not_done_on_the_event_l
 
 
 def _given(means: dict[UnitName, torch.Tensor]) -> Callable[[Commit], Awaitable[dict[UnitName, torch.Tensor]]]:
-    async def gradients(command: Commit) -> dict[UnitName, torch.Tensor]:
+    async def averages(command: Commit, *_: object) -> dict[UnitName, torch.Tensor]:
         return means
 
-    return gradients
+    return averages
