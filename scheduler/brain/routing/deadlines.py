@@ -4,7 +4,8 @@
 
 of the last 64 completions of a stage and direction. MAD is the median absolute deviation; 1.4826 turns it into a
 standard deviation if times are normal. Outliers, however slow, cannot shift it as long as they are fewer than half of
-the samples. Before 8 completions are known the deadline is max_s.
+the samples. Before 8 completions are known the deadline is max_s. It is computed anew once an eighth of its samples is
+new, as it takes long, and one sample hardly moves it.
 
 A hop that is past its deadline is reported once and no longer watched. Its seconds still count if it completes after
 all, so a deadline that became too tight widens. If nothing completes at all, because everything became slower at once,
@@ -24,6 +25,7 @@ from swarm.types import Direction, PeerId
 SAMPLES_KEPT = 64
 SAMPLES_MIN = 8
 MISSES_PER_DOUBLING = 8
+NEW_MIN = 8  # a deadline stands until one sample in so many is new
 SPREAD_MIN = 0.05  # of the median: even times do not make a deadline without slack
 NORMAL = 1.4826
 LATE_KEPT = 1024  # expired hops that may complete after all, per stage and direction
@@ -77,6 +79,7 @@ class _Lane:
     late_s: dict[WatchedHop, float] = field(default_factory=dict)
     misses: int = 0  # since the last completion
     deadline_s: float | None = None  # None: must be computed again
+    newer: int = 0  # samples since it was computed
 
 
 class Deadlines:
@@ -116,7 +119,9 @@ class Deadlines:
             began_s = lane.late_s.pop(hop, None)
         if began_s is not None:
             lane.samples.append(max(0.0, now_s - began_s))
-            lane.misses, lane.deadline_s = 0, None
+            lane.newer += 1
+            if lane.misses or NEW_MIN * lane.newer >= len(lane.samples):
+                lane.misses, lane.deadline_s = 0, None
             self._changed((hop.stage, hop.direction), lane)
 
     def expired(self, now_s: float) -> list[Overdue]:
@@ -187,7 +192,7 @@ class Deadlines:
 
     def _deadline_s(self, lane: _Lane) -> float:
         if lane.deadline_s is None:
-            base_s = deadline_s(lane.samples, self._settings)
+            lane.newer, base_s = 0, deadline_s(lane.samples, self._settings)
             lane.deadline_s = _within(base_s * 2.0 ** min(lane.misses // MISSES_PER_DOUBLING, 30), self._settings)
         return lane.deadline_s
 
