@@ -37,7 +37,7 @@ from scheduler.storage.state_files import check_uploaded
 from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import InvalidConfig, NotAllowed, SwarmError
-from swarm.job.changes import check_changes, check_state, check_steps
+from swarm.job.changes import check_changes, check_leases, check_state, check_steps
 from swarm.job.islands import check_for_swarm, most_islands
 from swarm.job.overlap import UNMEASURED, FleetSpeed
 from swarm.job.partition import auto_overlap, recut_text, resolve, shape_text
@@ -296,6 +296,8 @@ class Jobs:
         found = await self.stores.checkpoints.choose(record, job.spec, LATEST if anew else which)
         beginning = await self._timelines.beginning(job, found, anew=anew)
         check_steps(changed, beginning.step)
+        if beginning.start is not None:
+            check_leases(beginning.start.trainer_state(), changed)
         await self._timelines.switch_to(job, record, beginning, changed)
         await self.stores.logs.reopen(record.id)
         return beginning, said

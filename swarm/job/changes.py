@@ -92,6 +92,39 @@ def check_state(state: Mapping[str, Any], spec: JobSpec) -> None:
                 f"{key} = {wanted!r}, but the checkpoint was trained with {held!r}: its step would mean something else",
                 hint=f"set {key} = {held!r}; to train on from its weights alone, set model.id to its model/ folder",
             )
+    check_leases(state, spec)
+
+
+def check_leases(state: Mapping[str, Any], spec: JobSpec) -> None:
+    """InvalidConfig if islands would go on amid other leases of data than those of the trainer_state.json.
+
+    Some portions would be trained twice then, and others never. `spec` is resolved.
+    """
+    step, steps, islands = state.get("step"), _section(state, "schedule").get("steps"), _section(state, "islands")
+    if not isinstance(step, int) or not isinstance(steps, int):
+        return
+    count = spec.island_count if spec.has_outer_steps else 1
+    was = _lease(step, steps, islands.get("count"), islands.get("every_steps"))
+    now = _lease(step, spec.training.steps, count, spec.outer.every_steps)
+    if was != now:
+        divided, first, end = was or now or (0, 0, 0)
+        raise InvalidConfig(
+            f"the checkpoint is that of step {step}, amid the data of steps {first} to {end}, which {divided} islands "
+            f"{'divided' if was else 'would divide'} among them: some of it would be trained twice",
+            hint="go on from one at a multiple of outer.every_steps (swarm checkpoints JOB), or leave islands.count, "
+            "outer.every_steps and training.steps as they were",
+        )
+
+
+def _lease(step: int, steps: int, islands: object, every_steps: object) -> tuple[int, int, int] | None:
+    """The islands that divide a lease of data, and its first and last inner step, of which `step` is one.
+
+    None if all data before the step is trained, and none behind it.
+    """
+    if not isinstance(islands, int) or not isinstance(every_steps, int) or islands < 2 or every_steps < 1:
+        return None
+    first = step - step % every_steps
+    return None if first == step or step >= steps else (islands, first, min(first + every_steps, steps))
 
 
 def _section(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:

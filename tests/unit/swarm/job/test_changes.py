@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from scheduler.storage.checkpoints.catalog import job_and_step
 from swarm.errors import InvalidConfig, UsageError
-from swarm.job.changes import changed_values, check_changes, check_state, check_steps
+from swarm.job.changes import changed_values, check_changes, check_leases, check_state, check_steps
+from swarm.job.islands import courses
 from swarm.job.overrides import apply_overrides
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
@@ -123,6 +127,48 @@ def test_a_new_job_fits_the_checkpoint_that_it_starts_from(state: dict[str, Any]
         return
     with pytest.raises(InvalidConfig, match=re.escape(key)):
         check_state(state, spec())
+
+
+def leased(steps: int, every_steps: int, islands: int) -> JobSpec:
+    """A job of so many steps in which islands divide each lease of data."""
+    return resolve(
+        small_spec(
+            Path("x"),
+            averaging__mode="streaming",
+            islands__count=islands,
+            outer__every_steps=every_steps,
+            outer__overlap_steps=0,
+            training__steps=steps,
+            training__global_batch_sequences=12,
+            training__microbatch_sequences=1,
+        ),
+        vocabulary_size=257,
+        stages_if_auto=1,
+    )
+
+
+def sequences(spec: JobSpec, steps: range) -> list[int]:
+    """What all islands of a job train in these steps."""
+    each = 12 // spec.island_count
+    portions = [one.at(step).portion for one in courses(spec) for step in steps]
+    return [portion * each + sequence for portion in portions for sequence in range(each)]
+
+
+@given(data=st.data())
+def test_no_sequence_is_trained_twice_or_never_by_a_job_that_goes_on_with_other_leases(data: st.DataObject) -> None:
+    """A job with streaming that went on from another one's checkpoint, or with more steps from its own last lease,
+    trained some sequences twice and as many never.
+    """
+    sizes = st.tuples(st.integers(2, 12), st.integers(1, 6), st.sampled_from([1, 2, 3]))
+    old, new = (leased(*data.draw(sizes)) for _ in range(2))
+    step = data.draw(st.integers(1, old.training.steps))
+    assume(step < new.training.steps)
+    seen = sequences(old, range(step)) + sequences(new, range(step, new.training.steps))
+    is_exact = sorted(seen) == list(range(12 * new.training.steps))
+    islands = {"count": old.island_count, "every_steps": old.outer.every_steps}
+    state = {"step": step, "schedule": {"steps": old.training.steps}, "islands": islands}
+    with nullcontext() if is_exact else pytest.raises(InvalidConfig, match="would be trained twice"):
+        check_leases(state, new)
 
 
 @pytest.mark.parametrize("text", ["", "x", "x:", ":3", "a/b:3", "x:-1", "x:3.5", "C:\\x"])
