@@ -18,8 +18,7 @@ from swarm.process.children import dying_with_parent
 from tests.support.services import free_port, until
 from tests.support.simulated import write_text
 
-STEPS = 800  # more than a fast machine makes in the five seconds between two lines of the follower, and five more
-LOST_AT = 20
+STEPS = 300  # more than a fast machine makes between its first checkpoint and the loss of a node
 JOB = f"""\
 name = "tiny"
 [model]
@@ -57,6 +56,12 @@ def stage_servers() -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+@pytest.fixture(autouse=True)
+def actors_are_as_urgent_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray has them give way to whatever else computes, and another test does beside this one."""
+    monkeypatch.setenv("RAY_worker_niceness", "0")
 
 
 @pytest.fixture
@@ -124,13 +129,13 @@ def test_a_job_outlives_a_node_of_its_cluster_with_the_bits_of_one_process(clust
             assert up.poll() is None or "succeeded" in text, text
             return text
 
-        def step() -> int:
-            return max((int(number) for number in re.findall(r"^step (\d+)/", said(), re.MULTILINE)), default=0)
+        def has_saved() -> bool:
+            said()
+            return any((tmp_path / "data" / "scheduler" / "jobs").glob("*/checkpoints/latest"))
 
-        until("the job trains", lambda: step() >= LOST_AT, timeout_s=300.0)
-        before = stage_servers()
-        assert len(before) == 2
-        assert step() < STEPS, "it is too late to lose a node"
+        until("the job has a checkpoint", has_saved, timeout_s=300.0)
+        assert len(stage_servers()) == 2
+        assert "succeeded" not in said(), "it is too late to lose a node"
         cluster.remove_node(node, allow_graceful=False)
         until("its stage server is gone", lambda: len(stage_servers()) == 1)
         until("the loss is told", lambda: re.search(r"^peer-\d on 127\.0\.0\.1 was lost", said(), re.MULTILINE))
