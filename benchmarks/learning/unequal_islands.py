@@ -27,7 +27,7 @@ from benchmarks.learning.runs import SOURCE, parsed, parser_of
 from benchmarks.tables import markdown, publish, spread
 from swarm.data.batches import Batches, TokenData
 from swarm.data.corpus import tokenise
-from swarm.job.shares import next_shares
+from swarm.job.shares import Shares, next_shares
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import Trained, train_local
 from swarm.text import counted
@@ -91,7 +91,7 @@ def curve(spec: JobSpec, batches: Batches) -> Curve:
 
 
 def _time_s(spec: JobSpec, trained: Trained, at: int) -> float:
-    """When an evaluation takes place: a step takes as long as the slowest island needs for its share."""
+    """When an evaluation takes place, behind an exchange: a period takes as long as the slowest island needs for it."""
     one, islands = trained.evaluations[at], len(STEP_S)
     if spec.averaging.mode == "async_dn":
         return one.time_s
@@ -99,10 +99,12 @@ def _time_s(spec: JobSpec, trained: Trained, at: int) -> float:
     assert every != "auto", "the job says it"
     if spec.islands.shares == "equal":
         return one.version * equal_s
-    share = spec.training.microbatches // islands
-    found = next_shares(range(islands), [share] * islands, dict(enumerate(STEP_S)), spec.training.microbatches)
-    step_s = max(each * took_s / share for each, took_s in zip(found, STEP_S, strict=True))
-    return min(one.version, every) * equal_s + max(0, one.version - every) * step_s
+    shares, share = Shares(islands, spec.training.microbatches), spec.training.microbatches // islands
+    found = next_shares(range(islands), shares.equal, dict(enumerate(STEP_S)), shares.microbatches, every)
+    shares.begin(every, found)
+    trained = [shares.trained(island, 2 * every) - every * share for island in range(islands)]
+    period_s = max(each * took_s / share for each, took_s in zip(trained, STEP_S, strict=True))
+    return min(one.version, every) * equal_s + max(0, one.version / every - 1) * period_s
 
 
 Curves = Mapping[Way, Sequence[Curve]]

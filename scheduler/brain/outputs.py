@@ -64,9 +64,9 @@ class Fork:
 class WriteRows:
     """Make rows of several islands durable, all or none, then say RowsDurable; otherwise as WriteCommit.
 
-    `forks` and `shares` are durable with them: the islands that begin behind the outer step of these rows, and how many
-    microbatches of a step each island trains from there on (empty: equal shares). `exchange_s` is how long the rounds
-    of that step took.
+    `forks` and `shares` are durable with them: the islands that begin behind the outer step of these rows, and the
+    shares of the islands from there on (`swarm.job.shares`; empty: equal ones). `exchange_s` is how long the rounds of
+    that step took.
     """
 
     rows: tuple[CommitRow, ...]

@@ -7,6 +7,7 @@ repeats the bits (`swarm train-local --outer-log`). It has a line for each excha
     {"after_step": 150, "islands": [0], "begins": {"1": 0}}     island 1 begins as a copy of island 0
 
 Where shares follow speed (swarm/job/shares.py), a line says those behind it, unless they are equal: "shares": [6, 2].
+Those of ten steps with 8 microbatches sum to 80: "shares": [61, 19].
 With several fragments a line names the one that was exchanged, if it is not the first.
 
 Pure values; standard library only.
@@ -19,6 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.errors import InvalidConfig
+from swarm.job.shares import divides
 
 OUTER_LOG = "outer-log.jsonl"
 
@@ -118,9 +120,9 @@ class TookPart:
 
 
 def _divides(shares: Sequence[int], present: Collection[int], islands: int, microbatches: int) -> bool:
-    """Whether the islands at work, and no others, share the microbatches of a step."""
-    having = {island for island, share in enumerate(shares) if share > 0}
-    return len(shares) == islands and having == set(present) and sum(shares) == microbatches and min(shares) >= 0
+    """Whether the islands at work, and no others, share the microbatches of steps."""
+    having = {island for island, share in enumerate(shares) if share}
+    return len(shares) == islands and having == set(present) and microbatches > 0 and divides(shares, microbatches)
 
 
 _HINT = (

@@ -9,6 +9,7 @@ weights like any other, so graphs and older buffers are treated as behind an inn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -41,11 +42,11 @@ def took_part(spec: JobSpec, log: Iterable[OuterRecord], first_step: int) -> Too
 
 def divide(shares: Shares, exchanges: TookPart, speeds: Sequence[float]) -> None:
     """Enter the shares of a whole job: those of the log, or such as fit the speeds."""
-    for step, logged in exchanges.shares():
+    for (step, logged), (following, _) in pairwise(exchanges.shares()):
         if speeds:
-            now, every = shares.at(step), range(shares.islands)
+            now, every = shares.of_cycle(step), range(shares.islands)
             seconds = {island: now[island] / speeds[island] for island in every}
-            logged = next_shares(every, now, seconds, shares.microbatches)
+            logged = next_shares(every, now, seconds, shares.microbatches, following - step)
         shares.begin(step, logged or shares.equal)
 
 

@@ -44,6 +44,7 @@ def test_shares_change_and_a_lost_island_has_none() -> None:
     found = [one.shares for seed in range(6) for one in play(LOSING, seed) if isinstance(one, Rows) and one.shares]
     assert len(set(found)) > 3
     assert any(0 in shares for shares in found)
+    assert any(sum(shares) > LOSING.microbatches for shares in found), "of more than one step"
 
 
 # Doctored histories --------------------------------------------------------------------------------------------------

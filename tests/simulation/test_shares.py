@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from scheduler.jobs.job import Job
+from swarm.job.shares import divides
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId
 from tests.support.islands import check, diloco, in_the_second_step, log_of, peers_of, run, twin, until
@@ -47,8 +48,8 @@ def test_a_slow_island_gets_less_of_each_step_and_the_weights_are_those_of_one_p
     job, _ = run(spec, tokens, 2 * stages, slow_down)
     log = log_of(job)
     last = log[-1].shares
-    assert sum(last) == 16
-    assert last[0] >= 2 * last[1] >= 2, "it computes four times as long, with time for messages besides"
+    assert divides(last, 16)
+    assert last[0] >= 2 * last[1], "it computes four times as long, with time for messages besides"
     expected = twin(spec, tokens, log)
     assert expected.sha256 != twin(spec, tokens).sha256
     check(job, expected)
@@ -90,7 +91,7 @@ def test_the_others_train_the_whole_step_behind_the_exchange_without_a_lost_isla
     log = log_of(job)
     assert [one.begins for one in log if one.begins] == [{1: 0}]
     for one in log:
-        assert not one.shares or sum(one.shares) == 16
+        assert not one.shares or divides(one.shares, 16)
         if one.islands == (0,) and not one.begins:
             assert one.shares == (16, 0)
     check(job, twin(spec, tokens, log))

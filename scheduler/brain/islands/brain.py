@@ -431,7 +431,7 @@ class IslandsBrain:
         decided += [one for one in told if not isinstance(one, outputs.WriteRows)]
         assert len(rows) == len(self.present), "each island at work commits the outer step"
         decided += self._divide(exchanged.step, now_s)
-        forks, shares = tuple(one.fork for one in self._divisions), self._pacing.decide(self._divisions)
+        forks, shares = tuple(one.fork for one in self._divisions), self._pacing.decide(exchanged.step, self._divisions)
         return [*decided, outputs.WriteRows(tuple(rows), forks, shares, self._outer.took_s)]
 
     def _receive(self, now_s: float) -> list[Output]:

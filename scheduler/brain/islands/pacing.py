@@ -33,15 +33,17 @@ class Pacing:
             if one.outer_step is not None and now_s > self._began_s:
                 self._took_s.setdefault(island, now_s - self._began_s)
 
-    def decide(self, divisions: Iterable[Division]) -> tuple[int, ...]:
-        """The shares behind the outer step that was just exchanged, also of islands that begin there."""
+    def decide(self, step: int, divisions: Iterable[Division]) -> tuple[int, ...]:
+        """The shares behind the outer step `step`, which was just exchanged, also of islands that begin there."""
         if self._shares is None:
             return ()
-        newest = self._shares.at(self._roster.courses[0].inner.steps)
+        course = self._roster.courses[0]
+        newest, following = self._shares.of_cycle(course.inner.steps), course.next_outer(step + 1)
+        steps = following.behind - course.inner_steps(step) if following is not None else 1
         begin = [one.island for one in divisions]
         able = sorted({*self._roster.present, *begin})
         took_s = {island: took_s for island, took_s in self._took_s.items() if island not in begin}  # by another life
-        self._next = next_shares(able, newest, took_s, self._shares.microbatches)
+        self._next = next_shares(able, newest, took_s, self._shares.microbatches, steps)
         return self._next
 
     def durable(self, rows: Sequence[CommitRow], now_s: float) -> None:

@@ -40,7 +40,7 @@ from swarm.events import (
     UnitSize,
 )
 from swarm.job.course import IslandCourse, OuterCourse
-from swarm.job.shares import Shares
+from swarm.job.shares import Shares, divides
 from swarm.messages import (
     PROTOCOL_VERSION,
     AbortRound,
@@ -836,7 +836,7 @@ def microbatches_once(history: History, shape: Shape) -> Iterator[str]:
             of += [(one.stage, index) for index in one.indexes]
         for row in one.rows if isinstance(one, Rows) else ():
             course = course_of(shape, row.timeline % shape.islands)
-            share = held[course.outer_before(row.step) if shape.by_speed else 0][row.timeline % shape.islands]
+            share = share_of(shape, held, row) if shape.by_speed else MICROBATCHES
             for unit, made in () if course.is_outer(row.step) else row.rounds.items():
                 found = sorted(summed.get((row.timeline, row.step, unit, made), []))
                 if found != [(stage, index) for stage in UNITS[unit] for index in range(share)]:
@@ -918,6 +918,17 @@ def islands_together(history: History, shape: Shape) -> Iterator[str]:
         may |= {fork.timeline: fork.version for fork in one.forks} if isinstance(one, Rows) else {}
 
 
+def share_of(shape: Shape, held: Mapping[int, tuple[int, ...]], row: CommitRow) -> int:
+    """The microbatches of an island in the step of a row, by the shares that are durable; 0 for an outer step."""
+    island = row.timeline % shape.islands
+    course, shares = course_of(shape, island), Shares(shape.islands, shape.microbatches)
+    behind = course.outer_before(row.step)
+    if course.is_outer(row.step) or not divides(held[behind], shape.microbatches):
+        return 0
+    shares.begin(course.inner_steps(behind), held[behind])
+    return shares.at(course.inner_steps(row.step))[island]
+
+
 def shares_divide(history: History, shape: Shape) -> Iterator[str]:
     """E3, within a step: durable shares divide it among the islands that take part in it, and each trains its own."""
     held: dict[int, tuple[int, ...]] = {0: (MICROBATCHES,) * shape.islands}  # by the version from which on
@@ -926,9 +937,8 @@ def shares_divide(history: History, shape: Shape) -> Iterator[str]:
         if isinstance(one, Computed):
             computed.setdefault((one.timeline, one.step, one.stage), set()).add(one.index)
         for row in one.rows if isinstance(one, Rows) else ():
-            island = row.timeline % shape.islands
-            course = course_of(shape, island)
-            share = held[course.outer_before(row.step)][island]
+            course = course_of(shape, row.timeline % shape.islands)
+            share = share_of(shape, held, row)
             for stage in range(STAGES) if not course.is_outer(row.step) else ():
                 if (made := computed.get((row.timeline, row.step, stage), set())) != set(range(share)):
                     yield f"E3 timeline {row.timeline} made {sorted(made)} of step {row.step}; its share is {share}"
@@ -936,7 +946,7 @@ def shares_divide(history: History, shape: Shape) -> Iterator[str]:
             begin = [row.timeline % shape.islands for row in one.rows]
             begin += [fork.timeline % shape.islands for fork in one.forks]
             having = {island for island, share in enumerate(one.shares) if share > 0}
-            if having != set(begin) or sum(one.shares) != shape.microbatches:
+            if having != set(begin) or not divides(one.shares, shape.microbatches):
                 yield f"E3 islands {begin} go on behind step {one.rows[0].step} with shares {one.shares}"
             held[one.rows[0].step + 1] = one.shares or (0,) * shape.islands
 

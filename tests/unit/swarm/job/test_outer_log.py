@@ -74,11 +74,16 @@ def test_shares_hold_behind_their_exchange_and_divide_a_step_among_those_that_go
            OuterRecord(6, (0, 2), {1: 0}, shares=(4, 4, 4))]  # fmt: skip
     assert [one for _, one in TookPart(log, 3, EXCHANGES, 12).shares()] == [(2, 6, 4), (5, 0, 7), (4, 4, 4), ()]
     assert [step for step, _ in TookPart(log, 3, EXCHANGES, 12).shares()] == [2, 4, 6, 8]
+    of_two_steps = [OuterRecord(4, (0, 1, 2), shares=(15, 7, 2))]
+    assert dict(TookPart(of_two_steps, 3, EXCHANGES, 12).shares())[4] == (15, 7, 2)
 
 
 @pytest.mark.parametrize(
     ("shares", "microbatches"),
-    [((6, 6), 12), ((6, 6, 1), 12), ((6, 6, 0), 12), ((14, -6, 4), 12), ((5, 4, 3), 0), ((5, 4, 4), 12)],
+    [
+        *(((6, 6), 12), ((6, 6, 1), 12), ((6, 6, 0), 12), ((14, -6, 4), 12)),
+        *(((5, 4, 3), 0), ((5, 4, 4), 12), ((16, 7, 1), 12)),
+    ],
 )
 def test_shares_that_divide_no_step_are_refused(shares: tuple[int, ...], microbatches: int) -> None:
     with pytest.raises(InvalidConfig, match="the outer log does not fit"):

@@ -242,21 +242,22 @@ def test_a_pause_waits_for_the_next_exchange() -> None:
     assert seen == [0, 1, 2]
 
 
-def test_islands_train_the_shares_that_fit_their_speeds_behind_the_first_exchange() -> None:
+@pytest.mark.parametrize(("speeds", "shares"), [((3.0, 1.0), (3, 1)), ((5.0, 3.0), (5, 3))])
+def test_islands_train_the_shares_that_fit_their_speeds_behind_the_first_exchange(
+    speeds: tuple[float, float], shares: tuple[int, int]
+) -> None:
     """All of each step of the job is trained, so its losses are those of as many tokens."""
     spec = changed(spec_of(every_steps=2, compression="none"), "islands", shares="speed")
     batches = batches_of(spec)
     plain = train_local(changed(spec, "islands", shares="equal"), batches_of(spec_of(every_steps=2)))
     tokens: list[int] = []
     equal, unequal = (
-        train_local(spec, batches, speeds=speeds, on_step=lambda report: tokens.append(report.tokens))
-        for speeds in ((), (3.0, 1.0))
+        train_local(spec, batches, speeds=told, on_step=lambda report: tokens.append(report.tokens))
+        for told in ((), speeds)
     )
     assert set(tokens) == {8 * T}
     assert equal.sha256 != unequal.sha256
     assert equal.losses[:2] == unequal.losses[:2], "until then they are equal"
     assert equal.losses != plain.losses, "portions are in turns of one step, not of one lease"
-    again = train_local(
-        spec, batches, log=[OuterRecord(2, (0, 1), shares=(3, 1)), OuterRecord(4, (0, 1), shares=(3, 1))]
-    )
+    again = train_local(spec, batches, log=[OuterRecord(step, (0, 1), shares=shares) for step in (2, 4)])
     assert (again.sha256, again.losses) == (unequal.sha256, unequal.losses)
