@@ -40,9 +40,10 @@ test: setup ## all tests but those of attack and integration
 attack: setup ## strangers, thieves and liars against a swarm of real processes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/security
 
-# One after the other: each starts a fleet, and programs of others beside it.
+# Two at a time, as each starts a fleet, and programs of others beside it; FLEETS=0 runs one after the other.
+FLEETS ?= 2
 integration: setup $(DEPLOY) ## a fleet with PostgreSQL, Mosquitto, Prometheus, Chromium; fails and names the package if one is missing
-	$(BIN)/python -m pytest tests/real tests/browser
+	$(BIN)/python -m pytest -n $(FLEETS) --dist worksteal tests/real tests/browser
 
 # With SEED (and SCENARIO) one run again, as a failing seed says; with SEEDS so many, the same every time.
 MINUTES ?= 30

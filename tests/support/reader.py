@@ -23,6 +23,8 @@ INLINE = re.compile(r"`((?:swarm|make|python -m)\s[^`]*)`")
 PLACEHOLDER = re.compile(r"(?<![\w./$])[A-Z][A-Z_]*[A-Z](?![\w=])|(?<=[ =])[NP](?= |$)")
 PROGRAMS = ("up", "scheduler", "stage-server", "relay")
 COMMAND_S_MAX = 600.0
+# Jobs of the documents train until they are cancelled: what is typed meanwhile comes before them.
+ASIDE = ("nice", "-n", "5")
 
 
 def commands_of(text: str) -> list[str]:
@@ -153,7 +155,7 @@ class Reader:
             notes.write(f"$ {typed} &\n")
             environ = {name: value for name, value in (self._environ | own).items() if value}
             program = subprocess.Popen(
-                dying_with_parent(["bash", "-c", f"exec {typed}"]),
+                dying_with_parent([*ASIDE, "bash", "-c", f"exec {typed}"]),
                 cwd=self.folder,
                 env=environ,
                 stdin=subprocess.DEVNULL,

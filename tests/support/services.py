@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -29,6 +30,7 @@ from swarm.process.children import dying_with_parent
 
 START_S_MAX = 120.0
 POLL_S = 0.05
+PORTS = range(20_000, 32_768)  # below those that Linux gives to whoever dials
 # Debian keeps some of them off the PATH of people who do not run services.
 PLACES = ("/usr/sbin", "/usr/local/sbin", *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)))
 PACKAGES = {
@@ -55,8 +57,11 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port that stays free until its server listens, and while that starts anew."""
+    while True:
+        port = secrets.choice(PORTS)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def until(what: str, met: Any, timeout_s: float = START_S_MAX) -> Any:
