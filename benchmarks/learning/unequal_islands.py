@@ -102,8 +102,8 @@ def _time_s(spec: JobSpec, trained: Trained, at: int) -> float:
     shares, share = Shares(islands, spec.training.microbatches), spec.training.microbatches // islands
     found = next_shares(range(islands), shares.equal, dict(enumerate(STEP_S)), shares.microbatches, every)
     shares.begin(every, found)
-    trained = [shares.trained(island, 2 * every) - every * share for island in range(islands)]
-    period_s = max(each * took_s / share for each, took_s in zip(trained, STEP_S, strict=True))
+    made = [shares.trained(island, 2 * every) - every * share for island in range(islands)]
+    period_s = max(each * took_s / share for each, took_s in zip(made, STEP_S, strict=True))
     return min(one.version, every) * equal_s + max(0, one.version / every - 1) * period_s
 
 
