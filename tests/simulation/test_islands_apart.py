@@ -10,13 +10,14 @@ from random import Random
 
 import pytest
 
-from scheduler.brain.inputs import Happened, PeerSuspect
+from scheduler.brain.inputs import AskToLeave, Happened, Input, PeerBack, PeerSuspect
 from scheduler.brain.islands.guests import REST_TIMES
 from swarm.events import Averaged, Event, Hello, ParameterNorm, RoundFailed
 from swarm.messages import PROTOCOL_VERSION, Exchange
 from swarm.types import PeerId
 from tests.simulation.engine.islands import (
     JOB,
+    TIMEOUT_S,
     Ended,
     Harmed,
     History,
@@ -223,6 +224,12 @@ def test_an_island_whose_envoy_names_what_does_not_exist_in_each_round_is_left_o
     assert faults(world.history, shape) == []
 
 
+def hello(one: Replica) -> Hello:
+    """It begins a session."""
+    peer, stage = one.record.peer, one.record.stage
+    return Hello(peer, 1, PROTOCOL_VERSION, "", "", "", "cpu", 1, 0, -1, JOB, one.timeline, one.version, (), stage)
+
+
 def test_an_island_whose_envoy_loses_its_session_in_each_round_is_left_out() -> None:
     """It forgets its rounds with its session. Nobody was at fault here either."""
     shape = replace(SPLIT, islands=2, replicas=1)
@@ -234,8 +241,7 @@ def test_an_island_whose_envoy_loses_its_session_in_each_round_is_left_out() -> 
         if peer != "i0-s1-0":
             return exchange(one, command)
         one.commands.clear()
-        hello = Hello(peer, 1, PROTOCOL_VERSION, "", "", "", "cpu", 1, 0, -1, JOB, 0, one.version, (), 1)
-        for happened in (PeerSuspect(peer, "its session broke", True), Happened(peer, hello)):
+        for happened in (PeerSuspect(peer, "its session broke", True), Happened(peer, hello(one))):
             world.tell(happened)
         return None
 
@@ -243,6 +249,77 @@ def test_an_island_whose_envoy_loses_its_session_in_each_round_is_left_out() -> 
     world.finish()
     assert took_part(world.history, shape) == [[1]] * 6
     assert faults(world.history, shape) == []
+
+
+@pytest.mark.parametrize("before", [(), (PeerSuspect(PeerId("i0-s1-0"), "silent"), PeerBack(PeerId("i0-s1-0")))])
+def test_an_envoy_that_dials_before_its_session_is_seen_to_break_costs_no_island(before: tuple[Input, ...]) -> None:
+    """A link that is cut is silent before its session breaks, and a stage server may dial first. It had forgotten its
+    round and the others waited for its word, until its island was left out."""
+    shape = replace(SPLIT, islands=2, replicas=1)
+    world, dialled = World(replace(shape, splits=0), 0), list[PeerId]()
+    exchange = world._exchange
+
+    def forgetful(one: Replica, command: Exchange) -> Event | None:
+        if one.record.peer != "i0-s1-0" or dialled:
+            return exchange(one, command)
+        dialled.append(one.record.peer)
+        one.commands.clear()
+        for happened in (*before, Happened(one.record.peer, hello(one))):
+            world.tell(happened)
+        return None
+
+    world._exchange = forgetful  # type: ignore[method-assign]
+    world.finish()
+    assert dialled
+    assert took_part(world.history, shape) == [[0, 1]] * 6
+    assert faults(world.history, shape) == []
+
+
+def exchanging(shape: Shape) -> World:
+    """An exchange has begun."""
+    world = World(replace(shape, splits=0), 0)
+    while not any(isinstance(one, Exchange) for replica in world.replicas.values() for one in replica.commands):
+        world.turn()
+    return world
+
+
+def test_an_exchange_does_not_wait_for_an_envoy_that_is_drained() -> None:
+    """It had been released in front of the outer step, and nobody told the exchange. So all islands waited for its word
+    and the others for what it proposes, for as long as `averaging.timeout_s`."""
+    shape = replace(SPLIT, islands=2, replicas=2)
+    world = exchanging(shape)
+    began_s, drained = world.now_s, PeerId("i0-s0-0")
+    assert any(isinstance(one, Exchange) for one in world.replicas[drained].commands), "it is an envoy"
+    world.tell(AskToLeave(drained, "drained"))
+    world.replicas[drained].commands.clear()  # it drops its rounds with its stage
+    while not took_part(world.history, shape):
+        world.turn()
+    assert world.now_s < began_s + TIMEOUT_S
+    world.finish()
+    assert took_part(world.history, shape) == [[0, 1]] * 6
+    assert faults(world.history, shape) == []
+
+
+def test_people_are_told_for_which_island_another_one_waits_once_the_exchange_is_over() -> None:
+    """They were told that it waits for the exchange between islands, and then nothing."""
+    world = exchanging(replace(streaming(SPLIT), islands=2))
+    brain = world.brain
+    while {one.outer_step is None for one in brain._roster.islands} != {True, False} or brain._outer.took_s is None:
+        world.turn()
+    assert "waits for the other islands" in brain.waiting_for()
+
+
+def test_a_mean_is_made_again_if_all_that_hold_it_leave_before_it_is_merged() -> None:
+    """Rows were written that named them, nobody else could merge, and the job stalled."""
+    shape = replace(streaming(SPLIT), islands=2, replicas=2)
+    world = exchanging(shape)
+    while (under_way := world.brain._outer._exchanging) is None or (made := under_way.result()) is None:
+        world.turn()
+    for peer in sorted({envoy for one in made.rounds for envoy in one.envoys}):
+        world.tell(AskToLeave(peer, "drained"))
+    world.finish()
+    assert faults(world.history, shape) == []
+    assert {len(islands) for islands in took_part(world.history, shape)} == {2}
 
 
 @pytest.mark.parametrize("frozen_s", [8.0, 20.0, 55.0])

@@ -121,10 +121,11 @@ class IslandsBrain:
                 return [*self._outer.lost(peer, reason, now_s), *self._told(peer, happened, now_s)]
             case inputs.PeerSuspect(peer, reason) | inputs.AskToLeave(peer, reason) if self._divisions.lost(peer):
                 return self._release(peer, reason)
-            case inputs.PeerSuspect(peer=peer, reason=reason):
-                lost = self._outer.lost(peer, reason, now_s) if happened.session_lost else []
-                return [*lost, *self._told(peer, happened, now_s)]
-            case inputs.Happened(peer=peer) | inputs.PeerBack(peer=peer) | inputs.AskToLeave(peer=peer):
+            case inputs.PeerSuspect(peer, reason, session_lost=True):
+                return [*self._outer.lost(peer, reason, now_s), *self._told(peer, happened, now_s)]
+            case inputs.Happened(peer=peer, event=Hello()):
+                return [*self._outer.lost(peer, "it dialled again", now_s), *self._told(peer, happened, now_s)]
+            case inputs.Happened(peer) | inputs.PeerSuspect(peer) | inputs.PeerBack(peer) | inputs.AskToLeave(peer):
                 return self._told(peer, happened, now_s)
             case inputs.Join(replica=replica):
                 self._roster.admit(replica)
@@ -274,13 +275,13 @@ class IslandsBrain:
         """Tell an island, and give what it decides as the job's decisions; rows are written by their island's name."""
         if self._is_over or island in self._roster.lost:
             return []
-        decided: list[Output] = []
         brain = self._roster.islands[island]
         was_loading = brain.mode is Mode.LOADING
         until = {peer: brain.leaves_from(peer) for one in self._divisions for peer in one.awaited}
         made = brain.step(happened, now_s)
         left = [one.peer for one in made if isinstance(one, outputs.Left)]
         over = {peer for peer in left if self._divisions.left(peer, until.get(peer))}
+        decided = self._outer.released(made, now_s)
         for output in made:
             match output:
                 case outputs.Send(peer=peer, command=Release()) | outputs.Released(peer=peer) if peer in over:

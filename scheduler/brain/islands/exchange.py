@@ -186,7 +186,7 @@ class Exchanging:
         if one is None or made is None or all(each.peer != peer for each in made.silent()):
             return []
         made.reports[peer] = event
-        if made is one.newest[-1] and made.ended_s == math.inf and made.is_complete:
+        if not one.is_under_way and made is one.newest[-1] and made.ended_s == math.inf and made.is_complete:
             one.is_under_way = True  # the last word came late, but before the next round
             self.outcomes["failed"] -= 1
         if one.under_way is not made:
@@ -215,7 +215,7 @@ class Exchanging:
         """The peer is gone, or has forgotten its rounds with its session: its rounds are repeated."""
         outputs, told = list[Output](), f"{peer} is lost: {reason}"
         for unit, one in self._rounds.items():
-            for envoy in one.newest[-1].envoys if one.newest else ():
+            for envoy in one.newest[-1].envoys if one.newest and one.newest[-1].ended_s == math.inf else ():
                 if envoy.peer == peer:
                     self._lost[envoy.timeline] = (self._lost.get(envoy.timeline, (0, ""))[0] + 1, told)
                     outputs += [*self._again(unit, told, now_s), *self._void(unit)]
@@ -254,14 +254,14 @@ class Exchanging:
         return [self._late_s(one) if one.is_under_way else one.retry_s for one in self._rounds.values()]
 
     def waiting_for(self) -> str:
-        """The reason why the exchange waits, for a person."""
+        """The reason why the exchange waits, for a person; empty if all rounds are complete."""
         parts = []
         for unit, one in self._rounds.items():
             if one.under_way is None:
                 parts.append(f"{unit} is exchanged again" + (f", since {one.trouble}" if one.trouble else ""))
             elif not one.is_complete:
                 parts.append(f"{listed(each.peer for each in one.under_way.silent())} ({unit})")
-        return f"waits for the exchange between islands: {'; '.join(parts)}"
+        return f"waits for the exchange between islands: {'; '.join(parts)}" if parts else ""
 
     def _late_s(self, one: _UnitRounds) -> float:
         """When the round under way is late; never, if it is complete."""

@@ -8,13 +8,14 @@ With `overlap_steps` islands train on while the rounds run; otherwise both arrow
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from scheduler.brain.inputs import Exchanged
 from scheduler.brain.islands.exchange import Exchanging, Rift
 from scheduler.brain.islands.roster import Roster
 from scheduler.brain.islands.waits import Waits
-from scheduler.brain.outputs import Note, Output, Send
+from scheduler.brain.outputs import Note, Output, Released, Send
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.validity import fault_of
 from swarm.events import Averaged, RoundFailed
@@ -56,6 +57,11 @@ class OuterSteps:
     def lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
         """A peer is lost: rounds of which it was an envoy are repeated."""
         return [] if self._exchanging is None else self._exchanging.lost(peer, reason, now_s)
+
+    def released(self, made: Iterable[Output], now_s: float) -> list[Output]:
+        """An island lets go of replicas, in order or not: they drop what they hold with their stage."""
+        gone = [one for one in made if isinstance(one, Released)]
+        return [output for one in gone for output in self.lost(one.peer, f"it was released ({one.reason})", now_s)]
 
     def advance(self, now_s: float) -> tuple[list[Output], Exchanged | None]:
         """Begin what can begin; with what all envoys agree on once all rounds are complete."""
@@ -114,8 +120,9 @@ class OuterSteps:
         return [] if self._exchanging is None else self._exchanging.retries_s()
 
     def waiting_for(self) -> str:
-        """What the exchange waits for, for a person; empty if there is none."""
+        """What the exchange waits for, for a person; empty if for nothing, or if there is none."""
         if self._exchanging is None or all(one.outer_step is None for one in self._roster.at_work().values()):
             return ""
         steps = self._roster.courses[0].inner_steps(self._exchanging.step)
-        return f"after step {steps}: {self._exchanging.waiting_for()}"
+        told = self._exchanging.waiting_for()
+        return f"after step {steps}: {told}" if told else ""

@@ -274,6 +274,19 @@ def test_a_round_whose_last_word_comes_late_but_before_the_next_one_counts() -> 
     assert (made.begin(delegations(2, 2), 9.0), found(made, 9.0)) == ([], [])
 
 
+def test_a_round_that_comes_to_its_end_takes_no_other_one_for_a_success() -> None:
+    """Each one that all held at once counted like one whose last word came late: as one failure less. So people were
+    told of fewer rounds that failed, or of none."""
+    made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 5.0)
+    made.begin(delegations(2, 2), 0.0)
+    says(made, S0, "i0s0r0", "i1s0r0", 1.0)
+    made.begin(delegations(2, 2), 10.0)
+    fine(made, S0, "i0s0r1", 11.0)
+    fine(made, S0, "i1s0r1", 11.0)
+    assert made.result() is not None
+    assert made.outcomes["failed"] == 1
+
+
 def test_a_round_is_not_repeated_with_those_who_would_only_have_to_begin_again() -> None:
     """Envoys that need long for the mean of a large stage had to begin again before they came to its end."""
     made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 5.0)
@@ -333,6 +346,19 @@ def test_the_island_is_blamed_that_lost_most_envoys_if_no_round_came_to_its_end(
     says(made, S0, "i1s0r0", "i0s0r0", 305.0)
     says(made, S0, "i0s0r0", "i1s0r0", 305.0)
     assert found(made, 305.0) == [[0, 1]], "one did"
+
+
+def test_an_envoy_that_is_lost_twice_in_one_pause_makes_no_earlier_round_void() -> None:
+    """Each session that broke took one more round away. So nobody had told anything, and the healthy island was left
+    out whose envoy dialled a few times, in the place of the one that the others did not reach."""
+    made = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 5.0)
+    for number in range(2):
+        made.begin(delegations(3, 1), 5.5 * number)
+        says(made, S0, "i0s0r0", "i2s0r0", 5.5 * number + 4.0)
+        says(made, S0, "i1s0r0", "i2s0r0", 5.5 * number + 4.0)
+    for number in range(3):
+        made.lost(PeerId("i0s0r0"), f"session {number}", 9.6)
+    assert found(made, 9.7) == [[0, 2], [1, 2]]
 
 
 @pytest.mark.parametrize(("islands", "replicas"), [(2, 2), (2, 3), (8, 2), (8, 3), (5, 5), (8, 1)])
