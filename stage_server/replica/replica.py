@@ -56,7 +56,6 @@ from swarm.types import Direction, Hop, Microbatch
 
 # How often to ask for what was lost between two neighbours; what has been lacking for less may be on its way.
 REPAIR_S = 2.0
-BEGUN_MAX = 2  # orders on the device: the one that runs, and the one behind it
 
 Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate | messages.Check | messages.Recount
 Stepping: TypeAlias = (
@@ -99,7 +98,7 @@ class Replica:
         some_are_late = 0 < spec.overlap < spec.training.microbatches
         self._queue = WorkQueue(late_behind=some_are_late and me.stage < assignment.stages - 1)
         self._ready = asyncio.Event()
-        self._begun = 0  # orders on the device
+        self._begun, self._begun_max = 0, 2 if some_are_late else 1  # orders on the device
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, Ids] = {}
         self._inputs: dict[tuple[Microbatch, Direction], SentAhead] = {}
@@ -349,13 +348,10 @@ class Replica:
             self._outputs.drop((microbatch, direction))
 
     async def _compute_forever(self) -> None:
-        """Hand orders to the device: one runs, and another is behind it, so that the device never waits for this loop.
-
-        The best order is handed over, so one that comes later and is better waits for one more.
-        """
+        """Hand orders to the device; where some are late, one behind that which runs, so that it never waits."""
         while True:
             await self._ready.wait()
-            work = self._queue.take() if self._begun < BEGUN_MAX else None
+            work = self._queue.take() if self._begun < self._begun_max else None
             if work is not None:
                 self._begin(work)
             elif self._begun or not await self._compute_other():

@@ -119,9 +119,10 @@ def test_with_a_new_session_a_sealed_step_accumulates_again() -> None:
     play(1, act)
 
 
-def test_the_device_has_the_next_computation_before_it_is_done_with_one() -> None:
+@pytest.mark.parametrize("late", [0, 1])
+def test_where_some_are_late_the_device_has_the_next_computation_before_it_is_done_with_one(late: int) -> None:
     """A device that was handed one at a time did nothing until its result had been taken in: a millisecond for each
-    microbatch, 4 % of one that takes 25 ms. More than two are not handed over, as a better one may come.
+    microbatch, 4 % of one that takes 25 ms. Without late ones a better one often comes, so it was slower with two.
     """
 
     async def act(scene: Scene) -> None:
@@ -142,10 +143,11 @@ def test_the_device_has_the_next_computation_before_it_is_done_with_one() -> Non
             await scene.replica.handle(route(index))
         await asyncio.sleep(1.0)
         assert len(handed) == len(done) == 8  # a forward and a backward of each
-        assert all(one < two for one, two in zip(handed[1:], done, strict=False)), "one runs, and one is behind it"
-        assert all(one >= two for one, two in zip(handed[2:], done, strict=False)), "the rest waits for its turn"
+        if late:
+            assert all(one < two for one, two in zip(handed[1:], done, strict=False)), "one is behind that which runs"
+        assert all(one >= two for one, two in zip(handed[1 + late :], done, strict=False)), "the rest waits"
 
-    play(1, act)
+    play(1, act, overlap=late)
 
 
 def test_a_neighbour_that_says_nothing_is_asked() -> None:
