@@ -122,7 +122,7 @@ def test_with_a_new_session_a_sealed_step_accumulates_again() -> None:
 @pytest.mark.parametrize("late", [0, 1])
 def test_where_some_are_late_the_device_has_the_next_computation_before_it_is_done_with_one(late: int) -> None:
     """A device that was handed one at a time did nothing until its result had been taken in: a millisecond for each
-    microbatch, 4 % of one that takes 25 ms. Without late ones a better one often comes, so it was slower with two.
+    microbatch, 4 % of one that takes 25 ms. Without late ones two gain nothing, as a better one often comes.
     """
 
     async def act(scene: Scene) -> None:

@@ -50,7 +50,7 @@ def test_before_eight_completions_all_patience_is_granted() -> None:
 
 
 def test_a_deadline_is_computed_anew_when_an_eighth_of_its_samples_is_new() -> None:
-    """It was after each completion: a sixth of what the brain did for a hop, with 1,000 peers."""
+    """It was after each completion: an eighth of what the brain did for a hop, with 1,000 peers."""
     deadlines, samples = Deadlines(SETTINGS), [9.0, 11.0] * 8
     for index, seconds in enumerate(samples):
         deadlines.began(hop(index), 0.0)
