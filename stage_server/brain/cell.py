@@ -324,6 +324,8 @@ class CellTable:
         if cell is None or microbatch.timeline != self.timeline:
             return ()
         cell.output[direction] = False
+        if direction is FORWARD and cell.graph and self.stage > 0:
+            cell.input[FORWARD], cell.used[FORWARD] = False, True  # x went into the graph: it is asked for again
         return self._advance(cell)
 
     def lacking(self) -> tuple[Ask, ...]:

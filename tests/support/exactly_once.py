@@ -222,7 +222,7 @@ class Server:
         self.intake = WorkQueue(late_behind=some_are_late and stage < shape.stages - 1)
         self.device: deque[Compute | Forget | ForgetSums | Average | Commit] = deque()  # the compute thread's queue
         self.results: deque[tuple[Compute, str, float] | tuple[Average, Counter[int]]] = deque()
-        self.running: Compute | None = None
+        self.running, self.running_max = 0, 2 if some_are_late else 1  # computations on the device
         self.inputs: dict[tuple[Microbatch, Direction], str] = {}
         self.outputs: dict[tuple[Microbatch, Direction], str] = {}
         self.graphs: set[Microbatch] = set()
@@ -363,7 +363,7 @@ class Server:
         work = self.intake.take()
         begun = self.cells.begin(work) if work is not None else None
         if begun is not None:
-            self.running = begun
+            self.running += 1
             self.device.append(begun)
 
     def compute(self) -> None:
@@ -415,7 +415,7 @@ class Server:
         if isinstance(first, Average):
             self.part_read(first, rest[0])
             return
-        self.running = None
+        self.running -= 1
         microbatch, side = first.microbatch, first.direction
         ends = (self.stage == self.world.shape.stages - 1) if side is FORWARD else (self.stage == 0)
         if not ends:
@@ -628,7 +628,7 @@ class World:
             choices += [("event", server)] * bool(server.events)
             choices += [("compute", server)] * bool(server.device)
             choices += [("result", server)] * bool(server.results)
-            choices += [("take", server)] * (len(server.intake) > 0 and server.running is None)
+            choices += [("take", server)] * (len(server.intake) > 0 and server.running < server.running_max)
         total = len(choices) + min(len(self.frames), 4) + len(self.rows)
         away = [server for server in self.servers.values() if not server.attached]
         if not total and away and self.brain.mode is Mode.GATHERING:

@@ -78,15 +78,16 @@ class _Lane:
     began_s: dict[WatchedHop, float] = field(default_factory=dict)
     late_s: dict[WatchedHop, float] = field(default_factory=dict)
     misses: int = 0  # since the last completion
+    measured: tuple[float, ...] = ()  # the samples of which the deadline is
+    newer: int = 0  # samples since then
     deadline_s: float | None = None  # None: must be computed again
-    newer: int = 0  # samples since it was computed
 
 
 class Deadlines:
     """Watches the hops of one job.
 
-    A lane's deadline changes with every completion, and most are never asked for: no hop expires before the least
-    deadline has passed. So of a lane that has changed only that bound is noted at first.
+    Most deadlines are never asked for, as no hop expires before the least deadline has passed. So of a lane that has
+    changed only that bound is noted at first. What is asked changes no answer: which samples count, completions say.
     """
 
     def __init__(self, settings: DeadlineSettings) -> None:
@@ -121,6 +122,7 @@ class Deadlines:
             lane.samples.append(max(0.0, now_s - began_s))
             lane.newer += 1
             if lane.misses or NEW_MIN * lane.newer >= len(lane.samples):
+                lane.measured, lane.newer = tuple(lane.samples), 0
                 lane.misses, lane.deadline_s = 0, None
             self._changed((hop.stage, hop.direction), lane)
 
@@ -192,7 +194,7 @@ class Deadlines:
 
     def _deadline_s(self, lane: _Lane) -> float:
         if lane.deadline_s is None:
-            lane.newer, base_s = 0, deadline_s(lane.samples, self._settings)
+            base_s = deadline_s(lane.measured, self._settings)
             lane.deadline_s = _within(base_s * 2.0 ** min(lane.misses // MISSES_PER_DOUBLING, 30), self._settings)
         return lane.deadline_s
 

@@ -264,6 +264,20 @@ def test_r4_an_evicted_output_is_computed_again_without_accumulating_again() -> 
     table.validate()
 
 
+def test_r4_an_output_that_is_evicted_before_its_backward_is_computed_again_from_x_that_is_asked_for() -> None:
+    """The forward had used up x, but was ordered again as if it were held: the stage server ended with an error."""
+    table = middle()
+    forward(table)
+    assert table.evicted(mb(), F) == ()
+    (ask,) = table.need(mb(), F, hop("n2", 3))
+    assert ask == Ask(mb(), F, hop("p"), 1)
+    again = start(table, table.arrived(mb(), F, 1).actions)
+    assert Emit(mb(), F, hop("n2", 3), 1) in table.computed_forward(again, 0.0, 0.25)
+    work = start(table, table.arrived(mb(), B, 1).actions)
+    assert work.accumulate
+    table.validate()
+
+
 def test_r4_the_first_stage_computes_an_evicted_output_again_from_its_tokens() -> None:
     table = CellTable(0, 2, 0, 0, 0, peer=ME, incarnation=1)
     first = Route(mb(), 0, (hop("me"), hop("n")))

@@ -62,6 +62,18 @@ def test_a_deadline_is_computed_anew_when_an_eighth_of_its_samples_is_new() -> N
         assert deadlines.of(0, FORWARD) == deadline_s([*samples, *news], SETTINGS)
 
 
+def test_who_asks_for_a_deadline_does_not_change_it() -> None:
+    """It was that of the samples when somebody first asked, so a job that was played again decided otherwise."""
+    asked, alone = measured(2.0), measured(2.0)
+    for index in range(40):
+        for one in (asked, alone):
+            one.began(hop(index), 10.0)
+            one.done(hop(index), 12.0 + 0.1 * index)
+        asked.of(0, FORWARD)
+        asked.due_s()
+    assert asked.of(0, FORWARD) == alone.of(0, FORWARD) != 2.6
+
+
 def test_stages_and_directions_are_measured_apart() -> None:
     deadlines = measured(2.0)
     assert deadlines.of(0, FORWARD) == pytest.approx(2.6)
@@ -88,8 +100,9 @@ def test_a_hop_that_completes_after_its_deadline_still_widens_it() -> None:
     assert len(deadlines.expired(5.0)) == 7
     for index in range(7):
         deadlines.done(hop(index), 20.0)
-    deadlines.began(hop(8), 20.0)
-    deadlines.done(hop(8), 40.0)
+    for index in (8, 9, 10):
+        deadlines.began(hop(index), 20.0)
+        deadlines.done(hop(index), 40.0)
     assert deadlines.of(0, FORWARD) > 10.0
 
 
