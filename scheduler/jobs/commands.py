@@ -296,7 +296,7 @@ class Jobs:
         found = await self.stores.checkpoints.choose(record, job.spec, LATEST if anew else which)
         beginning = await self._timelines.beginning(job, found, anew=anew)
         check_steps(changed, beginning.step)
-        if beginning.start is not None:
+        if beginning.start is not None and beginning.start.job == record.id:
             check_leases(beginning.start.trainer_state(), changed)
         await self._timelines.switch_to(job, record, beginning, changed)
         await self.stores.logs.reopen(record.id)

@@ -92,11 +92,10 @@ def check_state(state: Mapping[str, Any], spec: JobSpec) -> None:
                 f"{key} = {wanted!r}, but the checkpoint was trained with {held!r}: its step would mean something else",
                 hint=f"set {key} = {held!r}; to train on from its weights alone, set model.id to its model/ folder",
             )
-    check_leases(state, spec)
 
 
 def check_leases(state: Mapping[str, Any], spec: JobSpec) -> None:
-    """InvalidConfig if islands would go on amid other leases of data than those of the trainer_state.json.
+    """InvalidConfig if a job's islands would go on amid other leases of data than those of its trainer_state.json.
 
     Some portions would be trained twice then, and others never. `spec` is resolved.
     """
@@ -111,8 +110,7 @@ def check_leases(state: Mapping[str, Any], spec: JobSpec) -> None:
         raise InvalidConfig(
             f"the checkpoint is that of step {step}, amid the data of steps {first} to {end}, which {divided} islands "
             f"{'divided' if was else 'would divide'} among them: some of it would be trained twice",
-            hint="go on from one at a multiple of outer.every_steps (swarm checkpoints JOB), or leave islands.count, "
-            "outer.every_steps and training.steps as they were",
+            hint="leave training.steps as it was, or start a new job there: swarm submit FILE --resume-from JOB:STEP",
         )
 
 

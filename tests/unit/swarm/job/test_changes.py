@@ -156,8 +156,8 @@ def sequences(spec: JobSpec, steps: range) -> list[int]:
 
 @given(data=st.data())
 def test_no_sequence_is_trained_twice_or_never_by_a_job_that_goes_on_with_other_leases(data: st.DataObject) -> None:
-    """A job with streaming that went on from another one's checkpoint, or with more steps from its own last lease,
-    trained some sequences twice and as many never.
+    """A job with streaming that resumed with more steps amid its last lease trained some sequences twice and as many
+    never.
     """
     sizes = st.tuples(st.integers(2, 12), st.integers(1, 6), st.sampled_from([1, 2, 3]))
     old, new = (leased(*data.draw(sizes)) for _ in range(2))
