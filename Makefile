@@ -40,8 +40,9 @@ test: setup ## all tests but those of attack and integration
 attack: setup ## strangers, thieves and liars against a swarm of real processes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/security
 
-# Two at a time, as each starts a fleet, and programs of others beside it; FLEETS=0 runs one after the other.
-FLEETS ?= 2
+# One after the other, as each starts a fleet, and programs of others beside it; with cores to spare FLEETS=2 runs two at
+# a time.
+FLEETS ?= 0
 integration: setup $(DEPLOY) ## a fleet with PostgreSQL, Mosquitto, Prometheus, Chromium; fails and names the package if one is missing
 	$(BIN)/python -m pytest -n $(FLEETS) --dist worksteal tests/real tests/browser
 
