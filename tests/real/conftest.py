@@ -1,4 +1,4 @@
-"""What keeps tests of this folder apart, of which two run at a time."""
+"""What keeps tests of this folder apart, of which two may run at a time."""
 
 from __future__ import annotations
 
