@@ -99,7 +99,7 @@ class Replica:
         self._queue = WorkQueue(late_behind=some_are_late and me.stage < assignment.stages - 1)
         self._ready = asyncio.Event()
         self._begun, self._begun_max = 0, 2 if some_are_late else 1  # orders on the device
-        self._queued_s: dict[int, float] = {}
+        self._queued_s: dict[Microbatch, float] = {}
         self._batches: dict[Microbatch, Ids] = {}
         self._inputs: dict[tuple[Microbatch, Direction], SentAhead] = {}
         self._neighbours = Neighbours(me.stage)
@@ -335,11 +335,12 @@ class Replica:
                 )
             )
             return
-        self._queued_s[work.ticket] = asyncio.get_running_loop().time()
+        self._queued_s[work.microbatch] = asyncio.get_running_loop().time()
         self._ready.set()
 
     def _forget(self, microbatch: Microbatch) -> None:
         self._queue.discard(microbatch)
+        self._queued_s.pop(microbatch, None)
         self._commitments.forget(microbatch)
         if not self.cells.is_mine(microbatch):  # else it is done again, and no Route will bring tokens and targets
             self._batches.pop(microbatch, None)
@@ -358,7 +359,7 @@ class Replica:
                 self._ready.clear()
 
     def _begin(self, work: cell.Compute) -> None:
-        queued_s = self._queued_s.pop(work.ticket)
+        queued_s = self._queued_s.pop(work.microbatch)
         work_now = self.cells.begin(work)
         if work_now is None:
             return

@@ -105,8 +105,8 @@ def check_leases(state: Mapping[str, Any], spec: JobSpec) -> None:
     count = spec.island_count if spec.has_outer_steps else 1
     was = _lease(step, steps, islands.get("count"), islands.get("every_steps"))
     now = _lease(step, spec.training.steps, count, spec.outer.every_steps)
-    if was != now:
-        divided, first, end = was or now or (0, 0, 0)
+    if was != now and (lease := was or now) is not None:
+        divided, first, end = lease
         raise InvalidConfig(
             f"the checkpoint is that of step {step}, amid the data of steps {first} to {end}, which {divided} islands "
             f"{'divided' if was else 'would divide'} among them: some of it would be trained twice",

@@ -15,6 +15,7 @@ import pytest
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.jobs.job import Job
 from swarm.checkpoint.reader import Checkpoint
+from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId, PeerState
 from tests.support.islands import check, diloco, in_the_second_step, log_of, peers_of, run, twin, until
@@ -143,6 +144,27 @@ def test_a_job_that_streams_is_paused_and_goes_on_with_the_bits_that_it_would_ha
     resumed = twin(spec, tokens, start=kept[0])
     assert resumed.sha256 == job.record.weights_sha256
     assert resumed.losses == twin(spec, tokens).losses[kept[0].step :]
+
+
+def test_a_job_that_was_paused_amid_its_last_period_goes_on_with_as_many_steps_only(tmp_path: Path) -> None:
+    """With more of them islands divide the data of this period otherwise: some was trained twice, and some never."""
+    spec = streaming(write_text(tmp_path), training__steps=10)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 8)
+        await rig.jobs.pause(job, "a break")
+        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+        assert job.newest is not None
+        assert job.newest.step == 9
+        values = job.spec.model_dump()
+        values["training"] |= {"steps": 16}
+        with pytest.raises(InvalidConfig, match="would be trained twice"):
+            await rig.jobs.resume(job, "", JobSpec.model_validate(values))
+        await rig.jobs.resume(job, "", None)
+
+    job, _ = run(spec, tokens, 4, story)
+    check(job, twin(spec, tokens))
 
 
 @pytest.mark.parametrize("lost", [0, 1])
