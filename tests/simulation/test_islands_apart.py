@@ -353,6 +353,25 @@ def test_an_envoy_that_accuses_another_island_falsely_has_its_own_left_out() -> 
     assert faults(world.history, shape) == []
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_envoy_that_says_it_holds_another_mean_costs_its_own_island_at_most(replicas: int) -> None:
+    """It failed the job of three islands in its third round. If another one can go for its island, that stays."""
+    shape = replace(SPLIT, replicas=replicas)
+    world = World(replace(shape, splits=0), 0)
+    exchange = world._exchange
+
+    def lying(one: Replica, command: Exchange) -> Event | None:
+        event = exchange(one, command)
+        if one.record.peer == "i1-s0-0" and isinstance(event, Averaged):
+            return replace(event, digest=f"made up in round {command.round.number}")
+        return event
+
+    world._exchange = lying  # type: ignore[method-assign]
+    world.finish()
+    assert took_part(world.history, shape) == [[0, 2] if replicas == 1 else [0, 1, 2]] * 6
+    assert faults(world.history, shape) == []
+
+
 def test_an_envoy_that_sends_nothing_to_one_island_after_the_other_has_one_of_them_left_out() -> None:
     """Whom it sent nothing looked like the liar, so it could have all other islands left out, one after the other."""
     shape = replace(SPLIT, islands=4, replicas=1)

@@ -131,6 +131,30 @@ def test_an_island_whose_outer_weights_differ_ends_the_job_which_says_how() -> N
     assert "islands differ in the outer weights of stage 0 after step 2" in end_of(world).reason
 
 
+def test_an_island_whose_outer_weights_differ_from_those_of_most_is_left_out() -> None:
+    """It failed the job of all: one stage server that said something else was enough."""
+    shape = replace(CALM, islands=3)
+    world = World(shape, 0)
+    carry_out, told = world._carry_out, list[str]()
+
+    def noted(output: outputs.Output, decided: deque[outputs.Output]) -> None:
+        if isinstance(output, outputs.Note):
+            told.append(output.message)
+        carry_out(output, decided)
+
+    world._carry_out = noted  # type: ignore[method-assign]
+    play_until(world, lambda one: any(replica.log for replica in one.replicas.values()))
+    for replica in world.replicas.values():
+        if (replica.island, replica.record.stage) == (1, 0):
+            replica.theta[99] = 1
+            replica.said.clear()
+    play_until(world, lambda one: one.over)
+    assert end_of(world).state == "succeeded"
+    (lost,) = [one for one in told if "island 1 is lost" in one]
+    assert "islands differ in the outer weights of stage 0 after step 2" in lost
+    assert {one[:2] for one in faults(world.history, shape)} == {"E4"}, "island 1 did differ; nothing else is wrong"
+
+
 def test_islands_that_do_not_begin_alike_end_the_job() -> None:
     world = World(CALM, 0)
     for replica in world.replicas.values():

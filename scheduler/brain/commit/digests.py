@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from scheduler.brain.outputs import Fail
 from swarm.errors import ReplicaDiverged
@@ -46,7 +46,10 @@ class StartOver:
 Remedy: TypeAlias = Expel | StartOver | Fail
 
 
-def outvoted(said: Mapping[PeerId, Hashable]) -> tuple[PeerId, ...]:
+Voter = TypeVar("Voter", PeerId, int)
+
+
+def outvoted(said: Mapping[Voter, Hashable]) -> tuple[Voter, ...]:
     """Those that say something else than a strict majority; all of them, if there is no such majority."""
     if not said:
         return ()

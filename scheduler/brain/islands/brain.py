@@ -73,28 +73,28 @@ class IslandsBrain:
         self._asked: inputs.Stop | None = None  # to stop, and islands were not told yet
         self._stopping: Stopped | None = None  # how the job is to end, since islands were told
         self._finished: set[int] = set()
-        self._is_over = False
+        self.is_over = False
         self._now_s = -math.inf  # when the newest input came
 
     # The door ----------------------------------------------------------------------------------------------------
 
     def step(self, happened: Input, now_s: float) -> list[Output]:
         """Take in what happened at `now_s` and give the decisions of all islands, as JobBrain.step does for one."""
-        if self._is_over:
+        if self.is_over:
             return []
         self._now_s = now_s
         decided = self._take(happened, now_s)
         self._pacing.note(now_s)
         self._outer.waits.note(now_s)
-        if not self._is_over and self._divisions:
+        if not self.is_over and self._divisions:
             decided += self._settle(now_s)
-        if not self._is_over:
+        if not self.is_over:
             decided += self._compare(now_s)
-        if not self._is_over:
+        if not self.is_over:
             decided += self._exchange(now_s)
-        if not self._is_over and self._asked is not None:
+        if not self.is_over and self._asked is not None:
             decided += self._stop(self._asked, now_s)
-        if not self._is_over and self._finished.issuperset(self.present):
+        if not self.is_over and self._finished.issuperset(self.present):
             decided += self._end(Finish(), "finished", now_s)
         return decided
 
@@ -146,10 +146,6 @@ class IslandsBrain:
     # What may be asked; changes nothing ------------------------------------------------------------------------------
 
     @property
-    def is_over(self) -> bool:
-        return self._is_over
-
-    @property
     def present(self) -> tuple[int, ...]:
         return self._roster.present
 
@@ -193,8 +189,7 @@ class IslandsBrain:
 
     def admits(self, hello: Hello) -> bool:
         """Whether the island of the peer's timeline admits it."""
-        island = hello.timeline % len(self._roster.islands)
-        return island not in self._roster.lost and self._roster.islands[island].admits(hello)
+        return self._roster.admits(hello)
 
     def where_to_join(
         self,
@@ -215,9 +210,8 @@ class IslandsBrain:
 
     def waiting_for(self) -> str:
         """The reason why the job waits, for a person."""
-        if exchange := self._guests.waiting_for() or self._outer.waiting_for():
-            return exchange
-        return view.waiting_for(self._roster.at_work(), self._roster.lost)
+        of = self._roster
+        return self._guests.waiting_for() or self._outer.waiting_for() or view.waiting_for(of.at_work(), of.lost)
 
     def story(self, step: int, index: int) -> list[str]:
         """The story of a microbatch of an inner step, at every island."""
@@ -273,7 +267,7 @@ class IslandsBrain:
 
     def _tell(self, island: int, happened: Input, now_s: float) -> list[Output]:
         """Tell an island, and give what it decides as the job's decisions; rows are written by their island's name."""
-        if self._is_over or island in self._roster.lost:
+        if self.is_over or island in self._roster.lost:
             return []
         brain = self._roster.islands[island]
         was_loading = brain.mode is Mode.LOADING
@@ -327,7 +321,7 @@ class IslandsBrain:
 
     def _end(self, end: Finish | Fail | Stopped, reason: str, now_s: float) -> list[Output]:
         """End the job and release everybody; the first end stands."""
-        self._is_over = True
+        self.is_over = True
         released = [one for island in self._roster.islands for one in island.step(inputs.Cancel(reason), now_s)]
         released += [one for each in self._divisions for peer in each.arrived for one in self._release(peer, reason)]
         return [*(one for one in released if not isinstance(one, Stopped)), end]
@@ -401,8 +395,7 @@ class IslandsBrain:
         if told := self._guests.waited_in_vain(happened.for_s, now_s):
             return [Note("warning", told)]
         if found := given_up(self._roster, self._outer, happened.for_s, now_s):
-            for_s = happened.for_s
-            return [one for number, told in found.items() for one in self._give_up(number, told, for_s, now_s)]
+            return self._give_up(found, happened.for_s, now_s)
         if all(one.saves_only for one in self._roster.at_work().values()):
             owing = [number for number, one in self._roster.at_work().items() if one.owing()]
             return self._tell((owing or [self._checkpoints.first])[0], happened, now_s)
@@ -443,18 +436,24 @@ class IslandsBrain:
         return [one for join in joins for one in self._told(join.replica.peer, join, now_s)]
 
     def _compare(self, now_s: float) -> list[Output]:
-        """Islands must begin with the same outer weights, and hold the same after each outer step."""
-        if fault := self._outer_weights.compare(self._roster.at_work(), forget=not self._divisions):
-            return self._end(Fail(ReplicaDiverged.code, fault, "run the same release on all"), fault, now_s)
-        return []
+        """Islands must begin with the same outer weights, and hold the same after each outer step: most are right."""
+        if not (odd := self._outer_weights.compare(self._roster.at_work(), forget=not self._divisions)):
+            return []
+        if len(self.present) - len(odd) >= max(1, self._roster.least):
+            return self._give_up(odd, self.settings.averaging_timeout_s, now_s)
+        fault = next(iter(odd.values()))
+        return self._end(Fail(ReplicaDiverged.code, fault, "run the same release on all"), fault, now_s)
 
     # Islands that are lost, and begin anew ---------------------------------------------------------------------------
 
-    def _give_up(self, island: int, told: str, for_s: float, now_s: float) -> list[Output]:
-        """Go on without an island that is at work but gets no further, and does not come back soon."""
-        told = f"{told}; {self._guests.leave_out(island, self._roster, for_s, now_s)}"
-        released = self._roster.islands[island].step(inputs.Cancel(told), now_s)
-        return [*(one for one in released if not isinstance(one, Stopped)), *self._lose(island, told, now_s)]
+    def _give_up(self, islands: Mapping[int, str], for_s: float, now_s: float) -> list[Output]:
+        """Go on without islands that are at work but get no further, or lie, and do not come back soon."""
+        decided: list[Output] = []
+        for island, why in islands.items():
+            told = f"{why}; {self._guests.leave_out(island, self._roster, for_s, now_s)}"
+            released = self._roster.islands[island].step(inputs.Cancel(told), now_s)
+            decided += [one for one in released if not isinstance(one, Stopped)] + self._lose(island, told, now_s)
+        return decided
 
     def _lose(self, island: int, told: str, now_s: float) -> list[Output]:
         """The others go on without an island: what it had trained since the last exchange does not count."""

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from scheduler.brain.commit.digests import average_of
+from scheduler.brain.commit.digests import average_of, outvoted
 from scheduler.brain.commit.slices import squared_norms
 from scheduler.brain.inputs import Exchanged, OuterRound, ReplicaRecord
 from scheduler.brain.outputs import Fail, Note, Output, Send
@@ -30,7 +30,7 @@ from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName
 
 PAUSE_S, PAUSE_S_MAX = 1.0, 30.0  # before a round is repeated, doubled with each time in a row
-DISPUTES_MAX = 2  # of the envoys of a unit; the next one ends the job
+DISPUTES_MAX = 2  # of the envoys of a unit, where most islands do not agree; the next one ends the job
 LATE, LATER = 1.5, 3.0  # times averaging.timeout_s: then the first round, or one behind it, has waited for envoys
 NEWEST = 3  # rounds of a unit, by which islands are judged
 HASTY = 7  # rounds of a unit that fail, in a minute and a half, before one waits for those that say nothing
@@ -85,6 +85,19 @@ class _Round:
         blames = accused if of.get(accused, of[peer]) != of[peer] else peer
         self.missed.setdefault(peer, {})[blames] = f"{peer} says {event.reason}"
         self.trouble = self.trouble or f"{peer} says {event.reason}" + (f" (accuses {accused})" if accused else "")
+
+    def overrules(self) -> bool:
+        """Whether most islands hold the same mean: then envoys of the others are at fault by themselves."""
+        of, held = self._timelines(), dict[int, frozenset[Hashable]]()
+        for peer, report in self.reports.items():
+            held[of[peer]] = held.get(of[peer], frozenset()) | {average_of(report)}
+        odd = outvoted(held)
+        if not 0 < len(odd) < len(held):
+            return False
+        for peer in [peer for peer in self.reports if of[peer] in odd]:
+            told = f"{peer} holds {self.reports.pop(peer).digest}, and most islands hold another mean"
+            self.missed[peer] = {peer: told}
+        return True
 
     def rifts(self, now_s: float, must_speak_s: float) -> dict[frozenset[int], Rift]:
         """Each timeline that was at fault by itself, and each two that did not get through to each other."""
@@ -180,7 +193,7 @@ class Exchanging:
         return outputs
 
     def averaged(self, peer: PeerId, event: Averaged, now_s: float) -> list[Output]:
-        """An envoy has the mean proposal; Fail comes out if envoys hold different ones time and again."""
+        """An envoy has the mean proposal; Fail comes out if no majority of islands holds the same time and again."""
         one = self._rounds.get(event.unit)
         made = None if one is None else one.of(event.round, peer)
         if one is None or made is None or all(each.peer != peer for each in made.silent()):
@@ -193,14 +206,16 @@ class Exchanging:
             return []
         if made.is_judged:
             return self._again(event.unit, made.trouble, now_s)
-        if not made.is_complete or len({average_of(report) for report in made.reports.values()}) == 1:
+        if not made.is_complete or len(set(map(average_of, made.reports.values()))) == 1:
             return []
-        one.disputes += 1
         held = ", ".join(f"{at} holds {made.reports[at].digest}" for at in sorted(made.reports))
         told = f"envoys differ in the mean proposal of unit {event.unit}, outer step {self.step}: {held}"
+        if made.overrules():
+            return self._again(event.unit, told, now_s)
+        one.disputes += 1
         if one.disputes > DISPUTES_MAX:
             return [Fail(ReplicaDiverged.code, told, "run the same release on all stage servers")]
-        return [*self._again(event.unit, f"{told}; exchanged again", now_s), *self._void(event.unit)]
+        return [*self._again(event.unit, told, now_s), *self._void(event.unit)]
 
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> list[Output]:
         """An envoy could not exchange: again after a pause, with other envoys if there are any."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from scheduler.brain.commit.digests import outvoted
 from scheduler.brain.job import JobBrain
+from scheduler.brain.state.mode import Mode
 from swarm.job.course import OuterCourse
 
 
@@ -15,8 +17,11 @@ class OuterWeights:
         self._courses = courses
         self._held: dict[tuple[int, int], dict[int, str]] = {}  # by version and stage: of each island
 
-    def compare(self, islands: Mapping[int, JobBrain], *, forget: bool) -> str:
-        """What is wrong, for a person; empty if nothing. `forget` what all `islands` have behind them."""
+    def compare(self, islands: Mapping[int, JobBrain], *, forget: bool) -> dict[int, str]:
+        """The islands that hold others than most do, and what is wrong, for a person; all if nobody knows which.
+
+        `forget` what all `islands` have behind them.
+        """
         for number, one in islands.items():
             version = one.agreed
             if version != one.settings.first_step and not self._courses[number].is_outer(version - 1):
@@ -25,11 +30,16 @@ class OuterWeights:
                 if digest := one.agreed_digest(stage):  # not known of what was agreed before a restart
                     self._held.setdefault((version, stage), {})[number] = digest.rpartition("-")[2]
         oldest = min(one.agreed for one in islands.values())
-        for (version, stage), held in list(self._held.items()):
-            if len(set(held.values())) > 1:
-                told = ", ".join(f"island {number} holds {digest}" for number, digest in sorted(held.items()))
+        for (version, stage), said in list(self._held.items()):
+            held = {number: said[number] for number in sorted(said.keys() & islands.keys())}
+            self._held[version, stage] = held  # without that of an earlier life
+            yet = {number for number, one in islands.items() if one.agreed < version or one.mode is Mode.LOADING}
+            odd = outvoted(held)
+            if odd and yet <= held.keys():
+                told = ", ".join(f"island {number} holds {digest}" for number, digest in held.items())
                 where = f"after step {self._courses[0].inner_steps(version)}"
-                return f"islands differ in the outer weights of stage {stage} {where}: {told}"
+                fault = f"islands differ in the outer weights of stage {stage} {where}: {told}"
+                return dict.fromkeys(odd if len(odd) < len(held) else islands, fault)
             if forget and version < oldest:
                 del self._held[version, stage]
-        return ""
+        return {}

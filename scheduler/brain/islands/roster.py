@@ -21,6 +21,7 @@ from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.islands.exchange import Delegation
 from scheduler.brain.job import JobBrain
 from scheduler.brain.state.mode import Mode
+from swarm.events import Hello
 from swarm.job.course import TIMELINES_MAX, OuterCourse, OuterStep
 from swarm.types import Decision, Hop, PeerId
 
@@ -69,6 +70,11 @@ class Roster:
         """The island that a peer serves, or joins."""
         island = self.island_of.get(peer)
         return None if island is None else self.islands[island]
+
+    def admits(self, hello: Hello) -> bool:
+        """Whether the island of the peer's timeline is at work, and admits it."""
+        island = hello.timeline % len(self.islands)
+        return island not in self.lost and self.islands[island].admits(hello)
 
     def is_fork(self, island: int) -> bool:
         """Whether the island began as a copy of another."""

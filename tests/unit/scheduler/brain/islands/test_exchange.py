@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import combinations
 
 import pytest
@@ -156,6 +157,49 @@ def test_envoys_that_hold_different_means_exchange_again_and_the_job_fails_if_th
     fails = [one for one in outputs if isinstance(one, Fail)]
     assert len(fails) == 1
     assert "envoys differ in the mean proposal of unit stage-0, outer step 50" in fails[0].message
+
+
+def spoken(made: Exchanging, held: Mapping[str, str], now_s: float) -> list[Output]:
+    """What comes out once all envoys of the newest round of S0 have spoken; others than those `held` hold "mean"."""
+    outputs, newest = list[Output](), made._rounds[S0].newest[-1]
+    for envoy in newest.envoys:
+        command = Exchange(envoy.timeline, STEP, S0, newest.number, newest.envoys, 5.0)
+        outputs += made.averaged(envoy.peer, answer(command, held.get(envoy.peer, "mean")), now_s)
+    return outputs
+
+
+def test_an_envoy_that_most_islands_overrule_fails_no_job_and_its_island_alone_is_at_fault() -> None:
+    """Three false digests of one stage server ended the job of all islands, although the others agreed each time."""
+    made, now_s, outputs = Exchanging(STEP, {S0: (0,)}, Round(2, 7), 5.0), 0.0, list[Output]()
+    for number in range(2 * DISPUTES_MAX):
+        now_s += 100.0
+        made.begin(delegations(3, replicas=1), now_s)
+        outputs += spoken(made, {"i1s0r0": f"other {number}"}, now_s)
+    assert not any(isinstance(one, Fail) for one in outputs)
+    said = "i1s0r0 holds other 3, and most islands hold another mean"
+    assert made.rifts(now_s) == {frozenset({5}): Rift(said)}
+    assert "envoys differ in the mean proposal of unit stage-0" in made.waiting_for()
+    made.begin(delegations(3, replicas=1), now_s + 100.0)
+    assert spoken(made, {}, now_s + 100.0) == []
+    assert made.result() is not None, "it may think better of it"
+
+
+def test_where_another_replica_goes_for_an_overruled_envoy_the_exchange_is_made() -> None:
+    made = Exchanging(STEP, {S0: (0,)}, Round(2, 7), 5.0)
+    made.begin(delegations(3), 0.0)
+    spoken(made, {"i1s0r0": "other"}, 1.0)
+    made.begin(delegations(3), 10.0)
+    assert "i1s0r0" not in {one.peer for one in made._rounds[S0].newest[-1].envoys}
+    spoken(made, {"i1s0r0": "other"}, 11.0)
+    assert made.result() is not None
+
+
+def test_an_island_one_of_whose_two_envoys_differs_is_overruled_whole() -> None:
+    """Both ends of tied embeddings go for it; nobody knows which of them says what it holds."""
+    made = Exchanging(STEP, {S0: (0, 1)}, Round(2, 7), 5.0)
+    made.begin(delegations(3, replicas=1), 0.0)
+    spoken(made, {"i1s1r0": "other"}, 1.0)
+    assert made.rifts(1.0).keys() == {frozenset({5})}
 
 
 def test_news_of_other_rounds_and_of_others_than_envoys_change_nothing() -> None:
