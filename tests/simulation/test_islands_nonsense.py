@@ -10,7 +10,7 @@ from swarm.messages import Exchange, Route
 from tests.simulation.engine.islands import Shape, World, faults
 from tests.support.nonsense import NONSENSE
 
-SHAPE = Shape(islands=2, replicas=3, steps=4)
+SHAPE = Shape(islands=2, replicas=3, steps=2)
 
 
 def at(moment: str, world: World) -> None:

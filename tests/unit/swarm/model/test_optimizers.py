@@ -65,7 +65,7 @@ def stepped(settings: TrainingSection, *, together: bool = True) -> list[Tensor]
     """Parameters of many shapes and their state after some steps, all at once or one by one as a joiner does it."""
     parameters = {f"layers.{at}.w": tensor(*shape, seed=at) * 10.0 ** (at % 5 - 3) for at, shape in enumerate(SHAPES)}
     made = Optimizer(settings, parameters.items())
-    for step in range(6):
+    for step in range(3):
         gradients = {
             name: tensor(*one.shape, seed=100 * step + at) for at, (name, one) in enumerate(parameters.items())
         }
