@@ -93,9 +93,10 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class EachIsland:
-    """How each island begins, in their order; None: it was lost before the scheduler was restarted."""
+    """How each island begins, in their order; None: it is lost, as `absent` says."""
 
     begins: tuple[Start | Resumed | None, ...]
+    absent: str = "before the scheduler was restarted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from itertools import groupby
 
 from scheduler.brain.explain.facts import IdlePeer
 from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, StartTurn, allocate
+from scheduler.brain.fleet.fewer import waits_on
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
@@ -33,6 +34,7 @@ from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, PeerId, PeerState
 
 SETTLE_S_MAX = 10.0  # at most this long, if peers come and go all the time
+LATER = "what it would train is left out until it begins anew behind an exchange"
 LOOK_AGAIN_S = 5.0  # how often to look for a place for idle peers: a peer that failed to join may try again
 
 
@@ -94,26 +96,40 @@ class Allocator:
 
     def _look_again_s(self) -> float | None:
         """When to look again although nothing has happened; None: never."""
-        pauses_s = [job.waiting.tries_again_s - now_s() for job in self._registry.all() if job.waiting is not None]
+        waiting = [job.waiting for job in self._registry.all() if job.waiting is not None]
+        pauses_s = [one.tries_again_s - now_s() for one in waiting]
+        pauses_s += [one.fewer.at_s - now_s() for one in waiting if one.fewer is not None]
         idle_s = [LOOK_AGAIN_S] if self._membership.idle_peers() else []
         return min((one for one in pauses_s + idle_s if one > 0.0), default=None)
 
     def _waiting(self, job: Job, peers: int) -> PendingJob:
         """The job as the brain sees it, if `peers` peers are available to it; its stages are those of all islands."""
         assert job.waiting is not None
-        islands, limits = job.spec.island_count, job.spec.limits
-        return PendingJob(
+        most, *fewer = _island_counts(job)
+        limits = job.spec.limits
+        pending = PendingJob(
             job.record.id,
-            self._needs(job, peers // islands) * islands,
+            self._needs(job, peers // most) * most,
             limits.min_replicas,
             now_s() - job.waiting.since_s,
             looks=_looks(job),
             room=self._room(job.record.project),
             peers_max=peers_max(job),
             unfit=self._all_unfit(job),
-            islands=islands,
+            islands=most,
             per_inviter=job.spec.trust.per_inviter(limits.min_replicas),
         )
+        of = (
+            replace(
+                pending,
+                needs=self._needs(job, peers // islands) * islands,
+                peers_max=peers_max(job, islands),
+                islands=islands,
+                is_part=True,
+            )
+            for islands in fewer
+        )
+        return replace(pending, fewer=tuple(of)) if fewer else pending
 
     def _needs(self, job: Job, peers: int) -> tuple[int, ...]:
         """Bytes of a replica of each stage; a job that waits is asked at every turn, and this takes long."""
@@ -129,8 +145,9 @@ class Allocator:
     async def _learn_needs(self) -> None:
         """Find out what waiting jobs need while idle peers are handed out. Others have their turn after each job."""
         for job in self._registry.waiting():
-            self._needs(job, len(self._membership.lasting_peers()) // job.spec.island_count)
-            await asyncio.sleep(0)
+            for islands in _island_counts(job):
+                self._needs(job, len(self._membership.lasting_peers()) // islands)
+                await asyncio.sleep(0)
 
     def _all_unfit(self, job: Job) -> frozenset[PeerId]:
         """The peers that the job cannot use. One that is pinned to a stage serves it in the first island."""
@@ -272,8 +289,22 @@ class Allocator:
         pending = self._waiting(job, sum(peer not in unfit for peer in idle))
         decision = turn.offer(pending)
         if not pending.looks:
-            await self._carry_out(job, decision, idle)
+            await self._carry_out(job, self._or_with_fewer(job, pending, turn, decision), idle)
         return pending
+
+    def _or_with_fewer(
+        self, job: Job, pending: PendingJob, turn: StartTurn, decision: Decision[dict[PeerId, int]]
+    ) -> Decision[dict[PeerId, int]]:
+        """The decision, or a start with fewer islands once a job that cannot start with all has waited for that."""
+        assert job.waiting is not None
+        before, (islands, fewer) = job.waiting.fewer, (0, decision) if decision.plan else turn.offer_fewer(pending)
+        now = waits_on(before, islands, pending.islands, job.spec.limits.no_progress_s, now_s())
+        job.waiting.fewer = now
+        if now is not None and now.at_s <= now_s():
+            return fewer
+        if now is not None and before is None:
+            self._registry.say(job, "info", now.told(now_s()))
+        return decision
 
     async def _carry_out(self, job: Job, decision: Decision[dict[PeerId, int]], idle: Mapping[PeerId, Peer]) -> None:
         """Begin the job as it was decided, or say why it waits on."""
@@ -296,13 +327,25 @@ class Allocator:
         for replica in replicas:
             self._peers.assign(job, replica.peer, replica.stage)
         self._runner.begin(job, batches, replicas_by_island(job.spec, places, replicas))
-        of_islands = [f"{_describe(peers)}" for peers in by_island(job.spec, places)]
+        of_islands = by_island(job.spec, places)
+        begin = [number for number, peers in enumerate(of_islands) if peers]
+        described = [_describe(peers) for peers in of_islands]
         if len(of_islands) > 1:
-            of_islands = [f"island {number}: {told}" for number, told in enumerate(of_islands)]
-        self._registry.say(job, "info", f"placed: {'; '.join(of_islands)}")
-        islands = f" in each of {len(of_islands)} islands" if len(of_islands) > 1 else ""
+            described = [f"island {number}: {described[number]}" for number in begin]
+        self._registry.say(job, "info", f"placed: {'; '.join(described)}")
+        islands = f" in each of {len(begin)} islands" if len(of_islands) > 1 else ""
+        if len(begin) < len(of_islands):
+            islands = f" in {len(begin)} of {len(of_islands)} islands"
+            later = ", ".join(f"{number}" for number, peers in enumerate(of_islands) if not peers)
+            self._registry.say(job, "warning", f"goes on without island {later}: {LATER}")
         told = f"{counted(len(places), 'peer')} for {counted(len(split_of(job.spec)), 'stage')}{islands}"
         await self._registry.enter(job, JobState.LOADING, told, peers=dict(places), hint="")
+
+
+def _island_counts(job: Job) -> range:
+    """With how many islands the job may begin, the most first. Its first timeline has all."""
+    most = job.spec.island_count
+    return range(most, min(most, job.spec.islands.min) - 1 if job.record.timeline else most - 1, -1)
 
 
 def _looks(job: Job) -> bool:

@@ -15,6 +15,7 @@ from random import Random
 
 from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.islands.brain import IslandsBrain
+from scheduler.brain.islands.roster import still_at_work
 from scheduler.brain.islands.rows import Rows
 from scheduler.brain.lineage import row_counts
 from scheduler.brain.outputs import CommitRow
@@ -113,8 +114,16 @@ async def rows_made(database: Database, record: JobRecord, spec: JobSpec, togeth
         for one in await shares_rows(database, record.id)
         if job_timeline(spec, one.timeline) == together.timeline
     }
-    made = together.rebuild(rows, began, shares)
+    has_begun = {island_of(spec, row.timeline) for row in rows}
+    made = together.rebuild(rows, began, shares, _absent(record, spec, together.timeline) - has_begun)
     return [row for row in made if row_counts(row.timeline, row.step, record.first_steps)]
+
+
+def _absent(record: JobRecord, spec: JobSpec, timeline: int) -> set[int]:
+    """The islands of which the job has no stage server, if this is its present timeline and it has any."""
+    if timeline != record.timeline or not record.peers:
+        return set()
+    return {island for island, peers in enumerate(by_island(spec, record.peers)) if not peers}
 
 
 async def lives_of(database: Database, record: JobRecord, spec: JobSpec) -> list[Life]:
@@ -129,11 +138,10 @@ async def lives_of(database: Database, record: JobRecord, spec: JobSpec) -> list
     return lives
 
 
-def at_work(spec: JobSpec, resumed: Sequence[Resumed]) -> tuple[Resumed | None, ...]:
-    """How each island goes on after a restart of the scheduler; None if the others have exchanged without it."""
+def at_work(spec: JobSpec, resumed: Sequence[Resumed], first_step: int = 0) -> tuple[Resumed | None, ...]:
+    """How each island goes on after a restart of the scheduler, on a timeline from `first_step`; None: it is lost."""
     paths = outer_courses(spec)
-    exchanged = max(path.outer_before(one.committed) for path, one in zip(paths, resumed, strict=True))
-    return tuple(one if one.committed >= exchanged else None for one in resumed)
+    return still_at_work(paths, paths[0].version_after(first_step), resumed)
 
 
 def islands_brain(

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from scheduler.brain.explain.facts import Situation
 from scheduler.brain.explain.reasons import reason_at_work
 from scheduler.brain.fleet.allocation import UnfitPeers
+from scheduler.brain.fleet.fewer import Fewer
 from scheduler.brain.islands.rows import Rows
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.stall import Stalls
@@ -105,6 +106,7 @@ class Waiting:
     since_s: float
     goes_on: str = ""  # what was lost and where the job goes on, once it is ready to be placed
     tries_again_s: float = 0.0
+    fewer: Fewer | None = None  # with how many islands it could begin, if not with all, and when it does so
 
 
 @dataclass(slots=True)
@@ -143,6 +145,8 @@ class Job:
     def reason(self) -> str:
         """Why the job is in its state, as it is now."""
         record = self.record
+        if self.waiting is not None and self.waiting.fewer is not None:
+            return f"{record.reason}; {self.waiting.fewer.told(now_s())}"
         if record.state is not JobState.RUNNING or self.brain is None:
             return record.reason
         return reason_at_work(
@@ -198,7 +202,7 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def peers_max(job: Job) -> int | None:
-    """How many stage servers the job takes at most; None: any number."""
-    replicas_max = job.spec.limits.max_replicas
-    return replicas_max * len(split_of(job.spec)) * job.spec.island_count if replicas_max else None
+def peers_max(job: Job, islands: int | None = None) -> int | None:
+    """How many stage servers the job takes at most, with so many islands or (None) all of them; None: any number."""
+    replicas_max, islands = job.spec.limits.max_replicas, islands or job.spec.island_count
+    return replicas_max * len(split_of(job.spec)) * islands if replicas_max else None

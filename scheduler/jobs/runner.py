@@ -65,11 +65,17 @@ class JobRunner:
         self._product = ports.product
 
     def begin(self, job: Job, batches: Batches, islands: Sequence[tuple[ReplicaRecord, ...]]) -> None:
-        """Let the placed job load, with the replicas of each island; a stalled one has trained before."""
-        job.run = self._make_run(job, batches, sum(map(len, islands)))
+        """Let the placed job load, with the replicas of each island; one without any begins later. A stalled one has
+        trained before.
+        """
+        placed = [replicas for replicas in islands if replicas]
+        whole = sum(map(len, placed)) * len(islands) // len(placed)  # as many in each of those that begin later
+        job.run = self._make_run(job, batches, whole)
         trained = job.record.state is JobState.STALLED
-        starts = tuple(Start(replicas) for replicas in islands)
-        begin = EachIsland(starts) if job.spec.has_outer_steps else starts[0]
+        begin: Begin = Start(placed[0])
+        if job.spec.has_outer_steps:
+            starts = tuple(Start(replicas) if replicas else None for replicas in islands)
+            begin = EachIsland(starts, absent="no stage servers were there for it when the job went on")
         self._tasks.create_task(self._drive(job, job.run, begin, trained=trained))
 
     async def reattach(self, job: Job, batches: Batches) -> None:
@@ -84,7 +90,9 @@ class JobRunner:
         if record.state is not JobState.RUNNING:  # it was told to stop
             asked = JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED
             job.run.driver.tell(Stop(asked, record.reason))
-        begin = EachIsland(at_work(job.spec, resumed)) if job.spec.has_outer_steps else resumed[0]
+        begin: Begin = resumed[0]
+        if job.spec.has_outer_steps:
+            begin = EachIsland(at_work(job.spec, resumed, record.first_steps[-1]))
         self._tasks.create_task(self._drive(job, job.run, begin))
         await self._registry.enter(job, record.state, RESTARTED)
 

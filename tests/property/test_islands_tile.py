@@ -69,11 +69,12 @@ class IslandsTile(RuleBasedStateMachine):
     """Portions: `trained` by island, `counted` by fragment, `left_out` by island and fragment when a life is lost, and
     `kept` in the steps of the job up to the newest exchange. People are told of `told` steps with these `tokens`."""
 
-    @initialize(courses=courses())
-    def begin(self, courses: list[OuterCourse]) -> None:
+    @initialize(courses=courses(), data=st.data())
+    def begin(self, courses: list[OuterCourse], data: st.DataObject) -> None:
         self.courses = courses
+        self.absent = range(data.draw(st.integers(1, len(courses)), label="at work at first"), len(courses))
         made: list[Any] = [Island(Life(number), course) for number, course in enumerate(courses)]
-        self.roster = Roster(made, tuple(courses), least=1)
+        self.roster = Roster(made, tuple(courses), least=1, lost=dict.fromkeys(self.absent, "not placed"))
         self.rows, self.told, self.tokens = Rows(0, courses), 0, 0
         self.durable: list[CommitRow] = []
         self.forks: list[Fork] = []
@@ -160,7 +161,7 @@ class IslandsTile(RuleBasedStateMachine):
     def scheduler_restarts(self) -> None:
         """It has the database alone. Who was lost since the newest exchange is not in there, and is noticed anew."""
         rebuilt = Rows(0, self.courses)
-        made = rebuilt.rebuild(self.durable, self.forks)
+        made = rebuilt.rebuild(self.durable, self.forks, absent=self.absent)
         assert [row.step for row in made] == list(range(len(made)))
         tokens = sum(row.tokens for row in made)
         if not self.is_lost_since:

@@ -17,7 +17,17 @@ from scheduler.jobs.job import Job
 from swarm.checkpoint.reader import Checkpoint
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId, PeerState
-from tests.support.islands import check, diloco, in_the_second_step, log_of, peers_of, run, twin, until
+from tests.support.islands import (
+    check,
+    diloco,
+    in_the_second_step,
+    log_of,
+    peers_of,
+    run,
+    tokens_that_count,
+    twin,
+    until,
+)
 from tests.support.simulated import Rig, Tokens, write_text
 
 
@@ -360,3 +370,106 @@ def test_a_job_that_was_saved_without_an_island_goes_on_with_all(tmp_path: Path)
     expected = twin(spec, tokens, start=paused[0])
     assert (job.record.state, job.record.weights_sha256) == (JobState.SUCCEEDED, expected.sha256)
     assert [one.islands for one in log_of(job)] == [(1,), (1,)], "of both timelines"
+
+
+# Fewer islands than the job file asks for ----------------------------------------------------------------------------
+
+WAITS_S = 10.0  # limits.no_progress_s
+PATIENT = {"averaging__timeout_s": 5.0, "limits__no_progress_s": WAITS_S, "outer__every_steps": 4}
+STREAMING: dict[str, object] = {"averaging__mode": "streaming", "outer__fragments": 2, "outer__overlap_steps": 1}
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["", "and-the-scheduler-too"])
+@pytest.mark.parametrize(
+    ("islands", "changes"),
+    [(2, {}), (3, {"islands__min": 2}), (2, {"islands__shares": "speed"}), (2, STREAMING)],
+    ids=["two", "three", "by-speed", "streaming"],
+)
+def test_a_job_that_stalled_goes_on_with_as_many_islands_as_there_are_stage_servers_for(
+    tmp_path: Path, islands: int, changes: dict[str, object], restart: bool
+) -> None:
+    """A site that never came back held the job up for ever, although islands.min says that one island is enough.
+
+    Before the first exchange of that timeline a scheduler that is killed must know which islands are at work.
+    """
+    every = {"checkpoint__every_steps": 4, "training__steps": 20}
+    spec = diloco(write_text(tmp_path), islands, **{"pipeline__stages": 1, **every, **PATIENT, **changes})
+    tokens, present, back_to = Tokens.make(tmp_path, spec), tuple(range(islands - 1)), list[int]()
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.newest is not None)
+        for peer in sorted(rig.servers):
+            rig.kill(peer)
+        await until(rig, job, lambda one: one.record.timeline == 1)
+        back_to.append(job.progress.steps_done)
+        for number in present:
+            rig.add_peer(PeerId(f"another-{number}"), rig.tasks, Random(number))
+        await until(rig, job, lambda one: one.waiting is not None and one.waiting.fewer is not None)
+        began_s = asyncio.get_running_loop().time()
+        told = f"goes on with {islands - 1} of {islands} islands in 10 s if no more can begin"
+        assert f"stage {islands - 1} needs 1 replica more" in job.record.reason
+        assert job.reason == f"{job.record.reason}; {told}"
+        await until(rig, job, lambda one: one.record.state is not JobState.STALLED)
+        assert WAITS_S - 0.1 < asyncio.get_running_loop().time() - began_s < WAITS_S + 1.0
+        assert job.record.reason.endswith(f"in {islands - 1} of {islands} islands")
+        await until(rig, job, lambda one: one.progress.steps_done == back_to[0] + 2)
+        if restart:
+            await rig.kill_scheduler()
+            await rig.start_scheduler()
+            job = rig.jobs.registry.find(job.record.id)
+            assert job.progress.steps_done == back_to[0] + 2, "also steps that only these islands made are known again"
+            await until(rig, job, lambda one: one.progress.steps_done > back_to[0] + 2)
+        assert isinstance(job.brain, IslandsBrain)
+        assert job.brain.present == present
+        rig.add_peer(PeerId("yet-another"), rig.tasks, Random(9))
+
+    job, _ = run(spec, tokens, islands, story)
+    log = [one for one in log_of(job) if one.after_step > back_to[0]]
+    assert (job.record.first_steps, log[0].islands) == ((0, back_to[0]), present)
+    assert [one.begins for one in log if one.begins] == [{islands - 1: 0}], "it begins anew like any other"
+    check(job, twin(spec, tokens, log_of(job)))
+    if spec.islands.shares == "equal":
+        assert job.progress.tokens == tokens_that_count(spec, tokens, log_of(job))
+
+
+def test_a_job_whose_islands_all_come_back_in_time_goes_on_with_all(tmp_path: Path) -> None:
+    every = {"checkpoint__every_steps": 4, "training__steps": 12}
+    spec = diloco(write_text(tmp_path), **{"pipeline__stages": 1, **every, **PATIENT})
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.newest is not None)
+        for peer in sorted(rig.servers):
+            rig.kill(peer)
+        await until(rig, job, lambda one: one.record.timeline == 1)
+        await asyncio.sleep(3 * WAITS_S)  # for want of any stage server
+        rig.add_peer(PeerId("early"), rig.tasks, Random(1))
+        await asyncio.sleep(WAITS_S - 3.0)
+        assert job.record.state is JobState.STALLED
+        rig.add_peer(PeerId("late"), rig.tasks, Random(2))
+
+    job, _ = run(spec, tokens, 2, story)
+    check(job, twin(spec, tokens))
+    assert job.record.first_steps == (0, 4)
+
+
+def test_the_first_start_waits_for_all_islands_and_a_resumed_job_does_not(tmp_path: Path) -> None:
+    spec = diloco(write_text(tmp_path), **{"pipeline__stages": 1, "training__steps": 5, **PATIENT})
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await asyncio.sleep(3 * WAITS_S)
+        assert job.record.state is JobState.PLACING
+        assert "goes on" not in job.reason
+        rig.add_peer(PeerId("another"), rig.tasks, Random(7))
+        await until(rig, job, in_the_second_step)
+        await rig.jobs.pause(job, "a break")
+        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+        rig.kill(PeerId("another"))
+        await until(rig, job, lambda _: len(rig.membership.idle_peers()) == 1)
+        await rig.jobs.resume(job, "", None)
+
+    job, _ = run(spec, tokens, 1, story)
+    assert [one.islands for one in log_of(job)] == [(0,)]
+    check(job, twin(spec, tokens, log_of(job)))
+    assert job.record.first_steps == (0, 4)

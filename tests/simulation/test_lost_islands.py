@@ -307,6 +307,39 @@ def asked(world: World) -> list[Exchange]:
     return [one for replica in world.replicas.values() for one in replica.commands if isinstance(one, Exchange)]
 
 
+# Islands for which nobody was there when the timeline began ----------------------------------------------------------
+
+SHORT = Shape(islands=3, replicas=4, steps=14, absent=1, losses=4, deaths=2, restarts=15, failures=30)
+SHORTER = Shape(
+    islands=3, replicas=3, steps=18, lease=6, fragments=2, overlap=2, late=1, absent=2, every=4, restarts=15
+)
+BY_SPEED = Shape(islands=2, replicas=3, steps=12, by_speed=True, absent=1, restarts=10)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("shape", [SHORT, SHORTER, BY_SPEED])
+def test_what_was_exchanged_counts_once_although_islands_are_not_there_at_first(shape: Shape, seed: int) -> None:
+    history = play(shape, seed)
+    assert faults(history, shape) == []
+    assert len(next(iter(exchanges(history, shape).values()))) <= shape.islands - shape.absent
+    assert forks(history), "they begin anew"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_restarted_scheduler_waits_for_no_island_that_was_not_there_at_first(replicas: int) -> None:
+    """Before the first exchange no row says which islands take part."""
+    shape = Shape(replicas=replicas, steps=9, lease=4, absent=1)
+    world = World(shape, 0)
+    (standing,) = [one for one in world.brain.situation(1.0).islands if one.number == 1]
+    assert standing.waiting_for.startswith("lost: ")
+    play_until(world, lambda one: len(one.database[0]) == 2)
+    world.restart()
+    assert world.brain.present == (0,)
+    play_until(world, lambda one: one.over)
+    assert faults(world.history, shape) == []
+    assert len(forks(world.history)) == replicas - 1
+
+
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 SAVING = Shape(replicas=2, steps=20, every=2)

@@ -12,7 +12,8 @@ import torch
 from scheduler.jobs.job import Job
 from swarm.checkpoint.reader import Checkpoint
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.outer_log import OUTER_LOG, OuterRecord, read
+from swarm.job.islands import outer_courses
+from swarm.job.outer_log import OUTER_LOG, OuterRecord, TookPart, read
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import Trained, train_local
@@ -82,6 +83,15 @@ def check(job: Job, expected: Trained) -> None:
     assert (progress.evaluation_step, progress.evaluation_loss) == (last.version, last.loss)
     assert job.newest is not None
     assert job.newest.step == len(expected.losses)
+
+
+def tokens_that_count(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord]) -> int:
+    """The tokens of all steps whose islands took part in the exchange behind them, with equal shares."""
+    first, *_ = paths = outer_courses(spec)
+    exchanges = [(one.behind, one.fragment) for one in first.outer]
+    took_part, tokens_of = TookPart(log, spec.island_count, exchanges), tokens.batches(spec).tokens_of
+    portions = (paths[n].inner.at(step).portion for step in range(spec.training.steps) for n in took_part.islands(step))
+    return sum(map(tokens_of, portions))
 
 
 async def until(rig: Rig, job: Job, says: Callable[[Job], bool]) -> None:

@@ -21,6 +21,7 @@ waiting job must not starve either, so the peers that it would start with are re
 Nothing is reserved for a job that all present peers, busy ones included, could not serve: it waits for machines that
 are not running, maybe forever. Those that leave or are quarantined do not count as present. Never are more peers
 reserved than the job needs to start. Price: a peer may be idle while an old job waits for peers that others have now.
+A job that may begin with fewer islands (fewer.py) keeps what it needs for as many as all present peers could serve.
 
 A stalled job that is still looking for its checkpoint is about to start: the peers that it can start with are reserved
 for it against everybody, for LOOKS_S_MAX.
@@ -73,6 +74,8 @@ class PendingJob:
     unfit: frozenset[PeerId] = frozenset()  # it has expelled them, or has no stage for them
     islands: int = 1
     per_inviter: int = 0  # replicas of a stage of one inviter; 0: any number
+    fewer: tuple[PendingJob, ...] = ()  # the job with fewer islands, if it may begin so (fewer.py); the most come first
+    is_part: bool = False  # it is one of those
 
     def plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
         """The stage of each peer, if the job started with these."""
@@ -87,6 +90,10 @@ class PendingJob:
             peers = self._within(peers, homes, min(bounds))
         return place(peers, len(self.needs), self.min_replicas, self.needs, homes, self.per_inviter)
 
+    def able(self, peers: Sequence[Candidate]) -> PendingJob | None:
+        """The job with as many of its islands as these peers can serve; None if they can serve too few."""
+        return next((one for one in (self, *self.fewer) if one.plan(peers).plan is not None), None)
+
     def least(self, peers: Sequence[Candidate]) -> frozenset[PeerId]:
         """The peers that bring the job nearest to a start, and no more than it needs to start."""
         if self.room is not None and self.room < len(self.needs) * self.min_replicas:
@@ -98,7 +105,8 @@ class PendingJob:
         """The peers that the job can use, and the sites of its stages."""
         able = [one for one in peers if one.peer not in self.unfit]
         stages = len(self.needs) // self.islands
-        homes = homes_of(able, self.islands, self.min_replicas, self.needs[:stages])
+        has_homes = self.islands > 1 or self.is_part  # also an island that begins alone is of one site
+        homes = homes_of(able, self.islands, self.min_replicas, self.needs[:stages]) if has_homes else ()
         return [at_home(one, homes, stages) for one in able], homes
 
     def _within(self, peers: Sequence[Candidate], homes: Sequence[str], room: int) -> list[Candidate]:
@@ -241,6 +249,11 @@ class StartTurn:
             return Decision(None, f"{decision.reason}; others are kept for {kept_for}")
         return decision
 
+    def offer_fewer(self, job: PendingJob) -> tuple[int, Decision[dict[PeerId, int]]]:
+        """With how many of its islands a job could start now that cannot with all, and each peer's stage then; or 0."""
+        decided = ((one.islands, one.plan(self._free)) for one in job.fewer)
+        return next(((many, one) for many, one in decided if one.plan is not None), (0, Decision(None, "")))
+
     def descend(self, waiting: Iterable[PendingJob]) -> Iterator[None]:
         """Jobs of lower priority come next; `waiting` are those of this one that still wait. Rests after each."""
         self._free, self._keepers = self._left, list(self._above)
@@ -248,8 +261,8 @@ class StartTurn:
             if not self._free:
                 break
             kept = _about_to_start(job, self._free)
-            if not kept and job.plan(self._present).plan is not None:
-                kept = job.least(self._free)
+            if not kept and (able := job.able(self._present)) is not None:
+                kept = able.least(self._free)
             self._keep(job.job, kept)
             yield
         self._left, self._above = self._free, list(self._keepers)
@@ -392,7 +405,7 @@ def _kept(
             break
         if about := _about_to_start(job, left):
             kept |= dict.fromkeys(about, _Kept(job.job, Urgency.NEEDED))
-        elif job.plan(present).plan is not None:
+        elif (able := job.able(present)) is not None:
             since = Urgency.MISSED if job.waited_s >= PATIENCE_S else Urgency.HELPFUL
-            kept |= dict.fromkeys(job.least(left), _Kept(job.job, since))
+            kept |= dict.fromkeys(able.least(left), _Kept(job.job, since))
     return kept

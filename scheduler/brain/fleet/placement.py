@@ -48,7 +48,7 @@ def stages_for(peers: int) -> int:
 
 
 def homes_of(candidates: Sequence[Candidate], islands: int, min_replicas: int, needs: Sequence[int]) -> tuple[str, ...]:
-    """The home of each place of a job with islands, whose stages need so many bytes each; () if sites do not matter.
+    """The home of each place of a job with islands, whose stages need so many bytes each; () if none has a site.
 
     Each site that can serve an island alone is home to one, the largest first; then to a second one, and so on. Islands
     that are left go to smaller sites, which peers without a site may complete, and then to such peers alone (""). Only
@@ -56,7 +56,7 @@ def homes_of(candidates: Sequence[Candidate], islands: int, min_replicas: int, n
     """
     by_site = _by_site(one for one in candidates if one.holds(min(needs)))
     sites = sorted(by_site, key=lambda site: (-len(by_site[site]), site))
-    if islands == 1 or not sites:
+    if not sites:
         return ()
     homes: list[str] = []
     able = sites

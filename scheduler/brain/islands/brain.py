@@ -100,8 +100,8 @@ class IslandsBrain:
 
     def _take(self, happened: Input, now_s: float) -> list[Output]:
         match happened:
-            case inputs.EachIsland(begins=begins):
-                return self._begin(begins, now_s)
+            case inputs.EachIsland():
+                return self._begin(happened, now_s)
             case inputs.RowsDurable(rows=rows):
                 self._pacing.durable(rows, now_s)
                 durable = [(row.timeline % len(self._roster.islands), inputs.RowDurable(row.step)) for row in rows]
@@ -248,11 +248,11 @@ class IslandsBrain:
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, begins: Sequence[inputs.Start | inputs.Resumed | None], now_s: float) -> list[Output]:
-        self._roster.lost = {n: "before the scheduler was restarted" for n, one in enumerate(begins) if one is None}
+    def _begin(self, each: inputs.EachIsland, now_s: float) -> list[Output]:
+        self._roster.lost = {island: each.absent for island, one in enumerate(each.begins) if one is None}
         self._evaluator = min(self.present)
         decided = self._tell(self._evaluator, inputs.EvaluateHere(), now_s)
-        for island, begin in enumerate(begins):
+        for island, begin in enumerate(each.begins):
             if begin is None:
                 continue
             peers = begin.known if isinstance(begin, inputs.Resumed) else [one.peer for one in begin.replicas]

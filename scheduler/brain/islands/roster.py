@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from scheduler.brain.fleet.placement import Candidate
-from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.islands.exchange import Delegation
 from scheduler.brain.job import JobBrain
 from scheduler.brain.state.mode import Mode
@@ -245,3 +245,21 @@ class Roster:
         able = [replica for one in others for replica in one.delegates(stage or 0, step)]
         able.sort(key=lambda replica: replica.peer not in envoys)
         return [Hop(one.peer, one.incarnation, 0, one.address) for one in able[:ALLIES_MAX]]
+
+
+def still_at_work(
+    courses: Sequence[OuterCourse], first_version: int, resumed: Sequence[Resumed]
+) -> tuple[Resumed | None, ...]:
+    """How each island goes on after a restart of the scheduler, on a timeline that began with `first_version`.
+
+    None if the others have exchanged without it, or if it has neither made a step nor a stage server: it was not placed
+    when the timeline began, or lost at once. An island that others have just left for it has none either, but a newer
+    version.
+    """
+    exchanged = max(path.outer_before(one.committed) for path, one in zip(courses, resumed, strict=True))
+    began = [bool(one.known) or one.committed > first_version for one in resumed]
+    is_known = any(began)
+    return tuple(
+        one if one.committed >= exchanged and (has_begun or not is_known) else None
+        for one, has_begun in zip(resumed, began, strict=True)
+    )

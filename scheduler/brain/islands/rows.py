@@ -79,10 +79,11 @@ class Rows:
         rows: Iterable[CommitRow],
         forks: Collection[Fork],
         shares: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+        absent: Collection[int] = (),
     ) -> tuple[CommitRow, ...]:
         """All rows of this timeline, of every life of every island, as after a restart: the steps that count.
 
-        `shares` are by the version behind which they hold.
+        `shares` are by the version behind which they hold; `absent` the islands without which the timeline began.
         """
         inner: dict[tuple[int, int], CommitRow] = {}
         outer: dict[int, list[CommitRow]] = {}
@@ -93,7 +94,8 @@ class Rows:
             else:
                 inner[row.timeline, course.inner_steps(row.step)] = row
         made: list[CommitRow] = []
-        at_work: dict[int, int | None] = dict.fromkeys(range(len(self._courses)))  # timelines; None: the first
+        first = [island for island in range(len(self._courses)) if island not in absent]
+        at_work: dict[int, int | None] = dict.fromkeys(first)  # timelines; None: the first
         begun = 0
         for step in sorted(outer):
             took_part = {self._island(row): row.timeline for row in outer[step]}

@@ -23,6 +23,7 @@ from scheduler.brain import inputs, outputs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import EachIsland, Input, ReplicaRecord, Resumed, Start
 from scheduler.brain.islands.brain import IslandsBrain
+from scheduler.brain.islands.roster import still_at_work
 from scheduler.brain.outputs import CommitRow, Fork, Output
 from scheduler.brain.settings import BrainSettings, SavingRules
 from scheduler.brain.watchdog import Over, Watchdog
@@ -90,6 +91,7 @@ class Shape:
     slow: int = 0  # of a hundred turns, those that the last island lets pass
     still_s: float = 0.0  # limits.no_progress_s; 0: nobody looks
     fetch: int = 12  # turns of a joiner until it has a state; it begins anew with each newer version
+    absent: int = 0  # the last islands, for which nobody was there when the timeline began
 
     @property
     def microbatches(self) -> int:
@@ -99,7 +101,7 @@ class Shape:
     @property
     def may_lose(self) -> bool:
         """Whether islands may be lost."""
-        return bool(self.losses or self.splits or self.freezes)
+        return bool(self.losses or self.splits or self.freezes or self.absent)
 
 
 # What happened -------------------------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ class World:
         """`sites`: where replicas are, by peer."""
         peers = [
             (island, stage, PeerId(f"i{island}-s{stage}-{number}"))
-            for island in range(shape.islands)
+            for island in range(shape.islands - shape.absent)
             for stage in range(STAGES)
             for number in range(shape.replicas)
         ]
@@ -330,11 +332,11 @@ class World:
         self.watchdog = Watchdog(shape.still_s or math.inf, 0.0)
         self.watchdog.begin(self.now_s)
         self.brain = self._brain()
-        starts = tuple(
-            Start(tuple(one.record for one in self.replicas.values() if one.island == island))
+        of = [
+            tuple(one.record for one in self.replicas.values() if one.island == island)
             for island in range(shape.islands)
-        )
-        self.tell(EachIsland(starts))
+        ]
+        self.tell(EachIsland(tuple(Start(records) if records else None for records in of)))
 
     def _brain(self) -> IslandsBrain:
         if self.shape.by_speed:
@@ -447,12 +449,11 @@ class World:
             known = {one.record.peer: one.record.stage for one in self.replicas.values() if one.island == island}
             committed = rows[-1].step + 1 if rows else self._first(island)
             begins.append(Resumed(known, committed, tuple(rows[-2:]), (), 10.0))
-        exchanged = max(path.outer_before(one.committed) for path, one in zip(self.courses, begins, strict=True))
         self.replicas = {peer: one for peer, one in self.replicas.items() if one.island >= 0}  # joiners begin anew
         for one in self.replicas.values():
             one.commands.clear()
             one.sums.clear()
-        at_work = tuple(one if one.committed >= exchanged else None for one in begins)
+        at_work = still_at_work(self.courses, 0, begins)
         self.history += [Asked()] if asked else []  # islands that are settled first may have gone on
         for happened in (EachIsland(at_work), *asked, *told):
             self.tell(happened)
@@ -518,12 +519,7 @@ class World:
         islands = self.brain.present
         held = {island: frozenset(p for p, one in self.replicas.items() if one.island == island) for island in islands}
         is_harmed = any(one.until_s > self.now_s and one.peers & self._serving() for one in self.harms)
-        if (
-            is_harmed
-            or self.brain._divisions
-            or len(islands) < 2
-            or not all(self.database[island] for island in range(self.shape.islands))
-        ):
+        if is_harmed or self.brain._divisions or len(islands) < 2 or not self._has_begun():
             return
         until_s = self.now_s + self.rng.choice([self.shape.still_s / 3, math.inf])
         if self._strikes(self.shape.splits):
@@ -536,6 +532,10 @@ class World:
         self.harms.append(harm)
         self.history.append(harm)
 
+    def _has_begun(self) -> bool:
+        """Whether all islands have made a step that were there when the timeline began."""
+        return all(self.database[island] for island in range(self.shape.islands - self.shape.absent))
+
     def _serving(self) -> set[PeerId]:
         return {peer for peer, one in self.replicas.items() if self.brain.island_of(peer) is not None}
 
@@ -547,7 +547,7 @@ class World:
 
     def stop(self) -> None:
         """A person asks for a pause, once all islands have begun; not while one is asked for."""
-        if not self.is_asked and all(self.database[island] for island in range(self.shape.islands)):
+        if not self.is_asked and self._has_begun():
             self.is_asked = True
             self.history.append(Asked())
             self.tell(inputs.Stop(JobState.PAUSED, "asked"))
@@ -570,7 +570,7 @@ class World:
         """All replicas of a stage of an island die, once the job has begun, unless no other island could go on."""
         held = {(one.island, one.record.stage) for one in self.replicas.values() if not one.is_free}
         whole = [n for n in self.brain.present if all((n, stage) in held for stage in range(STAGES))]
-        if self.over or len(whole) < 2 or not all(self.database[island] for island in range(self.shape.islands)):
+        if self.over or len(whole) < 2 or not self._has_begun():
             return
         island, stage = self.rng.choice(whole), self.rng.randrange(STAGES)
         for peer, one in sorted(self.replicas.items()):

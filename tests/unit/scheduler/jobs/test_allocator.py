@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 from scheduler.brain.fleet import allocation
 from scheduler.brain.fleet.allocation import Reservations
+from scheduler.brain.fleet.fewer import Fewer
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs import allocator
 from scheduler.jobs.allocator import Allocator
@@ -37,6 +38,7 @@ class Scene:
     members: Membership = field(default_factory=Membership)
     placed: dict[JobId, list[PeerId]] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: list[list[PeerId]] = field(default_factory=list)  # of the newest job, by island
 
     def __post_init__(self) -> None:
         files = SimpleNamespace(batches=lambda spec, tokens, project: None)
@@ -55,9 +57,12 @@ class Scene:
             wake=self.wake,
             assign=lambda job, peer, stage: self.members.assign(peer, job.record.id, stage, 0),
         )
-        runner = SimpleNamespace(begin=lambda job, batches, islands: None)
+        runner = SimpleNamespace(begin=self._begin)
         made: list[Any] = [ports, registry, peers, self.members, runner]
         self.allocator = Allocator(*made)
+
+    def _begin(self, job: Job, batches: Any, islands: Any) -> None:
+        self.begun = [[one.peer for one in island] for island in islands]
 
     async def _enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
         if state is JobState.LOADING:
@@ -250,3 +255,93 @@ def test_a_replica_that_leaves_keeps_no_other_of_its_inviter_away(tmp_path: Path
     scene.members.leaving(A, 0.0)
     run: Any = SimpleNamespace(replicas_at_start=2, brain=SimpleNamespace())
     assert scene.allocator._running(job, run).invited == {(0, ""): 1}
+
+
+ISLANDS = {"averaging__mode": "diloco", "islands__count": 2, "limits__no_progress_s": 100.0}
+
+
+def went_on(of: JobSpec, timeline: int = 1) -> Job:
+    """A job that waits on a timeline of its own, with the state of one that was resumed."""
+    job = waits("job", of)
+    job.record = replace(job.record, timeline=timeline)
+    return job
+
+
+@dataclass
+class Clock:
+    now_s: float = 1.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(allocator, "now_s", made)
+    return made
+
+
+def test_a_job_that_goes_on_begins_without_an_island_once_it_has_waited_for_it(tmp_path: Path, clock: Clock) -> None:
+    """One of two sites never came back, and the job waited for ever."""
+    scene = Scene([went_on(spec(tmp_path, 2, **ISLANDS))])
+    scene.join(A)
+    clock.now_s = 500.0
+    assert scene.turn() == {}
+    assert scene.allocator._look_again_s() == allocator.LOOK_AGAIN_S
+    scene.join(B)
+    assert scene.turn() == {}
+    assert scene.jobs[0].waiting is not None
+    assert scene.jobs[0].waiting.fewer == Fewer(1, 2, 600.0), "from when one could begin"
+    clock.now_s = 599.0
+    assert scene.turn() == {}
+    assert scene.allocator._look_again_s() == 1.0
+    clock.now_s = 600.0
+    assert scene.turn() == {"job": [A, B]}
+    assert scene.jobs[0].record.reason == "2 peers for 2 stages in 1 of 2 islands"
+    assert scene.begun == [[A, B], []]
+
+
+def test_a_job_begins_with_all_its_islands_if_there_are_stage_servers_for_them(tmp_path: Path, clock: Clock) -> None:
+    scene = Scene([went_on(spec(tmp_path, 1, **ISLANDS))])
+    scene.join(A)
+    assert scene.turn() == {}
+    clock.now_s = 1e6
+    scene.join(B)
+    assert scene.turn() == {"job": [A, B]}
+    assert scene.begun == [[A], [B]]
+
+
+def test_whoever_leaves_while_a_job_waits_lets_it_wait_anew(tmp_path: Path, clock: Clock) -> None:
+    scene = Scene([went_on(spec(tmp_path, 1, **ISLANDS))])
+    scene.join(A)
+    assert scene.turn() == {}
+    scene.members.disconnected(A, 1, 2.0)
+    clock.now_s = 90.0
+    assert scene.turn() == {}
+    scene.members.hello(Hello(A, 1, 1, "0", "at", "http", "cpu", 1, 1 << 30, -1), 95.0)
+    clock.now_s = 120.0
+    assert scene.turn() == {}
+    clock.now_s = 220.0
+    assert scene.turn() == {"job": [A]}
+
+
+@pytest.mark.parametrize(("timeline", "least"), [(0, 1), (1, 2)])
+def test_a_first_start_and_a_job_that_wants_all_its_islands_wait_for_all(
+    tmp_path: Path, clock: Clock, timeline: int, least: int
+) -> None:
+    scene = Scene([went_on(spec(tmp_path, 1, islands__min=least, **ISLANDS), timeline)])
+    scene.join(A)
+    for clock.now_s in (1.0, 1e6):
+        assert scene.turn() == {}
+    assert scene.jobs[0].waiting == Waiting(0.0)
+
+
+def test_a_job_with_fewer_islands_has_no_more_replicas_of_a_stage_than_it_takes(tmp_path: Path, clock: Clock) -> None:
+    of = spec(tmp_path, 1, islands__count=4, limits__max_replicas=2, training__global_batch_sequences=16,
+              averaging__mode="diloco", limits__min_replicas=2)  # fmt: skip
+    scene = Scene([went_on(of)])
+    scene.join(A, B, C)
+    assert scene.turn() == {}
+    clock.now_s = 1e6
+    assert scene.turn() == {"job": [A, B]}

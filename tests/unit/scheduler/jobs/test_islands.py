@@ -8,8 +8,11 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.islands.brain import IslandsBrain
+from scheduler.brain.outputs import CommitRow
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.islands import (
     at_work,
@@ -19,17 +22,22 @@ from scheduler.jobs.islands import (
     place_at,
     place_of,
     replicas_by_island,
+    rows_made,
     stage_at,
     timeline_of,
     timelines,
 )
+from scheduler.jobs.job import job_rows
+from scheduler.storage.database import Database, _next_epoch
+from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.job.course import TIMELINES_MAX, OuterCourse
 from swarm.job.islands import courses
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import StoreHeader
-from swarm.types import JobId, PeerId, PeerState
+from swarm.types import JobId, JobState, PeerId, PeerState
 from tests.support.brain import Swarm
+from tests.support.databases import fresh_engine
 from tests.support.simulated import small_spec
 
 A, B, C, D = (PeerId(name) for name in "abcd")
@@ -123,9 +131,51 @@ def test_an_island_without_which_the_others_have_exchanged_is_lost_after_a_resta
     """Leases of two inner steps: versions 3 and 6 are behind outer steps."""
 
     def resumed(committed: int) -> Resumed:
-        return Resumed({}, committed, (), (), 5.0)
+        return Resumed({A: 0}, committed, (), (), 5.0)
 
     assert at_work(DILOCO, [resumed(2), resumed(0)]) == (resumed(2), resumed(0)), "nobody has exchanged"
     assert at_work(DILOCO, [resumed(3), resumed(5)]) == (resumed(3), resumed(5))
     assert at_work(DILOCO, [resumed(2), resumed(3)]) == (None, resumed(3))
     assert at_work(DILOCO, [resumed(7), resumed(5)]) == (resumed(7), None)
+
+
+def test_an_island_that_was_not_placed_is_lost_after_a_restart_too() -> None:
+    """It was waited for, although nobody had ever served it on this timeline. Inner step 2 is version 3."""
+
+    def resumed(committed: int, *known: PeerId) -> Resumed:
+        return Resumed(dict.fromkeys(known, 0), committed, (), (), 5.0)
+
+    placed, without = resumed(5, A), resumed(3)
+    assert at_work(DILOCO, [placed, without], 2) == (placed, None)
+    assert at_work(DILOCO, [placed, resumed(3, B)], 2) == (placed, resumed(3, B)), "it has not made a step yet"
+    assert at_work(DILOCO, [placed, resumed(4)], 2) == (placed, resumed(4)), "it has made one"
+    assert at_work(DILOCO, [resumed(6, A), resumed(6)], 2) == (resumed(6, A), resumed(6)), "others go over to it"
+    assert at_work(DILOCO, [without, without], 2) == (without, without), "nobody is known to be there"
+
+
+@pytest.mark.parametrize(
+    ("places", "made_by", "expected"),
+    [
+        ({A: 0, B: 1}, (6,), [2]),
+        ({A: 0, B: 1, C: 2, D: 3}, (6,), []),
+        ({A: 0, B: 1}, (6, 7), [2]),
+        ({}, (6,), []),
+    ],
+    ids=["alone", "before the other", "both", "nobody known"],
+)
+async def test_steps_of_islands_that_began_without_others_are_known_again_after_a_restart(
+    places: dict[PeerId, int], made_by: tuple[int, ...], expected: list[int]
+) -> None:
+    """Nothing was told of them before the next exchange. Inner step 2 is step 3."""
+    engine, tokens = fresh_engine(), JobTokens((), "uint16", 257, 1.0)
+    database = Database(engine, _next_epoch(engine), None)
+    record = JobRecord(JobId("job"), "a", JobState.RUNNING, "", 1.0, 1.0, "{}", tokens, 3, peers=places)
+    record = replace(record, first_steps=(0, 0, 0, 2))
+    await database.put_job(record)
+    for timeline in made_by:
+        await database.put_commits(record.id, (CommitRow(timeline, 3, {}, 1.0, 1.0, 1.0, 0.1, False, 8),), 1.0)
+    made = await rows_made(database, record, DILOCO, job_rows(DILOCO, 3))
+    assert [row.step for row in made] == expected
+    assert await rows_made(database, replace(record, timeline=4), DILOCO, job_rows(DILOCO, 3)) == (
+        [] if len(made_by) == 1 else made
+    ), "of a timeline before nothing else is known"

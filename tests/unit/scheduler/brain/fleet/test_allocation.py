@@ -434,3 +434,54 @@ def test_room_for_all_that_a_job_with_a_quota_needs_is_enough() -> None:
     invited = [replace(one, inviter=who) for one, who in zip(peers(*"tuvwxyz"), "aabcddd", strict=True)]
     job = replace(waiting(B, 2), min_replicas=3, per_inviter=1, room=6)
     assert len(job.plan(invited).plan or {}) == 6
+
+
+# Fewer islands -------------------------------------------------------------------------------------------------------
+
+
+def islands(most: int, fewest: int, *, looks: bool = False, waited_s: float = 1.0) -> PendingJob:
+    """A job whose islands have two stages each, and that may begin with `fewest` of them."""
+    whole = PendingJob(B, (10,) * 2 * most, 1, waited_s, looks, islands=most)
+    fewer = (replace(whole, needs=(10,) * 2 * n, islands=n, is_part=True) for n in range(most - 1, fewest - 1, -1))
+    return replace(whole, fewer=tuple(fewer))
+
+
+def test_a_job_could_start_with_as_many_islands_as_idle_peers_can_serve_but_not_with_too_few() -> None:
+    for many, expected in ((1, 0), (2, 1), (3, 1), (4, 2), (5, 2)):
+        idle = peers(*"abcde"[:many])
+        turn = StartTurn(idle, {}, idle)
+        assert turn.offer(islands(3, 1)).plan is None, "that is for the caller to decide"
+        could, decision = turn.offer_fewer(islands(3, 1))
+        assert could == expected
+        assert set(decision.plan or {}) == {one.peer for one in idle if could}
+        assert set((decision.plan or {}).values()) == set(range(2 * could)), "the first of them"
+    assert StartTurn(peers(*"ab"), {}, []).offer_fewer(islands(3, 2))[0] == 0
+    assert StartTurn(peers(*"ab"), {}, []).offer_fewer(islands(2, 2))[0] == 0
+
+
+def test_an_island_that_begins_alone_is_of_one_site() -> None:
+    sites = zip(peers(*"abcd"), ("x", "y", "y", "z"), strict=True)
+    idle = [replace(one, site=site) for one, site in sites]
+    could, decision = StartTurn(idle, {}, idle).offer_fewer(islands(2, 1))
+    assert (could, set(decision.plan or {})) == (1, {"b", "c"})
+    apart = [one for one in idle if one.peer != "c"]
+    assert StartTurn(apart, {}, apart).offer_fewer(islands(2, 1))[0] == 0, "no site can serve one"
+    assert waiting(B, 3).plan(apart).plan is not None, "where a job asks for one island, sites do not matter"
+
+
+def test_a_job_keeps_what_it_could_go_on_with_from_those_that_would_only_be_faster() -> None:
+    idle = peers("x", "y")
+    assert given(allocate(idle, idle, [islands(2, 1)], [running()], {})) == {}
+    assert len(given(allocate(idle, idle, [islands(2, 2)], [running()], {}))) == 2, "it waits for others, maybe forever"
+    others = [*idle, *busy(2)]
+    assert given(allocate(idle, others, [islands(2, 1)], [running()], {})) == {}, "all, as they might become idle"
+    lower = start_with(waiting(C, 2), [], idle, {}, idle, higher=[islands(2, 1)])
+    assert lower.plan is None
+    assert lower.reason.endswith(f"others are kept for {B}")
+
+
+def test_a_job_that_looks_for_its_checkpoint_keeps_only_what_it_can_start_with_at_once() -> None:
+    idle = peers("x", "y")
+    looks = islands(2, 1, looks=True)
+    assert start_with(waiting(C, 2), [looks], idle, {}, idle).plan is not None
+    assert start_with(waiting(C, 2), [replace(looks, needs=(10,) * 2, islands=1)], idle, {}, idle).plan is None

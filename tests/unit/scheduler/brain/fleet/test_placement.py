@@ -98,7 +98,7 @@ def test_those_of_a_site_serve_one_island() -> None:
     assert islands(at(lyon=3, berlin=2), 2) == [["berlin"] * 2, ["lyon"] * 3]
     assert islands(at(lyon=3, berlin=2, nowhere=2), 2) == [["berlin"] * 2 + ["nowhere"] * 2, ["lyon"] * 3]
     assert homes_of(at(nowhere=4), 2, 1, (0, 0)) == (), "sites do not matter where nobody has one"
-    assert homes_of(at(lyon=4, berlin=2), 1, 1, (0, 0)) == (), "nor with one island"
+    assert homes_of(at(lyon=4, berlin=2, rome=5), 1, 1, (0, 0)) == ("rome", "rome"), "the largest site has the only one"
 
 
 def test_a_site_that_is_too_small_is_completed_by_those_without_one_but_not_by_another() -> None:

@@ -92,6 +92,16 @@ def test_rows_are_put_together_again_as_they_count() -> None:
     assert told(early, row(1, 1)) == [1], "it goes on from there"
 
 
+def test_rows_of_a_timeline_that_began_without_an_island_are_put_together_without_it() -> None:
+    rows = Rows(3, COURSES)
+    assert [one.step for one in rows.rebuild([row(0, 0), row(0, 1)], [], absent={1})] == [0, 1]
+    assert rows.take((row(0, 2),), (), (0,)).left_out == {1: 2}
+    assert rows.log == [OuterRecord(2, (0,))]
+    again, fork = Rows(3, COURSES), Fork(NEW, 6, 3)
+    made = again.rebuild([row(0, step) for step in range(4)], [fork], absent={1})
+    assert [one.step for one in made] == [0, 1], "it began anew, and is waited for"
+
+
 def test_shares_that_are_not_equal_are_in_the_log_and_all_are_known_again_after_a_restart() -> None:
     rows = Rows(3, COURSES)
     rows.take((row(0, 2), row(1, 2)), (), BOTH, (5, 3))
