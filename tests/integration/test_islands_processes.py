@@ -115,6 +115,48 @@ def test_an_island_is_killed_whole_and_begins_anew_bitwise(tmp_path: Path, resta
     assert (view.weights_sha256, view.loss) == (expected.sha256, expected.losses[-1])
 
 
+@pytest.mark.timeout(900)
+def test_a_job_that_lost_all_its_islands_goes_on_with_the_one_that_comes_back_bitwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It waited for the other one for ever."""
+    changes: dict[str, object] = {
+        "islands__count": 2,
+        "averaging__mode": "diloco",
+        "averaging__timeout_s": 10.0,
+        "outer__every_steps": 4,
+        "pipeline__stages": 2,
+        "training__steps": 48,
+        "training__global_batch_sequences": 8,
+        "checkpoint__every_steps": 4,
+        "limits__no_progress_s": 20.0,
+    }
+    spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    with Cluster(tmp_path, "--grace", "8") as cluster:
+        cluster.add_servers(4)
+        job = cluster.submit(spec, tokens.manifest)
+        until(lambda: view_of(cluster, job.id).checkpoint_step > 0)
+        for server in cluster.servers.values():
+            server.kill(signal.SIGKILL)
+        until(lambda: "goes on at step" in view_of(cluster, job.id).reason)
+        back_to = view_of(cluster, job.id).step
+        cluster.add_servers(2)
+        until(lambda: "goes on with 1 of 2 islands in" in view_of(cluster, job.id).reason)
+        assert run(["explain", job.id, "--scheduler", cluster.address]) == 0
+        assert "goes on with 1 of 2 islands in" in capsys.readouterr().out
+        cluster.wait_for_step(job.id, back_to + 1)
+        assert run(["islands", job.id, "--scheduler", cluster.address]) == 0
+        assert "no stage servers were there for it when the job went on" in " ".join(capsys.readouterr().out.split())
+        view = cluster.wait(job.id)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert run(["pull", job.id, str(tmp_path / "model"), "--scheduler", cluster.address]) == 0
+    log = read((tmp_path / "model" / OUTER_LOG).read_bytes())
+    assert [(one.islands, one.begins) for one in log if one.after_step > back_to] == [((0,), {})] * (12 - back_to // 4)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log)
+    assert (view.weights_sha256, view.loss) == (expected.sha256, expected.losses[-1])
+
+
 def view_of(cluster: Cluster, job: str) -> Any:
     return cluster.jobs.Get(pb.JobRequest(job=job), timeout=60)
 
