@@ -193,5 +193,6 @@ class JobTransfer:
         if job is None or (run := job.run) is None or request.timeline not in timelines(job):
             raise Refused(f"job {request.job} does not load anything on timeline {request.timeline}")
         async for chunk in self._stores.files.state(job.record, job.start).read(request, self._stores.threads):
-            run.driver.made_progress()
+            if job.record.state is JobState.LOADING:  # later nobody needs it: who joins has its state from a replica
+                run.driver.made_progress()
             yield chunk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +15,8 @@ from swarm.errors import Refused
 from swarm.events import Event, Hello, Saved
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
-from swarm.messages import StoreHeader
-from swarm.types import JobId, PeerId
+from swarm.messages import FetchRequest, StoreHeader
+from swarm.types import JobId, JobState, PeerId
 
 
 def test_jobs_at_work_hear_that_no_relay_is_here() -> None:
@@ -90,3 +90,27 @@ async def test_a_chunk_of_a_checkpoint_is_progress_once_it_is_taken_if_the_job_w
     with pytest.raises(Refused):
         await JobTransfer(stores, registry).store(header, chunks())
     assert made == ["the first is taken", *["progress"] * is_awaited]
+
+
+@pytest.mark.parametrize(("state", "is_awaited"), [(JobState.LOADING, True), (JobState.RUNNING, False)])
+async def test_a_chunk_of_the_state_that_a_job_starts_from_is_progress_only_while_it_loads(
+    state: JobState, is_awaited: bool
+) -> None:
+    """A guest for whom an exchange waited, or a copy of an island, could read the files of the start over and over, a
+    chunk now and then, and so hold up all islands for ever: the limit of `limits.no_progress_s` never came."""
+    made: list[str] = []
+
+    async def read(request: FetchRequest, threads: object) -> AsyncGenerator[bytes, None]:
+        for chunk in (b"1", b"2"):
+            yield chunk
+
+    driver = SimpleNamespace(made_progress=lambda: made.append("progress"))
+    record = SimpleNamespace(state=state, timeline=0)
+    spec: Any = SimpleNamespace(island_count=1)
+    job = SimpleNamespace(run=SimpleNamespace(driver=driver), record=record, spec=spec, start=None, brain=None)
+    registry: Any = SimpleNamespace(get=lambda name: job)
+    stores: Any = SimpleNamespace(files=SimpleNamespace(state=lambda *_: SimpleNamespace(read=read)), threads=None)
+    request = FetchRequest(JobId("x-1"), 0, "model/x.safetensors", 0, 2)
+    chunks = [chunk async for chunk in JobTransfer(stores, registry).fetch(request)]
+    assert chunks == [b"1", b"2"]
+    assert made == ["progress"] * (2 * is_awaited)
