@@ -414,6 +414,10 @@ class CellTable:
         """Whether the step may be open here: others may be one commit ahead of us, two with staleness 1."""
         return microbatch.timeline == self.timeline and 0 <= microbatch.step - self.version <= 1 + self.staleness
 
+    def __contains__(self, microbatch: Microbatch) -> bool:
+        """Whether the microbatch has a cell: a `Forget` will come for it."""
+        return microbatch.timeline == self.timeline and microbatch.index in self._cells.get(microbatch.step, {})
+
     def is_mine(self, microbatch: Microbatch) -> bool:
         """Whether the newest known route names this replica."""
         cell = self._cells.get(microbatch.step, {}).get(microbatch.index)

@@ -310,6 +310,8 @@ class Replica:
                     forgotten.append(microbatch)
                 case cell.DropOutput(microbatch=microbatch, direction=direction):
                     self._outputs.drop((microbatch, direction))
+                    if microbatch not in self.cells:
+                        self._commitments.forget(microbatch)
                 case cell.ForgetSums(step=step):
                     self._device.run(lambda step=step: self._stage.void(step))  # type: ignore[misc]
                 case cell.Sealed(step=step):

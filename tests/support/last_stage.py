@@ -53,15 +53,18 @@ class Scene:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def play(stages: int, act: Callable[[Scene], Awaitable[None]], *, overlap: int = 0) -> None:
-    """`overlap` of the two microbatches of a step are late."""
+def play(
+    stages: int, act: Callable[[Scene], Awaitable[None]], *, overlap: int = 0, trust: dict[str, float] | None = None
+) -> None:
+    """`overlap` of the two microbatches of a step are late; `trust` is that section of the job file."""
     config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     values = {
         "name": "t",
         "model": {"config": config, "dtype": "float32"},
         "data": {"source": "x", "sequence_length": 16},
-        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
+        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2, "reproducible": bool(trust)},
         "pipeline": {"stages": stages, "overlap": overlap, "compression": "none"},
+        "trust": trust or {},
     }
     spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
     split = spec.pipeline.split

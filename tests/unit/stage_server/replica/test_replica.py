@@ -12,9 +12,9 @@ import pytest
 from stage_server.replica.replica import REPAIR_S
 from swarm.errors import StaleMessage
 from swarm.events import Accumulated, Averaged, Committed, Failed
-from swarm.messages import Average, Commit, Member, UnitRound
+from swarm.messages import Average, Commit, Member, UnitRound, Void
 from swarm.peer_messages import Need, StateRequest
-from swarm.types import Direction, Hop, JobId, PeerId, Round, set_digest
+from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, set_digest
 from tests.support.last_stage import JOB, ME, Scene, play, route
 
 
@@ -148,6 +148,26 @@ def test_where_some_are_late_the_device_has_the_next_computation_before_it_is_do
         assert all(one >= two for one, two in zip(handed[1 + late :], done, strict=False)), "the rest waits"
 
     play(1, act, overlap=late)
+
+
+@pytest.mark.parametrize("is_void", [True, False])
+def test_what_was_computed_for_nothing_leaves_no_hashes_behind(is_void: bool) -> None:
+    """The hash of what was on the device as its microbatch was forgotten was noted behind that, and so kept for as long
+    as the job ran."""
+
+    async def act(scene: Scene) -> None:
+        await scene.replica.handle(route())
+        await asyncio.sleep(0.005)  # of the 0.01 s of its forward
+        assert len(scene.replica._commitments) == 0
+        await scene.replica.handle(Void(0, 0, 1) if is_void else replace(commit(scene), rounds=(), skip=True))
+        await asyncio.sleep(1.0)
+        assert len(scene.replica._commitments) == 0
+        again = replace(route(attempt=2), microbatch=Microbatch(0, int(not is_void), 0), version=int(not is_void))
+        await scene.replica.handle(again)
+        await asyncio.sleep(1.0)
+        assert len(scene.heard(Accumulated)) == len(scene.replica._commitments) == 1, "those of open ones are kept"
+
+    play(1, act, trust={"spot_check": 0.5})
 
 
 def test_a_neighbour_that_says_nothing_is_asked() -> None:
