@@ -234,6 +234,8 @@ class Exchanging:
                 if envoy.peer == peer:
                     self._lost[envoy.timeline] = (self._lost.get(envoy.timeline, (0, ""))[0] + 1, told)
                     outputs += [*self._again(unit, told, now_s), *self._void(unit)]
+                    pause_s = _pause_s(one.failures - 1)
+                    one.retry_s = min(one.retry_s, now_s + pause_s)  # whatever others still say of it is void
         return outputs
 
     def give_up(self, reason: str) -> list[Output]:
@@ -296,7 +298,7 @@ class Exchanging:
         if not one.is_under_way:
             return []
         one.is_under_way, one.trouble = False, trouble
-        one.retry_s = now_s + min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(one.failures, 10))
+        one.retry_s = now_s + _pause_s(one.failures)
         if one.failures >= HASTY and one.newest[-1].silent():
             one.retry_s = max(one.retry_s, one.newest[-1].began_s + self._timeout_s + PAUSE_S)
         one.failures += 1
@@ -333,6 +335,11 @@ class Exchanging:
 
     def _command(self, unit: UnitName, number: Round, envoys: tuple[Envoy, ...], to: Envoy) -> Exchange:
         return Exchange(to.timeline, self.step, unit, number, envoys, self._timeout_s)
+
+
+def _pause_s(failures: int) -> float:
+    """How long a unit rests before its next round, after so many that failed before the last one."""
+    return min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(failures, 10))
 
 
 def _turn(failures: int, island: int, many: int) -> int:

@@ -378,6 +378,21 @@ def test_an_envoy_that_was_lost_says_nothing_of_links() -> None:
     assert found(made, 9.0) == [[0, 2], [1, 2]]
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_nobody_waits_for_what_an_envoy_that_is_lost_would_say(is_over: bool) -> None:
+    """Once seven rounds had failed, the next one began only when the one that was lost must have spoken: a whole
+    `averaging.timeout_s` later."""
+    made, now_s, failed = Exchanging(STEP, {S0: (0,)}, Round(1, 1), 60.0), 0.0, 0
+    while failed < 9:
+        if made.begin(delegations(2, 1), now_s):
+            failed += 1
+            if is_over or failed < 9:
+                says(made, S0, "i0s0r0", "i1s0r0", now_s)
+        now_s += 1.0
+    made.lost(PeerId("i1s0r0"), "gone", now_s)
+    assert made.retries_s() == [now_s + 30.0]
+
+
 def test_the_island_is_blamed_that_lost_most_envoys_if_no_round_came_to_its_end() -> None:
     """A round of which an envoy was lost told nothing. So one that did not know its rounds any more, or named what does
     not exist, again and again, held up the job until it stalled, with nobody at fault."""
