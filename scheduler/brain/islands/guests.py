@@ -46,6 +46,7 @@ class _Rest:
 
     until_s: float = -math.inf
     times: int = 0  # in a row
+    beside: Collection[int] = ()  # the islands that were at its site and went on, by their timelines
 
 
 class Guests:
@@ -86,23 +87,22 @@ class Guests:
         """An exchange was made, without those that wait. Who came back, and took part, is forgiven."""
         for guest in self._guests.values():
             guest.exchanges += not guest.fetches
-        back: set[str] = set()
         for island in roster.present:
             sites = {one.site for pool in roster.replicas(island) for one in pool} - {""}
-            if len(sites) == 1 or (not sites and roster.is_fork(island)):  # not as guests of another site's
-                back.update(self._names(island, roster))
-        for name in [name for name, rest in self._rests.items() if name in back and rest.until_s <= now_s]:
-            del self._rests[name]
+            for name in self._names(island, roster) if len(sites) < 2 else ():  # not as guests of another site's
+                rest = self._rests.get(name)
+                if rest is not None and rest.until_s <= now_s and roster.timelines[island] not in rest.beside:
+                    del self._rests[name]
 
     def leave_out(self, island: int, roster: Roster, for_s: float, now_s: float) -> str:
         """The others waited so long for an island at work: it is not to come back soon. What people are told."""
-        longest_s = 0.0
+        longest_s, where = 0.0, roster.home(island)
+        beside = {roster.timelines[n] for n in roster.present if n != island and roster.home(n) == where}
         for name in self._names(island, roster):
             held = self._rests.get(name, _Rest())
             times = held.times + (held.until_s <= now_s)  # sites may have several islands
             rest_s = min(REST_S_MAX, REST_TIMES * for_s * 2.0 ** min(times - 1, 30))
-            self._rests[name], longest_s = _Rest(now_s + rest_s, times), max(rest_s, longest_s)
-        where = roster.home(island)
+            self._rests[name], longest_s = _Rest(now_s + rest_s, times, beside), max(rest_s, longest_s)
         return f"its stage servers{f', or others at {where},' if where else ''} may come back in {longest_s:g} s"
 
     def resting(self, now_s: float) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from scheduler.brain import inputs
 from scheduler.brain.fleet.placement import Candidate
@@ -17,7 +18,7 @@ SLOW_LINK = 400  # turns of a joiner: islands make many steps in the meantime
 SHAPE = Shape(replicas=1, steps=24, lease=2, fetch=SLOW_LINK)
 
 
-def world(shape: Shape = SHAPE, at_berlin: str = "i1") -> World:
+def world(shape: Shape = SHAPE, at_berlin: str | tuple[str, ...] = "i1") -> World:
     """Lyon has the first island, and whoever is not `at_berlin`."""
     names = [
         f"i{i}-s{stage}-{n}" for i in range(shape.islands) for stage in range(STAGES) for n in range(shape.replicas)
@@ -231,6 +232,48 @@ def test_a_site_that_was_left_out_rests_twice_as_long_each_time_and_is_forgiven_
     made.now_s = 2600.0
     until(made, lambda: len(exchanges(made.history, SHAPE)) > before + 1)
     assert guests.leave_out(island, roster, 30.0, 3000.0).endswith("in 300 s")
+
+
+def test_another_island_of_its_site_forgives_none_that_was_left_out() -> None:
+    """Of two islands at a site one was broken. What the other one exchanged meanwhile was taken for its return, so it
+    never rested twice as long, and stopped all others every ten times `limits.no_progress_s`."""
+    shape = Shape(islands=3, replicas=2, steps=60, lease=2)
+    made = world(shape, ("i1", "i2"))
+    made.kill(PeerId("i0-s0-1"))  # so lyon has none to spare
+    guests, roster = made.brain._guests, made.brain._roster
+    assert guests.leave_out(1, roster, 30.0, made.now_s).endswith("in 300 s")
+    lose(made, 1)
+    made.now_s += 300.0
+    until(made, lambda: made.brain.present == (0, 1, 2))
+    assert guests.leave_out(1, roster, 30.0, made.now_s).endswith("in 600 s")
+    made.now_s += 600.0
+    before = len(exchanges(made.history, shape))
+    until(made, lambda: len(exchanges(made.history, shape)) > before + 1)
+    assert guests.leave_out(1, roster, 30.0, made.now_s).endswith("in 300 s"), "it has exchanged"
+
+
+def test_without_sites_an_island_that_went_on_forgives_nobody_who_joins_it_afterwards() -> None:
+    shape = Shape(replicas=2, steps=60, lease=2)
+    made = World(shape, 0)
+    until(made, lambda: all(made.database.values()))
+    lose(made, 1)
+    until(made, lambda: made.brain.present == (0, 1))
+    guests, roster = made.brain._guests, made.brain._roster
+    guests.leave_out(0, roster, 30.0, made.now_s)
+    rest = guests._rests[PeerId("i0-s0-0")]
+    lose(made, 0)
+    until(made, lambda: len(made.database[1]) > 0 and not made.brain._roster.is_unsettled)
+    made.now_s += 300.0
+    peer = arrive(made, "")
+    guests._rests[peer] = rest  # as if it were one of those
+    until(made, lambda: not made.brain.is_joining(peer))
+    before = len(exchanges(made.history, shape))
+    until(made, lambda: len(exchanges(made.history, shape)) > before)
+    assert made.brain.island_of(peer) == 1
+    assert peer in guests._rests
+    roster.islands[1].settings = replace(roster.islands[1].settings, timeline=roster.next_timeline(1))
+    guests.exchanged(roster, made.now_s)
+    assert peer not in guests._rests, "one that has begun since does"
 
 
 def test_nobody_rests_longer_than_a_day() -> None:
