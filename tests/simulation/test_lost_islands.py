@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from tests.simulation.engine.islands import (
     Ended,
     GoesOn,
     HandedOver,
+    Harmed,
     History,
     Kept,
     Merged,
@@ -272,6 +274,26 @@ def test_a_pause_waits_for_an_island_that_is_about_to_begin() -> None:
     assert world.history[-1] == Ended("paused", "enough")
     found = faults(world.history, replace(world.shape, losses=1))
     assert [one[:2] for one in found] == ["E1", "it"], "but that it did not come to its end"
+
+
+@pytest.mark.parametrize("has_gone_over", [False, True])
+def test_a_pause_does_not_wait_for_ever_for_an_island_that_does_not_begin(has_gone_over: bool) -> None:
+    """One of its stage servers hangs before it leaves the island that it is of, or as it is to load."""
+    world = World(Shape(replicas=2, steps=12, still_s=30.0), 0)
+    play_until(world, lambda one: bool(one.database[1]))
+    lose(world, 1)
+    play_until(world, lambda one: bool(one.brain._divisions))
+    (division,) = world.brain._divisions
+    if has_gone_over:
+        play_until(world, lambda one: one.brain.present == (0, 1))
+    hangs = min([*division.awaited, *division.arrived])
+    world.harm(Harmed(frozenset({hangs}), math.inf))
+    world.tell(inputs.Stop(JobState.PAUSED, "enough"))
+    assert world.brain._roster.is_unsettled or world.brain._divisions, "how far all are is not known yet"
+    world.finish()
+    end = world.history[-1]
+    assert isinstance(end, Ended)
+    assert (end.state, end.reason[:6], world.now_s < 100.0) == ("paused", "enough", True)
 
 
 def test_an_island_behind_which_the_others_wait_in_vain_is_given_up() -> None:
