@@ -138,7 +138,7 @@ class JobBrain:
     @property
     def saves_only(self) -> bool:
         """Whether nothing but a checkpoint is under way."""
-        return self.mode.is_at_work and self._parts.is_idle and self._parts.saving.is_under_way
+        return self._parts.saves_only
 
     def owing(self, *, again: bool = False) -> list[PeerId]:
         """The replicas that have not handed over their part of a checkpoint; `again`: one that was late before."""
@@ -219,10 +219,7 @@ class JobBrain:
     def outer_step(self) -> int | None:
         """The outer step that this island has come to: all before it is agreed, and no weights that it overwrites are
         evaluated. None while it trains."""
-        state, step = self._state, self._state.progress.next
-        is_due = state.mode is Mode.RUNNING and state.progress.agreed == step and step < self.settings.steps
-        is_outer = is_due and self.course.is_outer(step)
-        return step if is_outer and self._parts.evaluations.permits(step) else None
+        return self._parts.outer_step
 
     @property
     def peers(self) -> tuple[tuple[PeerId, ...], ...]:

@@ -82,6 +82,20 @@ class Parts:
         """No step is open, and nothing is being evaluated."""
         return not self.state.progress.runs and self.evaluations.is_idle
 
+    @property
+    def outer_step(self) -> int | None:
+        """As JobBrain.outer_step."""
+        state, step = self.state, self.state.progress.next
+        is_due = state.mode is Mode.RUNNING and state.progress.agreed == step and step < state.settings.steps
+        is_outer = is_due and state.course.is_outer(step)
+        return step if is_outer and self.evaluations.permits(step) else None
+
+    @property
+    def saves_only(self) -> bool:
+        """As JobBrain.saves_only. An island that has come to an outer step waits for that."""
+        is_idle = self.is_idle and self.outer_step is None
+        return self.state.mode.is_at_work and is_idle and self.saving.is_under_way
+
     def awaits(self, peer: PeerId, event: Event) -> bool:
         """Whether the job cannot go on without what the peer says here."""
         match event:
@@ -90,7 +104,7 @@ class Parts:
             case Saved():
                 settings = self.state.settings
                 is_of_job = (event.job, event.timeline) == (settings.job, settings.timeline)
-                return is_of_job and self.is_idle and self.saving.awaits(peer, event)  # steps wait for no checkpoint
+                return is_of_job and self.saves_only and self.saving.awaits(peer, event)  # steps wait for no checkpoint
             case Evaluated():
                 return self.evaluations.awaits(peer, event)
         return False

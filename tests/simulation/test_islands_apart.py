@@ -12,8 +12,8 @@ import pytest
 
 from scheduler.brain.inputs import AskToLeave, Happened, Input, PeerBack, PeerSuspect
 from scheduler.brain.islands.guests import REST_TIMES
-from swarm.events import Averaged, Event, Hello, ParameterNorm, RoundFailed
-from swarm.messages import PROTOCOL_VERSION, Exchange
+from swarm.events import Averaged, Event, Hello, ParameterNorm, RoundFailed, Saved
+from swarm.messages import PROTOCOL_VERSION, Exchange, SaveStage
 from swarm.types import PeerId
 from tests.simulation.engine.islands import (
     JOB,
@@ -435,6 +435,36 @@ def test_an_island_whose_envoys_say_nothing_is_left_out() -> None:
     assert world.brain.present == (0, 2)
     world.finish()
     assert faults(world.history, FROZEN) == []
+
+
+@pytest.mark.parametrize("is_handed_over", [False, True])
+def test_an_island_that_hangs_in_an_exchange_is_left_out_though_a_checkpoint_is_open(is_handed_over: bool) -> None:
+    """The job was taken for one that waits for its checkpoint alone. So it waited for a storage that hung, and a part
+    that still came put off the limit of `limits.no_progress_s`."""
+    world = World(replace(FROZEN, freezes=0, every=2), 0)
+    while world.collecting is None or (is_handed_over and world.writing is None):
+        world.turn()
+    late = [] if is_handed_over else [save for one in world.replicas.values() if (save := withheld(one)) is not None]
+    world.written = 0  # of a thousand turns
+    while world.brain._roster.outer_step is None:
+        world.turn()
+    assert world.collecting is not None
+    assert not any(world.brain.awaits(saver, saved) for saver, saved in late)
+    world.harm(Harmed(frozenset(filter(of_island(1), world.replicas)), math.inf))
+    began_s = world.now_s
+    while world.brain.present == (0, 1, 2):
+        assert world.now_s < began_s + 1.5 * STILL_S
+        world.turn()
+    assert world.brain.present == (0, 2)
+
+
+def withheld(one: Replica) -> tuple[PeerId, Saved] | None:
+    """The part of a checkpoint that a replica is asked for, and will not hand over."""
+    save = next((command for command in one.commands if isinstance(command, SaveStage)), None)
+    if save is None:
+        return None
+    one.commands.remove(save)
+    return one.record.peer, Saved(JOB, save.timeline, save.version, one.record.stage, ())
 
 
 def test_an_island_that_hangs_is_left_out_though_others_fail_at_once_to_reach_it(
