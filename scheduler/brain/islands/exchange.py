@@ -87,14 +87,15 @@ class _Round:
         self.trouble = self.trouble or f"{peer} says {event.reason}" + (f" (accuses {accused})" if accused else "")
 
     def overrules(self) -> bool:
-        """Whether most islands hold the same mean: then envoys of the others are at fault by themselves."""
+        """Whether most islands hold one mean, with all of their envoys: who holds another is at fault by itself."""
         of, held = self._timelines(), dict[int, frozenset[Hashable]]()
         for peer, report in self.reports.items():
             held[of[peer]] = held.get(of[peer], frozenset()) | {average_of(report)}
         odd = outvoted(held)
-        if not 0 < len(odd) < len(held):
+        right = frozenset[Hashable]().union(*(means for timeline, means in held.items() if timeline not in odd))
+        if len(right) != 1:
             return False
-        for peer in [peer for peer in self.reports if of[peer] in odd]:
+        for peer in [peer for peer, report in self.reports.items() if average_of(report) not in right]:
             told = f"{peer} holds {self.reports.pop(peer).digest}, and most islands hold another mean"
             self.missed[peer] = {peer: told}
         return True

@@ -194,12 +194,20 @@ def test_where_another_replica_goes_for_an_overruled_envoy_the_exchange_is_made(
     assert made.result() is not None
 
 
-def test_an_island_one_of_whose_two_envoys_differs_is_overruled_whole() -> None:
-    """Both ends of tied embeddings go for it; nobody knows which of them says what it holds."""
+def test_of_two_envoys_of_an_island_people_are_told_of_the_one_that_differs() -> None:
+    """Both go for tied embeddings. The other one was named, which holds what most islands do."""
     made = Exchanging(STEP, {S0: (0, 1)}, Round(2, 7), 5.0)
     made.begin(delegations(3, replicas=1), 0.0)
     spoken(made, {"i1s1r0": "other"}, 1.0)
-    assert made.rifts(1.0).keys() == {frozenset({5})}
+    assert made.rifts(1.0) == {frozenset({5}): Rift("i1s1r0 holds other, and most islands hold another mean")}
+
+
+def test_an_island_whose_envoys_agree_is_not_overruled_by_islands_whose_own_do_not() -> None:
+    """Most islands said the same two means, which is none, and the only one that said one was at fault."""
+    made = Exchanging(STEP, {S0: (0, 1)}, Round(2, 7), 5.0)
+    made.begin(delegations(3, replicas=1), 0.0)
+    spoken(made, {"i0s1r0": "other", "i1s1r0": "other"}, 1.0)
+    assert made.rifts(1.0) == {}
 
 
 def test_news_of_other_rounds_and_of_others_than_envoys_change_nothing() -> None:
