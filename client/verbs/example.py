@@ -99,9 +99,9 @@ timeout_s = 60.0                # 1 to 3600: one averaging round; in a swarm wit
 
 [outer]
 every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges; auto: 50, streaming 100
-learning_rate = "auto"          # up to 10, of the outer step; auto: 0.7, streaming 0.4
-momentum      = "auto"          # of the outer step (Nesterov), below 1; auto: 0.9. If both are "auto" and the job has
-                                # fewer than 100 exchanges: 1.0, streaming and async_dn 0.7, and a momentum of 0.5
+learning_rate = "auto"          # up to 10, of the outer step; auto: 1.0, streaming and async_dn 0.7
+momentum      = "auto"          # of the outer step (Nesterov), below 1; auto: 0.5. If only one of the two is "auto", it
+                                # is that of the papers: 0.7, streaming 0.4, with a momentum of 0.9
 fragments     = "auto"          # streaming: parts of the model, exchanged in turn; auto: one for every three layers,
                                 # if they can all be exchanged one after the other
 overlap_steps = "auto"          # streaming: inner steps while a part is exchanged; auto: 1

@@ -26,11 +26,10 @@ _AUTO: dict[str, dict[str, Any]] = {
     "streaming": {"every_steps": 100, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4", "buffer": 1},
     "async_dn": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16"},
 }  # fmt: skip
-# Learning rate and momentum of the outer step: those of the papers (swarm/job/outer.py), whose runs have hundreds of
-# exchanges, and those that were best in runs of 3 to 60 (docs/islands.md).
+# Learning rate and momentum of the outer step: those that were best in runs of 3 to 500 exchanges (docs/islands.md),
+# and those of the papers (swarm/job/outer.py), for who sets one of the two.
+_MEASURED = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5), "async_dn": (0.7, 0.5)}
 _PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9), "async_dn": (0.7, 0.9)}
-_FEW_EXCHANGES = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5), "async_dn": (0.7, 0.5)}
-_FEW = 100
 
 
 def resolved_outer(spec: JobSpec) -> dict[str, Any]:
@@ -41,8 +40,7 @@ def resolved_outer(spec: JobSpec) -> dict[str, Any]:
     chosen = {"fragments": auto_fragments(spec.layers), "buffer": spec.island_count} | _AUTO[spec.averaging.mode]
     every = chosen["every_steps"] if values["every_steps"] == "auto" else values["every_steps"]
     both = values["learning_rate"] == values["momentum"] == "auto"
-    few = _FEW_EXCHANGES if both and spec.training.steps < _FEW * every else {}
-    chosen["learning_rate"], chosen["momentum"] = (_PUBLISHED | few)[spec.averaging.mode]
+    chosen["learning_rate"], chosen["momentum"] = (_MEASURED if both else _PUBLISHED)[spec.averaging.mode]
     if values["overlap_steps"] == "auto" and every == 1:
         chosen["overlap_steps"] = 0
     filled = {key: chosen[key] if value == "auto" else value for key, value in values.items()}
