@@ -26,8 +26,8 @@ _AUTO: dict[str, dict[str, Any]] = {
     "streaming": {"every_steps": 100, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4", "buffer": 1},
     "async_dn": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16"},
 }  # fmt: skip
-# Learning rate and momentum of the outer step: those that were best in runs of 3 to 500 exchanges (docs/islands.md),
-# and those of the papers (swarm/job/outer.py), for who sets one of the two.
+# Learning rate and momentum of the outer step: those that were best, or as good, in runs of 3 to 500 exchanges
+# (docs/islands.md), and those of the papers (swarm/job/outer.py), for who sets one of the two.
 _MEASURED = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5), "async_dn": (0.7, 0.5)}
 _PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9), "async_dn": (0.7, 0.9)}
 

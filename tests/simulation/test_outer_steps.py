@@ -119,14 +119,19 @@ def end_of(world: World) -> Ended:
     return ended
 
 
-def test_an_island_whose_outer_weights_differ_ends_the_job_which_says_how() -> None:
-    world = World(CALM, 0)
+def spoil(world: World) -> None:
+    """A stage of island 1 holds other outer weights than the others, once there is an exchange; play to the end."""
     play_until(world, lambda one: any(replica.log for replica in one.replicas.values()))
     for replica in world.replicas.values():
         if (replica.island, replica.record.stage) == (1, 0):
             replica.theta[99] = 1
             replica.said.clear()
     play_until(world, lambda one: one.over)
+
+
+def test_an_island_whose_outer_weights_differ_ends_the_job_which_says_how() -> None:
+    world = World(CALM, 0)
+    spoil(world)
     assert end_of(world).state == "failed"
     assert "islands differ in the outer weights of stage 0 after step 2" in end_of(world).reason
 
@@ -143,12 +148,7 @@ def test_an_island_whose_outer_weights_differ_from_those_of_most_is_left_out() -
         carry_out(output, decided)
 
     world._carry_out = noted  # type: ignore[method-assign]
-    play_until(world, lambda one: any(replica.log for replica in one.replicas.values()))
-    for replica in world.replicas.values():
-        if (replica.island, replica.record.stage) == (1, 0):
-            replica.theta[99] = 1
-            replica.said.clear()
-    play_until(world, lambda one: one.over)
+    spoil(world)
     assert end_of(world).state == "succeeded"
     (lost,) = [one for one in told if "island 1 is lost" in one]
     assert "islands differ in the outer weights of stage 0 after step 2" in lost

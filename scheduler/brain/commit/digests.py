@@ -44,9 +44,7 @@ class StartOver:
 
 
 Remedy: TypeAlias = Expel | StartOver | Fail
-
-
-Voter = TypeVar("Voter", PeerId, int)
+Voter = TypeVar("Voter", PeerId, int)  # a replica, or the number of an island
 
 
 def outvoted(said: Mapping[Voter, Hashable]) -> tuple[Voter, ...]:
