@@ -55,6 +55,7 @@ COVERED_BY = {
     "unit/swarm/rpc/test_mapping.py": ("swarm/limits",),
     "unit/swarm/data/test_apart.py": ("swarm/data/corpus", "swarm/data/reader"),
     "unit/stage_server/session/test_server.py": ("stage_server/session/others",),
+    "property/test_bulk_windows.py": ("swarm/rpc/window",),
     "property/test_rpc_frames.py": ("swarm/rpc/links/frames",),
     "security/test_relay.py": (
         *(
