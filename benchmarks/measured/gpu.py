@@ -26,7 +26,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,10 +92,12 @@ def main() -> None:
         spec, manifest = job_of(_cut(options, 1), Path(name), config=CONFIG)
         peak = options.peak_tflops * 1e12 or _fastest_product(device)
         speeds = [Speed.of("torch, bfloat16 autocast", _plain_torch(spec, manifest, device, options.warmup), spec)]
+        console.print(speeds[-1])
         release_memory(device)
         for stages in options.stages:
-            found = side_by_side(_cut(options, stages), Path(name), spec, manifest, device)
-            speeds += [Speed.of(f"{way}, {stages} stages", one, spec) for way, one in found.items()]
+            for way, found in side_by_side(_cut(options, stages), Path(name), spec, manifest, device):
+                speeds.append(Speed.of(f"{way}, {stages} stages", found, spec))
+                console.print(speeds[-1])
     console.print(table(speeds, peak, parameters(spec)))
 
 
@@ -188,19 +190,19 @@ def _bits(options: argparse.Namespace, device: torch.device, dtype: str, compres
 
 def side_by_side(
     options: argparse.Namespace, folder: Path, spec: JobSpec, manifest: TokenManifest, device: torch.device
-) -> dict[str, Timed]:
-    """torch's 1F1B and a swarm, both with `options.stages` processes that share the device, one after the other."""
+) -> Iterator[tuple[str, Timed]]:
+    """A swarm and torch's 1F1B, both with `options.stages` processes that share the device, one after the other."""
     here = folder / f"{options.stages}-stages"
     here.mkdir()
     cut = changed(spec, pipeline={"stages": options.stages, "split": "auto"})
     autocast = changed(cut, model={"dtype": "bfloat16"})
     (here / "spec.json").write_text(autocast.model_dump_json())
+    yield f"swarm, {options.dtype}", _swarm(options, here, cut, manifest, device)
     with Fleet(here) as fleet:
         ranks = Rivals(("1f1b",), fleet, here, (autocast, manifest), options, device=str(device))
         ranks.wait_ready()
         theirs, _ = ranks.train("1f1b", options.warmup)
-    ours = _swarm(options, here, cut, manifest, device)
-    return {"torch 1F1B, bfloat16 autocast": theirs, f"swarm, {options.dtype}": ours}
+    yield "torch 1F1B, bfloat16 autocast", theirs
 
 
 def _swarm(

@@ -257,7 +257,8 @@ class Stage:
         held = [sums[use] for use in uses if use in sums]
         if not held:
             return torch.zeros(self.units[unit].elements, dtype=exact_sums.sum_dtype(self._bits))
-        return (held[0] if len(held) == 1 else held[0] + held[1]).cpu()
+        (part,) = to_host(held[0] if len(held) == 1 else held[0] + held[1])
+        return part
 
     def apply(
         self, step: int, means: Mapping[UnitName, Tensor], *, learning_rate: float, scale: float, skip: bool

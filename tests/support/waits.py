@@ -14,7 +14,7 @@ from torch import Tensor
 from stage_server.replica.packing import pack
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.model import codec, optimizers
+from swarm.model import codec, exact_sums, optimizers
 from swarm.model.digests import digest_of
 from swarm.model.exact_muon import step_exactly
 from swarm.model.exact_sums import mean_of_parts
@@ -55,6 +55,7 @@ def main() -> None:
             "decoded": {name: _decoded(far, name) for name in codec.CODECS},
             "groups": {name: _groups(far, values) for name, values in OPTIMIZERS_COUNTED.items()},
             "exact muon": [_exact_muon(far, *shape) for shape in ((40, 60), (60, 40))],
+            "large tensors": [_large(far, blocks) for blocks in (2, 40)],
             "not finite": _not_finite(far),
             "snapshot": _snapshot(far),
             "digests": _digests(far),
@@ -194,6 +195,21 @@ def _exact_muon(far: Far, rows: int, columns: int) -> dict[str, Any]:
         "divided by numbers": far.divided_by_numbers - divided,
     }
     return found | {"same bits": all(torch.equal(one, other.cpu()) for one, other in zip(near, there, strict=True))}
+
+
+def _large(far: Far, blocks: int) -> dict[str, Any]:
+    """What sums and norms of a tensor of so many blocks, and a bit more, take on the device."""
+    near = torch.randn(blocks * exact_sums.NORM_BLOCK_ELEMENTS + 77, generator=torch.Generator().manual_seed(blocks))
+    there, sums = near.to(far_device()), torch.zeros(near.numel(), dtype=torch.float64)
+    sums_there = sums.to(far_device())
+    far.operations = 0
+    exact_sums.accumulate(sums_there, there, 30)
+    to_add = far.operations
+    norms_there = exact_sums.squared_norms([there])
+    to_norm = far.operations - to_add
+    exact_sums.accumulate(sums, near, 30)
+    same = torch.equal(sums, sums_there.cpu()) and exact_sums.squared_norms([near]) == norms_there
+    return {"operations": [to_add, to_norm], "same bits": same}
 
 
 def _not_finite(far: Far) -> dict[str, Any]:
