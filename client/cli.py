@@ -165,7 +165,8 @@ def _root(
 def _become(context: typer.Context) -> NoReturn:
     """Replace this process by the program, which reads its flags itself."""
     sys.stdout.flush()
-    command = [sys.executable, "-m", VERBS[str(context.info_name)].module, *context.args]
+    # -P: a file of the user's called scheduler.py or random.py must not run instead.
+    command = [sys.executable, "-P", "-m", VERBS[str(context.info_name)].module, *context.args]
     os.execv(sys.executable, command)
 
 

@@ -431,7 +431,7 @@ async def _demo(
     code, said = await fleet.run([*programs.sample, str(target), "--prompt", "def ", "--tokens", "200"], capture=True)
     print(said.strip("\n"), flush=True)
     if code == 0:
-        shell.say(f'\nmore: {sys.executable} -m swarm.model.sample {target} --prompt "import "')
+        shell.say(f'\nmore: {sys.executable} -P -m swarm.model.sample {target} --prompt "import "')
     return code
 
 

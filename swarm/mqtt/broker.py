@@ -111,7 +111,7 @@ async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> asyn
         )
         command = [binary, "-c", str(config)]
     else:
-        command = [sys.executable, "-m", "swarm.mqtt.broker", "--port", str(port)]
+        command = [sys.executable, "-P", "-m", "swarm.mqtt.broker", "--port", str(port)]
     with log.open("ab") as out:
         return await asyncio.create_subprocess_exec(
             *dying_with_parent(command),
