@@ -19,6 +19,7 @@ from swarm.checkpoint.storage import LATEST
 from swarm.errors import CorruptFrame, InvalidConfig, InvalidModel, NotAllowed
 from swarm.events import ParameterHash
 from swarm.hf.model_folder import FILES_MAX, tensor_hashes, weights_sha256
+from swarm.hf.placing import begin, is_free, put_in_place
 from swarm.hf.safetensors_header import read_header
 from swarm.wire import jobs_pb2 as pb
 
@@ -52,7 +53,7 @@ def download(
     """
     _check_target(folder, force)
     final = job.weights_sha256 if step in (LATEST, str(job.steps)) else ""
-    part = _new_sibling(folder)
+    part = _begin(folder)
     try:
         count, size_bytes = _receive(shell, scheduler.pull(job.id, step), part)
         sha256 = weights_sha256(_parameters(part))
@@ -66,10 +67,17 @@ def download(
             sha256 = weights_sha256(_parameters(part))
         if job.spec_json and not (part / CARD).exists():
             (part / CARD).write_text(model_card(job, arrived, sha256, product()), encoding="utf-8")
-        _put_in_place(part, folder)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise _cannot_write(folder, error) from error
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+    try:
+        put_in_place(part, folder, replace=force)
+    except (OSError, NotAllowed) as error:
+        told = _cannot_write(folder, error) if isinstance(error, OSError) else error
+        raise type(told)(told.message, hint=f"the model has arrived in {part}: move it with mv") from error
     return Pulled(folder.resolve(), count, size_bytes, sha256)
 
 
@@ -86,21 +94,23 @@ def _arrived(checkpoints: Sequence[Checkpoint], step: str, sha256: str) -> Check
 def _check_target(folder: Path, force: bool) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise NotAllowed(f"{folder} exists and is no folder", hint="choose another DIR")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
+    try:
+        takes = force or is_free(folder)
+    except OSError as error:
+        raise _cannot_write(folder, error) from None
+    if not takes:
         raise NotAllowed(f"{folder} exists already", hint="choose another DIR, or replace it with --force")
 
 
-def _new_sibling(folder: Path) -> Path:
-    part = folder.absolute().parent / f".{folder.name}.part-{os.getpid()}"
+def _begin(folder: Path) -> Path:
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
+        return begin(folder)
     except OSError as error:
-        raise InvalidConfig(
-            f"{part.parent} cannot be written: {error.strerror or error}", hint="choose another DIR"
-        ) from None
-    return part
+        raise _cannot_write(folder, error) from None
+
+
+def _cannot_write(folder: Path, error: OSError) -> InvalidConfig:
+    return InvalidConfig(f"{folder} cannot be written: {error.strerror or error}", hint="choose another DIR")
 
 
 def _receive(shell: Shell, chunks: Iterable[pb.FileChunk], part: Path) -> tuple[int, int]:
@@ -175,20 +185,6 @@ def _safe(text: str) -> PurePosixPath:
     if not parts or path.is_absolute() or any(part in ("..", ".") or "\\" in part or "\0" in part for part in parts):
         raise CorruptFrame(f"the scheduler sent a file named {text!r}", hint="do not trust this scheduler")
     return path
-
-
-def _put_in_place(part: Path, folder: Path) -> None:
-    if not folder.exists():
-        part.rename(folder)
-        return
-    old = part.with_name(f".{folder.name}.old-{os.getpid()}")
-    folder.rename(old)
-    try:
-        part.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _parameters(folder: Path) -> Iterator[ParameterHash]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from swarm.errors import CorruptFrame, InvalidConfig, NotAllowed, ReplicaDiverged
 from swarm.events import ParameterHash
+from swarm.hf.placing import is_free, rehearse
 from swarm.hf.safetensors_header import StoredTensor
 from swarm.job.families import FAMILIES
 from swarm.job.model_config import hugging_face_config
@@ -97,12 +97,14 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def check_out_dir(out_dir: Path) -> None:
-    """NotAllowed if a model in `out_dir` would mix with other files there, InvalidConfig if it cannot be written."""
-    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        raise NotAllowed(f"{out_dir} exists already", hint="choose another --out, or remove it")
+    """Try to put a folder at `out_dir`, as will be done once the model is there, and take it away again.
+
+    NotAllowed if a model would mix with other files there, InvalidConfig if it cannot be written.
+    """
     try:
-        out_dir.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryDirectory(prefix=".swarm-", dir=out_dir.parent).cleanup()
+        if not is_free(out_dir):
+            raise NotAllowed(f"{out_dir} exists already", hint="choose another --out, or remove it")
+        rehearse(out_dir)
     except OSError as error:
         raise cannot_write(out_dir, error) from None
 

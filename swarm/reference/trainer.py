@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -28,8 +27,9 @@ from swarm.data.batches import Batches, TokenData
 from swarm.data.corpus import Corpus, tokenise
 from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.errors import JobFailed, OutOfMemory
+from swarm.errors import InvalidConfig, JobFailed, NotAllowed, OutOfMemory
 from swarm.hf import model_folder
+from swarm.hf.placing import begin, put_in_place
 from swarm.job.course import PLAIN, Course, InnerStep
 from swarm.job.islands import check_for_one_process, course_of, courses, island_spec, shares_of
 from swarm.job.outer_log import OuterRecord
@@ -300,31 +300,69 @@ def sha256_of(stages: Sequence[Stage]) -> str:
 
 
 def save_folder(
-    stages: Sequence[Stage], spec: JobSpec, out_dir: Path, tokenizer_files: Mapping[str, bytes] | None = None
+    stages: Sequence[Stage],
+    spec: JobSpec,
+    out_dir: Path,
+    tokenizer_files: Mapping[str, bytes] | None = None,
+    *,
+    spare: Sequence[Path] = (),
 ) -> None:
     """Write a folder that `from_pretrained` loads, whole or not at all; without `tokenizer_files` bytes are tokens.
-    NotAllowed if `out_dir` exists and is not an empty folder."""
-    model_folder.check_out_dir(out_dir)
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    part = out_dir.parent / f".{out_dir.name}.part-{os.getpid()}"
-    part.mkdir()
+
+    What was trained is not lost: if it cannot be written at `out_dir`, the `spare` places are tried. NotAllowed if
+    `out_dir` is there and not an empty folder, InvalidConfig if it cannot be written; both name the folder that holds
+    the model.
+    """
+    part = _write_model(stages, spec, [out_dir, *spare], tokenizer_files)
+    hint = f"the model is in {part}: move it with mv"
     try:
-        files = model_folder.model_folder_files(spec)
-        files |= ByteTokenizer().tokenizer_files() if tokenizer_files is None else tokenizer_files
-        hashes = {}
-        for stage in stages:
-            state = stage.capture(optimizer=False)
-            name = model_folder.shard_name(stage.stage, len(stages))
-            hashes[name] = parameter_hashes(state)
-            _write(part / name, weights_file(state))
-        if len(stages) > 1:
-            files[model_folder.INDEX_NAME] = model_folder.safetensors_index(hashes)
-        for name, content in files.items():
-            _write(part / name, content)
-        part.replace(out_dir)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+        put_in_place(part, out_dir)
+    except NotAllowed as error:
+        raise NotAllowed(error.message, hint=hint) from None
+    except OSError as error:
+        raise InvalidConfig(model_folder.cannot_write(out_dir, error).message, hint=hint) from error
+
+
+def _write_model(
+    stages: Sequence[Stage], spec: JobSpec, places: Sequence[Path], tokenizer_files: Mapping[str, bytes] | None
+) -> Path:
+    """The whole model in a folder at, or beside, the first of the places that takes it.
+
+    InvalidConfig if none does. What was written until an error stays, and is named.
+    """
+    failures: list[OSError] = []
+    for place in places:
+        try:
+            part = begin(place)
+        except OSError as error:
+            failures.append(error)
+            continue
+        try:
+            _write_files(stages, spec, part, tokenizer_files)
+            return part
+        except BaseException as error:
+            _say(f"what was written of the model stays in {part}")
+            if not isinstance(error, OSError):
+                raise
+            failures.append(error)
+    raise model_folder.cannot_write(places[0], failures[0]) from failures[0]
+
+
+def _write_files(
+    stages: Sequence[Stage], spec: JobSpec, folder: Path, tokenizer_files: Mapping[str, bytes] | None
+) -> None:
+    files = model_folder.model_folder_files(spec)
+    files |= ByteTokenizer().tokenizer_files() if tokenizer_files is None else tokenizer_files
+    hashes = {}
+    for stage in stages:
+        state = stage.capture(optimizer=False)
+        name = model_folder.shard_name(stage.stage, len(stages))
+        hashes[name] = parameter_hashes(state)
+        _write(folder / name, weights_file(state))
+    if len(stages) > 1:
+        files[model_folder.INDEX_NAME] = model_folder.safetensors_index(hashes)
+    for name, content in files.items():
+        _write(folder / name, content)
 
 
 def _run(
@@ -391,6 +429,10 @@ def train_and_save(
         _say(_opening(spec, manifest, batches))
         progress = _Progress(spec.training.steps, start.step if start is not None else 0)
         storage = open_storage(_checkpoint_dir(spec, out_dir))
+        if not spec.checkpoint.dir and out_dir.is_mount():
+            _say(
+                f"checkpoints go to {storage.where}, not to the volume at {out_dir}: checkpoint.dir names another place"
+            )
         kept = LocalCheckpoints(storage, spec, corpus.tokenizer.tokenizer_files(), _say, start=start)
 
         def keep(islands: Islands, report: StepReport) -> None:
@@ -414,10 +456,11 @@ def train_and_save(
                 raise
             hint = "lower training.microbatch_sequences or data.sequence_length, or set model.recompute = true"
             raise OutOfMemory("the model or a microbatch does not fit the device", hint=hint) from error
-    try:
-        save_folder(trained.stages, spec, out_dir, corpus.tokenizer.tokenizer_files())
-    except OSError as error:
-        raise model_folder.cannot_write(out_dir, error) from error
+    name = out_dir.absolute().name
+    spare = [
+        folder / name for folder in (Path.cwd(), Path(tempfile.gettempdir())) if folder / name != out_dir.absolute()
+    ]
+    save_folder(trained.stages, spec, out_dir, corpus.tokenizer.tokenizer_files(), spare=spare)
     _say(f"model written to {out_dir}")
     return trained.sha256
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from swarm.model.sample import sample
+from swarm.reference import trainer
 from swarm.reference.__main__ import main
 from tests.support.tokenizer import write_tokenizer
 
@@ -155,3 +158,59 @@ def test_the_module_runs_as_a_program(folder: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("error[E0300]: job file nothing.toml does not exist\nhint: ")
+
+
+SHORT = ("--threads", "1", "--set", "training.steps=2", "--set", "training.warmup_steps=1")
+
+
+def _folder_named(told: str) -> Path:
+    return next(Path(word.rstrip(":")) for word in told.split() if ".part-" in word)
+
+
+def test_a_model_whose_place_was_taken_during_training_is_kept(
+    folder: Path, train_local: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = trainer.train_local
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        (folder / "model").mkdir()
+        (folder / "model" / "notes.txt").write_text("of somebody else")
+        return train(*arguments, **options)
+
+    monkeypatch.setattr(trainer, "train_local", meanwhile)
+    done = train_local("job.toml", "--out", "model", *SHORT)
+    assert (done.code, done.out) == (10, "")
+    assert sample(_folder_named(done.err), "the quick", tokens=5, seed=1).startswith("the quick")
+
+
+def test_a_model_that_cannot_be_moved_to_its_place_is_kept(
+    folder: Path, train_local: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output folder was a mounted volume: the last rename met EBUSY, and all that was trained was removed."""
+
+    def refuse(part: Path, place: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(trainer, "put_in_place", refuse)
+    done = train_local("job.toml", "--out", "model", *SHORT)
+    assert (done.code, done.out) == (3, "")
+    assert "error[E0300]: model cannot be written: Device or resource busy\n" in done.err
+    assert sample(_folder_named(done.err), "the quick", tokens=5, seed=1).startswith("the quick")
+
+
+def test_a_model_for_which_the_disk_has_no_room_is_written_elsewhere(
+    folder: Path, train_local: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = trainer._write
+
+    def full(path: Path, content: bytes) -> None:
+        if path.is_relative_to(folder / "volume") and path.name == "config.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(trainer, "_write", full)
+    (folder / "volume").mkdir()
+    done = train_local("job.toml", "--out", "volume/model", *SHORT)
+    assert done.code == 0, done.err
+    assert f"what was written of the model stays in {folder / 'volume'}" in done.err
+    assert sample(folder / "volume" / "model", "the quick", tokens=5, seed=1).startswith("the quick")
