@@ -27,6 +27,7 @@ from swarm.errors import (
 )
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.identity import Identity
+from swarm.pki.joining import renew_ended
 from swarm.pki.names import scheduler_of
 from swarm.pki.profiles import find_profile, profile_folder
 from swarm.rpc.channel import connect_sync, translate
@@ -74,7 +75,8 @@ def dial(shell: Shell, timeout_s: float = 0.0) -> Scheduler:
 def identity_for(shell: Shell) -> Identity | None:
     """The identity that this person shows to the scheduler of the flags; None with --insecure.
 
-    A certificate that is getting old is renewed on the way. Raises SchedulerUnreachable, NotAdmitted, CertificateEnded.
+    A certificate that is getting old is renewed on the way, also one that has ended while its holder was away. Raises
+    SchedulerUnreachable, NotAdmitted, CertificateEnded.
     """
     if shell.insecure:
         return None
@@ -88,13 +90,27 @@ def identity_for(shell: Shell) -> Identity | None:
             hint="join first: swarm login --join LINE, which an admin prints with swarm token create; "
             "for a scheduler that was started with --insecure, add --insecure here too",
         )
-    identity.check(time.time())
-    if time.time() >= identity.renews_unix_s:
+    if time.time() >= identity.ends_unix_s:
+        identity = _after_absence(address, identity)
+    elif time.time() >= identity.renews_unix_s:
         try:
             identity = renewed(address, identity, shell.timeout_s)
             identity.save(profile_folder(address))
         except SwarmError as error:
             shell.say(f"the certificate for {address} was not renewed: {error.message}")
+    return identity
+
+
+def _after_absence(address: str, ended: Identity) -> Identity:
+    """A certificate in the place of one that has ended; kept."""
+    folder = profile_folder(address)
+    try:
+        identity = renew_ended(address, folder, ended)
+    except SchedulerUnreachable as error:
+        if not _listens(address):
+            raise _nobody(address) from error
+        raise
+    identity.save(folder)
     return identity
 
 

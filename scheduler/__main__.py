@@ -95,6 +95,14 @@ def scheduler(
     certificate_life: Annotated[
         float, typer.Option(min=1 / 720, max=720.0, help="How long a member's certificate is good for, hours.")
     ] = 24.0,
+    certificate_grace: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=3650.0,
+            help="How long after its end a certificate is still renewed, days: for members that were away; 0 = never.",
+        ),
+    ] = 30.0,
     otlp: Annotated[
         str,
         typer.Option(
@@ -126,6 +134,7 @@ def scheduler(
         record,
         tuple(root.absolute() for root in checkpoint_root or ()),
         3600.0 * certificate_life,
+        86400.0 * certificate_grace,
         kept_for_s(keep_jobs),
         join_listen,
         otlp,

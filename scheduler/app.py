@@ -45,7 +45,7 @@ from swarm.mqtt.broker import local_broker
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement
 from swarm.mqtt.presence import Presence
-from swarm.pki.authority import LIFE_S
+from swarm.pki.authority import AWAY_S, LIFE_S
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
 from swarm.process.malloc import keep_trimmed
@@ -78,6 +78,7 @@ class SchedulerOptions:
     record: bool = False  # what happens to the brains of jobs
     checkpoint_roots: tuple[Path, ...] = ()  # a job may name a folder below these, or below data_dir
     certificate_life_s: float = LIFE_S
+    certificate_grace_s: float = AWAY_S  # how long after its end a certificate is still renewed; 0 = not at all
     keep_jobs_s: float = 0.0  # how long ended jobs are kept; 0 = for ever
     join_listen: str = ""  # "" = the host of the address, at 7949 or any free port
     otlp: str = ""  # where a collector takes traces; "" = nowhere
@@ -129,7 +130,8 @@ async def serve(options: SchedulerOptions) -> None:
         admission: Gatekeeper | None = None
         if not options.insecure:
             denied, life_s = metrics.process.auth_failed, options.certificate_life_s
-            admission = await Gatekeeper.open(options.data_dir, database, log, life_s, denied)
+            away_s = options.certificate_grace_s
+            admission = await Gatekeeper.open(options.data_dir, database, log, life_s, denied, away_s)
             stack.callback(admission.close)
         metrics.process.insecure(options.insecure)
         meter = Meter(metrics.process.handled)

@@ -101,7 +101,7 @@ class Revoked(NotAdmitted):
 
 
 class CertificateEnded(NotAdmitted):
-    """The certificate is too old: its holder did not renew it in time."""
+    """The certificate has ended, and the scheduler does not renew it: its holder was away for too long."""
 
     code = "E0505"
 

@@ -22,6 +22,7 @@ from swarm.pki.files import read_private, write_private
 from swarm.pki.names import CLUSTER_CHARACTERS, Principal, any_of
 
 LIFE_S = 24 * 3600.0
+AWAY_S = 30 * 86400.0  # how long after its end a certificate is still renewed
 CLOCK_SLACK_S = 3600.0  # clocks of members may be behind by this much
 _AUTHORITY_LIFE = timedelta(days=3653)
 PIN_CHARACTERS = 26  # 130 bits

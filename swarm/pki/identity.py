@@ -21,6 +21,7 @@ from swarm.pki import keys
 from swarm.pki.authority import CLOCK_SLACK_S, LIFE_S, Signer, pin_of
 from swarm.pki.files import read_private, write_private
 from swarm.pki.names import Principal, principal_of
+from swarm.text import duration
 
 RENEW_AT = 2 / 3  # of a certificate's life
 LOOKS_MAX, LOOK_S = 20, 0.05  # at a folder that is being written to
@@ -67,10 +68,10 @@ class Identity:
     def check(self, now_unix_s: float) -> Identity:
         """This identity, if its certificate is still good; CertificateEnded otherwise."""
         if now_unix_s >= self.ends_unix_s:
-            days = (now_unix_s - self.ends_unix_s) / 86400.0
             raise CertificateEnded(
-                f"the certificate of {self.principal} ended {days:.1f} days ago",
-                hint=f"ask for a new token: swarm token create --role {self.principal.role}; then join again",
+                f"the certificate of {self.principal} ended {duration(now_unix_s - self.ends_unix_s)} ago",
+                hint=f"ask for a new token: swarm token create --role {self.principal.role} --name "
+                f"{self.principal.name}; then join again",
             )
         return self
 

@@ -2,9 +2,14 @@
 
     GET  /v1/ca      over TLS that proves nothing yet  -> the authorities, of which the line names one by its key
     POST /v1/join    over TLS that this one vouches for: the secret, a request -> certificate, whom to trust, where
+    POST /v1/renew   the same, with a certificate that has ended in the place of the secret
 
 Of the first answer only that authority is trusted, and the next one if it has vouched for it. So a man in the middle
 learns no secret. The second answer comes from the scheduler itself.
+
+Whoever was away until its certificate ended comes back with it: the request is signed with the key of that
+certificate, and the answer is a younger certificate for the same key. So a request that somebody recorded is worth
+nothing without the key. Not chosen: a call of the Members service, as its port admits no certificate that has ended.
 """
 
 from __future__ import annotations
@@ -13,9 +18,10 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 from swarm.errors import ERROR_BY_CODE, ClocksDiffer, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
@@ -27,7 +33,9 @@ from swarm.pki.succession import trusted_by
 from swarm.pki.tokens import JoinLine
 from swarm.text import is_address, spoken_duration, utc
 
-CA_PATH, JOIN_PATH = "/v1/ca", "/v1/join"
+CA_PATH, JOIN_PATH, RENEW_PATH = "/v1/ca", "/v1/join", "/v1/renew"
+JOINS_FILE = "joins"  # beside an identity: HOST:PORT where it joined
+DEFAULT_JOIN_PORT = 7949
 ANSWER_BYTES_MAX = 64 << 10
 CALL_S_MAX = 10.0
 
@@ -44,23 +52,8 @@ def join(line: JoinLine, name: str, application: Application, wall_s: Callable[[
     The same application may be handed in again if the answer was lost. Raises SchedulerUnreachable, WrongSwarm,
     ClocksDiffer, or the scheduler's error (BadToken, Refused).
     """
-    unproved = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    unproved.check_hostname = False
-    unproved.verify_mode = ssl.CERT_NONE
-    answer, there_unix_s = _call(line.address, unproved, "GET", CA_PATH)
-    told = _text(answer, "ca").encode(errors="replace")
-    trusted = trusted_by(line.pin, told, _text(answer, "proof"))
-    if not trusted:
-        raise WrongSwarm(
-            f"{line.address} is not the swarm of the token: its authority is {_pin_told(told)[:8]}…, the token wants "
-            f"{line.pin[:8]}…",
-            hint="the address is wrong, or somebody stands in between; the secret was not sent",
-        )
-    _check_clocks(line.address, wall_s(), there_unix_s)
-    proved = ssl.create_default_context(cadata=b"".join(map(keys.certificate_pem, trusted)).decode())
     asked = {"id": line.id, "secret": line.secret, "name": name, "csr": application.request_pem.decode()}
-    server = scheduler_of(cluster_of(trusted[0])).dns
-    answer, _ = _call(line.address, proved, "POST", JOIN_PATH, asked, server)
+    answer = _ask(line.address, (line.pin,), "token", JOIN_PATH, asked, wall_s)
     identity = application.granted(_text(answer, "certificate").encode(), _text(answer, "ca").encode())
     if identity.principal.role is Role.SCHEDULER:
         raise NotAdmitted(f"{line.address} answered with a certificate that is not for a member")
@@ -68,6 +61,61 @@ def join(line: JoinLine, name: str, application: Application, wall_s: Callable[[
     if not is_address(scheduler):  # it names the folder of the profile
         raise NotAdmitted(f"{line.address} answered with an address of its scheduler that is none")
     return Joined(identity, scheduler)
+
+
+def renew_ended(scheduler: str, folder: Path, held: Identity, wall_s: Callable[[], float] = time.time) -> Identity:
+    """A certificate in the place of `held`, which has ended, for the same key; blocking.
+
+    It is asked for where `folder`, which keeps `held`, says that it joined, and else beside the scheduler at HOST:PORT.
+    Raises SchedulerUnreachable, WrongSwarm, ClocksDiffer, or the scheduler's error (CertificateEnded, Revoked).
+    """
+    application = Application(held.principal.name, held.key_pem)
+    asked = {"certificate": held.certificate_pem.decode(), "csr": application.request_pem.decode()}
+    unreached: list[SchedulerUnreachable] = []
+    for address in _joins(scheduler, folder):
+        try:
+            answer = _ask(address, held.pins, "certificate", RENEW_PATH, asked, wall_s)
+        except SchedulerUnreachable as error:
+            unreached.append(error)
+            continue
+        identity = application.granted(_text(answer, "certificate").encode(), _text(answer, "ca").encode())
+        if identity.principal != held.principal:
+            raise NotAdmitted(f"{address} answered with a certificate of {identity.principal}, not {held.principal}")
+        return identity
+    told = unreached[0] if unreached else SchedulerUnreachable(f"{scheduler} is no address")
+    raise SchedulerUnreachable(f"the certificate of {held.principal} has ended, and {told.message}", hint=told.hint)
+
+
+def _joins(scheduler: str, folder: Path) -> list[str]:
+    """Where a scheduler may take joins, the likelier address first."""
+    try:
+        kept = (folder / JOINS_FILE).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        kept = ""
+    usual = f"{scheduler.rpartition(':')[0]}:{DEFAULT_JOIN_PORT}"
+    return [address for address in dict.fromkeys((kept, usual)) if is_address(address)]
+
+
+def _ask(
+    address: str, pins: Sequence[str], proof: str, path: str, asked: dict[str, str], wall_s: Callable[[], float]
+) -> dict[str, Any]:
+    """The answer of whoever proves to be the swarm that one of the pins names; `proof` is the word for their source."""
+    unproved = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unproved.check_hostname = False
+    unproved.verify_mode = ssl.CERT_NONE
+    answer, there_unix_s = _call(address, unproved, "GET", CA_PATH)
+    told = _text(answer, "ca").encode(errors="replace")
+    trusted = next((found for pin in pins if (found := trusted_by(pin, told, _text(answer, "proof")))), ())
+    if not trusted:
+        raise WrongSwarm(
+            f"{address} is not the swarm of the {proof}: its authority is {_pin_told(told)[:8]}…, the {proof} wants "
+            f"{' or '.join(f'{pin[:8]}…' for pin in pins)}",
+            hint="the address is wrong, or somebody stands in between; the secret was not sent",
+        )
+    _check_clocks(address, wall_s(), there_unix_s)
+    proved = ssl.create_default_context(cadata=b"".join(map(keys.certificate_pem, trusted)).decode())
+    server = scheduler_of(cluster_of(trusted[0])).dns
+    return _call(address, proved, "POST", path, asked, server)[0]
 
 
 def _pin_told(told: bytes) -> str:
@@ -142,7 +190,7 @@ def _check_clocks(address: str, here_unix_s: float, there_unix_s: float | None) 
         apart = spoken_duration(abs(here_unix_s - there_unix_s))
         raise ClocksDiffer(
             f"clocks differ by {apart}: here it is {utc(here_unix_s)}, at {address} {utc(there_unix_s)}",
-            hint="set the clock that is wrong, then join again; the secret was not sent",
+            hint="set the clock that is wrong, then try again; the secret was not sent",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from datetime import datetime
 
 from cryptography import x509
@@ -82,6 +83,17 @@ def read_certificates(pem: bytes) -> list[x509.Certificate]:
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def is_issued_by(certificate: x509.Certificate, authorities: Iterable[x509.Certificate]) -> bool:
+    """Whether one of the authorities signed the certificate, which may have ended."""
+    for authority in authorities:
+        try:
+            certificate.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+            continue
+        return True
+    return False
 
 
 def fingerprint(key: PublicKey) -> bytes:

@@ -2,7 +2,7 @@
 
 --join LINE       a token that an admin gave out         kept in DATA/pki: afterwards no flag is needed
 this machine      the local admin of a scheduler here    the admin's profile vouches: no flag is needed
-DATA/pki          what was got before                    renewed while the process lives
+DATA/pki          what was got before                    renewed while the process lives, and after an absence
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from random import SystemRandom
 from swarm.errors import BadToken, InvalidConfig, NotAdmitted, Revoked, SchedulerUnreachable, SwarmError, WrongSwarm
 from swarm.pki.files import read_private, write_private
 from swarm.pki.identity import Application, Identity, Wallet
-from swarm.pki.joining import join
+from swarm.pki.joining import JOINS_FILE, join, renew_ended
 from swarm.pki.names import Role
 from swarm.pki.profiles import find_profile
 from swarm.pki.tokens import JoinLine
 from swarm.process.logs import Logger
 from swarm.rpc.members import renewed, vouched
+from swarm.text import duration, is_loopback
 
 LOOK_S = 30.0  # how often the certificate's age is looked at
 LOOK_S_MIN = 0.2
@@ -96,6 +97,7 @@ class Enrolment:
             )
         await self._keep(joined.identity)
         write_private(self._folder / "scheduler", joined.scheduler.encode())
+        write_private(self._folder / JOINS_FILE, line.address.encode())
         write_private(used, line.id.encode())
         kept.unlink()
         self._log.info("joined", peer=self._name, scheduler=joined.scheduler, cluster=joined.identity.cluster)
@@ -103,20 +105,23 @@ class Enrolment:
     async def admit(self, scheduler: str) -> None:
         """Get a certificate that the scheduler at this address accepts.
 
-        NotAdmitted if no profile or token vouches for this process, SchedulerUnreachable if the scheduler does not
-        answer.
+        NotAdmitted if no profile or token vouches for this process, and if the scheduler does not renew a certificate
+        that has ended; SchedulerUnreachable if the scheduler does not answer.
         """
         self._scheduler = scheduler
         held, admin = self._wallet.identity, self._profile(scheduler)
+        ended: Identity | None = None
         if held is not None and self._wall_s() >= held.ends_unix_s:
-            held = None
+            held, ended = None, held
         if held is not None and (admin is None or admin.cluster == held.cluster):
+            return
+        if admin is None and ended is not None and await self._came_back(scheduler, ended):
             return
         if admin is None:
             admin = await self._profile_that_comes(scheduler)
         if admin is None:
-            if self._wallet.identity is not None:
-                self._wallet.identity.check(self._wall_s())
+            if ended is not None:
+                ended.check(self._wall_s())
             raise NotAdmitted(
                 f"no certificate for the scheduler at {scheduler}",
                 hint=f"join first: swarm {self._role} --join LINE; an admin prints LINE with: "
@@ -132,6 +137,24 @@ class Enrolment:
             raise SchedulerUnreachable(f"the scheduler at {scheduler} gave no certificate: {error}") from error
         await self._keep(identity)
         self._log.info("the local admin vouched", peer=self._name, scheduler=scheduler, cluster=identity.cluster)
+
+    async def _came_back(self, scheduler: str, ended: Identity) -> bool:
+        """Whether the scheduler gave a younger certificate in the place of the one that has ended.
+
+        False only on the scheduler's own machine, where an admin's profile may vouch a moment later.
+        """
+        away = duration(self._wall_s() - ended.ends_unix_s)
+        self._log.info("asking for a new certificate", reason=f"{ended.principal}: the last one ended {away} ago")
+        try:
+            identity = await asyncio.to_thread(renew_ended, scheduler, self._folder, ended, self._wall_s)
+        except SwarmError as error:
+            if isinstance(error, Revoked) or not is_loopback(scheduler.rpartition(":")[0]):
+                raise
+            self._log.warning("certificate not renewed", reason=error.message)
+            return False
+        await self._keep(identity)
+        self._log.info("certificate renewed", peer=self._name, scheduler=scheduler)
+        return True
 
     def _profile(self, scheduler: str) -> Identity | None:
         """The profile of an admin of this machine whose word counts now; one that cannot be read is none."""

@@ -15,7 +15,9 @@ from client.connection import dial, identity_for
 from client.shell import Shell
 from client.views import FittedTable
 from swarm.errors import UsageError
+from swarm.pki.files import write_private
 from swarm.pki.identity import Application
+from swarm.pki.joining import JOINS_FILE
 from swarm.pki.joining import join as join_swarm
 from swarm.pki.names import MEMBERS, Role, check_name, check_role
 from swarm.pki.profiles import profile_folder
@@ -42,6 +44,7 @@ def login(
     joined = join_swarm(line, check_name(name or _login_name()), Application(name or _login_name()))
     folder = profile_folder(joined.scheduler)
     joined.identity.save(folder)
+    write_private(folder / JOINS_FILE, line.address.encode())
     if shell.json:
         principal = joined.identity.principal
         shell.data({"scheduler": joined.scheduler, "role": principal.role, "name": principal.name})

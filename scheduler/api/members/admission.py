@@ -26,9 +26,10 @@ from scheduler.storage.members.book import Members
 from scheduler.storage.members.projects import Projects
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.messages import CutOff
-from swarm.pki.authority import LIFE_S
+from swarm.pki.authority import AWAY_S, LIFE_S
 from swarm.pki.https import Https
 from swarm.pki.identity import RENEW_AT, Identity, Wallet, issue
+from swarm.pki.joining import DEFAULT_JOIN_PORT
 from swarm.pki.names import Principal, Role, scheduler_of
 from swarm.pki.passes import PassKey
 from swarm.pki.profiles import profile_folder
@@ -41,7 +42,6 @@ from swarm.types import PeerId
 from swarm.wire import members_pb2_grpc
 
 LOCAL_ADMIN, LOCAL_SCRAPER = "local", "local"
-DEFAULT_JOIN_PORT = 7949
 LIST_JOBS = "/swarm.wire.Jobs/List"  # who may call it may see the page
 LOOK_S = 60.0  # how often the ages of certificates are looked at
 
@@ -83,11 +83,12 @@ class Gatekeeper:
         log: Logger,
         life_s: float = LIFE_S,
         denied: Callable[[str], None] = lambda code: None,
+        grace_s: float = AWAY_S,
     ) -> Gatekeeper:
         """Read the book of members; at the first start, make the authority. InvalidConfig if a file cannot be used."""
         folder = data_dir / "pki"
         authority = await asyncio.to_thread(Succession.open, folder)
-        members = Members(authority, database, time.time, life_s)
+        members = Members(authority, database, time.time, life_s, grace_s)
         await members.load()
         return cls(members, authority, Audit(data_dir / "audit.jsonl", time.time), folder, log, denied)
 

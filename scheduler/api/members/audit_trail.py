@@ -70,13 +70,13 @@ class AuditTrail:
             self._write(who, method, f"{error.code} {error.message}")
             self._log.warning("refused", method=method, who=who, reason=error.message)
 
-    def joined(self, token: str, name: str, address: str, error: SwarmError | None = None) -> None:
-        """Somebody joined with a token, or was refused."""
+    def joined(self, method: str, who: str, name: str, address: str, error: SwarmError | None = None) -> None:
+        """Somebody joined with a token, or came back with a certificate that had ended, or was refused."""
         if error is not None:
             self._on_denied(error.code)
         if error is None or self._refused_joins.take(self._clock_s()):
             result = ALLOWED if error is None else f"{error.code} {error.message}"
-            self._write(f"token {token[:20]}", "Join", result, target=name, address=address)
+            self._write(who, method, result, target=name, address=address)
 
     def revoked(self, member: Member) -> None:
         """A member was taken out of the book, by an admin's call or by the scheduler itself."""

@@ -1,14 +1,14 @@
 """Joining without a certificate: over HTTPS, as gRPC cannot ask only some callers for a certificate.
 
 GET /v1/ca gives the authorities to anybody. POST /v1/join takes a token's secret and a request,
-and gives a certificate.
+and gives a certificate. POST /v1/renew takes a certificate that has ended in the place of the secret.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -16,7 +16,7 @@ from scheduler.storage.members.book import Members
 from swarm.errors import InvalidConfig, NotAdmitted, Refused, RetryElsewhere, SwarmError, UsageError
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE, JOIN_FAILURES_PER_S, Bucket
 from swarm.pki.identity import Identity
-from swarm.pki.joining import CA_PATH, JOIN_PATH
+from swarm.pki.joining import CA_PATH, JOIN_PATH, RENEW_PATH
 from swarm.process.http import REQUEST_S_MAX, BoundedServer, Door
 from swarm.process.logs import get_logger
 
@@ -32,9 +32,11 @@ class JoinEndpoint:
         scheduler: Callable[[], str],
         loop: asyncio.AbstractEventLoop,
         door: Door,
-        heard: Callable[[str, str, str, SwarmError | None], None] = lambda *_: None,
+        heard: Callable[[str, str, str, str, SwarmError | None], None] = lambda *_: None,
     ) -> None:
-        """`scheduler` gives the address where members go. `heard` is told of each join: token, name, address, error."""
+        """`scheduler` gives the address where members go. `heard` is told of each request: method, who asked as whom,
+        from which address, error.
+        """
         self._members = members
         self._scheduler = scheduler
         self._loop = loop
@@ -66,26 +68,43 @@ class JoinEndpoint:
 
     def join(self, body: bytes, address: str) -> dict[str, str]:
         """The answer to a join; BadToken, Refused, RetryElsewhere. Runs on the request's thread."""
-        asked = _asked(body)
-        failures = self._failures.get(address) or Bucket(JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE)
-        return self._ask_loop(self._join(asked, address, failures))
+        asked = _asked(body, ("id", "secret", "name", "csr"))
 
-    async def _join(self, asked: dict[str, str], address: str, failures: Bucket) -> dict[str, str]:
+        async def work() -> bytes:
+            return await self._members.join(asked["id"], asked["secret"], asked["name"], asked["csr"].encode())
+
+        return self._ask_loop(self._answer(work, "Join", f"token {asked['id'][:20]}", asked["name"], address))
+
+    def renew(self, body: bytes, address: str) -> dict[str, str]:
+        """The answer to whoever comes back with a certificate that has ended; NotAdmitted, Refused, RetryElsewhere.
+        Runs on the request's thread.
+        """
+        asked = _asked(body, ("certificate", "csr"))
+
+        async def work() -> bytes:
+            return await self._members.renew_ended(asked["certificate"].encode(), asked["csr"].encode())
+
+        return self._ask_loop(self._answer(work, "RenewEnded", "a certificate", "", address))
+
+    async def _answer(
+        self, work: Callable[[], Awaitable[bytes]], method: str, who: str, name: str, address: str
+    ) -> dict[str, str]:
+        failures = self._failures.get(address) or Bucket(JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE)
         if address in self._failures and not failures.take(self._loop.time()):
             raise RetryElsewhere("too many joins failed from this address", hint="wait a minute, then try again")
         try:
-            pem = await self._members.join(asked["id"], asked["secret"], asked["name"], asked["csr"].encode())
+            pem = await work()
         except (NotAdmitted, Refused, UsageError) as error:
             if len(self._failures) >= _ADDRESSES_MAX:
                 self._failures.clear()
             self._failures[address] = failures
-            self._log.warning("join refused", address=address, token=asked["id"][:20], reason=error.message)
-            self._heard(asked["id"], asked["name"], address, error)
+            self._log.warning("join refused", address=address, by=who, reason=error.message)
+            self._heard(method, who, name, address, error)
             raise
         self._failures.pop(address, None)
-        name = Identity(b"", pem, b"").principal
-        self._log.info("joined", address=address, token=asked["id"], name=name.name)
-        self._heard(asked["id"], f"{name.role}/{name.name}", address, None)
+        joined = Identity(b"", pem, b"").principal
+        self._log.info("joined", address=address, by=who, name=joined.name)
+        self._heard(method, who, f"{joined.role}/{joined.name}", address, None)
         return {"certificate": pem.decode(), "ca": self._members.authority.pem.decode(), "scheduler": self._scheduler()}
 
     def _ask_loop(self, question: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
@@ -101,14 +120,14 @@ class JoinEndpoint:
             raise RetryElsewhere("the scheduler is busy", hint="try again") from None
 
 
-def _asked(body: bytes) -> dict[str, str]:
+def _asked(body: bytes, keys: Sequence[str]) -> dict[str, str]:
     try:
         asked = json.loads(body)
-        wanted = {key: asked[key] for key in ("id", "secret", "name", "csr")}
+        wanted = {key: asked[key] for key in keys}
     except (ValueError, KeyError, TypeError, RecursionError):
         wanted = {}
     if not wanted or not all(isinstance(value, str) and value.isascii() for value in wanted.values()):
-        raise Refused("a join is JSON with id, secret, name and csr, all of them ASCII")
+        raise Refused(f"this request is JSON with {', '.join(keys)}, all of them ASCII")
     return wanted
 
 
@@ -122,17 +141,18 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == CA_PATH:
             self._reply(200, self.endpoint.authority())
         else:
-            self._fail(404, Refused(f"here are {CA_PATH} and {JOIN_PATH}"))
+            self._fail(404, Refused(f"here are {CA_PATH}, {JOIN_PATH} and {RENEW_PATH}"))
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         # As many digits as int() reads, and only those that it knows.
         is_number = length.isascii() and length.isdigit() and len(length) < 10
-        if self.path != JOIN_PATH or not is_number or int(length) > JOIN_BODY_BYTES_MAX:
-            self._fail(400, Refused(f"post at most {JOIN_BODY_BYTES_MAX} bytes to {JOIN_PATH}"))
+        take = {JOIN_PATH: self.endpoint.join, RENEW_PATH: self.endpoint.renew}.get(self.path)
+        if take is None or not is_number or int(length) > JOIN_BODY_BYTES_MAX:
+            self._fail(400, Refused(f"post at most {JOIN_BODY_BYTES_MAX} bytes to {JOIN_PATH} or {RENEW_PATH}"))
             return
         try:
-            self._reply(200, self.endpoint.join(self.rfile.read(int(length)), self.client_address[0]))
+            self._reply(200, take(self.rfile.read(int(length)), self.client_address[0]))
         except RetryElsewhere as error:
             self._fail(429, error)
         except SwarmError as error:

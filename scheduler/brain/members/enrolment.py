@@ -1,4 +1,4 @@
-"""Enrolment: decides by token, book of members, name, key and time who may become a member."""
+"""Enrolment: decides by token, book of members, name, key and time who may become a member, or come back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from swarm.errors import BadToken, Revoked
-from swarm.pki.names import Role, check_name
+from swarm.errors import BadToken, CertificateEnded, Revoked
+from swarm.pki.names import Principal, Role, check_name
+from swarm.text import duration
 from swarm.types import DEFAULT_PROJECT
 
 
@@ -92,6 +93,32 @@ def grant_join(token: Token | None, book: Book, name: str, fingerprint: str, now
     _check_free(token, known, now_unix_s)
     joined_json = json.dumps(joined | {name: fingerprint})
     return Grant(newcomer, replace(token, uses_left=token.uses_left - 1, joined_json=joined_json))
+
+
+def grant_return(
+    known: Member | None, principal: Principal, fingerprint: str, now_unix_s: float, life_s: float, grace_s: float
+) -> Member:
+    """The member that gets a younger certificate for this key, of which the last one has ended; Revoked,
+    CertificateEnded.
+
+    It ended less than `grace_s` ago, and the name got no certificate since. So the key is the newest, or the answer
+    that brought a newer one was lost: an older key, such as one in a forgotten copy, is good for nothing.
+    """
+    hint = f"ask for a new token: swarm token create --role {principal.role} --name {principal.name}; then join again"
+    if known is None:
+        raise CertificateEnded(f"{principal} is not in the book of members", hint=hint)
+    if known.is_revoked:
+        raise Revoked(f"{principal} was revoked: {known.reason or 'no reason given'}", hint="ask an admin")
+    ended_unix_s = known.keys.get(fingerprint)
+    if ended_unix_s is None or known.ends_unix_s - life_s >= ended_unix_s:
+        raise CertificateEnded(f"{principal} has another key since", hint=hint)
+    if now_unix_s >= ended_unix_s + grace_s:
+        raise CertificateEnded(
+            f"the certificate of {principal} ended {duration(now_unix_s - ended_unix_s)} ago; this scheduler renews "
+            + (f"what ended less than {duration(grace_s)} ago" if grace_s else "none that has ended"),
+            hint=hint,
+        )
+    return known
 
 
 def _check_free(token: Token, known: Member | None, now_unix_s: float) -> None:

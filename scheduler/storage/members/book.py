@@ -15,15 +15,24 @@ from operator import itemgetter
 import sqlalchemy as sa
 
 from scheduler.brain.members.access import check_role
-from scheduler.brain.members.enrolment import Member, Token, grant_join
+from scheduler.brain.members.enrolment import Member, Token, grant_join, grant_return
 from scheduler.brain.members.projects import Person
 from scheduler.storage.database import Database
-from swarm.errors import CertificateEnded, NotFound, Refused, Revoked, RoleForbids, UsageError
+from swarm.errors import (
+    CertificateEnded,
+    InvalidConfig,
+    NotAdmitted,
+    NotFound,
+    Refused,
+    Revoked,
+    RoleForbids,
+    UsageError,
+)
 from swarm.limits import MEMBERS_MAX, TOKENS_MAX
 from swarm.pki import keys
-from swarm.pki.authority import LIFE_S, Signer
+from swarm.pki.authority import AWAY_S, LIFE_S, Signer
 from swarm.pki.identity import Identity, issue
-from swarm.pki.names import MEMBERS, PEOPLE, Principal, Role, check_name
+from swarm.pki.names import MEMBERS, PEOPLE, Principal, Role, check_name, principal_of
 from swarm.pki.tokens import JoinLine, new_line, secret_hash
 from swarm.rpc.guard import Caller
 from swarm.types import DEFAULT_PROJECT, PeerId
@@ -60,11 +69,17 @@ class Members:
     """All certificates come from here. Every method raises a SwarmError that names the way out."""
 
     def __init__(
-        self, authority: Signer, database: Database, wall_s: Callable[[], float], life_s: float = LIFE_S
+        self,
+        authority: Signer,
+        database: Database,
+        wall_s: Callable[[], float],
+        life_s: float = LIFE_S,
+        grace_s: float = AWAY_S,
     ) -> None:
-        """`life_s`: how long a certificate is good for."""
+        """`life_s`: how long a certificate is good for; `grace_s`: how long after its end it is still renewed."""
         self.authority = authority
         self.life_s = life_s
+        self._grace_s = grace_s
         self._database = database
         self._wall_s = wall_s
         self._members: dict[tuple[Role, str], Member] = {}
@@ -161,6 +176,28 @@ class Members:
             known = self._members[caller.principal.role, caller.principal.name]
             return await self._certify(key, known)
 
+    async def renew_ended(self, certificate_pem: bytes, csr_pem: bytes) -> bytes:
+        """A younger certificate for the same name and key, for whoever was away until the last one ended.
+
+        The request proves that its sender holds the key. NotAdmitted, Refused, CertificateEnded, Revoked.
+        """
+        key = keys.requested_key(csr_pem)
+        try:
+            shown = keys.read_certificate(certificate_pem)
+            if not keys.is_issued_by(shown, keys.read_certificates(self.authority.pem)):
+                raise NotAdmitted("the certificate is not of this swarm", hint="join again, with a new token")
+            principal = principal_of(keys.uris(shown))
+            fingerprint = keys.fingerprint(key)
+            if keys.fingerprint(keys.public_key(shown)) != fingerprint:
+                raise NotAdmitted(f"the request is not signed with the key of the certificate of {principal}")
+        except InvalidConfig:
+            raise Refused("this is no certificate") from None
+        async with self._changing:
+            known = self._members.get((principal.role, principal.name))
+            now_unix_s = self._wall_s()
+            member = grant_return(known, principal, fingerprint.hex(), now_unix_s, self.life_s, self._grace_s)
+            return await self._certify(key, member)
+
     async def join(self, id: str, secret: str, name: str, csr_pem: bytes) -> bytes:
         """A certificate for the holder of a token; BadToken for others."""
         key = keys.requested_key(csr_pem)
@@ -246,10 +283,10 @@ class Members:
         return max((one.ends_unix_s for one in self._members.values() if not one.is_revoked), default=0.0)
 
     def of_project(self, project: str) -> tuple[int, int]:
-        """How many people of the project can come in, and how many tokens let more of them join."""
+        """How many people of the project can come in or come back, and how many tokens let more of them join."""
         now_unix_s = self._wall_s()
         people = [one for one in self._members.values() if one.role in PEOPLE and one.project == project]
-        able = [one for one in people if not one.is_revoked and one.ends_unix_s > now_unix_s]
+        able = [one for one in people if not one.is_revoked and one.ends_unix_s + self._grace_s > now_unix_s]
         return len(able), sum(one.project == project for one in self.tokens())
 
     def members(self) -> list[Member]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +14,18 @@ import pytest
 from rich.console import Console
 
 from client import connection
-from client.connection import Scheduler, printed
+from client.connection import Scheduler, identity_for, printed
 from client.records import Job, Peer, record
+from client.shell import Shell
 from client.views import job_table, jobs_table, peers_table
-from swarm.errors import Crowded
+from swarm.errors import Crowded, SchedulerUnreachable
+from swarm.pki import joining
+from swarm.pki.identity import Application
+from swarm.pki.joining import JOINS_FILE, join
+from swarm.pki.names import Role
+from swarm.pki.profiles import profile_folder
 from swarm.wire import jobs_pb2 as pb
+from tests.support.members import Clock, caller_of, scheduler_side
 
 EVIL = "\x1b]0;owned\x07\x1b[2J[/x][bold]\u202e"
 
@@ -77,3 +87,30 @@ def test_whoever_follows_waits_for_a_place_as_the_job_goes_on(scheduler: Schedul
     assert [view.id for view in scheduler.follow("job", said.append)] == ["job"]
     assert len(tries) == 3
     assert said == ["the job goes on, but 64 of your calls follow jobs already; waiting for a place"]
+
+
+async def test_a_person_who_was_away_for_a_week_goes_on_without_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a day without use a person had to ask an admin for a new token."""
+    monkeypatch.setenv("SWARM_PROFILES", str(tmp_path / "profiles"))
+    clock = Clock(time.time() - 8 * 86400.0)
+    async with scheduler_side(tmp_path / "data") as side:
+        monkeypatch.setattr(side.members, "_wall_s", clock)
+        monkeypatch.setattr(joining, "_date", lambda text: clock.unix_s)
+        line = await side.token(Role.SUBMITTER)
+        joined = await asyncio.to_thread(join, line, "ann", Application("ann"), clock)
+        folder = profile_folder("127.0.0.1:1")
+        joined.identity.save(folder)
+        (folder / JOINS_FILE).write_text(line.address)
+        clock.unix_s = time.time()
+        assert joined.identity.ends_unix_s < clock.unix_s - 6 * 86400.0
+        shell = Shell(scheduler="127.0.0.1:1")
+        renewed_now = await asyncio.to_thread(identity_for, shell)
+        assert renewed_now is not None
+        side.members.check(caller_of(renewed_now.certificate_pem), "/swarm.wire.Jobs/List")
+        assert await asyncio.to_thread(identity_for, shell) == renewed_now
+    joined.identity.save(folder)
+    monkeypatch.setattr(joining, "DEFAULT_JOIN_PORT", 1)
+    with pytest.raises(SchedulerUnreachable, match=r"no scheduler answers at 127.0.0.1:1"):
+        await asyncio.to_thread(identity_for, shell)

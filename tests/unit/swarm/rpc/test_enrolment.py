@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +15,18 @@ import pytest
 from swarm.errors import (
     BadToken,
     CertificateEnded,
+    ClocksDiffer,
     InvalidConfig,
     NotAdmitted,
     Revoked,
     SchedulerUnreachable,
+    SwarmError,
     WrongSwarm,
 )
-from swarm.pki.authority import LIFE_S, Authority
-from swarm.pki.identity import Identity, Wallet
+from swarm.pki import joining
+from swarm.pki.authority import AWAY_S, LIFE_S, Authority
+from swarm.pki.identity import Application, Identity, Wallet
+from swarm.pki.joining import JOINS_FILE
 from swarm.pki.names import Principal, Role
 from swarm.pki.profiles import profile_folder
 from swarm.pki.succession import Succession
@@ -28,10 +35,11 @@ from swarm.rpc import enrolment as module
 from swarm.rpc.enrolment import Enrolment
 from swarm.rpc.members import renewed, vouched
 from swarm.types import PeerId
-from tests.support.members import Clock, SchedulerSide, identity_of, scheduler_side
+from tests.support.members import Clock, SchedulerSide, caller_of, identity_of, scheduler_side
 
 PEER = PeerId("gpu-1")
 OTHERS = Authority.new(time.time())
+DAY_S = 86400.0
 
 
 @pytest.fixture(autouse=True)
@@ -174,11 +182,158 @@ async def test_a_certificate_that_has_ended_is_replaced_where_that_can_be(
         await side.members.revoke(PEER, "to free the name")
         without_profile(side, monkeypatch, tmp_path)
         enrolment, wallet = enrolling(tmp_path / "joined")
-        with pytest.raises(CertificateEnded, match=r"ended 0\.0 days ago"):
+        with pytest.raises(CertificateEnded, match=r"ended 1m0.s ago"):
             await enrolment.admit(side.address)
         await enrolment.join(await side.token())
         await enrolment.admit(side.address)
         assert await works(side, wallet.identity)
+
+
+@dataclass
+class Away:
+    """A stage server on another machine that joined with a token and was switched off until its certificate ended."""
+
+    side: SchedulerSide
+    folder: Path
+    clock: Clock
+    first: Identity
+
+    async def comes_back(self) -> Identity:
+        """It starts again, with nothing but its folder."""
+        enrolment, wallet = enrolling(self.folder, self.clock)
+        await enrolment.admit(self.side.address)
+        assert wallet.identity is not None
+        return wallet.identity
+
+
+@asynccontextmanager
+async def away_for(
+    days: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float = AWAY_S
+) -> AsyncIterator[Away]:
+    """Clocks of both sides stand `days` after the end of its certificate."""
+    clock = Clock(time.time())
+    async with scheduler_side(tmp_path / "data") as side:
+        monkeypatch.setattr(side.members, "_wall_s", clock)
+        monkeypatch.setattr(side.members, "_grace_s", grace_s)
+        monkeypatch.setattr(side.admission._authority, "_wall_s", clock)
+        monkeypatch.setattr(joining, "_date", lambda text: clock.unix_s)
+        without_profile(side, monkeypatch, tmp_path)
+        monkeypatch.setattr(module, "is_loopback", lambda host: False)
+        enrolment, wallet = enrolling(tmp_path, clock)
+        await enrolment.join(await side.token())
+        assert wallet.identity is not None
+        clock.unix_s = wallet.identity.ends_unix_s + days * DAY_S
+        yield Away(side, tmp_path, clock, wallet.identity)
+
+
+async def test_a_stage_server_that_was_away_for_a_week_goes_on_without_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was silent for 20 s, and then wanted a new token from an admin; so did each machine and person."""
+    async with away_for(7, tmp_path, monkeypatch) as away:
+        renewed_now = await away.comes_back()
+        assert renewed_now.ends_unix_s > away.clock.unix_s
+        assert (renewed_now.key_pem, renewed_now.principal) == (away.first.key_pem, away.first.principal)
+        away.side.members.check(caller_of(renewed_now.certificate_pem), "/swarm.wire.Session/Attach")
+        assert Identity.load(tmp_path / "pki") == renewed_now
+
+
+async def test_one_whose_process_slept_past_the_end_goes_on_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with away_for(-1, tmp_path, monkeypatch) as away:
+        made = Renewing(monkeypatch, tmp_path)
+        made.enrolment._wall_s = away.clock
+        made.wallet._wall_s = away.clock
+        away.clock.unix_s = away.first.renews_unix_s - 1.0
+        await made.enrolment.admit(away.side.address)
+        away.clock.unix_s = away.first.ends_unix_s + 3 * DAY_S
+        renewing = asyncio.create_task(made.enrolment.renew())
+        async with asyncio.timeout(30):
+            await made.kept.wait()
+        renewing.cancel()
+        assert made.wallet.ends_unix_s > away.clock.unix_s
+
+
+@pytest.mark.parametrize(
+    ("days", "grace_days", "words"),
+    [
+        (30.1, 30, "ended 30d02h ago; this scheduler renews what ended less than 30d00h ago"),
+        (1.5, 0, r"ended 1d\d\dh ago; this scheduler renews none that has ended"),
+    ],
+    ids=["beyond the grace", "never"],
+)
+async def test_who_was_away_for_too_long_needs_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, grace_days: float, words: str
+) -> None:
+    async with away_for(days, tmp_path, monkeypatch, grace_days * DAY_S) as away:
+        with pytest.raises(CertificateEnded, match=words) as caught:
+            await away.comes_back()
+        assert "swarm token create --role stage-server --name gpu-1" in caught.value.hint
+
+
+async def test_who_was_revoked_while_away_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with away_for(7, tmp_path, monkeypatch) as away:
+        await away.side.members.revoke(PEER, "the machine was sold")
+        with pytest.raises(Revoked, match="the machine was sold"):
+            await away.comes_back()
+
+
+async def test_whose_name_was_given_anew_while_away_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with away_for(7, tmp_path, monkeypatch) as away:
+        other = Application(PEER)
+        line = await away.side.token()
+        await away.side.members.join(line.id, line.secret, PEER, other.request_pem)
+        with pytest.raises(CertificateEnded, match="has another key since"):
+            await away.comes_back()
+
+
+async def test_whose_clock_is_wrong_is_told_both_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with away_for(7, tmp_path, monkeypatch) as away:
+        enrolment, _ = enrolling(tmp_path, Clock(away.clock.unix_s + 2 * 3600.0))
+        with pytest.raises(ClocksDiffer, match="clocks differ by 2 h 00 min"):
+            await enrolment.admit(away.side.address)
+
+
+async def test_nothing_else_may_be_called_with_a_certificate_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with away_for(7, tmp_path, monkeypatch) as away:
+        with pytest.raises(CertificateEnded, match="good no more"):
+            await away.side.members.renew(caller_of(away.first.certificate_pem), Application(PEER).request_pem)
+        ended = identity_of(away.side.members.authority, Role.STAGE_SERVER, PEER, life_s=-60.0)
+        with pytest.raises(SwarmError):
+            await asyncio.to_thread(renewed, away.side.address, ended, 10.0)
+
+
+async def test_one_that_joined_before_the_address_was_kept_asks_beside_the_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with away_for(7, tmp_path, monkeypatch) as away:
+        (tmp_path / "pki" / JOINS_FILE).unlink()
+        monkeypatch.setattr(joining, "DEFAULT_JOIN_PORT", int(away.side.joins.rpartition(":")[2]))
+        assert (await away.comes_back()).ends_unix_s > away.clock.unix_s
+
+
+async def test_a_scheduler_that_does_not_answer_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with away_for(7, tmp_path, monkeypatch) as away:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        (tmp_path / "pki" / JOINS_FILE).write_text(f"127.0.0.1:{port}")
+        monkeypatch.setattr(joining, "DEFAULT_JOIN_PORT", port)
+        with pytest.raises(SchedulerUnreachable, match="has ended, and nobody takes joins at"):
+            await away.comes_back()
+
+
+async def test_a_rotation_meanwhile_keeps_nobody_out_while_the_old_authority_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with away_for(7, tmp_path, monkeypatch) as away:
+        authority = away.side.admission._authority
+        authority.rotate(LIFE_S, 0.0)
+        renewed_now = await away.comes_back()
+        assert set(renewed_now.pins) == {one.pin for one in authority.trusted}
+        assert len(renewed_now.pins) == 2
 
 
 async def test_a_scheduler_that_was_made_anew_at_the_same_address_vouches_anew(tmp_path: Path) -> None:

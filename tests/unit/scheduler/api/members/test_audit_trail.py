@@ -76,9 +76,9 @@ def test_a_call_that_was_allowed_and_failed_has_one_more_line(log: Log) -> None:
 
 def test_refused_calls_and_refused_joins_have_their_own_bounds(log: Log) -> None:
     for _ in range(2 * DENIALS_AT_ONCE):
-        log.trail.joined("abc", "gpu-1", "10.0.0.1", BadToken("no"))
+        log.trail.joined("Join", "token abc", "gpu-1", "10.0.0.1", BadToken("no"))
         log.trail.denied("/swarm.wire.Jobs/Get", "nobody", BadToken("no"))
-    log.trail.joined("abc", "gpu-1", "10.0.0.1")
+    log.trail.joined("Join", "token abc", "gpu-1", "10.0.0.1")
     assert len(log.lines()) == 2 * DENIALS_AT_ONCE + 1
     log.clock.unix_s += 1.0
     log.trail.denied("/swarm.wire.Jobs/Get", "nobody", BadToken("no"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ from swarm.errors import BadToken, InvalidConfig, Refused, RetryElsewhere, Wrong
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE
 from swarm.pki.authority import Authority
 from swarm.pki.https import Https
-from swarm.pki.identity import Application, Wallet
+from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import Joined, join
 from swarm.pki.names import Principal, Role
 from swarm.pki.tokens import JoinLine, secret_hash
@@ -161,6 +162,40 @@ async def test_a_body_that_is_no_join_is_refused_with_a_reason(tmp_path: Path) -
             assert (status, answer["code"]) == (403, Refused.code), body[:80]
             assert set(answer) == {"code", "message", "hint"}
         await served.join(await served.token())
+
+
+async def test_a_certificate_is_renewed_for_the_holder_of_its_key_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        joined, other = (await served.join(await served.token())).identity, Application("gpu-1")
+        csr = Application("gpu-1", joined.key_pem).request_pem
+        stranger = identity_of(Authority.new(0.0), Role.STAGE_SERVER, "gpu-1")
+        good = {"certificate": joined.certificate_pem.decode(), "csr": csr.decode()}
+        refusals = (
+            (good | {"csr": other.request_pem.decode()}, "E0500", "not signed with the key"),
+            (good | {"certificate": stranger.certificate_pem.decode()}, "E0500", "not of this swarm"),
+            (good | {"certificate": AUTHORITY.pem.decode()}, "E0500", "names nobody|not signed"),
+            (good | {"certificate": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END"}, Refused.code, "no certificate"),
+            (good | {"csr": "x"}, Refused.code, "no request"),
+            ({"csr": csr.decode()}, Refused.code, "JSON with certificate, csr"),
+            (good | {"csr": 3}, Refused.code, "JSON with certificate, csr"),
+        )
+        for asked, code, words in refusals:
+            served.endpoint._failures.clear()
+            status, answer = await served.ask("POST", "/v1/renew", json.dumps(asked).encode())
+            assert (status, answer["code"]) == (403, code), answer
+            assert re.search(words, answer["message"]), answer
+        status, answer = await served.ask("POST", "/v1/renew", json.dumps(good).encode())
+        assert status == 200
+        assert joined.principal == Identity(b"", answer["certificate"].encode(), b"").principal
+
+
+async def test_guessing_at_certificates_is_slowed_down_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "JOIN_FAILURES_PER_S", 0.0)
+    async with serving(tmp_path) as served:
+        stati = [(await served.ask("POST", "/v1/renew", b"{}"))[0] for _ in range(3)]
+        asked = json.dumps({"certificate": "x", "csr": "x"}).encode()
+        stati += [(await served.ask("POST", "/v1/renew", asked))[0] for _ in range(JOIN_FAILURES_AT_ONCE + 2)]
+        assert stati == [403] * (3 + JOIN_FAILURES_AT_ONCE + 1) + [429]
 
 
 async def test_a_body_of_an_odd_length_is_not_read(tmp_path: Path) -> None:

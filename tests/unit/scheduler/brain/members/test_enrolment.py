@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.brain.members.enrolment import Grant, Member, Token, grant_join
-from swarm.errors import BadToken, Revoked, SwarmError, UsageError
-from swarm.pki.names import Role
+from scheduler.brain.members.enrolment import Grant, Member, Token, grant_join, grant_return
+from swarm.errors import BadToken, CertificateEnded, Revoked, SwarmError, UsageError
+from swarm.pki.names import Principal, Role
 
 GPU = Role.STAGE_SERVER
 NOW_S = 1000.0
@@ -68,3 +68,40 @@ def test_a_token_for_one_name_gives_it_to_whoever_says_none() -> None:
 
 def test_who_joins_anew_is_of_the_new_tokens_project() -> None:
     assert asked(known=replace(ENDED, project="blue")).member.project == "red"
+
+
+GPU_1 = Principal("a" * 16, GPU, "gpu-1")
+LIFE_S, GRACE_S = 60.0, 600.0
+AWAY = replace(LIVES, keys={OTHER_KEY: NOW_S - 340.0, KEY: NOW_S - 300.0})  # KEY was renewed before the other ended
+
+
+def returned(known: Member | None = AWAY, key: str = KEY, now_s: float = NOW_S, grace_s: float = GRACE_S) -> Member:
+    return grant_return(known, GPU_1, key, now_s, LIFE_S, grace_s)
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER_KEY], ids=["the newest key", "the answer that brought it was lost"])
+def test_who_was_away_for_less_than_the_grace_comes_back(key: str) -> None:
+    assert returned(key=key) == AWAY
+    assert returned(key=KEY, now_s=NOW_S + 299.0) == AWAY
+
+
+STAY_OUT: dict[str, tuple[dict[str, object], type[SwarmError], str]] = {
+    "beyond the grace": ({"now_s": NOW_S + 300.0}, CertificateEnded, "renews what ended less than 10m00s ago"),
+    "no grace": ({"grace_s": 0.0}, CertificateEnded, "renews none that has ended"),
+    "not in the book": ({"known": None}, CertificateEnded, "is not in the book"),
+    "revoked while away": ({"known": replace(AWAY, revoked_unix_s=NOW_S - 1.0)}, Revoked, "was revoked"),
+    "another key": ({"key": "cc"}, CertificateEnded, "has another key since"),
+    "the name was given anew": ({"known": LIVES, "key": KEY}, CertificateEnded, "has another key since"),
+    "an old copy of a key that went on without it": (
+        {"known": replace(AWAY, keys={KEY: NOW_S - 300.0, OTHER_KEY: NOW_S - 240.0})},
+        CertificateEnded,
+        "has another key since",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STAY_OUT)
+def test_nobody_else_comes_back(case: str) -> None:
+    words, error, told = STAY_OUT[case]
+    with pytest.raises(error, match=told):
+        returned(**words)  # type: ignore[arg-type]
