@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 
-from swarm.data.apart import MEMORY_BYTES_MAX, FarTokenizer
-from swarm.data.tokenizer import Tokenizer
+from swarm.data.tokenizer import HuggingFaceTokenizer, Tokenizer
+from swarm.process.temporary import temporary_folder
 from swarm.text import printable
 
 LOOK_S_MAX = 15.0  # beyond what sending takes; the job waits for it
@@ -28,10 +26,7 @@ PROBE = (
 )
 # Run in a process of its own: the client has no torch. Code of a tokenizer's folder never runs.
 _PROGRAM = """
-import json, resource, sys
-hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-most = int(sys.argv[3]) if hard == resource.RLIM_INFINITY else min(int(sys.argv[3]), hard)
-resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+import json, sys
 from transformers import AutoTokenizer
 found = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True, trust_remote_code=False)
 print(json.dumps([type(found).__name__, found(sys.argv[2], add_special_tokens=False)["input_ids"]]))
@@ -45,14 +40,14 @@ def looking_at_auto_tokenizer(tokenizer: Tokenizer, family: str) -> Iterator[Cal
     The sentence is empty if it would not, and if transformers is not installed or cannot tell. Meanwhile a process
     looks, which ends with the block.
     """
-    if not isinstance(tokenizer, FarTokenizer) or find_spec("transformers") is None:
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or find_spec("transformers") is None:
         yield lambda: ""
         return
-    with tempfile.TemporaryDirectory(prefix="swarm-tokenizer-") as folder:
+    with temporary_folder("swarm-tokenizer-") as folder:
         for name, content in tokenizer.tokenizer_files().items():
-            Path(folder, name).write_bytes(content)
-        Path(folder, "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
-        command = [sys.executable, "-P", "-c", _PROGRAM, folder, PROBE, str(MEMORY_BYTES_MAX)]
+            (folder / name).write_bytes(content)
+        (folder / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
+        command = [sys.executable, "-P", "-c", _PROGRAM, str(folder), PROBE]
         quiet = subprocess.DEVNULL
         with subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True) as child:
             try:

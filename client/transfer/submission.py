@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from client.connection import Scheduler
 from client.records import Job, Peer
@@ -19,6 +17,7 @@ from swarm.hf.pretrained import check_weights, ground
 from swarm.job.changes import JOB_AND_STEP
 from swarm.job.islands import check_for_swarm
 from swarm.job.spec import JobSpec
+from swarm.process.temporary import temporary_folder
 from swarm.text import counted
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
@@ -56,9 +55,9 @@ def _send(
     start: Checkpoint | None,
     told_of_tokenizer: Callable[[], str] = lambda: "",
 ) -> Job:
-    with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
+    with temporary_folder("swarm-tokens-") as folder:
         with bytes_bar(shell, "tokenising") as advance:
-            manifest = tokenise(spec, Path(folder), advance, corpus)
+            manifest = tokenise(spec, folder, advance, corpus)
         shell.say(
             f"{manifest.tokens} tokens in {counted(len(manifest.shards), 'shard')}, "
             f"unigram entropy {manifest.unigram_entropy:.3f} nats"

@@ -1,14 +1,14 @@
-"""A job's data before it is read: which sources, which tokenizer, and which process reads them."""
+"""A job's data before it is read: which sources, and which tokenizer. Then all of it, as token shards."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.data.apart import ReaderProcess
 from swarm.data.documents import Source, find_sources
+from swarm.data.patience import patience
 from swarm.data.shards import TokenisingProgress, TokenManifest, write_shards
-from swarm.data.tokenizer import FoundTokenizer, Tokenizer, find_tokenizer
+from swarm.data.tokenizer import Tokenizer, load_tokenizer
 from swarm.errors import InvalidConfig
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
@@ -16,14 +16,10 @@ from swarm.job.spec import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The sources of a job, and the tokenizer for their texts.
-
-    Files and rules that could take all time or all memory are read by a process of their own, the `reader`.
-    """
+    """The sources of a job, and the tokenizer for their texts."""
 
     sources: tuple[Source, ...]
     tokenizer: Tokenizer
-    reader: ReaderProcess | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -45,21 +41,18 @@ def open_corpus(spec: JobSpec) -> Corpus:
         raise InvalidConfig(
             "data.packing = false needs texts; token ids (.bin) are used as they are", hint="leave data.packing out"
         )
-    found = find_tokenizer(spec, ids_given=ids_given)
-    if isinstance(found, FoundTokenizer):
-        reader = ReaderProcess(spec)
-        return Corpus(sources, reader.load(found), reader)
-    return Corpus(sources, found, ReaderProcess(spec) if any(source.unpacks for source in sources) else None)
+    with patience() as waiting:
+        waiting.begin(lambda: f"the tokenizer {spec.model.tokenizer or spec.model.id} is loaded")
+        return Corpus(sources, load_tokenizer(spec, ids_given=ids_given))
 
 
 def tokenise(
     spec: JobSpec, out_dir: Path, progress: TokenisingProgress | None = None, corpus: Corpus | None = None
 ) -> TokenManifest:
-    """Write the token shards of `spec.data.source` into `out_dir`, as `write_shards`, wherever they are read."""
+    """Write the token shards of `spec.data.source` into `out_dir`, as `write_shards`."""
     corpus, report = corpus or open_corpus(spec), progress or _unheard
-    if corpus.reader is not None:
-        return corpus.reader.tokenise(corpus.sources, out_dir, report)
-    return write_shards(spec, out_dir, corpus.sources, corpus.tokenizer, report)
+    with patience() as waiting:
+        return write_shards(spec, out_dir, corpus.sources, corpus.tokenizer, report, waiting)
 
 
 def _unheard(done_bytes: int, total_bytes: int) -> None:

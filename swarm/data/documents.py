@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.data.batches import TOKEN_DTYPES
+from swarm.data.room import check_room, page_bytes
 from swarm.errors import InvalidConfig, InvalidData
 from swarm.job.spec import DataSection
 from swarm.text import first_line
@@ -44,11 +46,15 @@ _SAVED_MARKS = ("state.json", "dataset_dict.json")  # what save_to_disk writes
 
 
 class TextPiece(NamedTuple):
-    """A text or a part of one; `ends` closes the text, `done_bytes` is how much of the source has been read."""
+    """A text or a part of one; `ends` closes the text, `done_bytes` is how much of the source has been read.
+
+    `at` is the line (from 1), the row (from 0) or, for plain text, the byte in the source.
+    """
 
     text: str
     ends: bool
     done_bytes: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +65,17 @@ class Source:
     format: str
     size_bytes: int
 
+    def behind(self, at: int, what: str = "") -> str:
+        """Words for what is read behind the place `at` of a piece."""
+        return f"{self.path}, {f'{what} ' if what else ''}behind {self._unit} {at}"
+
+    def between(self, first: int, last: int) -> str:
+        """Words for what lies between the places of two pieces."""
+        return f"{self.path}, {self._unit} {first}{f' to {last}' if last > first else ''}"
+
     @property
-    def unpacks(self) -> bool:
-        """Whether a few of its bytes may become many, by a library that says not how many."""
-        return self.format in ("parquet", "hf") or self.path.suffix.lower() in _COMPRESSED
+    def _unit(self) -> str:
+        return {"text": "byte", "jsonl": "line"}.get(self.format, "row")
 
 
 def find_sources(section: DataSection) -> list[Source]:
@@ -200,7 +213,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _plain(path: Path) -> Iterator[TextPiece]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    position, held, held_bytes = 0, [], 0
+    position, held, held_bytes, at = 0, [], 0, 0
     try:
         with path.open("rb") as file:
             while block := file.read(READ_BYTES):
@@ -211,8 +224,8 @@ def _plain(path: Path) -> Iterator[TextPiece]:
                 if held_bytes > CUT_BYTES:
                     text = "".join(held)
                     cut = _line_end(text, 0, len(text) - 1)
-                    yield TextPiece(text[:cut], False, position)
-                    held, held_bytes = [text[cut:]], len(text) - cut
+                    yield TextPiece(text[:cut], False, position, at)
+                    held, held_bytes, at = [text[cut:]], len(text) - cut, position
             held_back = len(decoder.getstate()[0])
             decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
@@ -220,7 +233,7 @@ def _plain(path: Path) -> Iterator[TextPiece]:
             f"{path} is not UTF-8: byte {position - held_back + error.start}",
             hint="convert the file to UTF-8, or choose data.source so that it is left out",
         ) from None
-    yield TextPiece("".join(held), True, position)
+    yield TextPiece("".join(held), True, position, at)
 
 
 def _json_lines(path: Path, text_field: str) -> Iterator[TextPiece]:
@@ -248,7 +261,7 @@ def _json_lines(path: Path, text_field: str) -> Iterator[TextPiece]:
             text = _text(values[text_field], f'{where}: field "{text_field}"')
             if b"\\u" in line:  # half a surrogate pair is JSON, but no text
                 _check_encodes(text, where)
-            yield from _whole(text, raw.tell())
+            yield from _whole(text, raw.tell(), number)
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
@@ -279,13 +292,17 @@ def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
     arrow = load_extra("pyarrow", f"reading {source.path}")
     parquet = load_extra("pyarrow.parquet", f"reading {source.path}")
     try:
-        with parquet.ParquetFile(source.path) as file:
-            _check_column(arrow, str(source.path), file.schema_arrow, text_field)
-            rows, row = max(1, file.metadata.num_rows), 0
-            for batch in file.iter_batches(batch_size=_rows_at_once(file.metadata, text_field), columns=[text_field]):
-                done_bytes = source.size_bytes * (row + batch.num_rows) // rows
-                yield from _column(batch.column(0), str(source.path), text_field, row, done_bytes)
-                row += batch.num_rows
+        metadata = parquet.read_metadata(source.path)
+        _check_column(arrow, str(source.path), metadata.schema.to_arrow_schema(), text_field)
+        reads = parquet.ParquetFile(source.path, metadata=metadata, buffer_size=READ_BYTES)
+        with reads as file, source.path.open("rb") as raw:
+            rows, row = max(1, metadata.num_rows), 0
+            for number in range(metadata.num_row_groups):
+                at_once = _rows_at_once(source, metadata.row_group(number), raw, text_field, row)
+                for batch in file.iter_batches(batch_size=at_once, row_groups=[number], columns=[text_field]):
+                    done_bytes = source.size_bytes * (row + batch.num_rows) // rows
+                    yield from _column(batch.column(0), str(source.path), text_field, row, done_bytes)
+                    row += batch.num_rows
     except MemoryError:  # pyarrow's is both
         raise
     except arrow.ArrowException as error:
@@ -295,14 +312,20 @@ def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
         ) from error
 
 
-def _rows_at_once(metadata: Any, text_field: str) -> int:
-    """How many rows of a Parquet file to hold at a time: no more than hold TABLE_BYTES_MAX, as its row groups say."""
+def _rows_at_once(source: Source, group: Any, raw: BinaryIO, text_field: str, row: int) -> int:
+    """How many rows of a row group to hold at a time: no more than hold TABLE_BYTES_MAX, by its own words.
+
+    Each row may be the whole dictionary. InvalidData if there is no memory for the largest page.
+    """
     rows = ROWS
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        columns = [group.column(at) for at in range(group.num_columns)]
-        size_bytes = sum(one.total_uncompressed_size for one in columns if one.path_in_schema == text_field)
-        rows = min(rows, TABLE_BYTES_MAX * max(1, group.num_rows) // max(1, size_bytes))
+    for chunk in (group.column(at) for at in range(group.num_columns)):
+        if chunk.path_in_schema != text_field:
+            continue
+        pages = page_bytes(raw, chunk)
+        check_room(partial(source.behind, row, "a page"), max(pages, default=0))
+        rows = min(rows, TABLE_BYTES_MAX * max(1, group.num_rows) // max(1, chunk.total_uncompressed_size))
+        if chunk.has_dictionary_page and pages:
+            rows = min(rows, TABLE_BYTES_MAX // max(1, pages[0]))
     return max(1, rows)
 
 
@@ -374,21 +397,21 @@ def _column(column: Any, where: str, text_field: str, first_row: int, done_bytes
             f'{where}: column "{text_field}", rows {first_row} to {first_row + len(column) - 1}, is not UTF-8'
         ) from None
     for row, value in enumerate(values, start=first_row):
-        yield from _whole(_text(value, f'{where}, row {row}: column "{text_field}"'), done_bytes)
+        yield from _whole(_text(value, f'{where}, row {row}: column "{text_field}"'), done_bytes, row)
 
 
 # All -----------------------------------------------------------------------------------------------------------------
 
 
-def _whole(text: str, done_bytes: int) -> Iterator[TextPiece]:
+def _whole(text: str, done_bytes: int, at: int) -> Iterator[TextPiece]:
     """The pieces of a text that is in memory; none if it is empty."""
     start = 0
     while len(text) - start > CUT_BYTES:
         cut = _line_end(text, start, start + CUT_BYTES)
-        yield TextPiece(text[start:cut], False, done_bytes)
+        yield TextPiece(text[start:cut], False, done_bytes, at)
         start = cut
     if text:
-        yield TextPiece(text[start:], True, done_bytes)
+        yield TextPiece(text[start:], True, done_bytes, at)
 
 
 def _line_end(text: str, start: int, stop: int) -> int:

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from swarm.data.batches import TOKEN_DTYPES, split_samples
 from swarm.data.documents import Source, TextPiece, read_ids, read_texts
+from swarm.data.patience import Patience
+from swarm.data.room import check_room
 from swarm.data.tokenizer import Ids, Tokenizer
 from swarm.errors import InvalidData
 from swarm.job.spec import JobSpec
@@ -58,30 +61,29 @@ def write_shards(
     sources: Sequence[Source],
     tokenizer: Tokenizer,
     report: TokenisingProgress,
-    begins: Callable[[Source], None] = lambda source: None,
+    waiting: Patience | None = None,
 ) -> TokenManifest:
     """Write the token shards of the sources into `out_dir` (made if missing), each named by its hash.
 
     Documents follow one another, each closed by the end-of-text token. Without packing each begins at a multiple of the
     sequence length, and the gap before it is filled with that token. Ids (.bin) are taken as they are. The same sources
     and tokenizer files give the same shards on every machine. InvalidData if a source cannot be read or has no text, if
-    an id is beyond the vocabulary, or if there are fewer tokens than one sample needs. `begins` hears of each source.
+    an id is beyond the vocabulary, or if there are fewer tokens than one sample needs. `waiting` hears of each piece.
     """
     total_bytes = sum(source.size_bytes for source in sources)
     dtype = "uint16" if tokenizer.vocabulary_size <= 1 << 16 else "uint32"
-    row = _Row(tokenizer, 1 if spec.data.packing else spec.data.sequence_length)
+    row = _Row(tokenizer, 1 if spec.data.packing else spec.data.sequence_length, waiting or Patience())
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         with _ShardWriter(out_dir, TOKEN_DTYPES[dtype], spec.data.upload_shard_bytes) as writer:
             before_bytes = 0
             for source in sources:
-                begins(source)
                 parts: Iterator[tuple[Ids, int]]
                 if source.format == "bin":
                     read = read_ids(source, spec.data.bin_dtype, tokenizer.vocabulary_size)
                     parts = ((row.given(ids), done_bytes) for ids, done_bytes in read)
                 else:
-                    parts = row.of(read_texts(source, spec.data))
+                    parts = row.of(source, read_texts(source, spec.data))
                 for ids, done_bytes in parts:
                     writer.write(ids)
                     report(min(before_bytes + done_bytes, total_bytes), total_bytes)
@@ -105,23 +107,19 @@ class _Row:
     `counts` says how often each id occurs, padding left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, multiple: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, multiple: int, waiting: Patience) -> None:
+        self._waiting = waiting
         self.counts = np.zeros(tokenizer.vocabulary_size, dtype=np.int64)
         self._tokenizer = tokenizer
         self._multiple = multiple
         self._length = 0  # of the text so far
 
-    def of(self, pieces: Iterable[TextPiece]) -> Iterator[tuple[Ids, int]]:
+    def of(self, source: Source, pieces: Iterable[TextPiece]) -> Iterator[tuple[Ids, int]]:
         """The ids of the texts in order, many at a time, with the bytes of the source read so far."""
-        held: list[TextPiece] = []
-        characters = 0
-        for piece in pieces:
-            held.append(piece)
-            characters += len(piece.text)
-            if characters >= BATCH_CHARACTERS or len(held) >= BATCH_TEXTS:
-                yield self._laid(held), piece.done_bytes
-                held, characters = [], 0
-        if held:
+        for held in _batches(pieces, lambda at: self._waiting.begin(partial(source.behind, at))):
+            where = partial(source.between, held[0].at, held[-1].at)
+            self._waiting.begin(where)
+            check_room(where, self._tokenizer.bytes_per_character * sum(len(piece.text) for piece in held))
             yield self._laid(held), held[-1].done_bytes
 
     def given(self, ids: Ids) -> Ids:
@@ -156,6 +154,22 @@ class _Row:
 
     def _closing(self, count: int) -> Ids:
         return np.full(count, self._tokenizer.end_of_text if count else 0, dtype=np.uint32)
+
+
+def _batches(pieces: Iterable[TextPiece], reads: Callable[[int], None]) -> Iterator[list[TextPiece]]:
+    """The pieces that are encoded together; `reads` hears behind which place the next ones are looked for."""
+    held: list[TextPiece] = []
+    characters = 0
+    reads(0)
+    for piece in pieces:
+        held.append(piece)
+        characters += len(piece.text)
+        if characters >= BATCH_CHARACTERS or len(held) >= BATCH_TEXTS:
+            yield held
+            reads(piece.at)
+            held, characters = [], 0
+    if held:
+        yield held
 
 
 class _ShardWriter:

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -44,35 +43,22 @@ class Tokenizer(Protocol):
     def start(self) -> Ids:
         """The ids that every text begins with."""
 
+    @property
+    def bytes_per_character(self) -> int:
+        """The memory that it takes to encode a text."""
+
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer's files for the model's folder, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundTokenizer:
-    """The files of a tokenizer, not read yet; `where` names it in errors. Without a tokenizer.json none is needed."""
-
-    files: dict[str, bytes]
-    where: str
-
-    def load(self, packing: bool) -> HuggingFaceTokenizer:
-        """Read it. Its rules may take for ever, so do that in a process of its own (swarm/data/apart.py)."""
-        return HuggingFaceTokenizer(self.files, self.where, packing)
-
-
 def load_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> Tokenizer:
-    """The tokenizer that the job names, read here; as `find_tokenizer`. InvalidConfig also if it has no end of text."""
-    found = find_tokenizer(spec, ids_given=ids_given)
-    return found.load(spec.data.packing) if isinstance(found, FoundTokenizer) else found
-
-
-def find_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> FoundTokenizer | ByteTokenizer | NoTokenizer:
     """The tokenizer that `spec.model.tokenizer` names: "byte", a local folder or a hub id.
 
     If the name is empty it is that of `model.id`; without both it is "byte". With `ids_given` the data are token ids
-    already, so a tokenizer is needed only if the job names one. InvalidConfig if there is no such tokenizer.
+    already, so a tokenizer is needed only if the job names one. InvalidConfig if there is no such tokenizer, or if it
+    has no end of text. The rules of a tokenizer may take for ever: call this inside `patience`.
     """
     model = spec.model
     name, where = model.tokenizer or model.id, f'model.tokenizer = "{model.tokenizer}"'
@@ -91,7 +77,7 @@ def find_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> FoundTokenizer 
     files = read_tokenizer_files(folder)
     if ids_given and not model.tokenizer and "tokenizer.json" not in files:
         return NoTokenizer(spec)
-    return FoundTokenizer(files, where)
+    return HuggingFaceTokenizer(files, where, spec.data.packing)
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
@@ -114,6 +100,7 @@ class NoTokenizer:
     """Stands in for a tokenizer if the data are token ids and the job does not say which tokenizer made them."""
 
     end_of_text = NO_END_OF_TEXT
+    bytes_per_character = 0
 
     def __init__(self, spec: JobSpec) -> None:
         size = spec.model.config.get("vocab_size")
@@ -139,6 +126,8 @@ class HuggingFaceTokenizer:
     the eos_token. Without an eos_token there must be a pad_token, and only `packing = false` works. Special tokens that
     are written out in a text become special tokens, as in transformers, unless `split_special_tokens` is set.
     """
+
+    bytes_per_character = 150
 
     def __init__(self, files: Mapping[str, bytes], where: str, packing: bool) -> None:
         self._files = dict(files)
@@ -198,8 +187,9 @@ class HuggingFaceTokenizer:
     def _start(self) -> Ids:
         """The ids that the template puts in front of a text; those behind a text are replaced by the end of text."""
         with _ruled(self._where):
-            plain = self._tokenizer.encode("a", add_special_tokens=False).ids
-            whole = self._tokenizer.encode("a", add_special_tokens=True).ids
+            # A batch of one: only for batches does the library let other threads run, which listen for Ctrl-C.
+            (plain,) = (one.ids for one in self._tokenizer.encode_batch_fast(["a"], add_special_tokens=False))
+            (whole,) = (one.ids for one in self._tokenizer.encode_batch_fast(["a"], add_special_tokens=True))
         fits = (at for at in range(len(whole) - len(plain) + 1) if whole[at : at + len(plain)] == plain)
         return np.array(whole[: next(fits, 0)], dtype=np.uint32)
 
@@ -250,6 +240,7 @@ class ByteTokenizer:
     END_OF_TEXT = 256
     end_of_text = END_OF_TEXT
     vocabulary_size = 257
+    bytes_per_character = 8
     start: Ids = np.empty(0, dtype=np.uint16)
 
     def encode(self, text: str) -> NDArray[np.uint16]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +41,7 @@ from swarm.model.exact_sums import mean_of_parts
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, read_initial, weights_file
+from swarm.process.temporary import temporary_folder
 from swarm.reference.asynchronous import AsyncOuterSteps, VirtualClock
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
 from swarm.reference.islands import OuterSteps, begin_anew, divide, tokens_before, took_part
@@ -422,8 +422,8 @@ def train_and_save(
     """
     where = choose_device(device)
     configure(where, threads=threads, reproducible=spec.training.reproducible)
-    with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
-        manifest = tokenise(spec, Path(folder), _TokeniseProgress(), corpus)
+    with temporary_folder("swarm-tokens-") as folder:
+        manifest = tokenise(spec, folder, _TokeniseProgress(), corpus)
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
         batches = Batches.of_job(spec, data, manifest.end_of_text)
         _say(_opening(spec, manifest, batches))

@@ -53,7 +53,6 @@ COVERED_BY = {
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
     "property/test_rpc_mapping.py": ("swarm/events", "swarm/messages", "swarm/peer_messages"),
     "unit/swarm/rpc/test_mapping.py": ("swarm/limits",),
-    "unit/swarm/data/test_apart.py": ("swarm/data/corpus", "swarm/data/reader"),
     "unit/stage_server/session/test_server.py": ("stage_server/session/others",),
     "property/test_bulk_windows.py": ("swarm/rpc/window",),
     "property/test_rpc_frames.py": ("swarm/rpc/links/frames",),

@@ -152,3 +152,14 @@ def test_a_missing_library_says_how_to_install_it(tmp_path: Path, monkeypatch: p
     with pytest.raises(InvalidConfig, match="needs the Python package tokenizers") as caught:
         load_tokenizer(spec(str(folder)))
     assert "pip install 'swarm-stages[data]'" in caught.value.hint
+
+
+def test_rules_that_break_off_are_an_error(tmp_path: Path) -> None:
+    """The library's panic is no Exception in Python: it ended commands with a traceback."""
+    folder = write_tokenizer(tmp_path / "broken")
+    split = {"type": "Split", "pattern": {"Regex": r"^(a|a)*[^a]$"}, "behavior": "Isolated", "invert": False}
+    rules = json.loads((folder / "tokenizer.json").read_text()) | {"pre_tokenizer": split}
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    tokenizer = HuggingFaceTokenizer(read_tokenizer_files(folder), "broken", packing=True)
+    with pytest.raises(InvalidConfig, match=r"broken: the rules of its tokenizer.json break off: .*retry-limit"):
+        tokenizer.encode_batch(["a" * 40 + "bb"])
