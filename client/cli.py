@@ -16,7 +16,7 @@ from typer.exceptions import TyperException
 
 from client.flags import HELP, Root, Verb
 from client.shell import OutputFormat, Shell, product
-from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError
+from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError, unforeseen
 from swarm.process.lifecycle import missing_package, print_error, usage_error
 
 
@@ -111,9 +111,10 @@ def run(arguments: list[str]) -> int:
             return _failed(shell, lacking)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             return _failed(shell, InvalidConfig("the disk is full", hint="free some space, or write elsewhere"))
-        text = str(error) or type(error).__name__
-        hint = "" if shell.verbosity > 1 else "see where it happened with: -vv"
-        return _failed(shell, SwarmError(f"unexpected error: {text}", hint=hint))
+        told = unforeseen(error)
+        if shell.verbosity <= 1:
+            told.hint += "; see where it happened with: -vv"
+        return _failed(shell, told)
 
 
 def _shell_for_errors(arguments: list[str]) -> Shell:

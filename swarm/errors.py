@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended, as shells have it
+BUG_HINT = "this is a bug of swarm: report it"
+_PACKAGES = ("client", "scheduler", "stage_server", "swarm")
 
 
 class SwarmError(Exception):
@@ -24,6 +26,19 @@ class SwarmError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+def unforeseen(error: BaseException, doing: str = "") -> SwarmError:
+    """An error of the swarm for an exception that nobody foresaw: its type, its message and its place in our code."""
+    at, part = "", error.__traceback__
+    while part is not None:
+        module = str(part.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] in _PACKAGES:
+            at = f", at {module}:{part.tb_lineno}"
+        part = part.tb_next
+    named = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    where = f"{doing}: " if doing else ""
+    return SwarmError(f"{where}unexpected error: {named}{at}", hint=BUG_HINT)
 
 
 class UsageError(SwarmError):

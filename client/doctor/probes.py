@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -212,14 +213,22 @@ def _listen_fault(port: int) -> str:
     return ""
 
 
-def _torch() -> dict[str, Any] | None:
-    """Torch's version and devices; None if it is not installed or does not load."""
+def _torch() -> dict[str, Any] | str:
+    """Torch's version and devices; else why it does not load, nothing if it is not installed."""
+    if find_spec("torch") is None:
+        return ""
     try:
         command = [sys.executable, "-P", "-c", _TORCH]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_S_MAX, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_S_MAX, check=False)
+    except subprocess.TimeoutExpired:
+        return f"it did not load within {TORCH_S_MAX:g} s"
+    except OSError as error:
+        return f"no process can be started: {error.strerror or error}"
+    try:
         found: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+    except ValueError:
+        last = (done.stderr.strip() or "it says nothing").splitlines()[-1]
+        return f"{last[:300]} (exit status {done.returncode})"
     return found
 
 

@@ -78,10 +78,12 @@ def memory(available_bytes: int, total_bytes: int) -> Finding:
     return ok("memory", text, **numbers)
 
 
-def device(torch: Mapping[str, Any] | None, gpus: Sequence[str], bfloat16: bool) -> Finding:
-    """`torch`: its version and devices, None if it is not installed; `gpus`: the devices that the NVIDIA driver
-    names."""
-    if torch is None:
+def device(torch: Mapping[str, Any] | str, gpus: Sequence[str], bfloat16: bool) -> Finding:
+    """`torch`: its version and devices, else why it does not load, "" if it is not installed; `gpus`: the devices
+    that the NVIDIA driver names."""
+    if isinstance(torch, str) and torch:
+        return failed("device", f"torch is installed, but does not load: {torch}", "install it again, or end programs")
+    if isinstance(torch, str):
         hint = 'install it with: pip install "swarm-stages[model]"; scheduler and client do without'
         return warning("device", "torch is not installed: this machine can serve no stage", hint)
     version = torch["version"]

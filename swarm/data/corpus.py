@@ -9,7 +9,7 @@ from swarm.data.documents import Source, find_sources
 from swarm.data.patience import patience
 from swarm.data.shards import TokenisingProgress, TokenManifest, write_shards
 from swarm.data.tokenizer import Tokenizer, load_tokenizer
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, InvalidData, SwarmError, unforeseen
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 
@@ -49,10 +49,18 @@ def open_corpus(spec: JobSpec) -> Corpus:
 def tokenise(
     spec: JobSpec, out_dir: Path, progress: TokenisingProgress | None = None, corpus: Corpus | None = None
 ) -> TokenManifest:
-    """Write the token shards of `spec.data.source` into `out_dir`, as `write_shards`."""
+    """Write the token shards of `spec.data.source` into `out_dir`, as `write_shards`; errors name the place."""
     corpus, report = corpus or open_corpus(spec), progress or _unheard
     with patience() as waiting:
-        return write_shards(spec, out_dir, corpus.sources, corpus.tokenizer, report, waiting)
+        try:
+            return write_shards(spec, out_dir, corpus.sources, corpus.tokenizer, report, waiting)
+        except SwarmError:
+            raise
+        except MemoryError as error:
+            hint = "write it anew in smaller parts, or choose data.source so that it is left out"
+            raise InvalidData(f"{waiting.doing()}: there is not enough memory for it", hint=hint) from error
+        except Exception as error:
+            raise unforeseen(error, waiting.doing()) from error
 
 
 def _unheard(done_bytes: int, total_bytes: int) -> None:

@@ -18,6 +18,7 @@ import importlib
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.room import check_room, page_bytes
-from swarm.errors import InvalidConfig, InvalidData
+from swarm.errors import InvalidConfig, InvalidData, SwarmError
 from swarm.job.spec import DataSection
 from swarm.text import first_line
 
@@ -243,9 +244,7 @@ def _json_lines(path: Path, text_field: str) -> Iterator[TextPiece]:
                 continue
             where = f"{path}, line {number}"
             try:
-                values = json.loads(line)
-            except UnicodeDecodeError as error:
-                raise InvalidData(f"{where} is not UTF-8: byte {error.start} of the line") from None
+                values = json.loads(_decoded(line.removeprefix(codecs.BOM_UTF8), where))
             except (ValueError, RecursionError) as error:
                 what = (
                     f"{error.msg}: character {error.pos + 1} of the line"
@@ -265,33 +264,53 @@ def _json_lines(path: Path, text_field: str) -> Iterator[TextPiece]:
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    try:
-        while line := file.readline(LINE_BYTES_MAX):
-            if len(line) == LINE_BYTES_MAX:
-                raise InvalidData(f"{path} has a line of more than {LINE_BYTES_MAX} bytes", hint="is it JSON lines?")
-            yield line
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise InvalidData(f"{path} is damaged or not compressed as its name says: {error}") from error
+    while line := file.readline(LINE_BYTES_MAX):
+        if len(line) == LINE_BYTES_MAX:
+            raise InvalidData(f"{path} has a line of more than {LINE_BYTES_MAX} bytes", hint="is it JSON lines?")
+        yield line
 
 
 @contextmanager
 def _decompressed(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
-    match path.suffix.lower():
-        case ".gz":
-            with gzip.GzipFile(fileobj=raw) as file:
-                yield file  # type: ignore[misc]  # reads as a binary file does
-        case ".zst":
-            arrow = load_extra("pyarrow", f"reading {path}")
-            with arrow.CompressedInputStream(raw, "zstd") as stream:
-                yield io.BufferedReader(stream, READ_BYTES)
-        case _:
-            yield raw
+    try:
+        match path.suffix.lower():
+            case ".gz":
+                with gzip.GzipFile(fileobj=raw) as file:
+                    yield file  # type: ignore[misc]  # reads as a binary file does
+            case ".zst":
+                arrow = load_extra("pyarrow", f"reading {path}")
+                with arrow.CompressedInputStream(raw, "zstd") as stream:
+                    yield io.BufferedReader(stream, READ_BYTES)
+            case _:
+                yield raw
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise InvalidData(f"{path} is damaged or not compressed as its name says: {error}") from error
+    except zlib.error as error:
+        raise InvalidData(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        if error.errno is not None or path.suffix.lower() != ".zst":
+            raise
+        raise InvalidData(f"{path} is damaged or not compressed as its name says: {first_line(error)}") from error
+
+
+def _decoded(raw: bytes, where: str) -> str:
+    """The text of these bytes; InvalidData says which byte is not UTF-8, or half a surrogate pair."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        start = error.start
+    try:
+        raw.decode(errors="surrogatepass")
+    except UnicodeDecodeError as error:
+        raise InvalidData(f"{where} is not UTF-8: byte {error.start} of it") from None
+    raise InvalidData(f"{where} is no valid Unicode: half a surrogate pair at byte {start} of it")
 
 
 def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
     arrow = load_extra("pyarrow", f"reading {source.path}")
     parquet = load_extra("pyarrow.parquet", f"reading {source.path}")
-    try:
+    hint = "write it again, or choose data.source so that it is left out; for another kind of file: data.format"
+    with _damage(arrow, f"{source.path} is no Parquet file, or damaged", hint):
         metadata = parquet.read_metadata(source.path)
         _check_column(arrow, str(source.path), metadata.schema.to_arrow_schema(), text_field)
         reads = parquet.ParquetFile(source.path, metadata=metadata, buffer_size=READ_BYTES)
@@ -303,13 +322,19 @@ def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
                     done_bytes = source.size_bytes * (row + batch.num_rows) // rows
                     yield from _column(batch.column(0), str(source.path), text_field, row, done_bytes)
                     row += batch.num_rows
+
+
+@contextmanager
+def _damage(arrow: Any, what: str, hint: str) -> Iterator[None]:
+    """InvalidData in the place of what pyarrow says of a file's content, whichever of its errors that is."""
+    try:
+        yield
     except MemoryError:  # pyarrow's is both
         raise
-    except arrow.ArrowException as error:
-        raise InvalidData(
-            f"{source.path} is no Parquet file, or damaged: {first_line(error)[:300]}",
-            hint="write it again, or choose data.source so that it is left out; for another kind of file: data.format",
-        ) from error
+    except (arrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
+            raise
+        raise InvalidData(f"{what}: {first_line(error)[:300]}", hint=hint) from error
 
 
 def _rows_at_once(source: Source, group: Any, raw: BinaryIO, text_field: str, row: int) -> int:
@@ -340,11 +365,12 @@ def _data_set(source: Source, section: DataSection) -> Iterator[TextPiece]:
     table = rows.select_columns([section.text_field]).with_format("arrow")
     row = 0
     total = max(1, len(rows))
-    for batch in table.iter(ROWS):
-        done_bytes = source.size_bytes * (row + batch.num_rows) // total
-        for chunk in batch.column(0).chunks:
-            yield from _column(chunk, name, section.text_field, row, done_bytes)
-            row += len(chunk)
+    with _damage(arrow, f"{name} is damaged", "check data.source, or download it again"):
+        for batch in table.iter(ROWS):
+            done_bytes = source.size_bytes * (row + batch.num_rows) // total
+            for chunk in batch.column(0).chunks:
+                yield from _column(chunk, name, section.text_field, row, done_bytes)
+                row += len(chunk)
 
 
 def _load_data_set(source: Source, section: DataSection) -> Any:
@@ -363,9 +389,12 @@ def _load_data_set(source: Source, section: DataSection) -> Any:
                 found = found[section.split]
             return found
         return datasets.load_dataset(path, section.subset or None, split=section.split, revision=revision or None)
-    except (OSError, ValueError, RuntimeError, TypeError, KeyError, datasets.exceptions.DatasetsError) as error:
+    except (SwarmError, MemoryError):
+        raise
+    except Exception as error:  # of any library that it loads files with
         raise InvalidData(
-            f"{where} (subset {section.subset!r}, split {section.split!r}) cannot be loaded: {first_line(error)[:300]}",
+            f"{where} (subset {section.subset!r}, split {section.split!r}) cannot be loaded: "
+            f"{type(error).__name__}: {first_line(error)[:300]}",
             hint="check data.source, data.subset, data.split, the network and HF_TOKEN; a folder must hold data files "
             "or come from save_to_disk",
         ) from error

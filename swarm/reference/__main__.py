@@ -17,7 +17,7 @@ with quiet_start():
 
     from swarm.checkpoint.reader import open_folder
     from swarm.data.corpus import open_corpus
-    from swarm.errors import SwarmError, UsageError
+    from swarm.errors import SwarmError, UsageError, unforeseen
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, weight_files
     from swarm.job.islands import check_for_one_process
@@ -101,6 +101,10 @@ def main() -> None:
     except SwarmError as error:
         print_error(error)
         sys.exit(error.exit_code)
+    except Exception as error:
+        told = unforeseen(error)
+        print_error(told)
+        sys.exit(told.exit_code)
 
 
 def _log(file: Path) -> tuple[OuterRecord, ...]:

@@ -875,7 +875,8 @@ def test_a_fault_of_ours_is_one_line_too(swarm: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Scheduler, "jobs", broken)
     code, _, err = swarm("ls")
     assert code == 1
-    assert "error[E0000]: unexpected error: what is this" in err
+    assert "error[E0000]: unexpected error: RuntimeError: what is this, at client.verbs." in err
+    assert "this is a bug of swarm" in err
     assert "-vv" in err
 
 

@@ -27,6 +27,29 @@ def test_a_broker_that_listens_is_found() -> None:
         assert probes.broker(f"mqtt://ann:secret@127.0.0.1:{server.getsockname()[1]}").verdict is Grade.OK
 
 
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("raise ImportError('libcudart.so.12')", "ImportError: libcudart.so.12 (exit status 1)"),
+        ("import os; os.abort()", "it says nothing (exit status -6)"),
+        ("import threading; threading.Event().wait()", "it did not load within 0.5 s"),
+    ],
+)
+def test_a_torch_that_does_not_load_is_not_said_to_be_missing(
+    monkeypatch: pytest.MonkeyPatch, program: str, said: str
+) -> None:
+    """Whatever went wrong was told as "torch is not installed"."""
+    monkeypatch.setattr(probes, "_TORCH", program)
+    if "0.5" in said:
+        monkeypatch.setattr(probes, "TORCH_S_MAX", 0.5)
+    assert probes._torch() == said
+
+
+def test_a_torch_that_is_not_installed_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "find_spec", lambda name: None)
+    assert probes._torch() == ""
+
+
 def test_a_name_that_cannot_be_one_is_a_finding() -> None:
     found = probes.name(f"{'a' * 70}.org:7950")
     assert (found.check, found.verdict) == ("name", Grade.FAILED)

@@ -1,10 +1,18 @@
-"""swarm.data.corpus: who reads what people train on."""
+"""swarm.data.corpus: who reads what people train on, and what is said if that fails as nobody foresaw."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from swarm.data.corpus import Corpus, open_corpus, tokenise
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.errors import InvalidData, SwarmError
+from swarm.job.spec import parse_job
 
 # All modules of a program, and what they load.
 LOADED = """
@@ -23,3 +31,34 @@ def test_no_server_reads_texts_and_tokenizers() -> None:
     for program in ("scheduler", "stage_server"):
         done = subprocess.run([sys.executable, "-c", LOADED, program], stdout=subprocess.PIPE, check=True)
         assert json.loads(done.stdout) == [], program
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        (
+            LookupError("what is this"),
+            SwarmError,
+            ": unexpected error: LookupError: what is this, at swarm.data.shards:",
+        ),
+        (MemoryError(), InvalidData, ": there is not enough memory for it"),
+    ],
+)
+def test_what_nobody_foresaw_is_said_with_its_place_in_the_data_and_in_the_code(
+    tmp_path: Path, fault: Exception, kind: type[SwarmError], words: str
+) -> None:
+    """Any fault of a library was told as a lack of memory, or as a traceback."""
+
+    class Broken(ByteTokenizer):
+        def encode_batch(self, texts: object) -> list[object]:  # type: ignore[override]  # it gives nothing
+            raise fault
+
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n')
+    model = {"config": {"num_hidden_layers": 1}, "tokenizer": "byte"}
+    spec = parse_job({"name": "t", "model": model, "data": {"source": str(path), "sequence_length": 8}})
+    with pytest.raises(SwarmError) as caught:
+        tokenise(spec, tmp_path / "out", None, Corpus(open_corpus(spec).sources, Broken()))
+    assert type(caught.value) is kind
+    assert caught.value.message.startswith(f"{path}, line 1 to 2{words}")
+    assert ("bug" in caught.value.hint) is (kind is SwarmError)

@@ -147,7 +147,9 @@ def test_a_hub_data_set_that_cannot_be_had_is_refused() -> None:
         (b'{"text": 7}', 'line 3: field "text" is 7, not text'),
         (b'{"text": null}', 'line 3: field "text" is null, not text'),
         (b'["text"]', "line 3 is no JSON object"),
-        (b'{"text": "\xff"}', "line 3 is not UTF-8: byte 10 of the line"),
+        (b'{"text": "\xff"}', "line 3 is not UTF-8: byte 10 of it"),
+        (b'{"text": "\xed\xa0\xbd\xed\xb8\x80"}', "line 3 is no valid Unicode: half a surrogate pair at byte 10 of it"),
+        (b'{"text": "a", "\xed\xa0\xbd": 1}', "line 3 is no valid Unicode: half a surrogate pair at byte 15 of it"),
         (b'{"text": "a\\ud800"}', "line 3 is no valid Unicode: half a surrogate pair at character 1"),
         (b'{"text": "a\tb"}', "line 3 is not JSON: Invalid control character at: character 12 of the line"),
         (b"[" * 100_000, "line 3 is not JSON"),
@@ -214,6 +216,41 @@ def test_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InvalidData, match=r"a\.(jsonl|parquet)"):
             texts_of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "at", "message"),
+    [
+        ("a.ndjson.gz", write_gzip, 10, r"a\.ndjson\.gz is damaged: Error -3 while decompressing data: "),
+        ("a.jsonl.zst", write_zstd, 14, r"a\.jsonl\.zst is damaged or not compressed as its name says: ZSTD"),
+    ],
+)
+def test_a_block_that_is_damaged_is_said_as_the_library_says_it(
+    tmp_path: Path, name: str, write: Callable[[Path], Path], at: int, message: str
+) -> None:
+    """It was said to take more than 6 GiB of memory."""
+    whole = write(tmp_path).read_bytes()
+    (tmp_path / name).write_bytes(whole[:at] + b"\xff" * 8 + whole[at + 8 :])
+    with pytest.raises(InvalidData, match=message):
+        texts_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("compression", ["snappy", "gzip", "zstd", "none"])
+def test_a_damaged_page_is_said_whichever_error_the_library_has_for_it(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [f"text {row}" for row in range(999)]}), path, compression=compression)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60] + b"\xff" * 40 + whole[100:])
+    with pytest.raises(InvalidData, match=rf"{path}.* (damaged|not UTF-8)"):
+        texts_of(path)
+
+
+def test_a_damaged_data_set_is_said(tmp_path: Path) -> None:
+    folder = write_saved(tmp_path)
+    (path,) = folder.glob("*.arrow")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InvalidData, match=r"(damaged|cannot be loaded): \w+: "):
+        texts_of(folder)
 
 
 @pytest.mark.parametrize(
