@@ -112,7 +112,7 @@ buffer        = "auto"          # async_dn: 1 to 4096 proposals between two mome
 [checkpoint]
 dir          = ""               # an absolute folder or URL (s3://, gs://) that the scheduler can write; empty = its own
 every_steps  = 500              # 0 = not by steps
-every_s      = 1800.0           # 0 = not by time; whichever comes first
+every_s      = 1800.0           # 0 = not by time; whichever comes first; the first time after 3 minutes
 keep_last    = 3                # 2 to 1000
 keep_every_steps = 0            # multiples of it are kept for ever; 0 = none
 optimizer    = true             # false: weights only, a third of the size, but no exact resume

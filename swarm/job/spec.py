@@ -188,7 +188,7 @@ class CheckpointSection(Section):
 
     dir: str = ""  # a folder or URL that the scheduler can write; empty = the scheduler's data folder
     every_steps: Annotated[int, Field(ge=0, le=10**9)] = 500  # 0 = not by steps
-    every_s: Annotated[float, Field(ge=0, le=10**6)] = 1800.0  # 0 = not by time; whichever comes first
+    every_s: Annotated[float, Field(ge=0, le=10**6)] = 1800.0  # 0 = not by time; the first after 3 minutes
     keep_last: Annotated[int, Field(ge=2, le=1000)] = 3
     keep_every_steps: Annotated[int, Field(ge=0, le=10**9)] = 0  # multiples of it are kept for ever; 0 = none
     optimizer: bool = True  # needed to go on exactly

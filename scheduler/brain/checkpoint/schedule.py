@@ -27,6 +27,8 @@ from swarm.events import ParameterHash, Saved
 from swarm.job.course import PLAIN, Course
 from swarm.types import Decision, PeerId
 
+# A timeline saves this soon for the first time if it saves by time: until then a lost stage costs all of its steps.
+FIRST_S_MAX = 180.0
 # A checkpoint that takes longer than this is given up when the next one is due.
 SAVING_S_MAX = 3600.0
 # Pauses before the final state is saved once more, doubled from the first to the longest.
@@ -66,6 +68,7 @@ class CheckpointSchedule:
         self._stages = stages
         self._steps = steps
         self._last_s = rules.since_s  # when the last one was due, or when training began
+        self._pause_s = rules.every_s if rules.has_begun else min(rules.every_s, FIRST_S_MAX)
         self._failures = 0  # of the final state, one after the other
         self._unhealing = 0  # how many of them were not the storage's fault
         self.again_s = -math.inf  # when to save it once more
@@ -81,9 +84,10 @@ class CheckpointSchedule:
         if version == self._steps or (self.stop is not None and version >= self.stop_at):
             return Decision(None, "")  # saved when nothing runs any more
         by_steps = self._course.is_saved(version, rules.every_steps)
-        by_time = rules.every_s > 0 and now_s - self._last_s >= rules.every_s
+        by_time = rules.every_s > 0 and now_s - self._last_s >= self._pause_s
         if not by_steps and not by_time and not self.at_once:
             return Decision(None, "")
+        pause_s, self._pause_s = self._pause_s, rules.every_s
         if self.open is not None and now_s - self.open.since_s < SAVING_S_MAX:
             self._last_s = now_s
             told, held = map(self._course.inner_steps, (version, self.open.version))
@@ -92,7 +96,7 @@ class CheckpointSchedule:
         if self.others is not None:
             told = self._course.inner_steps(version)
             return Decision(None, f"no checkpoint at step {told}: other islands still write an earlier one")
-        return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"every {rules.every_s:g} s")
+        return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"after {pause_s:g} s")
 
     @property
     def is_under_way(self) -> bool:
@@ -102,7 +106,8 @@ class CheckpointSchedule:
     @property
     def of_copy(self) -> SavingRules:
         """The rules of an island that begins as a copy: its checkpoints are due when those of this one are."""
-        return replace(self.rules, since_s=self._last_s)
+        has_begun = self._pause_s == self.rules.every_s
+        return replace(self.rules, since_s=self._last_s, has_begun=has_begun)
 
     def begin(self, version: int, savers: Sequence[PeerId], now_s: float) -> None:
         """Collect `version`; `savers` has one peer per stage."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.brain.checkpoint.schedule import SAVING_S_MAX, UNHEALING_MAX, CheckpointSchedule
+from scheduler.brain.checkpoint.schedule import FIRST_S_MAX, SAVING_S_MAX, UNHEALING_MAX, CheckpointSchedule
 from scheduler.brain.inputs import CheckpointKept, CheckpointNotKept, PeerGone, RowDurable, Stop, Tick
 from scheduler.brain.outputs import (
     BeginCheckpoint,
@@ -97,6 +97,31 @@ def test_whichever_comes_first(version: int, now_s: float, due: bool) -> None:
     saving = CheckpointSchedule(SavingRules(every_steps=3, every_s=10.0), stages=1, first_step=0, steps=12)
     assert saving.due(0, 0.0).plan == 0  # a multiple; sets the clock
     assert (saving.due(version, now_s).plan == version) is due
+
+
+def test_the_first_checkpoint_by_time_comes_after_minutes_and_the_next_ones_as_the_job_says() -> None:
+    """A job with the defaults (500 steps, 30 min) lost a stage after some minutes, and with it all its steps."""
+
+    def due(saving: CheckpointSchedule, times_s: list[float]) -> list[float]:
+        return [now_s for version, now_s in enumerate(times_s, start=1) if saving.due(version, now_s).plan is not None]
+
+    def saving_by(rules: SavingRules) -> CheckpointSchedule:
+        return CheckpointSchedule(rules, stages=1, first_step=0, steps=10_000)
+
+    minutes = [60.0 * minute for minute in range(60)]
+    first = saving_by(SavingRules(every_steps=500, every_s=1800.0))
+    assert due(first, minutes) == [FIRST_S_MAX, FIRST_S_MAX + 1800.0]
+    assert due(saving_by(SavingRules(every_s=60.0)), minutes) == minutes[1:], "it is never later than the job says"
+    assert due(saving_by(SavingRules(every_steps=500)), minutes) == [], "a job that does not save by time"
+
+
+def test_an_island_that_begins_as_a_copy_saves_when_the_others_do() -> None:
+    rules = SavingRules(every_s=1800.0)
+    one = CheckpointSchedule(rules, stages=1, first_step=0, steps=10_000)
+    assert [one.due(version, 90.0 * version).plan for version in range(1, 4)] == [None, None, 3]
+    copy = CheckpointSchedule(one.of_copy, stages=1, first_step=3, steps=10_000)
+    for version in range(4, 60):
+        assert one.due(version, 90.0 * version) == copy.due(version, 90.0 * version)
 
 
 def test_a_checkpoint_that_takes_too_long_is_given_up_for_the_next() -> None:
