@@ -91,6 +91,9 @@ class Job:
     priority: int = 0
     times_s: Mapping[str, float] = field(default_factory=dict)  # in each state, with the present one
     peer_s: float = 0.0  # for which it held stage servers, of all together
+    lost_steps: int = 0  # so far, as a stage lost all replicas
+    lost: str = ""  # what the newest such loss cost, until the job has come as far again
+    checkpoint_unix_s: float = 0.0  # when the newest was written; 0: there is none
 
     @property
     def has_ended(self) -> bool:

@@ -36,7 +36,7 @@ _STATE_STYLE = {
 
 def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
     stepped = view.step > 0
-    always = ("id", "name", "state", "reason", "priority", "step", "steps", "skipped_steps", "tokens")
+    always = ("id", "name", "state", "reason", "priority", "step", "steps", "skipped_steps", "lost_steps", "tokens")
     numbers = ("tokens_per_s", "eta_s", "unigram_entropy")
     once_stepped = ("loss", "learning_rate", "grad_norm")
     if_known = ("checkpoint_step", "weights_sha256", "error_code", "hint")
@@ -199,6 +199,8 @@ def job_table(view: Job) -> RenderableType:
     for island in view.islands:
         made = f"step {island.step}, {counted(island.exchanges, 'exchange')}: {', '.join(island.peers)}; "
         rows.append((f"island {island.island}", Text(("" if island.is_lost else made) + island.waits_for)))
+    if view.lost_steps:
+        rows.append(("lost", Text("; ".join(filter(None, (f"{counted(view.lost_steps, 'step')} so far", view.lost))))))
     if view.checkpoint_step:
         rows.append(("checkpoint", Text(f"step {view.checkpoint_step} (all: swarm checkpoints {view.id})")))
     if view.weights_sha256:

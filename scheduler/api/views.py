@@ -64,7 +64,7 @@ def job_view(job: Job, now_unix_s: float, *, spec: bool = True) -> pb.JobView:
         ],
         microbatches_committed=committed,
         microbatches_in_flight=counts.in_flight if counts is not None else 0,
-        microbatches_replayed=counts.replayed if counts is not None else 0,
+        microbatches_replayed=job.done_again,
         weights_sha256=record.weights_sha256,
         evaluation_loss=progress.evaluation_loss,
         evaluation_step=progress.evaluation_step,
@@ -79,6 +79,9 @@ def job_view(job: Job, now_unix_s: float, *, spec: bool = True) -> pb.JobView:
         priority=job.spec.limits.priority,
         times_s=record.times,
         peer_s=record.peer_s,
+        lost_steps=record.repeats.steps,
+        lost=job.lost,
+        checkpoint_unix_s=job.newest.created_unix_s if job.newest is not None else 0.0,
     )
 
 

@@ -22,12 +22,14 @@ abandoned checkpoints are removed sooner or later.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from scheduler.brain.outputs import Fail, Stopped
 from swarm.errors import NoProgress, OutOfMemory, PeerUnavailable
+from swarm.text import counted
 from swarm.types import JobId, JobState, OnStall, PeerId
 
 LOST_HINT = "start a stage server in its place"
@@ -38,6 +40,7 @@ RETRY_S = 1.0  # the first pause; doubles with each failure in a row
 RETRY_S_MAX = 60.0
 _SEEKS = "; looks for the newest checkpoint that verifies"
 _GOES_ON = "; goes on at step "
+_COST = re.compile(r"; (from step \d+: )?(no|\d+) steps? (is|are) lost(: no checkpoint)?$")  # as `steps_lost` says it
 
 
 class Recovery(StrEnum):
@@ -51,8 +54,7 @@ class Recovery(StrEnum):
 def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopped | None:
     """How a job that lost a stage stops; None if it fails. `stop` is an order that it was given before, if any."""
     if stop is not None:
-        reason = f"{stop.reason}; {lost}: what was trained after the newest checkpoint is lost"
-        return Stopped(stop.state, reason, LOST_HINT)
+        return Stopped(stop.state, f"{stop.reason}; {lost}", LOST_HINT)
     match on_stall:
         case "wait":
             return Stopped(JobState.STALLED, lost, LOST_HINT)
@@ -117,14 +119,22 @@ def recovery_for(job: JobId, found_of: str | None, *, skipped: bool) -> Recovery
     return Recovery.ANEW if found_of is None else Recovery.FROM_CHECKPOINT
 
 
+def steps_lost(reached: int, step: int, *, saved: bool) -> str:
+    """What a job loses that has committed `reached` steps and goes back to `step`, which is `saved`, or its start."""
+    if reached <= step:
+        return "no step is lost"
+    lost = f"{counted(reached - step, 'step')} {'is' if reached - step == 1 else 'are'} lost"
+    return f"from step {step}: {lost}" if saved else f"{lost}: no checkpoint"
+
+
 def seeking(lost: str, trouble: str = "") -> str:
     """The reason of a stalled job while its checkpoints are read."""
     return f"{lost}{_SEEKS}" + (f": {trouble}" if trouble else "")
 
 
-def going_on(lost: str, step: int, start: str, skipped: str) -> str:
-    """The reason of a stalled job that knows where it resumes; `start` names its starting point."""
-    return f"{lost}{_GOES_ON}{step} {start}" + (f" ({skipped})" if skipped else "")
+def going_on(lost: str, cost: str, step: int, start: str, skipped: str) -> str:
+    """The reason of a stalled job that knows where it resumes; `cost` is what it loses, `start` its starting point."""
+    return f"{lost}; {cost}{_GOES_ON}{step} {start}" + (f" ({skipped})" if skipped else "")
 
 
 def pause_s(stalls: Stalls) -> float:
@@ -147,7 +157,7 @@ def waiting(gone_back: str, peers: str) -> str:
 def lost_in(reason: str) -> str:
     """The loss, taken from the reason of a stalled job; an earlier scheduler start may have written it."""
     ends = (reason.find(mark) for mark in (_SEEKS, _GOES_ON))
-    return reason[: min((end for end in ends if end >= 0), default=len(reason))]
+    return _COST.sub("", reason[: min((end for end in ends if end >= 0), default=len(reason))])
 
 
 def stalled_hint(job: JobId, stalls: Stalls = Stalls()) -> str:

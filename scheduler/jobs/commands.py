@@ -342,6 +342,7 @@ class Jobs:
             needs(model_costs(spec), split, peers),
             spec.limits.min_replicas,
             spec.late_microbatches,
+            job.goes_back[0],
         )
 
     async def watch(self, job: Job) -> AsyncIterator[Job]:

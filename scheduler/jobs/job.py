@@ -125,6 +125,7 @@ class Job:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     awaits_database: bool = False  # a row of it waits for a database that takes no writes
     unsaved: str = ""  # what is wrong with the newest checkpoint, if it could not be written
+    done_again_before: int = 0  # microbatches, before its present run
     uses: int = 0  # what goes on with its row or its checkpoints: it cannot be removed meanwhile
 
     @contextmanager
@@ -147,11 +148,30 @@ class Job:
         record = self.record
         if self.waiting is not None and self.waiting.fewer is not None:
             return f"{record.reason}; {self.waiting.fewer.told(now_s())}"
-        if record.state is not JobState.RUNNING or self.brain is None:
+        if record.state not in (JobState.LOADING, JobState.RUNNING) or self.brain is None:
             return record.reason
-        return reason_at_work(
-            record.reason, self.brain.team(), awaits_database=self.awaits_database, unsaved=self.unsaved
-        )
+        told = record.reason
+        if record.state is JobState.RUNNING:
+            team = self.brain.team()
+            told = reason_at_work(told, team, awaits_database=self.awaits_database, unsaved=self.unsaved)
+        return "; ".join(filter(None, (told, self.lost)))
+
+    @property
+    def lost(self) -> str:
+        """What the newest loss of a stage cost, for a person, until the job has come as far again."""
+        return self.record.repeats.told if self.progress.steps_done < self.record.repeats.reached else ""
+
+    @property
+    def done_again(self) -> int:
+        """Microbatches that were computed again at a stage so far, on all timelines."""
+        counts = self.brain.counts().replayed if self.brain is not None else 0
+        return self.done_again_before + counts
+
+    @property
+    def goes_back(self) -> tuple[int, bool]:
+        """The step to which the job would go back now, and whether that is saved; else it is its start."""
+        saved = self.newest if self.newest is not None else self.start
+        return (saved.step, True) if saved is not None else (self.record.first_steps[0], False)
 
     @property
     def left_s(self) -> float:

@@ -68,6 +68,7 @@ class JobRegistry:
     def add(self, job: Job) -> None:
         """A job that was submitted, or read from the database."""
         self._jobs[job.record.id] = job
+        job.done_again_before = job.record.repeats.microbatches
         job.waiting = (job.waiting or Waiting(now_s())) if job.record.state in WAITING_STATES else None
 
     def remove(self, job: Job) -> None:
@@ -137,6 +138,7 @@ class JobRegistry:
         assert may_enter(before, state), f"{job.record.id}: {before.value} does not lead to {state.value}"
         # Shown at once: nobody may act on the old state while the row is being written.
         job.record = job.record.entered(state, reason[:REASON_CHARACTERS_MAX], self._wall_s(), **changes)
+        self._count_repeats(job)
         job.waiting = (job.waiting or Waiting(now_s())) if job.record.state in WAITING_STATES else None
         if state is JobState.RUNNING:
             self._metrics.job_runs(job.record.id, job.record.since_unix_s)
@@ -159,7 +161,15 @@ class JobRegistry:
         peers |= {peer: place} if place is not None else {}
         if is_new := peers != job.record.peers:
             job.record = replace(job.record.counted(self._wall_s()), peers=peers)
+            self._count_repeats(job)
         return is_new
+
+    def end_run(self, job: Job) -> None:
+        """The job has no brain any more: what that counted stays with the job."""
+        job.done_again_before, job.run = job.done_again, None
+
+    def _count_repeats(self, job: Job) -> None:
+        job.record = replace(job.record, repeats=replace(job.record.repeats, microbatches=job.done_again))
 
     async def put(self, job: Job) -> None:
         """Write the job's record, if the database accepts it."""

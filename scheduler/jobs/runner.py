@@ -16,7 +16,7 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.inputs import EachIsland, RelaysHere, ReplicaRecord, Resumed, Start, Stop, Stored
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
-from scheduler.brain.stall import resume_hint, seeking, stalled_hint
+from scheduler.brain.stall import resume_hint, seeking, stalled_hint, steps_lost
 from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import Begin, JobDriver, Outcome
 from scheduler.jobs.islands import Life, at_work, by_island, islands_brain, lives_of
@@ -158,15 +158,21 @@ class JobRunner:
             outcome = replace(outcome, state=JobState.FAILED, reason=f"{outcome.reason}; {times}")
         if run.sink is not None:
             await run.sink.close()
-        job.run = None
+        self._registry.end_run(job)
         self._peers.release_all(job, outcome.reason)
+        reached, (step, saved) = job.progress.steps_done, job.goes_back
+        repeats = job.record.repeats
+        if outcome.state is not JobState.SUCCEEDED and reached > step:  # what was not saved is gone with the replicas
+            cost = steps_lost(reached, step, saved=saved)
+            repeats = repeats.lost(reached, step, cost)
+            outcome = replace(outcome, reason=f"{outcome.reason}; {cost}")
         ended = {"error_code": outcome.error_code, "hint": _hint(job, outcome), "weights_sha256": sha256}
-        await self._registry.enter(job, outcome.state, outcome.reason, **ended)
+        await self._registry.enter(job, outcome.state, outcome.reason, repeats=repeats, **ended)
         self._peers.wake.set()
 
     async def _stall(self, job: Job, run: JobRun, outcome: Outcome) -> None:
         """The job lost a stage, or stands still: free its peers, and take it back to where it can go on."""
-        job.run = None
+        self._registry.end_run(job)
         self._peers.release_all(job, outcome.reason)
         hint = stalled_hint(job.record.id, job.stalls)
         await self._registry.enter(job, JobState.STALLED, seeking(outcome.reason), error_code="", hint=hint, peers={})

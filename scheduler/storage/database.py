@@ -28,7 +28,7 @@ from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, Programming
 from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
 from scheduler.storage.data_folder import bind
 from scheduler.storage.executor import run_blocking
-from scheduler.storage.job_record import JobRecord, JobTokens
+from scheduler.storage.job_record import JobRecord, JobTokens, Repeats
 from scheduler.storage.shares import SharesRow, put_shares
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.messages import StateFile
@@ -63,6 +63,7 @@ _JOBS = sa.Table(
     *(sa.Column(name, sa.Text) for name in ("first_steps_json", "start_where", "start_name")),
     *(sa.Column(name, sa.Text) for name in ("peers_json", "project", "owner", "times_json")),
     *(sa.Column(name, sa.Float) for name in ("peer_s", "counted_unix_s")),
+    sa.Column("repeats_json", sa.Text),
 )
 _COMMITS = sa.Table(
     "commits",
@@ -185,7 +186,7 @@ class Database:
 
     async def put_job(self, record: JobRecord) -> None:
         values = asdict(record) | {"state": record.state.value}
-        for name in ("tokens", "files", "first_steps", "peers", "times"):
+        for name in ("tokens", "files", "first_steps", "peers", "times", "repeats"):
             values[f"{name}_json"] = json.dumps(values.pop(name))
 
         def write(connection: sa.Connection) -> None:
@@ -448,6 +449,7 @@ def _record(row: dict[str, Any]) -> JobRecord:
     row["first_steps"] = tuple(json.loads(row.pop("first_steps_json")))
     row["peers"] = json.loads(row.pop("peers_json"))
     row["times"] = json.loads(row.pop("times_json"))
+    row["repeats"] = Repeats(**json.loads(row.pop("repeats_json")))
     files = tuple(StateFile(**file) for file in json.loads(row.pop("files_json")))
     return JobRecord(tokens=JobTokens(**tokens), files=files, **row)
 

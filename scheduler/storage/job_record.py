@@ -25,6 +25,20 @@ class JobTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeats:
+    """What a job has done again so far, and what it lost last."""
+
+    microbatches: int = 0  # at a stage, as their replicas were lost
+    steps: int = 0  # that were lost with a stage
+    reached: int = 0  # the step that it had come to before the newest loss
+    told: str = ""  # what that loss cost, for a person
+
+    def lost(self, reached: int, step: int, told: str) -> Repeats:
+        """The job goes back from the step that it had `reached`."""
+        return self if reached <= step else replace(self, steps=self.steps + reached - step, reached=reached, told=told)
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """A job as the database knows it."""
 
@@ -50,6 +64,7 @@ class JobRecord:
     times: Mapping[str, float] = field(default_factory=dict)  # seconds in each state
     peer_s: float = 0.0  # seconds for which it held stage servers, of all together
     counted_unix_s: float = 0.0  # both until then; 0: until `since_unix_s`
+    repeats: Repeats = Repeats()
 
     def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
         """The record in another state."""

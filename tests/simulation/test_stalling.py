@@ -13,18 +13,25 @@ import pytest
 import torch
 
 from scheduler.api.members.passes import Issuer
+from scheduler.api.views import job_view
 from scheduler.assembly import assemble
+from scheduler.brain.explain.facts import Fact, explain_job
 from scheduler.brain.state.mode import Mode
 from scheduler.jobs.driver import JobDriver
 from swarm.errors import PeerUnavailable, StorageError
 from swarm.messages import StoreHeader
 from swarm.pki.passes import PassKey
 from swarm.types import JobState
-from tests.support.scenes import SavingTask, Scene, stall
+from tests.support.scenes import Run, SavingTask, Scene, stall
 from tests.support.simulated import SCHEDULER
 
 CPU = torch.device("cpu")
 STEPS = 8
+
+
+def explained(scene: Scene) -> list[Fact]:
+    job = scene.job
+    return explain_job(scene.rig.jobs.standing(job), job.situation(), [], job.clock_s())
 
 
 @pytest.mark.parametrize(
@@ -110,14 +117,31 @@ def test_without_a_checkpoint_it_begins_again_at_its_start(tmp_path: Path) -> No
 
     async def act(scene: Scene) -> None:
         await scene.until_step(3)
+        risks = [fact.text for fact in explained(scene) if fact.topic == "risk"]
+        reached = scene.job.progress.steps_done
+        assert risks == [f"stage {stage} has one replica; its loss costs {reached} steps" for stage in (0, 1)]
         scene.kill_stage(0)
         await scene.until_reason("needs 1 replica more")
-        assert "goes on at step 0 from the beginning" in scene.job.record.reason
+        lost = scene.job.record.repeats.steps
+        assert lost >= reached
+        cost = f"{lost} steps are lost: no checkpoint"
+        assert f"; {cost}; goes on at step 0 from the beginning" in scene.job.record.reason
+        assert f"{cost}; goes on at step 0" in scene.said()
+        await scene.rig.kill_scheduler()
+        await scene.rig.start_scheduler()
+        scene.job = scene.rig.jobs.registry.find(scene.job.record.id)
+        await scene.until_reason("needs 1 replica more")
+        assert f"; {cost}; goes on at step 0 from the beginning" in scene.job.record.reason, "the loss is still said"
         assert (scene.job.progress.steps_done, scene.job.progress.tokens) == (0, 0)
         assert scene.sample("swarm_job_step") == 0.0
         assert scene.sample("swarm_train_loss") is None
         scene.add_peer("new")
+        await scene.until_step(1)
+        assert scene.job.reason.endswith(f"; {cost}"), "until it has come as far again"
+        await scene.until_step(lost)
+        assert cost not in scene.job.reason
         await scene.succeeds()
+        assert job_view(scene.job, 0.0).lost_steps == lost
 
     stall(task, 2, act)
 
@@ -403,13 +427,46 @@ def test_a_job_that_is_being_stopped_stops_when_a_stage_is_lost(tmp_path: Path, 
         assert record.state is (JobState.CANCELLED if word == "cancel" else JobState.PAUSED)
         assert record.reason.startswith(f"{'cancelled' if word == 'cancel' else 'paused'} by its user; stage server")
         assert f"{victim} (stage 1) is gone" in record.reason
-        assert "what was trained after the newest checkpoint is lost" in record.reason
+        lost = scene.job.progress.steps_done - scene.checkpoints()[-1].step
+        assert scene.job.record.repeats.steps == lost
+        assert (f"{lost} step{'s are' if lost > 1 else ' is'} lost" in record.reason) == (lost > 0)
         assert f"swarm resume {record.id}" in record.hint
         scene.add_peer("new")
         await scene.rig.jobs.resume(scene.job, "latest", None)
         await scene.succeeds()
 
     stall(task, 2, act)
+
+
+def test_work_that_was_done_again_is_counted_on_all_timelines(tmp_path: Path) -> None:
+    """A job showed 5 microbatches that were done again, was paused and resumed, and showed none."""
+    task = SavingTask.make(tmp_path, training__steps=12)
+
+    async def act(scene: Scene) -> None:
+        def again() -> int:
+            return job_view(scene.job, 0.0).microbatches_replayed
+
+        await scene.until_step(1)
+        victim = scene.job.stages[0][-1]
+        await Run(scene.rig, scene.job, scene.rng).until_it_holds_something(victim)
+        scene.rig.kill(victim)
+        while not again():
+            await asyncio.sleep(0.1)
+        await scene.rig.jobs.pause(scene.job, "paused by its user")
+        await scene.until(JobState.PAUSED)
+        done = again()
+        assert done > 0
+        await scene.rig.jobs.resume(scene.job, "latest", None)
+        assert again() == done
+        await scene.until(JobState.LOADING)
+        await scene.rig.kill_scheduler()
+        await scene.rig.start_scheduler()
+        scene.job = scene.rig.jobs.registry.find(scene.job.record.id)
+        assert again() == done
+        await scene.succeeds()
+        assert again() >= done
+
+    stall(task, 4, act)
 
 
 def test_a_job_that_begins_while_no_relay_is_here_hears_of_it(tmp_path: Path) -> None:

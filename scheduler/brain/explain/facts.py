@@ -165,6 +165,7 @@ class JobStanding:
     needs_bytes: tuple[int, ...]
     min_replicas: int
     overlap: int = 0  # microbatches of a step that use weights one step old
+    goes_back: int = 0  # the step to which it would go back now, if it lost a stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[Id
     facts.append(Fact("waits for", situation.waiting_for.removeprefix("waits for ")))
     facts += [_island(one) for one in situation.islands]
     facts += [_stage(situation, stage) for stage in range(situation.stages)]
+    facts += _risks(job, situation)
     facts.append(_overlap(job, situation))
     if situation.is_running:
         facts.append(_rebalancing(situation, now_s))
@@ -282,6 +284,21 @@ def _stage(situation: Situation, stage: int) -> Fact:
     named = ", ".join(f"{one.peer} {f'{one.pace_s:.3g} s' if one.pace_s else 'not measured'}" for one in pool[:SHOWN])
     more = f", and {len(pool) - SHOWN} more" if len(pool) > SHOWN else ""
     return Fact(f"stage {stage}", f"{text}; {named}{more}" if named else text, numbers)
+
+
+def _risks(job: JobStanding, situation: Situation) -> list[Fact]:
+    """The stages whose only replica takes steps with it, if it is lost; the others of a lost island go on."""
+    if not situation.is_running or situation.islands or job.step <= job.goes_back:
+        return []
+    cost = job.step - job.goes_back
+    alone = [stage for stage in range(situation.stages) if len(situation.of_stage(stage)) == 1]
+    facts = [
+        Fact("risk", f"stage {stage} has one replica; its loss costs {counted(cost, 'step')}", {"steps": float(cost)})
+        for stage in alone[:SHOWN]
+    ]
+    if more := len(alone) - SHOWN:
+        facts += [Fact("risk", f"so has {counted(more, 'other stage')}")] if more > 0 else []
+    return facts
 
 
 def _rebalancing(situation: Situation, now_s: float) -> Fact:

@@ -69,12 +69,18 @@ class Rollback:
                 sha256 = beginning.start.weights_sha256
                 await self._registry.enter(job, JobState.SUCCEEDED, success_text(job), hint="", weights_sha256=sha256)
             return
+        reached = job.progress.steps_done
         await self._timelines.switch_to(job, record, beginning, job.spec)
+        cost = stall.steps_lost(reached, beginning.step, saved=beginning.start is not None)
         if beginning.skipped:
             self._registry.say(job, "warning", beginning.skipped)
+        if reached <= beginning.step and job.lost:  # it went back before, and trained nothing since
+            cost = job.lost
         assert job.waiting is not None, "a stalled job waits for peers"
-        goes_on = stall.going_on(lost, beginning.step, beginning.source, beginning.skipped)
+        goes_on = stall.going_on(lost, cost, beginning.step, beginning.source, beginning.skipped)
         job.waiting.goes_on, job.waiting.tries_again_s = goes_on, now_s() + stall.pause_s(job.stalls)
         hint = stall.stalled_hint(record.id, job.stalls)
-        await self._registry.enter(job, JobState.STALLED, stall.pausing(goes_on, job.stalls), hint=hint)
+        repeats = job.record.repeats.lost(reached, beginning.step, cost)
+        told = stall.pausing(goes_on, job.stalls)
+        await self._registry.enter(job, JobState.STALLED, told, hint=hint, repeats=repeats)
         self._peers.wake.set()

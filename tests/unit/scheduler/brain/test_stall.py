@@ -18,6 +18,7 @@ from scheduler.brain.stall import (
     resume_hint,
     seeking,
     stalled_hint,
+    steps_lost,
     stopped_by_loss,
     stuck,
     waiting,
@@ -46,7 +47,7 @@ def test_a_job_that_was_told_to_stop_stops(on_stall: OnStall, state: JobState) -
     stopped = stopped_by_loss(LOST, on_stall, Stopped(state, "enough"))
     assert stopped is not None
     assert stopped.state is state
-    assert stopped.reason == f"enough; {LOST}: what was trained after the newest checkpoint is lost"
+    assert stopped.reason == f"enough; {LOST}"
 
 
 @pytest.mark.parametrize(
@@ -66,9 +67,30 @@ def test_only_a_job_that_wrote_no_checkpoint_goes_back_to_its_start(
     assert recovery_for(JOB, found_of, skipped=skipped) is way
 
 
+@pytest.mark.parametrize(
+    ("reached", "step", "saved", "told"),
+    [
+        (60, 0, False, "60 steps are lost: no checkpoint"),
+        (537, 500, True, "from step 500: 37 steps are lost"),
+        (501, 500, True, "from step 500: 1 step is lost"),
+        (1, 0, False, "1 step is lost: no checkpoint"),
+        (500, 500, True, "no step is lost"),
+        (0, 0, False, "no step is lost"),
+    ],
+)
+def test_what_a_lost_stage_costs_is_said_in_steps(reached: int, step: int, saved: bool, told: str) -> None:
+    """A job lost 60 steps with its stage, and all that people saw was "step 0 of 300"."""
+    cost = steps_lost(reached, step, saved=saved)
+    assert cost == told
+    back = going_on(LOST, cost, step, "from the beginning", "")
+    assert back.startswith(f"{LOST}; {told}; goes on at step {step} ")
+    assert lost_in(back) == lost_in(pausing(back, Stalls(count=4))) == LOST, "each stall tells of one loss"
+
+
 def test_reasons_keep_what_was_lost() -> None:
-    back = going_on(LOST, 4, "from checkpoint step-00000004", "step-00000006 was skipped: it ends early")
-    assert back == f"{LOST}; goes on at step 4 from checkpoint step-00000004 (step-00000006 was skipped: it ends early)"
+    start, skipped = "from checkpoint step-00000004", "step-00000006 was skipped: it ends early"
+    back = going_on(LOST, "from step 4: 3 steps are lost", 4, start, skipped)
+    assert back == f"{LOST}; from step 4: 3 steps are lost; goes on at step 4 {start} ({skipped})"
     waits = waiting(back, "stage 1 needs 1 replica more")
     assert waits == f"{back} once it has peers: stage 1 needs 1 replica more"
     assert seeking(LOST) == f"{LOST}; looks for the newest checkpoint that verifies"

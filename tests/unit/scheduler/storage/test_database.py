@@ -268,7 +268,7 @@ async def test_a_job_from_before_lookahead_keeps_plain_adamw(tmp_path: Path) -> 
         connection.execute("UPDATE jobs SET spec_json = ?", (json.dumps(old),))
         for table in ("members", "tokens", "projects", "quarantine", "removals", "forks", "usage", "shares"):
             connection.execute(f"DROP TABLE {table}")
-        for column in ("project", "owner", "times_json", "peer_s", "counted_unix_s"):
+        for column in ("project", "owner", "times_json", "peer_s", "counted_unix_s", "repeats_json"):
             connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         connection.execute("UPDATE alembic_version SET version_num = '0007'")
     connection.close()
