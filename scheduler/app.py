@@ -212,7 +212,8 @@ async def serve(options: SchedulerOptions) -> None:
                 None if scheduler.relays is None else scheduler.relays.revoke,
             )
             tasks.create_task(admission.renew())
-            tasks.create_task(Reach(membership, scheduler.connections, admission.wallet, log).run())
+            told = scheduler.listener.on_reach
+            tasks.create_task(Reach(membership, scheduler.connections, admission.wallet, log, told).run())
         hears = scheduler.chaos or scheduler.listener
         tasks.create_task(watch_endings(membership, scheduler.connections, hears.on_transition, log))
         await server.start()

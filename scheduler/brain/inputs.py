@@ -160,6 +160,17 @@ class RelaysHere:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreached:
+    """The stage servers that the scheduler cannot dial now, of the whole swarm; before the first word there are none.
+
+    Where the scheduler stands says nothing of where others stand, so it only tips the scales between two that do not
+    reach each other.
+    """
+
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """An idle peer was given to the job: it fetches the stage's state and becomes a replica when it has it.
 
@@ -252,6 +263,7 @@ Input: TypeAlias = (
     | PeerBack
     | PeerGone
     | RelaysHere
+    | Unreached
     | Join
     | AskToLeave
     | Stored

@@ -91,6 +91,9 @@ class JobBrain:
             case inputs.RelaysHere(here=here):
                 state.relays_here = here
                 return False
+            case inputs.Unreached(peers=peers):
+                state.unreached = peers
+                return False
             case inputs.Join():
                 self._join(happened, now_s)
             case inputs.AskToLeave(peer=peer, reason=reason, target=target):
@@ -126,6 +129,11 @@ class JobBrain:
     @property
     def relays_here(self) -> bool:
         return self._state.relays_here
+
+    @property
+    def unreached(self) -> tuple[PeerId, ...]:
+        """The peers that the scheduler cannot dial, of all."""
+        return self._state.unreached
 
     @property
     def is_over(self) -> bool:
@@ -194,7 +202,7 @@ class JobBrain:
         return replace(situation(self._parts, now_s), steps=self._clock.steps())
 
     def waiting_for(self) -> str:
-        return waiting_for(self._parts)
+        return waiting_for(self._parts, self._now_s)
 
     def story(self, step: int, index: int) -> list[str]:
         """Every transition of a microbatch and of its step, with causes; for open and the newest closed steps."""

@@ -160,8 +160,8 @@ def lost_in(reason: str) -> str:
     return _COST.sub("", reason[: min((end for end in ends if end >= 0), default=len(reason))])
 
 
-def stalled_hint(job: JobId, stalls: Stalls = Stalls()) -> str:
-    """Advice for a person about a stalled job."""
+def stalled_hint(job: JobId, stalls: Stalls = Stalls(), stages: int | None = None) -> str:
+    """Advice for a person about a stalled job, which could go on with what is here if it had so many `stages`."""
     if stalls.standstills:
         return f"it goes on by itself; {STUCK_HINT}{job}; or stop it: swarm cancel {job}"
     if stalls.count > 1:
@@ -169,7 +169,8 @@ def stalled_hint(job: JobId, stalls: Stalls = Stalls()) -> str:
             "it gets no further: see why its stage servers end (too little memory for the stage?) and start others, "
             f"and it goes on by itself; or stop it: swarm cancel {job}"
         )
-    return f"start stage servers, and it goes on by itself; or stop it: swarm cancel {job}"
+    cut = f"or go on with what is here: swarm pause {job}, swarm resume {job} --set pipeline.stages={stages}; "
+    return f"start stage servers, and it goes on by itself; {cut if stages else ''}or stop it: swarm cancel {job}"
 
 
 def resume_hint(job: JobId, newest_step: int | None) -> str:

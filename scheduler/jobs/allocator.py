@@ -15,10 +15,11 @@ from scheduler.brain.fleet.fewer import waits_on
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
+from scheduler.brain.fleet.recut import stages_here
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.members.projects import Quota
-from scheduler.brain.stall import waiting
+from scheduler.brain.stall import stalled_hint, waiting
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, peers_max, split_of
 from scheduler.jobs.peers import Peers
@@ -196,7 +197,7 @@ class Allocator:
                 return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent, sites)
             return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent)
 
-        split, brain = split_of(job.spec), run.brain
+        split, brain, sites = split_of(job.spec), run.brain, {peer.hello.site for peer in here}
         islands = brain.present if isinstance(brain, IslandsBrain) else (0,)
         return ActiveJob(
             job.record.id,
@@ -209,6 +210,8 @@ class Allocator:
             self._left(job, len(here)),
             job.spec.trust.per_inviter(job.spec.limits.min_replicas),
             Counter((one.stage, self._inviter(one.hello.peer)) for one in here if not one.leaving),
+            min(sites, default="") if len(sites) == 1 else "",
+            len(here) == 1 and bool(here[0].unreached),
         )
 
     def _hand_out_idle(self) -> None:
@@ -245,8 +248,10 @@ class Allocator:
                 memory_bytes=hello.memory_bytes,
                 site=hello.site,
                 inviter=self._inviter(hello.peer),
+                unreached=bool(one.unreached),
             )
-            for hello in sorted((one.hello for one in peers), key=lambda hello: hello.peer)
+            for one in sorted(peers, key=lambda one: one.hello.peer)
+            for hello in (one.hello,)
         ]
 
     def _unfit(self, job: Job, peer: PeerId) -> str:
@@ -289,7 +294,7 @@ class Allocator:
         pending = self._waiting(job, sum(peer not in unfit for peer in idle))
         decision = turn.offer(pending)
         if not pending.looks:
-            await self._carry_out(job, self._or_with_fewer(job, pending, turn, decision), idle)
+            await self._carry_out(job, pending, self._or_with_fewer(job, pending, turn, decision), idle)
         return pending
 
     def _or_with_fewer(
@@ -306,7 +311,16 @@ class Allocator:
             self._registry.say(job, "info", now.told(now_s()))
         return decision
 
-    async def _carry_out(self, job: Job, decision: Decision[dict[PeerId, int]], idle: Mapping[PeerId, Peer]) -> None:
+    def _hint(self, job: Job, pending: PendingJob, idle: Iterable[Peer]) -> str:
+        """Advice about a stalled job that cannot be placed."""
+        stages = None
+        if not job.spec.has_outer_steps:
+            stages = stages_here(pending, model_costs(job.spec), self._candidates(idle))
+        return stalled_hint(job.record.id, job.stalls, stages)
+
+    async def _carry_out(
+        self, job: Job, pending: PendingJob, decision: Decision[dict[PeerId, int]], idle: Mapping[PeerId, Peer]
+    ) -> None:
         """Begin the job as it was decided, or say why it waits on."""
         assert job.waiting is not None
         if decision.plan is None:
@@ -314,7 +328,8 @@ class Allocator:
             state = JobState.STALLED if stalled else JobState.PLACING
             reason = waiting(job.waiting.goes_on, decision.reason) if stalled else decision.reason
             if (job.record.state, job.record.reason) != (state, reason):
-                await self._registry.enter(job, state, reason)
+                changes = {"hint": self._hint(job, pending, idle.values())} if stalled else {}
+                await self._registry.enter(job, state, reason, **changes)
             return
         try:
             batches = self._files.batches(job.spec, job.record.tokens, job.record.project)

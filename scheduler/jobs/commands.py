@@ -211,7 +211,8 @@ class Jobs:
         `stored`: that of a job that goes on. OutOfMemory, InvalidConfig.
         """
         check_for_swarm(spec, stored)
-        free = self._membership.idle_peers()
+        idle_peers = self._membership.idle_peers()
+        free = [one for one in idle_peers if not one.unreached] or idle_peers  # the others get no stage beside these
         idle, speed = [peer.hello.memory_bytes for peer in free], fleet_speed(free)
         present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
         hellos = [peer.hello for peer in self._membership.lasting_peers()]

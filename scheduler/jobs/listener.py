@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
-from scheduler.brain.inputs import RelaysHere
+from scheduler.brain.inputs import RelaysHere, Unreached
 from scheduler.jobs.islands import of_job, timelines
 from scheduler.jobs.job import now_s, split_of
 from scheduler.jobs.peers import Peers
@@ -62,6 +62,13 @@ class PeerListener:
         for job in self._registry.all():
             if job.run is not None:
                 job.run.driver.tell(RelaysHere(here))
+
+    def on_reach(self, unreached: tuple[PeerId, ...]) -> None:
+        """The scheduler cannot dial these, of all stage servers."""
+        self._registry.unreached = unreached
+        for job in self._registry.all():
+            if job.run is not None:
+                job.run.driver.tell(Unreached(unreached))
 
     def on_event(self, peer: PeerId, event: Event) -> None:
         known = self._membership.get(peer)

@@ -63,6 +63,7 @@ class JobRegistry:
         self._log = ports.log
         self._jobs: dict[JobId, Job] = {}
         self.relays_here = True  # any relay of the swarm, as far as jobs are told
+        self.unreached: tuple[PeerId, ...] = ()  # by the scheduler
         self.logs = ports.stores.logs
 
     def add(self, job: Job) -> None:

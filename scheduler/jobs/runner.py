@@ -13,7 +13,7 @@ from typing import assert_never
 from scheduler.brain import outputs
 from scheduler.brain.explain.reasons import LOADED, RESUMED
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.inputs import EachIsland, RelaysHere, ReplicaRecord, Resumed, Start, Stop, Stored
+from scheduler.brain.inputs import EachIsland, RelaysHere, ReplicaRecord, Resumed, Start, Stop, Stored, Unreached
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint, steps_lost
@@ -135,6 +135,8 @@ class JobRunner:
             run.sink = await self._make_sink(job, run.driver, at_start=at_start)
             if not self._registry.relays_here:
                 run.driver.tell(RelaysHere(False))
+            if self._registry.unreached:
+                run.driver.tell(Unreached(self._registry.unreached))
             outcome = await run.driver.run(begin)
             if outcome.state is JobState.SUCCEEDED:
                 outcome = replace(outcome, reason=success_text(job))

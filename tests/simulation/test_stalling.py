@@ -126,6 +126,9 @@ def test_without_a_checkpoint_it_begins_again_at_its_start(tmp_path: Path) -> No
         assert lost >= reached
         cost = f"{lost} steps are lost: no checkpoint"
         assert f"; {cost}; goes on at step 0 from the beginning" in scene.job.record.reason
+        name = scene.job.record.id
+        here = f"or go on with what is here: swarm pause {name}, swarm resume {name} --set pipeline.stages=1; or stop"
+        assert here in scene.job.record.hint
         assert f"{cost}; goes on at step 0" in scene.said()
         await scene.rig.kill_scheduler()
         await scene.rig.start_scheduler()

@@ -1,12 +1,14 @@
 """Whether stage servers can be dialled: the scheduler tries the address of each when it attaches.
 
-A hint for people that decides nothing: the scheduler may stand where stage servers do not. A person who forgot
-`--announce` or `--via-relay` reads it in `swarm peers` and `swarm explain PEER` before a job waits for the links.
+A stage server that cannot be dialled gets no stage beside others, unless all of them name one site: the scheduler may
+stand where stage servers do not (scheduler/brain/fleet/allocation.py). A person who forgot `--announce` or
+`--via-relay` reads it in `swarm peers` and `swarm explain PEER`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from urllib.parse import unquote
@@ -38,7 +40,17 @@ class _Tried:
 class Reach:
     """Tells `membership` which addresses do not answer."""
 
-    def __init__(self, membership: Membership, connections: Connections, wallet: Wallet, log: Logger) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        connections: Connections,
+        wallet: Wallet,
+        log: Logger,
+        on_change: Callable[[tuple[PeerId, ...]], None] = lambda unreached: None,
+    ) -> None:
+        """`on_change` hears of all that cannot be dialled, whenever these change."""
+        self._on_change = on_change
+        self._unreached: tuple[PeerId, ...] = ()
         self._membership = membership
         self._connections = connections
         self._wallet = wallet
@@ -50,7 +62,12 @@ class Reach:
         loop, places = asyncio.get_running_loop(), asyncio.Semaphore(AT_A_TIME)
         async with asyncio.TaskGroup() as tasks:
             while True:
-                hellos = [one.hello for one in self._membership.peers() if one.state is not PeerState.GONE]
+                present = [one for one in self._membership.peers() if one.state is not PeerState.GONE]
+                hellos = [one.hello for one in present]
+                unreached = tuple(sorted(one.hello.peer for one in present if one.unreached))
+                if unreached != self._unreached:
+                    self._unreached = unreached
+                    self._on_change(unreached)
                 here = {hello.peer for hello in hellos}
                 self._tried = {peer: tried for peer, tried in self._tried.items() if peer in here}
                 for hello in hellos:

@@ -13,7 +13,8 @@ up at the first surprise, and the full step begins others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 
 from scheduler.brain.commit.digests import Expel, Remedy, average_of, vote
 from scheduler.brain.commit.excuses import Excuses
@@ -22,7 +23,7 @@ from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.outputs import Fail
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.links import ROUNDS_MAX, Troubles
+from scheduler.brain.state.links import ROUNDS_MAX, ROUNDS_SEEN_MAX, Troubles
 from scheduler.brain.state.step import Ahead, Phase, StepEvent, StepRun, UnitAveraging
 from swarm.errors import JobFailed
 from swarm.events import Averaged, RoundFailed
@@ -103,13 +104,17 @@ class Rounds:
     def retries_s(self) -> list[float]:
         return [trouble.retry_s for run in self._state.progress.runs.values() for trouble in self.paused(run).values()]
 
-    def waiting_for(self, run: StepRun) -> str:
+    def waiting_for(self, run: StepRun, now_s: float) -> str:
+        again = [
+            f"tries the averaging again{_in(trouble.retry_s - now_s)}: {trouble.told}"
+            for trouble in self.paused(run).values()
+        ]
         missing = [
             f"{listed(one.missing())}, which average {'the tied embedding' if unit == TIED_UNIT else unit}"
             for unit, one in run.rounds.items()
             if one.missing()
         ]
-        return f"waits for {'; '.join(missing)}"
+        return "; ".join([*([f"waits for {'; '.join(missing)}"] if missing else []), *again])
 
     # What members say --------------------------------------------------------------------------------------------
 
@@ -146,12 +151,14 @@ class Rounds:
         pair = [one for one in (peer, accused) if one is not None]
         if event.cause is RoundFault.RELAYS and self._is_excused(averaging, pair, now_s):
             return None  # neither of the two leaves, and rounds go on
-        if count < ROUNDS_MAX or any(self._state.pool[one].is_suspect for one in pair):
+        spare = self._state.pool.spare()
+        odd = self._unreached_of(pair, spare) if event.cause is not RoundFault.RELAYS else []
+        if count < (ROUNDS_SEEN_MAX if odd else ROUNDS_MAX) or any(self._state.pool[one].is_suspect for one in pair):
             return None  # membership will say whether a suspect is gone
         if event.cause is RoundFault.RELAYS:
             pair = [peer]  # nobody else says so: it costs nobody else his place
         share = {member.peer: self._state.ledger.share(run.step, member.peer) for member in averaging.members}
-        leaver = trouble.leaver(pair, self._state.pool.spare(), share)
+        leaver = trouble.leaver(odd or pair, spare, share)
         if leaver is not None:
             return Expel(leaver, f"it cannot average with the others; {says}")
         if accused is None:
@@ -232,6 +239,11 @@ class Rounds:
         accused = PeerId(event.accused)
         may_mean = accused != peer and accused in owns and accused in self._state.pool
         return accused if may_mean and (owns[accused] or owns[peer]) else None
+
+    def _unreached_of(self, pair: list[PeerId], spare: Collection[PeerId]) -> list[PeerId]:
+        """The one of two that the scheduler cannot dial either, if it can be spared; else none."""
+        unreached = [one for one in pair if one in self._state.unreached]
+        return unreached if len(pair) == 2 and len(unreached) == 1 and unreached[0] in spare else []
 
     def _is_excused(self, averaging: UnitAveraging, pair: list[PeerId], now_s: float) -> bool:
         """Whether relays are to blame, as the first of the pair says; two that have addresses need none."""
@@ -334,3 +346,7 @@ class Rounds:
         self._state.outbox.note("warning", told)
         for peer in lost:
             self._state.ledger.peer_gone(peer, [run.step], "gone with the average", now_s)
+
+
+def _in(seconds: float) -> str:
+    return f" in {math.ceil(seconds)} s" if seconds > 0.0 else ""

@@ -188,7 +188,7 @@ def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[Id
     facts.append(_progress(job))
     if situation is None:
         return [*facts, *(_wanting(job, idle) if job.state in WAITING_STATES else ())]
-    facts.append(Fact("waits for", situation.waiting_for.removeprefix("waits for ")))
+    facts.append(Fact("waits for", situation.waiting_for.replace("waits for ", "", 1)))
     facts += [_island(one) for one in situation.islands]
     facts += [_stage(situation, stage) for stage in range(situation.stages)]
     facts += _risks(job, situation)
@@ -401,7 +401,8 @@ def explain_peer(
         )
     if known.unreached:
         hint = "start it with --listen or --announce HOST:PORT that others reach, or with --via-relay beside a relay"
-        facts.append(Fact("network", f"{known.unreached}; if others cannot either, {hint}"))
+        site = "if all stage servers of a job are in one place, give each the same --site NAME instead"
+        facts.append(Fact("network", f"{known.unreached}: it gets no stage beside others; {hint}; {site}"))
     if known.job:
         island = situation.island_of(peer) if situation is not None else None
         where = f"stage {known.stage}" + (f" of island {island}" if island is not None else "")

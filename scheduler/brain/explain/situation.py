@@ -89,7 +89,7 @@ def situation(parts: Parts, now_s: float) -> Situation:
         state.mode is Mode.RUNNING,
         len(state.pool.by_stage),
         state.course.inner_steps(state.progress.agreed),
-        waiting_for(parts),
+        waiting_for(parts, now_s),
         parts.moves.decision.reason,
         tuple(_replica(parts, peer, done[peer]) for peer in state.pool),
         tuple(joiners),
@@ -116,7 +116,7 @@ def _replica(parts: Parts, peer: PeerId, contributions: int) -> ReplicaStanding:
     )
 
 
-def waiting_for(parts: Parts) -> str:
+def waiting_for(parts: Parts, now_s: float) -> str:
     """The reason why the job waits, for a person."""
     state, runs = parts.state, parts.state.progress.runs
     match state.mode:
@@ -129,7 +129,7 @@ def waiting_for(parts: Parts) -> str:
         case Mode.RUNNING if runs:
             step = min(runs)
             kind = "outer step behind step" if state.course.is_outer(step) else "step"
-            return f"{kind} {state.course.inner_steps(step)}: {_step_waits_for(parts, runs[step])}"
+            return f"{kind} {state.course.inner_steps(step)}: {_step_waits_for(parts, runs[step], now_s)}"
         case Mode.RUNNING if not parts.evaluations.is_idle:
             return f"waits for the {parts.evaluations.waiting_for()}"
         case Mode.RUNNING | Mode.SAVING:
@@ -137,12 +137,12 @@ def waiting_for(parts: Parts) -> str:
     return f"is {state.mode}"
 
 
-def _step_waits_for(parts: Parts, run: StepRun) -> str:
+def _step_waits_for(parts: Parts, run: StepRun, now_s: float) -> str:
     match run.phase:
         case Phase.FEEDING:
             return parts.dispatch.waiting_for()
         case Phase.AVERAGING:
-            return parts.rounds.waiting_for(run)
+            return parts.rounds.waiting_for(run, now_s)
         case Phase.COMMITTING:
             return f"waits for {listed(parts.commits.owing(run))} to commit"
         case Phase.DECIDED if not parts.checks.permits(run.step):

@@ -23,6 +23,10 @@ are not running, maybe forever. Those that leave or are quarantined do not count
 reserved than the job needs to start. Price: a peer may be idle while an old job waits for peers that others have now.
 A job that may begin with fewer islands (fewer.py) keeps what it needs for as many as all present peers could serve.
 
+A peer that the scheduler cannot dial gets no stage beside others, as it would hold up every step that they average
+with it; `together` in placement.py has the exceptions. Not chosen: to ask stage servers whether they reach each other,
+because they have no connections before they have a job.
+
 A stalled job that is still looking for its checkpoint is about to start: the peers that it can start with are reserved
 for it against everybody, for LOOKS_S_MAX.
 """
@@ -34,7 +38,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place
+from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, together
 from scheduler.brain.settings import ON_ITS_WAY_S_MAX
 from swarm.text import counted
 from swarm.types import DEFAULT_PROJECT, Decision, JobId, PeerId
@@ -43,6 +47,8 @@ PATIENCE_S = 600.0
 LOOKS_S_MAX = 60.0
 _NO_ROOM = "its project has as many stage servers as its quota allows"
 _FULL = "it has as many stage servers as its limits.max_replicas allows"
+_UNREACHED = "the scheduler cannot dial it, so others may not reach it: swarm explain PEER"
+_APART = "the scheduler cannot dial the stage server that serves it, so others may not reach that"
 _OF_ONE = "its stages have as many of this one's inviter as its trust.inviter_quota allows"
 KEEPERS_SHOWN = 3
 UNFIT_MAX = 256  # peers that one job has expelled; of more, the oldest are forgotten
@@ -84,6 +90,22 @@ class PendingJob:
             return Decision(
                 None, f"its project may have {counted(self.room, 'stage server')} more, and the job needs {needed}"
             )
+        first, *others = self._groups(peers)
+        decision = self._plan(first)
+        if decision.plan is None:
+            decision = next((one for one in map(self._plan, others) if one.plan is not None), decision)
+        aside = sorted(one.peer for one in peers if one.unreached and one.peer not in self.unfit)
+        if decision.plan is not None or not aside:
+            return decision
+        get, them = ("gets", "it") if len(aside) == 1 else ("get", "them")
+        told = f"{', '.join(aside)} {get} no stage beside others, as the scheduler cannot dial {them}"
+        return Decision(None, f"{decision.reason}; {told}: swarm explain {aside[0]}")
+
+    def _groups(self, peers: Sequence[Candidate]) -> list[Sequence[Candidate]]:
+        """The peers that may serve it together, in turn; islands exchange, so theirs are one group."""
+        return list(together(peers, len(self.needs) if self.min_replicas == 1 else 2))[: 1 if self._has_homes else None]
+
+    def _plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
         peers, homes = self._at_home(peers)
         bounds = [bound for bound in (self.room, self.peers_max) if bound is not None]
         if bounds and min(bounds) < len(peers):
@@ -98,15 +120,21 @@ class PendingJob:
         """The peers that bring the job nearest to a start, and no more than it needs to start."""
         if self.room is not None and self.room < len(self.needs) * self.min_replicas:
             return frozenset()
+        groups = self._groups(peers)
+        peers = next((group for group in groups if self._plan(group).plan is not None), groups[0])
         peers, homes = self._at_home(peers)
         return least(peers, len(self.needs), self.min_replicas, self.needs, homes, self.per_inviter)
+
+    @property
+    def _has_homes(self) -> bool:
+        """Whether each island is of one site; so is one that begins alone."""
+        return self.islands > 1 or self.is_part
 
     def _at_home(self, peers: Sequence[Candidate]) -> tuple[list[Candidate], tuple[str, ...]]:
         """The peers that the job can use, and the sites of its stages."""
         able = [one for one in peers if one.peer not in self.unfit]
         stages = len(self.needs) // self.islands
-        has_homes = self.islands > 1 or self.is_part  # also an island that begins alone is of one site
-        homes = homes_of(able, self.islands, self.min_replicas, self.needs[:stages]) if has_homes else ()
+        homes = homes_of(able, self.islands, self.min_replicas, self.needs[:stages]) if self._has_homes else ()
         return [at_home(one, homes, stages) for one in able], homes
 
     def _within(self, peers: Sequence[Candidate], homes: Sequence[str], room: int) -> list[Candidate]:
@@ -134,6 +162,8 @@ class ActiveJob:
     room: int | None = None  # peers that it may take beside those that it has and awaits; None: any number
     per_inviter: int = 0  # replicas of a stage of one inviter; 0: any number
     invited: Mapping[tuple[int, str], int] = field(default_factory=dict)  # those that stay, by stage and inviter
+    site: str = ""  # where all of its peers are, if they are at one site
+    apart: bool = False  # the only peer that it has cannot be dialled
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +373,8 @@ class _Deciding:
                 continue
             if kept is not None and kept.since <= urgency:
                 self._refuse(one, job, f"it is kept for {kept.job}, which waits for peers")
+            elif (one.unreached or job.apart) and not (one.site and one.site == job.site):
+                self._refuse(one, job, _UNREACHED if one.unreached else _APART)
             elif self._rooms.get(job.project) == 0:
                 self._refuse(one, job, _NO_ROOM)
             elif urgency is not Urgency.NEEDED and self._left.get(job.job, 1) <= 0:

@@ -36,10 +36,26 @@ class Candidate:
     memory_bytes: int = 0
     site: str = ""  # where it is; empty: not said
     inviter: str = ""  # who made the token that it joined with; empty: not known
+    unreached: bool = False  # the scheduler cannot dial it
 
     def holds(self, size_bytes: int) -> bool:
         """Whether this much fits; a peer that does not say what it has is assumed to hold anything."""
         return not self.memory_bytes or size_bytes <= self.memory_bytes
+
+
+def together(candidates: Sequence[Candidate], places: int) -> Iterable[Sequence[Candidate]]:
+    """The groups that may serve a job of so many places, the best first: no two of one fail to reach each other, as far
+    as is known.
+
+    First all that the scheduler reaches. It may stand where stage servers do not, so those of one site come next,
+    whether it reaches them or not. A job of one place needs no links.
+    """
+    yield [one for one in candidates if not one.unreached]
+    unreached = [one for one in candidates if one.unreached]
+    sites = {one.site for one in unreached} - {""}
+    yield from ([one for one in candidates if one.site == site] for site in sorted(sites))
+    if places == 1:
+        yield from ([one] for one in unreached)
 
 
 def stages_for(peers: int) -> int:

@@ -140,7 +140,9 @@ class IslandsBrain:
             case inputs.Stuck():
                 return self._stuck(happened, now_s)
             case _:
-                assert isinstance(happened, inputs.Tick | inputs.RelaysHere), f"not for islands: {happened}"
+                assert isinstance(happened, inputs.Tick | inputs.RelaysHere | inputs.Unreached), (
+                    f"not for islands: {happened}"
+                )
                 return self._tell_all(happened, now_s)
 
     # What may be asked; changes nothing ------------------------------------------------------------------------------
@@ -490,9 +492,10 @@ class IslandsBrain:
     def _fork(self, division: Division, now_s: float) -> list[Output]:
         """An island begins with the replicas that went over."""
         island = division.island
-        relays_here = self._roster.islands[self.present[0]].relays_here
+        like = self._roster.islands[self.present[0]]
+        news: list[Input] = [inputs.RelaysHere(like.relays_here), inputs.Unreached(like.unreached)]
         places = division.begin(self._roster, self._rng)
-        told: list[Input] = [inputs.RelaysHere(relays_here), inputs.Start(tuple(division.arrived.values()))]
+        told: list[Input] = [*news, inputs.Start(tuple(division.arrived.values()))]
         if (version := self._checkpoints.version) is not None:
             self._checkpoints.wait(island)
             told.append(inputs.OthersSave(version))

@@ -15,6 +15,7 @@ from scheduler.brain.state.pool import Pool
 from scheduler.brain.state.progress import Progress
 from scheduler.brain.state.restart import RestartCensus
 from swarm.job.course import Course
+from swarm.types import PeerId
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class BrainState:
     mode: Mode = Mode.WAITING
     census: RestartCensus | None = None  # while gathering
     relays_here: bool = True  # any relay of the swarm
+    unreached: tuple[PeerId, ...] = ()  # by the scheduler
 
     @classmethod
     def of(cls, settings: BrainSettings, course: Course) -> BrainState:

@@ -16,6 +16,7 @@ LINK_COST_S = 1e6  # more than any route costs: a failing link is used only if t
 LINK_DEAD_S = 4.0  # so long it must fail until work that cannot pass it is given up: senders report every 5 s
 ROUND_AGAIN_S = (0.2, 5.0)  # pause before a round that failed twice is repeated, and the longest one
 ROUNDS_MAX = 4  # failures of one pair in one step before one of the two leaves the job
+ROUNDS_SEEN_MAX = 2  # of a pair of which the scheduler cannot dial one either, before that one leaves
 
 
 class Links:
@@ -75,6 +76,7 @@ class Troubles:
     failures: int = 0
     pairs: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)  # a pair of one peer: it accuses nobody
     retry_s: float = 0.0
+    told: str = ""  # the newest failure, for a person
 
     def failed(self, by: PeerId, accused: PeerId | None, now_s: float) -> int:
         """Note a failure; gives how often this pair has failed."""
@@ -82,6 +84,7 @@ class Troubles:
         self.retry_s = now_s + (min(longest_s, first_s * 2**self.failures) if self.failures else 0.0)
         self.failures += 1
         pair = pair_of(by, accused or by)
+        self.told = f"{by} could not" if accused is None else f"{pair[0]} and {pair[1]} do not reach each other"
         self.pairs[pair] += 1
         return self.pairs[pair]
 

@@ -24,6 +24,7 @@ from scheduler.brain.inputs import (
     Start,
     Stop,
     Tick,
+    Unreached,
 )
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Fail, Finish, Note, PublishCheckpoint, Send, Stopped
@@ -426,6 +427,38 @@ def test_of_a_pair_that_keeps_failing_one_leaves_and_its_work_is_done_again() ->
     assert any("cannot average with the others" in one.message for one in swarm.outputs if isinstance(one, Note))
     swarm.answer(Route)
     assert {peer for peer, _ in swarm.pop(Average)} == {A, B, C, D} - {leaver}
+
+
+@pytest.mark.parametrize(("unreached", "speaks"), [(B, A), (A, B), (B, B), (A, A)])
+def test_of_two_that_do_not_reach_each_other_the_one_that_the_scheduler_does_not_reach_either_leaves(
+    unreached: PeerId, speaks: PeerId
+) -> None:
+    """The scheduler could not dial b. a accused it, did less of the step and left; b, which nobody reached, stayed."""
+    swarm = Swarm(recover=True, steps=3)
+    swarm.until_averaging()
+    swarm.tell(Unreached((D, unreached)))
+    other = B if speaks == A else A
+    for number in range(2):
+        assert swarm.pop(Release) == [], "both say so: twice is enough, and once is not"
+        now_s = 10.0 * number
+        swarm.tell(Tick(), now_s)
+        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == speaks)
+        failed = RoundFailed(0, 0, S0, average.round, "no link", other)
+        swarm.tell(Happened(speaks, failed), now_s)
+    assert [peer for peer, _ in swarm.pop(Release)] == [unreached]
+
+
+def test_a_step_whose_averaging_rests_says_between_whom_and_until_when() -> None:
+    """People read "waits for    step 0: waits for"."""
+    swarm = Swarm(recover=True, steps=3)
+    swarm.until_averaging()
+    for number in range(2):
+        swarm.tell(Tick(), 10.0 * number)
+        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
+        swarm.tell(Happened(A, RoundFailed(0, 0, S0, average.round, "no link", B)), 10.0 * number)
+    waits = swarm.brain.waiting_for()
+    assert waits.startswith(f"step 0: waits for {C}, {D}, which average {S1}; tries the averaging again in 1 s: ")
+    assert waits.endswith(f"{A} and {B} do not reach each other")
 
 
 def blaming_relays(says: dict[PeerId, str], rounds: int, *before: RelaysHere, hidden: str = "") -> Swarm:

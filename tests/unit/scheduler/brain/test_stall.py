@@ -153,6 +153,9 @@ def test_a_job_at_which_nothing_moves_ends_as_on_stall_says(on_stall: OnStall, s
 
 def test_hints_are_commands() -> None:
     assert "swarm cancel demo-1" in stalled_hint(JOB)
+    assert "what is here" not in stalled_hint(JOB)
+    here = "or go on with what is here: swarm pause demo-1, swarm resume demo-1 --set pipeline.stages=1"
+    assert here in stalled_hint(JOB, Stalls(), 1)
     assert "swarm cancel demo-1" in stalled_hint(JOB, Stalls(count=2))
     assert "too little memory" in stalled_hint(JOB, Stalls(count=2))
     assert "swarm logs demo-1" in stalled_hint(JOB, Stalls(count=2, standstills=1))

@@ -82,7 +82,9 @@ def test_whoever_joins_is_on_the_timeline_of_the_island_that_it_joins() -> None:
     assert (island_at(one, joiner), timeline_of(one, joiner)) == (1, 7)
     assert [place_at(one, peer, stage) for peer, stage in ((joiner, 0), (joiner, 1), (B, 1))] == [2, 3, 3]
     peers = [
-        SimpleNamespace(hello=SimpleNamespace(peer=peer), job="job", stage=stage, leaving="", state=PeerState.LOADING)
+        SimpleNamespace(
+            hello=SimpleNamespace(peer=peer, site=""), job="job", stage=stage, leaving="", state=PeerState.LOADING
+        )
         for peer, stage in ((A, 0), (C, 1), (joiner, 0), (B, 1))
     ]
     ports: Any = SimpleNamespace(stores=SimpleNamespace(files=None, projects=None), settle_s=0.0)

@@ -485,3 +485,63 @@ def test_a_job_that_looks_for_its_checkpoint_keeps_only_what_it_can_start_with_a
     looks = islands(2, 1, looks=True)
     assert start_with(waiting(C, 2), [looks], idle, {}, idle).plan is not None
     assert start_with(waiting(C, 2), [replace(looks, needs=(10,) * 2, islands=1)], idle, {}, idle).plan is None
+
+
+# Whom the scheduler cannot dial --------------------------------------------------------------------------------------
+
+
+def hidden(*names: str, site: str = "") -> list[Candidate]:
+    return [replace(one, unreached=True, site=site) for one in peers(*names)]
+
+
+def starts(job: PendingJob, idle: Sequence[Candidate]) -> set[str] | None:
+    plan = start_with(job, [], idle, {}, idle).plan
+    return None if plan is None else set(plan)
+
+
+def test_who_cannot_be_dialled_gets_no_stage_beside_others() -> None:
+    """A job was placed on a stage server that was shown as not reached: 22 s without a step, then another one left."""
+    idle = [*peers("a"), *hidden("x")]
+    decision = start_with(waiting(stages=2), [], idle, {}, idle)
+    assert decision.plan is None
+    assert decision.reason == (
+        "stage 1 needs 1 replica more (1 idle, 2 needed); x gets no stage beside others, "
+        "as the scheduler cannot dial it: swarm explain x"
+    )
+    assert starts(waiting(stages=2), [*peers("a", "b"), *hidden("x")]) == {"a", "b"}
+    assert starts(waiting(stages=2), hidden("x", "y")) is None, "they may be behind two routers"
+    assert starts(waiting(stages=2), [replace(one, unreached=False) for one in hidden("x", "y")]) == {"x", "y"}
+
+
+def test_one_that_cannot_be_dialled_serves_a_job_of_one_stage_alone() -> None:
+    assert starts(waiting(stages=1), hidden("x", "y")) == {"x"}
+    assert starts(waiting(stages=1), [*peers("a"), *hidden("x")]) == {"a"}, "if no other can"
+    two = replace(waiting(stages=1), min_replicas=2)
+    assert starts(two, hidden("x", "y")) is None
+
+
+def test_those_of_one_site_serve_together_wherever_the_scheduler_stands() -> None:
+    assert starts(waiting(stages=2), [*hidden("x", "y", site="home"), *hidden("z", site="lab")]) == {"x", "y"}
+    assert starts(waiting(stages=2), [*hidden("x", site="home"), *hidden("z", site="lab")]) is None
+    home = [*hidden("x", site="home"), *(replace(one, site="home") for one in peers("a"))]
+    assert starts(waiting(stages=2), home) == {"a", "x"}
+    assert starts(waiting(stages=2), [*peers("a", "b"), *hidden("x", "y", site="home")]) == {"a", "b"}
+
+
+def test_who_cannot_be_dialled_joins_no_job_at_work_and_none_joins_the_one_that_it_serves() -> None:
+    job = running(A, 1, 1, at_start=4, min_replicas=2)
+    handed = allocate(hidden("x"), [], [], [job], {})
+    assert handed.joins == ()
+    assert "the scheduler cannot dial it" in handed.unused[PeerId("x")][A]
+    assert given(allocate(hidden("x", site="home"), [], [], [replace(job, site="home")], {})) == {"x": (A, 0)}
+    alone = replace(running(A, 1, at_start=2), apart=True)
+    handed = allocate(peers("a"), [], [], [alone], {})
+    assert handed.joins == ()
+    assert "the stage server that serves it" in handed.unused[PeerId("a")][A]
+
+
+def test_only_as_many_are_kept_for_a_waiting_job_as_may_serve_it() -> None:
+    job = waiting(stages=2)
+    assert job.least([*peers("a", "b"), *hidden("x")]) == {"a", "b"}
+    assert job.least([*peers("a"), *hidden("x", "y")]) == {"a"}
+    assert job.least(hidden("x", "y", site="home")) == {"x", "y"}
