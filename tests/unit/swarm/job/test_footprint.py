@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,13 @@ from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.types import Microbatch
+
+PLAN = Path(__file__).parents[4] / "docs" / "plan-a-run.md"
+# The shapes of Llama 3.2 1B and Llama 3.1 8B.
+SHAPES = {
+    "1 B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "tie_word_embeddings": True},
+    "8 B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "tie_word_embeddings": False},
+}
 
 
 def spec_of(family: str = "llama", dtype: str = "float32", **changes: dict[str, object]) -> JobSpec:
@@ -134,3 +142,36 @@ def test_the_log_of_past_commits_is_part_of_a_stages_memory() -> None:
         found = stage_footprint(spec, layers, number, 2)
         assert 2 * held <= found.log <= 2.2 * held, "of the two newest"
         assert found.total_bytes - replace(found, log=0).total_bytes >= found.log
+
+
+def _largest_gib(name: str, stages: int, microbatch: int, recompute: bool) -> float:
+    spec = parse_job(
+        {
+            "name": "x",
+            "model": {
+                "config": SHAPES[name] | {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256},
+                "dtype": "bfloat16",
+                "recompute": recompute,
+            },
+            "data": {"source": "x", "sequence_length": 1024},
+            "training": {"global_batch_sequences": 256, "microbatch_sequences": microbatch},
+            "pipeline": {"stages": stages, "overlap": 0},
+        }
+    )
+    resolved = resolve(spec, vocabulary_size=128_256, stages_if_auto=stages)
+    split = resolved.pipeline.split
+    sizes = (stage_footprint(resolved, int(count), stage, stages) for stage, count in enumerate(split))
+    return max(size.total_bytes for size in sizes) / 2**30
+
+
+def test_the_table_for_those_who_plan_a_run_has_these_estimates() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in PLAN.read_text(encoding="utf-8").splitlines()
+        if line.startswith(("| 1 B,", "| 8 B,"))
+    ]
+    assert len(rows) == 4
+    for what, *cells in rows:
+        microbatch, recompute = (1, True) if "recompute = true" in what else (8, False)
+        for place, cell in enumerate(cell for cell in cells if cell):
+            assert int(cell) == round(_largest_gib(what[:3], 2**place, microbatch, recompute)), (what, 2**place)
