@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from swarm.types import EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 NO_JOB = JobId("")
 
 
@@ -395,6 +395,7 @@ class StoreHeader:
     stage: int
     total_bytes: int
     path: str = ""  # as in a checkpoint: "optimizer/layer-0003.safetensors"
+    sha256: str = ""  # of the whole file; a store that broke goes on if all of the header is the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,9 @@ class StateTransfer(Protocol):
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a file of a checkpoint; gives its sha256."""
 
+    async def held(self, header: StoreHeader) -> int:
+        """How many first bytes of the file are here already; `store` goes on from there."""
+
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         """Give a part of a file that a job starts from."""
 
@@ -184,8 +187,17 @@ class Sessions:
                 for transition in self._membership.disconnected(hello.peer, hello.incarnation, loop.time()):
                     self._listener.on_transition(transition)
 
+    async def held(self, header: StoreHeader) -> int:
+        """How many first bytes of the file are here already; as `store`, only for a peer that serves that stage."""
+        self._check_store(header)
+        return await self._transfer.held(header)
+
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a stage's weights from a peer that has a session and serves that stage."""
+        self._check_store(header)
+        return await self._transfer.store(header, chunks)
+
+    def _check_store(self, header: StoreHeader) -> None:
         check_caller(header.peer)
         session = self._sessions.get(header.peer)
         connection = CONNECTION.get()
@@ -194,7 +206,6 @@ class Sessions:
         known = self._membership.get(header.peer)
         if known is None or (known.job, known.stage) != (header.job, header.stage):
             raise Refused(f"{header.peer} does not serve stage {header.stage} of job {header.job}")
-        return await self._transfer.store(header, chunks)
 
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         """Give a stage server that has a session a part of a file that its job starts from."""

@@ -172,6 +172,14 @@ class JobTransfer:
         self._stores = stores
         self._registry = registry
 
+    async def held(self, header: StoreHeader) -> int:
+        """How many first bytes of the file are here already; `store` goes on from there."""
+        job = self._registry.get(header.job)
+        run = job.run if job is not None else None
+        if job is None or run is None or run.sink is None:
+            return 0
+        return await run.sink.held(of_job(job.spec, header, run.brain))
+
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a file of a stage's state for the job's checkpoint."""
         job = self._registry.get(header.job)

@@ -139,6 +139,7 @@ async def _send(command: SaveStage, me: ReplicaId, path: str, payload: bytes, de
         stage=me.stage,
         total_bytes=len(payload),
         path=path,
+        sha256=sha256,
     )
     for _ in range(ATTEMPTS):
         if await store(header, payload) == sha256:

@@ -143,6 +143,11 @@ class FileWriter:
             self._size_bytes += len(content)
             self._sink.write(content)
 
+    @property
+    def size_bytes(self) -> int:
+        """What was written until now."""
+        return self._size_bytes
+
     def finish(self) -> StoredFile:
         """Make it durable; gives its size and hash."""
         with _writing(self._writer._step):

@@ -9,26 +9,36 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
 from functools import partial
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 
-from swarm.errors import CorruptFrame, PeerUnavailable, Refused
+from swarm.errors import CorruptFrame, PeerUnavailable, Refused, SchedulerUnreachable
 from swarm.events import Event, Forwarded, Heartbeat, Hello, Logged
 from swarm.limits import MESSAGE_ASIDE_BYTES
 from swarm.messages import Command, FetchRequest, StoreHeader
 from swarm.pki.identity import Identity
 from swarm.pki.names import scheduler_of
 from swarm.rpc.batching import Batches, parts
-from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, check_address, connect, public_error, translate, write
+from swarm.rpc.bulk import Storing, Ticket, Tickets, ticket_in
+from swarm.rpc.channel import (
+    BULK,
+    MAX_MESSAGE_BYTES,
+    answering,
+    check_address,
+    connect,
+    public_error,
+    translate,
+    write,
+)
 from swarm.rpc.handshake import with_times
-from swarm.rpc.links.frames import CHUNK_BYTES
 from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_command, to_event, to_message
+from swarm.rpc.window import Window
 from swarm.wire import session_pb2
 
 SERVICE: Final = "swarm.wire.Session"
@@ -90,11 +100,17 @@ class SessionHandler(Protocol):
         """Take one stage's weights; gives their sha256.
 
         `chunks` raises CorruptFrame if it does not add up to `header.total_bytes`. If the connection breaks, the call
-        is cancelled. In both cases everything that arrived until then must be dropped.
+        is cancelled. Then everything that arrived until then must be dropped, unless the header names the sha256.
+        """
+
+    async def held(self, header: StoreHeader) -> int:
+        """How many first bytes of a file with this header are here; the `chunks` of `store` begin behind them.
+
+        It is asked right before `store`, if the header names the sha256.
         """
 
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        """The requested bytes, in chunks of at most CHUNK_BYTES; NotFound or Refused."""
+        """The requested bytes, in chunks of at most 1 MiB; NotFound or Refused."""
 
 
 # The stage server's side ---------------------------------------------------------------------------------------------
@@ -107,12 +123,19 @@ class GrpcSchedulerLink:
         self._address = address
         server_name = "" if identity is None else scheduler_of(identity.cluster).dns
         self._channel = connect(address, identity, server_name)
+        # Beside it, so that neither pings nor events wait behind files. Both end with the session, so neither outlives
+        # its certificate.
+        self._bulk = connect(address, identity, server_name, BULK)
+        self._ticket: Ticket = ()
+        self._up: list[Window] = []  # that nobody uses now; each has learned of the line
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncGenerator[tuple[int, Command], None]:
         call: _Call = self._channel.stream_stream(f"/{SERVICE}/Attach")()
         sending = asyncio.create_task(_send_events(call, events), name=f"events to {self._address}")
         try:
             async for data in call:
+                if not self._ticket:
+                    self._ticket = ticket_in(await call.initial_metadata())
                 for command in parts(session_pb2.Command, data):
                     yield from_command(command)
         except grpc.RpcError as error:
@@ -133,22 +156,27 @@ class GrpcSchedulerLink:
         content = memoryview(payload)
         if content.nbytes != header.total_bytes:
             raise ValueError(f"the header says {header.total_bytes} bytes, the payload has {content.nbytes}")
-        method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{SERVICE}/Store")
-        call = method()
-        sending = asyncio.create_task(_send_chunks(call, header, content), name=f"weights to {self._address}")
+        content = content.cast("B") if content.nbytes else content
+        loop = asyncio.get_running_loop()
+        window = self._up.pop() if self._up else Window(loop.time())
+        window.restart(loop.time())
+        call: _Call = self._bulk.stream_stream(f"/{SERVICE}/Store")(metadata=self._ticket)
         try:
-            reply = parse(session_pb2.StoreReply, await call)
+            return await Storing(call, header, content, window, self._address).run()
         except grpc.RpcError as error:
             raise translate(error, self._address) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():  # the channel was closed, as the session ended
+                raise SchedulerUnreachable(f"{self._address} does not answer: the session ended") from None
+            raise
         finally:
             call.cancel()
-            sending.cancel()
-            await asyncio.wait({sending})
-        return cast(session_pb2.StoreReply, reply).sha256
+            self._up.append(window)
 
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(f"/{SERVICE}/Fetch")
-        call = method(to_message(request).SerializeToString())
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._bulk.unary_stream(f"/{SERVICE}/Fetch")
+        call = method(to_message(request).SerializeToString(), metadata=self._ticket)
 
         async def payloads() -> AsyncGenerator[bytes, None]:
             async for data in call:
@@ -164,6 +192,7 @@ class GrpcSchedulerLink:
             call.cancel()
 
     async def close(self) -> None:
+        await self._bulk.close()
         await self._channel.close()
 
 
@@ -193,24 +222,6 @@ def _within_limit(data: bytes) -> bytes:
     return data
 
 
-async def _send_chunks(call: grpc.aio.StreamUnaryCall[bytes, bytes], header: StoreHeader, content: memoryview) -> None:
-    """Write until all is written or the call has ended."""
-    try:
-        for chunk in _store_chunks(header, content):
-            await write(call, chunk)
-        await call.done_writing()
-    except (grpc.RpcError, asyncio.InvalidStateError):
-        pass  # whoever awaits the call learns why
-
-
-def _store_chunks(header: StoreHeader, content: memoryview) -> Iterator[bytes]:
-    content = content.cast("B") if content.nbytes else content
-    first = bytes(content[:CHUNK_BYTES])
-    yield session_pb2.StoreChunk(header=to_message(header), payload=first).SerializeToString()
-    for start in range(CHUNK_BYTES, len(content), CHUNK_BYTES):
-        yield session_pb2.StoreChunk(payload=bytes(content[start : start + CHUNK_BYTES])).SerializeToString()
-
-
 # The scheduler's side ------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +230,7 @@ def add_session_service(server: grpc.aio.Server, handler: SessionHandler) -> Non
     service = _SessionService(handler)
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "Attach": grpc.stream_stream_rpc_method_handler(service.attach),
-        "Store": grpc.stream_unary_rpc_method_handler(service.store),
+        "Store": grpc.stream_stream_rpc_method_handler(service.store),
         "Fetch": grpc.unary_stream_rpc_method_handler(service.fetch),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -249,6 +260,7 @@ class _SessionService:
     def __init__(self, handler: SessionHandler) -> None:
         self._handler = handler
         self._encoded = Encoded()
+        self._tickets = Tickets()
 
     async def attach(self, requests: AsyncIterator[bytes], context: _Context) -> None:
         async def send(data: bytes) -> None:
@@ -264,7 +276,7 @@ class _SessionService:
             await batches.put(self._encoded(epoch, command))
 
         CONNECTION.set(context.peer())
-        async with answering(context):
+        async with answering(context), self._tickets.given(context):
             events: Pipe[Event] = Pipe(INBOX_LIMIT)
             batches = Batches(send)
             reading = asyncio.create_task(_read_events(requests, events), name="session events")
@@ -282,21 +294,30 @@ class _SessionService:
                 writing.cancel()
                 await asyncio.wait({reading, writing})
 
-    async def store(self, requests: AsyncIterator[bytes], context: _Context) -> bytes:
-        CONNECTION.set(context.peer())
+    async def store(self, requests: AsyncIterator[bytes], context: _Context) -> None:
+        CONNECTION.set(self._tickets.connection(context))
         async with answering(context):
             chunks = aiter(requests)
             first = parse(session_pb2.StoreChunk, await anext(chunks, b""))
             if not first.HasField("header"):
                 raise Refused("StoreChunk.header is missing in the first chunk")
             header = from_message(StoreHeader, first.header)
-            weights = exactly(_payloads(first, chunks), header.total_bytes, "the weights", "the header says")
+            start = await self._handler.held(header) if header.sha256 else 0
+
+            async def arriving() -> AsyncGenerator[bytes, None]:
+                held_bytes = start
+                await context.write(session_pb2.StoreReply(held_bytes=held_bytes).SerializeToString())
+                async for payload in _payloads(first, chunks):
+                    yield payload
+                    held_bytes += len(payload)  # the handler took it, as it asks for the next one
+                    await context.write(session_pb2.StoreReply(held_bytes=held_bytes).SerializeToString())
+
+            weights = exactly(arriving(), header.total_bytes, "the weights", "the header says", start)
             sha256 = await self._handler.store(header, weights)
-            return session_pb2.StoreReply(sha256=sha256).SerializeToString()
-        return b""  # the caller left, and nobody reads it
+            await context.write(session_pb2.StoreReply(sha256=sha256).SerializeToString())
 
     async def fetch(self, data: bytes, context: _Context) -> AsyncIterator[bytes]:
-        CONNECTION.set(context.peer())
+        CONNECTION.set(self._tickets.connection(context))
         async with answering(context):
             request = from_message(FetchRequest, parse(session_pb2.FetchRequest, data))
             async with aclosing(self._handler.fetch(request)) as chunks:
@@ -339,9 +360,10 @@ async def serve_session(
     serving.result()
 
 
-async def exactly(chunks: AsyncIterator[bytes], wanted_bytes: int, what: str, says: str) -> AsyncGenerator[bytes, None]:
-    """The chunks, if they add up to `wanted_bytes`; else CorruptFrame as soon as that is certain."""
-    held_bytes = 0
+async def exactly(
+    chunks: AsyncIterator[bytes], wanted_bytes: int, what: str, says: str, held_bytes: int = 0
+) -> AsyncGenerator[bytes, None]:
+    """The chunks, if they add up to `wanted_bytes` with those held; else CorruptFrame as soon as that is certain."""
     async for chunk in chunks:
         held_bytes += len(chunk)
         if held_bytes > wanted_bytes:

@@ -891,7 +891,7 @@ class StoreChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[StoreHeader, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class StoreHeader(_message.Message):
-    __slots__ = ("job", "peer", "incarnation", "timeline", "version", "stage", "total_bytes", "path")
+    __slots__ = ("job", "peer", "incarnation", "timeline", "version", "stage", "total_bytes", "path", "sha256")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -900,6 +900,7 @@ class StoreHeader(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     job: str
     peer: str
     incarnation: int
@@ -908,13 +909,16 @@ class StoreHeader(_message.Message):
     stage: int
     total_bytes: int
     path: str
-    def __init__(self, job: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., total_bytes: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+    sha256: str
+    def __init__(self, job: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., total_bytes: _Optional[int] = ..., path: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class StoreReply(_message.Message):
-    __slots__ = ("sha256",)
+    __slots__ = ("sha256", "held_bytes")
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
     sha256: str
-    def __init__(self, sha256: _Optional[str] = ...) -> None: ...
+    held_bytes: int
+    def __init__(self, sha256: _Optional[str] = ..., held_bytes: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("job", "timeline", "path", "start", "stop")

@@ -39,7 +39,7 @@ class SessionStub:
                 request_serializer=swarm_dot_wire_dot_session__pb2.Event.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_session__pb2.Command.FromString,
                 _registered_method=True)
-        self.Store = channel.stream_unary(
+        self.Store = channel.stream_stream(
                 '/swarm.wire.Session/Store',
                 request_serializer=swarm_dot_wire_dot_session__pb2.StoreChunk.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_session__pb2.StoreReply.FromString,
@@ -84,7 +84,7 @@ def add_SessionServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_session__pb2.Event.FromString,
                     response_serializer=swarm_dot_wire_dot_session__pb2.Command.SerializeToString,
             ),
-            'Store': grpc.stream_unary_rpc_method_handler(
+            'Store': grpc.stream_stream_rpc_method_handler(
                     servicer.Store,
                     request_deserializer=swarm_dot_wire_dot_session__pb2.StoreChunk.FromString,
                     response_serializer=swarm_dot_wire_dot_session__pb2.StoreReply.SerializeToString,
@@ -143,7 +143,7 @@ class Session:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/swarm.wire.Session/Store',

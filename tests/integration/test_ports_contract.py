@@ -374,6 +374,9 @@ class Handler:
         finally:
             self.over.set()
 
+    async def held(self, header: StoreHeader) -> int:
+        return 0
+
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         if header.stage == 99:
             raise NotAllowed("the job is over", hint="nothing to do")

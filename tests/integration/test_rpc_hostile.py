@@ -475,6 +475,9 @@ class Handler:
             self.seen.append(event)
             yield 1, Void(0, 0, 0)
 
+    async def held(self, header: StoreHeader) -> int:
+        return 0
+
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         async for chunk in chunks:
             self.stored += chunk
@@ -541,7 +544,7 @@ async def test_weights_that_do_not_fit_their_header_are_not_stored(
 ) -> None:
     async with scheduling(Handler()) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            await channel.stream_unary("/swarm.wire.Session/Store")(iter(chunks))
+            _ = [reply async for reply in channel.stream_stream("/swarm.wire.Session/Store")(iter(chunks))]
     error = translate(caught.value, "scheduler")
     assert type(error) is kind
     assert reason in error.message

@@ -63,6 +63,9 @@ class Script:
                 yield 1, command
             await asyncio.sleep(3600)
 
+    async def held(self, header: StoreHeader) -> int:
+        return 0
+
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         raise AssertionError
 

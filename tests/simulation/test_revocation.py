@@ -265,6 +265,9 @@ def test_the_session_of_a_revoked_stage_server_that_reads_nothing_ends() -> None
             while True:
                 yield 1, Release(JobId("job"), "")
 
+        async def held(self, header: StoreHeader) -> int:
+            return 0
+
         async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
             raise NotImplementedError
 

@@ -162,6 +162,9 @@ class Guarded:
         async for command in self.sessions.attach(all_events()):
             yield command
 
+    async def held(self, header: StoreHeader) -> int:
+        return await self.sessions.held(header)
+
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         return await self.sessions.store(header, chunks)
 

@@ -62,7 +62,9 @@ class _Open:
     since_s: float
     writer: asyncio.Future[CheckpointWriter] | None = None
     publishing: asyncio.Task[None] | None = None
-    arriving: set[str] = field(default_factory=set)  # files that are being written
+    arriving: dict[str, tuple[StoreHeader, asyncio.Task[object] | None]] = field(default_factory=dict)  # by path
+    stored: dict[str, tuple[StoreHeader, str]] = field(default_factory=dict)  # with their hashes, by path
+    broken: dict[str, tuple[StoreHeader, FileWriter]] = field(default_factory=dict)  # files to go on with, by path
     sizes: dict[int, dict[str, int]] = field(default_factory=dict)  # announced bytes by place and path
     vouched: dict[str, str] = field(default_factory=dict)  # sha256 by path; empty: nobody is asked
     is_false: bool = False  # wrong bytes may be in it: it must not be kept, however far it is
@@ -77,7 +79,18 @@ class _Open:
                 f"stage {header.stage} would store {sum(sizes.values())} bytes, it can have {bytes_max} at most"
             )
         self.sizes[header.stage] = sizes
-        self.arriving.add(header.path)
+        self.arriving[header.path] = header, asyncio.current_task()
+
+    def has_stored(self, header: StoreHeader) -> bool:
+        """Whether exactly this file is here, with the hash that was announced."""
+        known = self.stored.get(header.path)
+        return known is not None and known[0] == header and known[1] == header.sha256
+
+    def give_up_parts(self) -> None:
+        """Nobody goes on with the files that broke off."""
+        for _, file in self.broken.values():
+            file.abort()
+        self.broken.clear()
 
     @property
     def is_being_published(self) -> bool:
@@ -143,8 +156,29 @@ class CheckpointSink:
         assert self._open is None
         self._open = _Open(version, self._facts(version), asyncio.get_running_loop().time())
 
+    async def held(self, header: StoreHeader) -> int:
+        """How many first bytes of exactly this file an earlier `put` took before it broke off; `put` goes on there.
+
+        A `put` of the file that is under way ends: its sender dialled again, and this end has not noticed the break.
+        """
+        if self._open is None or not header.sha256:
+            return 0
+        before, task = self._open.arriving.get(header.path, (None, None))
+        if before == header and task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        if self._open is None:
+            return 0
+        if self._open.has_stored(header):
+            return header.total_bytes
+        known = self._open.broken.get(header.path)
+        return known[1].size_bytes if known is not None and known[0] == header else 0
+
     async def put(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Write one file of a stage; gives its sha256. A second file of the same name replaces the first.
+
+        `chunks` begin at the byte that `held` names. What has arrived of a file that breaks off is kept as long as the
+        checkpoint is collected: one part for each path, of no more bytes than a stage can have.
 
         Of a job with islands `header.stage` is a place: each island writes what is its own, the first what all share.
 
@@ -162,24 +196,44 @@ class CheckpointSink:
         try:
             return await self._put(held, header, chunks)
         finally:
-            held.arriving.discard(header.path)
+            del held.arriving[header.path]
 
     async def _put(self, held: _Open, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
-        writer = await self._writer(held)
-        file: FileWriter = await self._run(lambda: writer.create(header.path))
-        size_bytes = 0
+        if held.has_stored(header):
+            async for _ in chunks:
+                raise CorruptFrame(f"{header.path} is here, and more of it comes")
+            return held.stored[header.path][1]
+        held.stored.pop(header.path, None)
+        file = await self._file(held, header)
+        is_whole = True  # nothing is half written
         try:
             async for chunk in chunks:
                 if self._open is not held:
                     raise Refused(f"the checkpoint of version {header.version} was given up")
-                size_bytes += len(chunk)
-                await self._run(lambda chunk=chunk: file.write(chunk))  # type: ignore[misc]
-            if size_bytes != header.total_bytes:
-                raise CorruptFrame(f"{header.path} was announced with {header.total_bytes} bytes and has {size_bytes}")
-        except BaseException:
-            file.abort()
+                is_whole = False
+                await self._to_its_end(lambda chunk=chunk: file.write(chunk))  # type: ignore[misc]
+                is_whole = True
+            if file.size_bytes != header.total_bytes:
+                raise CorruptFrame(
+                    f"{header.path} was announced with {header.total_bytes} bytes and has {file.size_bytes}"
+                )
+        except BaseException as error:
+            if header.sha256 and self._open is held and (is_whole or isinstance(error, asyncio.CancelledError)):
+                held.broken[header.path] = header, file
+            else:
+                file.abort()
             raise
-        sha256 = (await self._run(file.finish)).sha256
+        finishing = self._start_thread(file.finish)
+        try:
+            stored = await asyncio.shield(finishing)
+        except asyncio.CancelledError:
+            await asyncio.wait({finishing})
+            self._note_stored(held, header, finishing.result().sha256)
+            raise
+        return self._note_stored(held, header, stored.sha256)
+
+    def _note_stored(self, held: _Open, header: StoreHeader, sha256: str) -> str:
+        held.stored[header.path] = header, sha256
         if self._open is held:
             self._listener.stored(header, sha256)
         return sha256
@@ -192,12 +246,15 @@ class CheckpointSink:
     def publish(self, move: PublishCheckpoint) -> None:
         """Complete the checkpoint in the background; the listener hears what became of it."""
         assert self._open is not None
+        self._open.give_up_parts()
         self._open.publishing = self._start(self._publish(self._open, move))
 
     def drop(self, *, is_false: bool = False) -> None:
         """Forget what was collected. A checkpoint that is being published may still be completed, unless `is_false`:
         then whoever handed over a part of it may have held wrong bytes, and nothing of it is kept."""
         held, self._open = self._open, None
+        if held is not None:
+            held.give_up_parts()
         if held is None or held.writer is None:
             return
         if not held.is_being_published:
@@ -212,6 +269,27 @@ class CheckpointSink:
         self.drop()
         while self._working:
             await asyncio.wait(set(self._working))
+
+    async def _file(self, held: _Open, header: StoreHeader) -> FileWriter:
+        """The file to go on with, or a new one."""
+        known = held.broken.pop(header.path, None)
+        if known is not None:
+            if header.sha256 and known[0] == header:
+                return known[1]
+            known[1].abort()
+        writer = await self._writer(held)
+        file: FileWriter = await self._run(lambda: writer.create(header.path))
+        return file
+
+    async def _to_its_end(self, work: Callable[[], None]) -> None:
+        """Do it; whoever is cancelled meanwhile waits until it is done, so what was written is known."""
+        task = self._start_thread(work)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task})
+            task.result()
+            raise
 
     async def _writer(self, held: _Open) -> CheckpointWriter:
         """The writer; the first file makes it."""
@@ -301,6 +379,9 @@ class CheckpointSink:
         self._working.add(task)
         task.add_done_callback(self._working.discard)
         return task
+
+    def _start_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.ensure_future(self._run(work))
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await run_blocking(self._executor, work)

@@ -89,13 +89,14 @@ class SimSchedulerLink:
         return handler
 
     async def _store(self, handler: SessionHandler, header: StoreHeader, content: bytes) -> str:
-        async def chunks() -> AsyncGenerator[bytes, None]:
-            for start in range(0, len(content), frames.CHUNK_BYTES):
+        async def chunks(held_bytes: int) -> AsyncGenerator[bytes, None]:
+            for start in range(held_bytes, len(content), frames.CHUNK_BYTES):
                 await asyncio.sleep(self._network.delay())
                 yield content[start : start + frames.CHUNK_BYTES]
 
         try:
-            weights = exactly(chunks(), header.total_bytes, "the weights", "the header says")
+            held_bytes = await handler.held(header) if header.sha256 else 0
+            weights = exactly(chunks(held_bytes), header.total_bytes, "the weights", "the header says", held_bytes)
             sha256 = await handler.store(header, weights)
         except Exception as error:
             raise public_error(error) from error

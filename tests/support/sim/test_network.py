@@ -114,6 +114,9 @@ class Handler:
         except PeerUnavailable:
             self.ends.append("broken")
 
+    async def held(self, header: StoreHeader) -> int:
+        return 0
+
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         raise NotImplementedError
 

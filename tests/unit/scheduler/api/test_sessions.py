@@ -48,6 +48,9 @@ class Heard:
 class Transfer:
     """Takes what is stored, and gives the same to everybody."""
 
+    async def held(self, header: StoreHeader) -> int:
+        return 0
+
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         return "stored"
 

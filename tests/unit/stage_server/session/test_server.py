@@ -126,6 +126,9 @@ class Scheduler:
             session.events.append(event)
         session.hung_up.set()
 
+    async def held(self, header: StoreHeader) -> int:
+        return 0
+
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         raise AssertionError("nothing is stored here")
 

@@ -91,6 +91,90 @@ async def test_stages_come_in_and_a_checkpoint_comes_out(tmp_path: Path) -> None
     assert heard.notes == ["removed step-00000002"]
 
 
+WEIGHTS = "model/model-00001-of-00002.safetensors"
+
+
+def whole(payload: bytes) -> StoreHeader:
+    return replace(header(0, WEIGHTS, payload), sha256=hashlib.sha256(payload).hexdigest())
+
+
+async def broken_off(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+    raise asyncio.CancelledError
+
+
+async def test_a_file_that_broke_off_goes_on_at_its_next_byte(tmp_path: Path) -> None:
+    heard, payload = Heard(), save(tensors(4, 0))
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks)
+        made.begin(4)
+        with pytest.raises(asyncio.CancelledError):
+            await made.put(whole(payload), broken_off(payload[:7], payload[7:9]))
+        assert await made.held(whole(payload)) == 9
+        assert await made.put(whole(payload), chunks(payload[9:])) == hashlib.sha256(payload).hexdigest()
+        # Its sender may not have heard the last word.
+        assert await made.held(whole(payload)) == len(payload)
+        assert await made.put(whole(payload), chunks()) == hashlib.sha256(payload).hexdigest()
+        assert heard.stored_ == [(WEIGHTS, hashlib.sha256(payload).hexdigest())]
+        made.drop()
+        await made.close()
+    assert not list(tmp_path.rglob("*.safetensors*"))
+
+
+async def test_nobody_goes_on_with_a_file_of_another_header(tmp_path: Path) -> None:
+    payload = save(tensors(4, 0))
+    others = [
+        replace(whole(payload), peer=PeerId("q")),
+        replace(whole(payload), incarnation=2),
+        replace(whole(payload), sha256="0" * 64),
+        replace(whole(payload), total_bytes=len(payload) - 1),
+        replace(whole(payload), sha256=""),
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        with pytest.raises(asyncio.CancelledError):
+            await made.put(whole(payload), broken_off(payload[:9]))
+        assert [await made.held(other) for other in others] == [0] * len(others)
+        again = replace(whole(payload), peer=PeerId("q"))
+        assert await made.put(again, chunks(payload)) == hashlib.sha256(payload).hexdigest()
+        assert await made.held(whole(payload)) == 0
+        made.drop()
+        await made.close()
+
+
+async def test_a_sender_that_dialled_again_does_not_wait_for_its_broken_connection(tmp_path: Path) -> None:
+    payload, has_begun = save(tensors(4, 0)), asyncio.Event()
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield payload[:9]
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        before = asyncio.create_task(made.put(whole(payload), stuck()))
+        await has_begun.wait()
+        assert await made.held(whole(payload)) == 9
+        assert before.cancelled()
+        assert await made.put(whole(payload), chunks(payload[9:])) == hashlib.sha256(payload).hexdigest()
+        made.drop()
+        await made.close()
+
+
+async def test_a_file_that_arrived_with_another_hash_begins_at_its_first_byte(tmp_path: Path) -> None:
+    payload = save(tensors(4, 0))
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        await made.put(whole(payload), chunks(bytes(len(payload))))
+        assert await made.held(whole(payload)) == 0
+        made.drop()
+        await made.close()
+
+
 async def test_only_files_that_are_vouched_for_are_published(tmp_path: Path) -> None:
     """A member could store a file again after others had said that the first one was right."""
     heard = Heard()

@@ -1,0 +1,161 @@
+"""Files that travel beside a session, on a channel of their own.
+
+    stage server                               scheduler
+      header (sha256, size, path)     ───▶
+                                      ◀───   held_bytes: from where to send
+      payload … within the window     ───▶
+                                      ◀───   held_bytes: what has arrived, after each payload
+                                      ◀───   sha256 of the stored bytes
+
+A session shows by a ticket which calls on the other channel are its own: random bytes in the first metadata of Attach,
+good as long as the session, from the same machine's certificate only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeAlias
+
+import grpc.aio
+
+from swarm.errors import CorruptFrame, SchedulerUnreachable
+from swarm.messages import StoreHeader
+from swarm.rpc.channel import write
+from swarm.rpc.mapping import parse, to_message
+from swarm.rpc.window import Window
+from swarm.wire import session_pb2
+
+Ticket: TypeAlias = tuple[tuple[str, bytes], ...]
+_TICKET: Final = "swarm-session-bin"
+_TICKET_BYTES: Final = 16
+_LOOK_S: Final = 0.25  # between two looks at the silence of the other side
+
+_Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Storing:
+    """Sends one file over an open call, from the byte that the other side asks for."""
+
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[bytes, bytes],
+        header: StoreHeader,
+        content: memoryview,
+        window: Window,
+        address: str,
+    ) -> None:
+        self._call, self._header, self._content, self._window = call, header, content, window
+        self._address = address
+        self._loop = asyncio.get_running_loop()
+        self._held: int | None = None  # what has arrived, once the other side said so
+        self._heard = asyncio.Event()
+
+    async def run(self) -> str:
+        """The sha256 of the stored bytes.
+
+        Raises grpc.RpcError; CorruptFrame if the other side acknowledges what was not sent; SchedulerUnreachable if it
+        acknowledges nothing for longer than the line's delay explains.
+        """
+        tasks = {
+            asyncio.create_task(work, name=f"{self._header.path} to {self._address}")
+            for work in (self._receive(), self._watch(), self._send())
+        }
+        try:
+            while True:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if (sha256 := task.result()) is not None:
+                        return sha256
+                tasks -= done
+        finally:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    async def _receive(self) -> str | None:
+        async for data in self._call:
+            reply = parse(session_pb2.StoreReply, data)
+            if reply.sha256:
+                return str(reply.sha256)
+            self._take(reply.held_bytes)
+        raise CorruptFrame(f"{self._address} ended the transfer of {self._header.path} without a hash")
+
+    def _take(self, held_bytes: int) -> None:
+        now_s = self._loop.time()
+        if self._held is None:  # it answers the header
+            if held_bytes > len(self._content):
+                raise CorruptFrame(f"{held_bytes} bytes are acknowledged of {len(self._content)}")
+            self._window.acknowledged(self._window.unacknowledged_bytes, now_s)
+        else:
+            self._window.acknowledged(held_bytes - self._held, now_s)
+        self._held = held_bytes
+        self._heard.set()
+
+    async def _send(self) -> None:
+        """Until all is sent or the call has ended; why it ended is for whoever receives."""
+        try:
+            header = session_pb2.StoreChunk(header=to_message(self._header)).SerializeToString()
+            self._window.sent(len(header), self._loop.time())
+            await write(self._call, header)
+            await self._heard.wait()
+            assert self._held is not None
+            at_bytes = self._held
+            while at_bytes < len(self._content):
+                piece_bytes = min(self._window.piece_bytes, len(self._content) - at_bytes)
+                if self._window.unacknowledged_bytes and self._window.room_bytes < piece_bytes:
+                    self._heard.clear()
+                    await self._heard.wait()
+                    continue
+                payload = bytes(self._content[at_bytes : at_bytes + piece_bytes])
+                self._window.sent(piece_bytes, self._loop.time())
+                await write(self._call, session_pb2.StoreChunk(payload=payload).SerializeToString())
+                at_bytes += piece_bytes
+            await self._call.done_writing()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            pass
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._window.dead(self._loop.time()):
+                raise SchedulerUnreachable(
+                    f"{self._address} does not answer: nothing has arrived there for {self._window.patience_s:.1f} s"
+                )
+
+
+class Tickets:
+    """Of the sessions that are open at one server."""
+
+    def __init__(self) -> None:
+        self._open: dict[bytes, _Context] = {}
+
+    @asynccontextmanager
+    async def given(self, context: _Context) -> AsyncIterator[None]:
+        """Give the caller a ticket that is good until the block ends."""
+        ticket = secrets.token_bytes(_TICKET_BYTES)
+        self._open[ticket] = context
+        try:
+            await context.send_initial_metadata(((_TICKET, ticket),))
+            yield
+        finally:
+            del self._open[ticket]
+
+    def connection(self, context: _Context) -> str:
+        """The connection of the session whose ticket the call shows, if the caller proved the same; else its own."""
+        session = self._open.get(dict(ticket_in(context.invocation_metadata())).get(_TICKET, b""))
+        if session is None or _proved(session) != _proved(context):
+            return str(context.peer())
+        return str(session.peer())
+
+
+def ticket_in(metadata: Iterable[Any] | None) -> Ticket:
+    """The ticket among metadata; empty: there is none."""
+    return tuple((key, bytes(value)) for key, value in metadata or () if key == _TICKET)[:1]
+
+
+def _proved(context: _Context) -> tuple[bytes, ...]:
+    return tuple(context.auth_context().get("x509_pem_cert", ()))
