@@ -31,7 +31,8 @@ tokenizer = "byte"              # UTF-8 bytes, no files; or a folder with tokeni
 source   = {source}
                                 # required: your text files, such as "corpus/**/*.txt"; here Python's own library
 format   = "auto"               # by suffix, or text (a file is a document), jsonl, parquet, bin (token ids), hf
-text_field = "text"             # jsonl, parquet, hf: where the text is
+text_field = "text"             # jsonl, parquet, hf: where the text is; "doc.text" is a field of a field
+on_null  = "fail"               # jsonl, parquet, hf: what becomes of a row whose text is null; or skip
 subset   = ""                   # hf ("hf:owner/name", or a folder): the data set's configuration
 split    = "train"              # hf
 bin_dtype = "uint16"            # bin: uint16 or uint32, little-endian
@@ -52,7 +53,8 @@ eps           = 1e-8            # betas and eps: all but sgd
 lookahead     = 0.3             # adamw: the share of the fresh gradient in its numerator; 0 = torch's AdamW
 momentum      = 0.0             # sgd only, below 1
 muon_products = "fast"          # muon: exact has the same bits on all processors, so that unlike ones share a stage
-weight_decay  = 0.1             # sgd adds it to the gradient; the others shrink the weights by it
+weight_decay  = 0.1             # sgd adds it to the gradient; the others shrink the weights by it: all of them, also
+                                # norms, biases and embeddings, which many trainers leave out
 schedule      = "cosine"        # constant, linear or cosine
 warmup_steps  = 5               # default 100, or steps if that is less
 min_lr_ratio  = 0.1             # the schedule ends at this share of learning_rate

@@ -19,10 +19,10 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -30,10 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.data.batches import TOKEN_DTYPES
-from swarm.data.room import check_room, page_bytes
+from swarm.data.kinds import HEAD_BYTES, kind_of
+from swarm.data.room import ZSTD_HEAD_BYTES, check_room, page_bytes, zstd_window_bytes
 from swarm.errors import InvalidConfig, InvalidData, SwarmError
 from swarm.job.spec import DataSection
-from swarm.text import first_line
+from swarm.text import first_line, size
 
 READ_BYTES = 4 << 20
 CUT_BYTES = 8 << 20  # a larger text is cut; tokenizers need 150 bytes of memory per byte of a text
@@ -41,21 +42,29 @@ LINE_BYTES_MAX = 16 << 20  # of a JSON line, and so of a file that is none, howe
 ROWS = 1024  # rows of a table that are looked at together
 TABLE_BYTES_MAX = 64 << 20  # and the bytes of their texts
 HUB_PREFIX = "hf:"
-_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".bin": "bin"}
+_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".bin": "bin"}
 _COMPRESSED = (".gz", ".zst")
+ZSTD_WINDOW_BYTES_MAX = 128 << 20  # the library unpacks no more
+DEPTH_MAX = 8  # of fields in fields
+_LLMC_MAGICS = {20240520: 16, 20240801: 32}  # dev/data/data_common.py of llm.c; and the bits of an id
+LLMC_HEADER_BYTES = 1024
+_MISSING = object()
+_WINDOW_HINT = "unpack it: zstd -d --long=31"
 _SAVED_MARKS = ("state.json", "dataset_dict.json")  # what save_to_disk writes
 
 
 class TextPiece(NamedTuple):
     """A text or a part of one; `ends` closes the text, `done_bytes` is how much of the source has been read.
 
-    `at` is the line (from 1), the row (from 0) or, for plain text, the byte in the source.
+    `at` is the line (from 1), the row (from 0) or, for plain text, the byte in the source. A row that is left out is an
+    empty text that is `skipped`.
     """
 
     text: str
     ends: bool
     done_bytes: int
     at: int
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +92,10 @@ def find_sources(section: DataSection) -> list[Source]:
     """The sources that `section.source` names, in order of path; nothing is read yet, empty files are left out.
 
     It names a glob, several globs separated by commas ("**" descends into folders), or a data set on the hub
-    ("hf:owner/name", "hf:owner/name@revision"). With format "auto" the suffix decides: .jsonl and .ndjson (also .gz and
-    .zst), .parquet, .bin. A folder that `save_to_disk` wrote is a data set. Any other file is one text. InvalidData if
-    nothing matches, if only empty files match, or if token files (.bin) are mixed with others.
+    ("hf:owner/name", "hf:owner/name@revision"). What is there by that very name is meant, though it be a pattern, too.
+    With format "auto" the suffix decides: .jsonl, .ndjson, .json (JSON lines), .parquet, .bin. A folder that
+    `save_to_disk` wrote is a data set. Any other file is one text. Text and JSON lines may be compressed (.gz, .zst).
+    InvalidData if nothing matches, if only empty files match, or if token files (.bin) are mixed with others.
     """
     named = section.source.removeprefix(HUB_PREFIX)
     if section.source.startswith(HUB_PREFIX):
@@ -96,7 +106,7 @@ def find_sources(section: DataSection) -> list[Source]:
             )
         folder = Path(os.path.expanduser(named))
         return [_folder(folder)] if folder.is_dir() else [Source(Path(named), "hf", 0)]
-    if section.format == "hf" and not glob.glob(os.path.expanduser(named)):
+    if section.format == "hf" and not _paths(named):
         return [Source(Path(named), "hf", 0)]
     sources = _matching(section)
     if not sources:
@@ -116,11 +126,11 @@ def read_texts(source: Source, section: DataSection) -> Iterator[TextPiece]:
     with _reading(source.path):
         match source.format:
             case "text":
-                yield from _plain(source.path)
+                yield from _plain(source.path, is_sure=section.format == "text")
             case "jsonl":
-                yield from _json_lines(source.path, section.text_field)
+                yield from _json_lines(source.path, section)
             case "parquet":
-                yield from _parquet(source, section.text_field)
+                yield from _parquet(source, section)
             case "hf":
                 yield from _data_set(source, section)
             case _:
@@ -139,6 +149,8 @@ def read_ids(source: Source, bin_dtype: str, vocabulary_size: int) -> Iterator[t
     with _reading(source.path), source.path.open("rb") as file:
         while block := file.read(READ_BYTES):
             ids = np.frombuffer(block[: len(block) // dtype.itemsize * dtype.itemsize], dtype=dtype)
+            if not done_bytes:
+                _check_ids(source.path, block, ids, vocabulary_size)
             if ids.size and int(ids.max()) >= vocabulary_size:
                 at = int(np.argmax(ids >= vocabulary_size))
                 raise InvalidData(
@@ -148,6 +160,27 @@ def read_ids(source: Source, bin_dtype: str, vocabulary_size: int) -> Iterator[t
                 )
             done_bytes += len(block)
             yield ids, done_bytes
+
+
+def _check_ids(path: Path, block: bytes, ids: NDArray[Any], vocabulary_size: int) -> None:
+    """InvalidData if what a file begins with looks like something else than ids of this width."""
+    hint = "write the ids alone, without a header"
+    for magic, bits in _LLMC_MAGICS.items():
+        if block.startswith(magic.to_bytes(4, "little")):
+            raise InvalidData(
+                f"{path} begins with {magic}: it is a shard of llm.c, whose header has {LLMC_HEADER_BYTES} bytes",
+                hint=f'cut it off: tail -c +{LLMC_HEADER_BYTES + 1}, and set data.bin_dtype = "uint{bits}"',
+            )
+    if block.startswith(b"\x93NUMPY"):
+        raise InvalidData(f"{path} is an array of NumPy", hint=hint)
+    # A wider id of the vocabulary has these bits in its upper half at most.
+    bits = 8 * ids.dtype.itemsize
+    upper_max = (vocabulary_size - 1) >> bits
+    pairs = ids[: ids.size // 2 * 2].reshape(-1, 2)
+    if len(pairs) >= (64 if upper_max else 4) and pairs[:, 1].max() <= upper_max < pairs[:, 0].max():
+        what = f"at most {upper_max}" if upper_max else "0"
+        hint = "set data.bin_dtype" if bits == 16 else "write the ids as uint32"
+        raise InvalidData(f"{path}: every second uint{bits} is {what}: is it uint{2 * bits}?", hint=hint)
 
 
 def load_extra(name: str, needed_for: str) -> Any:
@@ -165,8 +198,8 @@ def load_extra(name: str, needed_for: str) -> Any:
 
 
 def _matching(section: DataSection) -> list[Source]:
-    patterns = [part.strip() for part in section.source.split(",") if part.strip()]
-    paths = sorted({path for pattern in patterns for path in glob.glob(os.path.expanduser(pattern), recursive=True)})
+    paths = _paths(section.source)
+    is_saved = cache(_is_saved)
     sources = []
     try:
         for path in map(Path, paths):
@@ -175,25 +208,44 @@ def _matching(section: DataSection) -> list[Source]:
                     sources.append(_folder(path))
             elif path.is_file():
                 # The files of a saved data set lie below its folder, which "**" matches too.
-                if section.format == "auto" and any(_is_saved(parent) for parent in path.parents[:2]):
+                if section.format == "auto" and any(is_saved(parent) for parent in path.parents[:2]):
                     continue
                 chosen = _format(path) if section.format == "auto" else section.format
                 sources.append(Source(path, chosen, path.stat().st_size))
     except OSError as error:
         raise InvalidData(f"{error.filename} cannot be read: {error.strerror}") from error
     if not sources:
-        hint = "a folder needs a pattern: DIR/**/*.txt" if paths else "check the path; it is relative to where you are"
+        relative = "" if os.path.isabs(os.path.expanduser(section.source)) else "; it is relative to where you are"
+        hint = "a folder needs a pattern: DIR/**/*.txt" if paths else f"check the path{relative}"
         raise InvalidData(f'data.source = "{section.source}" matches no file', hint=hint)
     return [source for source in sources if source.size_bytes > 0]
 
 
+def _paths(named: str) -> list[str]:
+    """What is there by this very name; else what the patterns match that it names, in order."""
+    if os.path.exists(whole := os.path.expanduser(named)):
+        return [whole]
+    patterns = [_literal(os.path.expanduser(part.strip())) for part in named.split(",") if part.strip()]
+    return sorted({path for pattern in patterns for path in glob.glob(pattern, recursive=True)})
+
+
+def _literal(pattern: str) -> str:
+    """The pattern, the longest part of which that is there by that very name is taken as a name."""
+    head = pattern
+    while head and not os.path.exists(head):
+        head = os.path.dirname(head)
+    return glob.escape(head) + pattern[len(head) :]
+
+
 def _format(path: Path) -> str:
-    name = path.name.lower()
-    for suffix in _COMPRESSED:
-        inner = name.removesuffix(suffix)
-        if inner != name and Path(inner).suffix in (".jsonl", ".ndjson"):
-            return "jsonl"
-    return _SUFFIXES.get(Path(name).suffix, "text")
+    name, suffix = os.path.splitext(path.name.lower())
+    if suffix not in _COMPRESSED:
+        return _SUFFIXES.get(suffix, "text")
+    found = _SUFFIXES.get(os.path.splitext(name)[1], "text")
+    if found not in ("text", "jsonl"):
+        program = "gzip" if suffix == ".gz" else "zstd"
+        raise InvalidData(f"{path} is compressed, and only text and JSON lines may be", hint=f"unpack it: {program} -d")
+    return found
 
 
 def _is_saved(folder: Path) -> bool:
@@ -212,39 +264,75 @@ def _reading(path: Path) -> Iterator[None]:
         raise InvalidData(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _plain(path: Path) -> Iterator[TextPiece]:
+def _plain(path: Path, *, is_sure: bool) -> Iterator[TextPiece]:
+    """The text of a file. Unless a person says that it is text, it is refused if its first bytes say what else."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     position, held, held_bytes, at = 0, [], 0, 0
-    try:
-        with path.open("rb") as file:
+    with path.open("rb") as raw, _decompressed(path, raw) as file:
+        if not is_sure:
+            _check_kind(path, file)
+        try:
             while block := file.read(READ_BYTES):
                 held_back = len(decoder.getstate()[0])
+                if not position:
+                    if not is_sure:
+                        _check_no_object(path, block)
+                    if block.startswith(codecs.BOM_UTF8):
+                        block, position = block[len(codecs.BOM_UTF8) :], len(codecs.BOM_UTF8)
                 held.append(decoder.decode(block))
                 position += len(block)
                 held_bytes += len(block)
                 if held_bytes > CUT_BYTES:
                     text = "".join(held)
                     cut = _line_end(text, 0, len(text) - 1)
-                    yield TextPiece(text[:cut], False, position, at)
+                    yield TextPiece(text[:cut], False, raw.tell(), at)
                     held, held_bytes, at = [text[cut:]], len(text) - cut, position
             held_back = len(decoder.getstate()[0])
             decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise InvalidData(
-            f"{path} is not UTF-8: byte {position - held_back + error.start}",
-            hint="convert the file to UTF-8, or choose data.source so that it is left out",
-        ) from None
-    yield TextPiece("".join(held), True, position, at)
+        except UnicodeDecodeError as error:
+            raise InvalidData(
+                f"{path} is not UTF-8: byte {position - held_back + error.start}",
+                hint="convert the file to UTF-8, or choose data.source so that it is left out",
+            ) from None
+        yield TextPiece("".join(held), True, raw.tell(), at)
 
 
-def _json_lines(path: Path, text_field: str) -> Iterator[TextPiece]:
+def _check_kind(path: Path, file: BinaryIO) -> None:
+    """InvalidData if the first bytes are those of another kind of file."""
+    kind = kind_of(file.peek(HEAD_BYTES)[:HEAD_BYTES])  # type: ignore[attr-defined]  # all that are opened here have it
+    if kind is not None:
+        what = "unpacks to what is " if path.suffix.lower() in _COMPRESSED else "is "
+        raise InvalidData(f"{path} {what}{kind.name}, not text", hint=kind.hint)
+
+
+def _check_no_object(path: Path, block: bytes) -> None:
+    """InvalidData if the first line is a JSON object: its syntax would be trained on."""
+    line = block.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0]
+    if not line.startswith(b"{"):
+        return
+    with suppress(ValueError, RecursionError):
+        if isinstance(json.loads(line), dict):
+            raise InvalidData(
+                f"{path} begins with a JSON object, and its name does not say that it is JSON lines",
+                hint='set data.format = "jsonl", or "text" to train on the lines as they are',
+            )
+
+
+def _json_lines(path: Path, section: DataSection) -> Iterator[TextPiece]:
+    text_field = section.text_field
     with path.open("rb") as raw, _decompressed(path, raw) as file:
+        _check_kind(path, file)
+        begins = True
         for number, line in enumerate(_lines(path, file), start=1):
+            line = line.removeprefix(codecs.BOM_UTF8)
             if not line.strip():
                 continue
+            if begins and line.lstrip().startswith(b"["):
+                raise InvalidData(f"{path} is a JSON array", hint="write one object per line: jq -c '.[]'")
+            begins = False
             where = f"{path}, line {number}"
             try:
-                values = json.loads(_decoded(line.removeprefix(codecs.BOM_UTF8), where))
+                values = json.loads(_decoded(line, where))
             except (ValueError, RecursionError) as error:
                 what = (
                     f"{error.msg}: character {error.pos + 1} of the line"
@@ -254,13 +342,36 @@ def _json_lines(path: Path, text_field: str) -> Iterator[TextPiece]:
                 raise InvalidData(f"{where} is not JSON: {what}", hint="each line must be one JSON object") from None
             if not isinstance(values, dict):
                 raise InvalidData(f"{where} is no JSON object", hint=f'write lines such as {{"{text_field}": "..."}}')
-            if text_field not in values:
-                texts = [name for name, value in values.items() if isinstance(value, str)]
-                raise InvalidData(f'{where} has no field "{text_field}"', hint=_other_field(texts))
-            text = _text(values[text_field], f'{where}: field "{text_field}"')
+            value = values[text_field] if text_field in values else _inner(values, text_field)
+            if value is _MISSING:
+                raise InvalidData(f'{where} has no field "{text_field}"', hint=_other_field(list(_fields(values))))
+            if value is None and section.on_null == "skip":
+                yield TextPiece("", True, raw.tell(), number, skipped=True)
+                continue
+            text = _text(value, f'{where}: field "{text_field}"')
             if b"\\u" in line:  # half a surrogate pair is JSON, but no text
                 _check_encodes(text, where)
             yield from _whole(text, raw.tell(), number)
+
+
+def _inner(value: object, text_field: str) -> object:
+    """The value of a field of a field, such as doc.text; null if the outer one is, _MISSING if there is none."""
+    for name in text_field.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, dict) or name not in value:
+            return _MISSING
+        value = value[name]
+    return value
+
+
+def _fields(values: Mapping[str, object], within: str = "", depth: int = 0) -> Iterator[str]:
+    """The names of the fields that hold text."""
+    for name, value in values.items():
+        if isinstance(value, str):
+            yield within + name
+        elif isinstance(value, dict) and depth < DEPTH_MAX:
+            yield from _fields(value, f"{within}{name}.", depth + 1)
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
@@ -279,6 +390,7 @@ def _decompressed(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
                     yield file  # type: ignore[misc]  # reads as a binary file does
             case ".zst":
                 arrow = load_extra("pyarrow", f"reading {path}")
+                _check_window(path, raw)
                 with arrow.CompressedInputStream(raw, "zstd") as stream:
                     yield io.BufferedReader(stream, READ_BYTES)
             case _:
@@ -290,7 +402,18 @@ def _decompressed(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno is not None or path.suffix.lower() != ".zst":
             raise
+        if "too much memory" in str(error):  # of a frame behind the first one
+            raise InvalidData(f"{path} has a frame whose window is over 128 MiB", hint=_WINDOW_HINT) from error
         raise InvalidData(f"{path} is damaged or not compressed as its name says: {first_line(error)}") from error
+
+
+def _check_window(path: Path, raw: BinaryIO) -> None:
+    """InvalidData if the first frame refers back further than the library or the memory allows."""
+    window_bytes = zstd_window_bytes(raw.peek(ZSTD_HEAD_BYTES))  # type: ignore[attr-defined]  # opened as a buffer
+    if window_bytes > ZSTD_WINDOW_BYTES_MAX:
+        most = size(ZSTD_WINDOW_BYTES_MAX)
+        raise InvalidData(f"{path} has a window of {size(window_bytes)}, more than {most}", hint=_WINDOW_HINT)
+    check_room(lambda: f"{path}, its window", window_bytes)
 
 
 def _decoded(raw: bytes, where: str) -> str:
@@ -306,13 +429,14 @@ def _decoded(raw: bytes, where: str) -> str:
     raise InvalidData(f"{where} is no valid Unicode: half a surrogate pair at byte {start} of it")
 
 
-def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
+def _parquet(source: Source, section: DataSection) -> Iterator[TextPiece]:
+    text_field = section.text_field
     arrow = load_extra("pyarrow", f"reading {source.path}")
     parquet = load_extra("pyarrow.parquet", f"reading {source.path}")
     hint = "write it again, or choose data.source so that it is left out; for another kind of file: data.format"
     with _damage(arrow, f"{source.path} is no Parquet file, or damaged", hint):
         metadata = parquet.read_metadata(source.path)
-        _check_column(arrow, str(source.path), metadata.schema.to_arrow_schema(), text_field)
+        names = _column_path(arrow, str(source.path), metadata.schema.to_arrow_schema(), text_field)
         reads = parquet.ParquetFile(source.path, metadata=metadata, buffer_size=READ_BYTES)
         with reads as file, source.path.open("rb") as raw:
             rows, row = max(1, metadata.num_rows), 0
@@ -320,7 +444,7 @@ def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
                 at_once = _rows_at_once(source, metadata.row_group(number), raw, text_field, row)
                 for batch in file.iter_batches(batch_size=at_once, row_groups=[number], columns=[text_field]):
                     done_bytes = source.size_bytes * (row + batch.num_rows) // rows
-                    yield from _column(batch.column(0), str(source.path), text_field, row, done_bytes)
+                    yield from _column(batch.column(0), names, str(source.path), section, row, done_bytes)
                     row += batch.num_rows
 
 
@@ -361,15 +485,15 @@ def _data_set(source: Source, section: DataSection) -> Iterator[TextPiece]:
     name = f'data.source = "{section.source}"'
     arrow = load_extra("pyarrow", name)
     rows = _load_data_set(source, section)
-    _check_column(arrow, name, rows.features.arrow_schema, section.text_field)
-    table = rows.select_columns([section.text_field]).with_format("arrow")
+    names = _column_path(arrow, name, rows.features.arrow_schema, section.text_field)
+    table = rows.select_columns([names[0]]).with_format("arrow")
     row = 0
     total = max(1, len(rows))
     with _damage(arrow, f"{name} is damaged", "check data.source, or download it again"):
         for batch in table.iter(ROWS):
             done_bytes = source.size_bytes * (row + batch.num_rows) // total
             for chunk in batch.column(0).chunks:
-                yield from _column(chunk, name, section.text_field, row, done_bytes)
+                yield from _column(chunk, names, name, section, row, done_bytes)
                 row += len(chunk)
 
 
@@ -400,12 +524,28 @@ def _load_data_set(source: Source, section: DataSection) -> Any:
         ) from error
 
 
-def _check_column(arrow: Any, where: str, schema: Any, text_field: str) -> None:
-    if text_field not in schema.names:
-        raise InvalidData(f'{where} has no column "{text_field}"', hint=_other_column(arrow, schema))
-    if not _is_text(arrow, schema.field(text_field).type):
-        kind = schema.field(text_field).type
-        raise InvalidData(f'{where}: column "{text_field}" holds {kind}, not text', hint=_other_column(arrow, schema))
+def _column_path(arrow: Any, where: str, schema: Any, text_field: str) -> list[str]:
+    """The names that lead to the column of texts: one, or several if it is a field of a field. InvalidData."""
+    texts = list(_text_columns(arrow, schema))
+    names = [text_field] if text_field in schema.names else text_field.split(".")
+    kind = schema
+    for name in names:
+        fields = {field.name: field.type for field in kind} if kind is schema or arrow.types.is_struct(kind) else {}
+        if name not in fields:
+            raise InvalidData(f'{where} has no column "{text_field}"', hint=_other_field(texts))
+        kind = fields[name]
+    if not (_is_text(arrow, kind) or _is_bytes(arrow, kind)):
+        raise InvalidData(f'{where}: column "{text_field}" holds {kind}, not text', hint=_other_field(texts))
+    return names
+
+
+def _text_columns(arrow: Any, fields: Any, within: str = "", depth: int = 0) -> Iterator[str]:
+    """The names of the columns that hold text."""
+    for field in fields:
+        if arrow.types.is_struct(field.type) and depth < DEPTH_MAX:
+            yield from _text_columns(arrow, field.type, f"{within}{field.name}.", depth + 1)
+        elif _is_text(arrow, field.type):
+            yield within + field.name
 
 
 def _is_text(arrow: Any, kind: Any) -> bool:
@@ -414,19 +554,30 @@ def _is_text(arrow: Any, kind: Any) -> bool:
     return bool(arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind))
 
 
-def _other_column(arrow: Any, schema: Any) -> str:
-    return _other_field([field.name for field in schema if _is_text(arrow, field.type)])
+def _is_bytes(arrow: Any, kind: Any) -> bool:
+    """Whether the values are bytes, which may be UTF-8: writers that know no texts write them so."""
+    if arrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind) or arrow.types.is_binary_view(kind))
 
 
-def _column(column: Any, where: str, text_field: str, first_row: int, done_bytes: int) -> Iterator[TextPiece]:
+def _column(
+    column: Any, names: Sequence[str], where: str, section: DataSection, first_row: int, done_bytes: int
+) -> Iterator[TextPiece]:
+    for name in names[1:]:
+        column = load_extra("pyarrow.compute", where).struct_field(column, name)
     try:
         values = column.to_pylist()
-    except UnicodeDecodeError:
-        raise InvalidData(
-            f'{where}: column "{text_field}", rows {first_row} to {first_row + len(column) - 1}, is not UTF-8'
-        ) from None
+    except UnicodeDecodeError:  # which row, the bytes tell
+        column = column.dictionary_decode() if hasattr(column, "dictionary") else column
+        values = column.cast("large_binary").to_pylist()
     for row, value in enumerate(values, start=first_row):
-        yield from _whole(_text(value, f'{where}, row {row}: column "{text_field}"'), done_bytes, row)
+        if value is None and section.on_null == "skip":
+            yield TextPiece("", True, done_bytes, row, skipped=True)
+            continue
+        at = f'{where}, row {row}: column "{section.text_field}"'
+        text = _decoded(value, at) if isinstance(value, bytes) else _text(value, at)
+        yield from _whole(text, done_bytes, row)
 
 
 # All -----------------------------------------------------------------------------------------------------------------
@@ -453,7 +604,8 @@ def _line_end(text: str, start: int, stop: int) -> int:
 
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise InvalidData(f"{where} is {json.dumps(value, default=str)[:60]}, not text", hint="see data.text_field")
+        hint = 'data.on_null = "skip" leaves such rows out' if value is None else "see data.text_field"
+        raise InvalidData(f"{where} is {json.dumps(value, default=str)[:60]}, not text", hint=hint)
     return value
 
 
@@ -466,5 +618,5 @@ def _check_encodes(text: str, where: str) -> None:
 
 def _other_field(names: Sequence[str]) -> str:
     if not names:
-        return "no other holds text: choose other data"
+        return "see data.text_field, or choose other data"
     return f"set data.text_field to one of: {', '.join(map(str, names))}"[:300]

@@ -18,6 +18,7 @@ from swarm.text import size
 LITTLE_BYTES = 32 << 20  # so much is had without a look
 HEADER_BYTES_MAX = 1 << 16  # of a page; it holds the least and the largest value of the page
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+ZSTD_HEAD_BYTES = 17  # magic, flags, the number of a dictionary and the size of the content
 _VARINTS, _BINARY, _STRUCT = (4, 5, 6), 8, 12
 _FIXED = {1: 0, 2: 0, 3: 1, 7: 8}  # two booleans, a byte, a double
 
@@ -43,11 +44,17 @@ def page_bytes(file: BinaryIO, chunk: Any) -> list[int]:
 
 
 def zstd_window_bytes(head: bytes) -> int:
-    """How far back a frame of Zstandard refers, by its first 6 bytes or more; 0 if the frame is not one of those."""
-    if head[:4] != ZSTD_MAGIC or len(head) < 6 or head[4] & 0x20:  # a single segment is its own window
+    """How far back a frame of Zstandard refers, by its first ZSTD_HEAD_BYTES; 0 if the frame is not one of those."""
+    if head[:4] != ZSTD_MAGIC or len(head) < ZSTD_HEAD_BYTES:
         return 0
-    base = 1 << (10 + (head[5] >> 3))
-    return base + base // 8 * (head[5] & 7)
+    flags = head[4]
+    if not flags & 0x20:
+        base = 1 << (10 + (head[5] >> 3))
+        return base + base // 8 * (head[5] & 7)
+    # A single segment: its window is its content.
+    at = 5 + (0, 1, 2, 4)[flags & 3]
+    length = (1, 2, 4, 8)[flags >> 6]
+    return int.from_bytes(head[at : at + length], "little") + (256 if length == 2 else 0)
 
 
 def _pages(file: BinaryIO, chunk: Any) -> Iterator[int]:

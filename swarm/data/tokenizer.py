@@ -213,7 +213,8 @@ def _from_hub(repository: str, revision: str | None, where: str) -> Path:
     hub = load_extra("huggingface_hub", where)
     answers = import_module("swarm.hf.hub").check_answers  # slow to import
     if repository.startswith((".", "/", "~")) or repository.count("/") > 1:
-        raise InvalidConfig(f"{where}: there is no such folder", hint="it is relative to where you are")
+        hint = "it is relative to where you are" if not repository.startswith(("/", "~")) else ""
+        raise InvalidConfig(f"{where}: there is no such folder", hint=hint)
     answers(repository, revision or "", "tokenizer.json", where)
     try:
         return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(TOKENIZER_FILES)))

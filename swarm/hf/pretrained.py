@@ -59,7 +59,7 @@ def local_folder(spec: JobSpec) -> Path | None:
     if spec.model.id.startswith((".", "/", "~", "\\")) or spec.model.id.count("/") > 1:
         raise InvalidModel(
             f'model.id = "{spec.model.id}": there is no such folder',
-            hint="check the path; it is relative to where you are",
+            hint="check the path" + ("" if path.is_absolute() else "; it is relative to where you are"),
         )
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +266,100 @@ def test_columns_that_are_no_texts_are_refused(tmp_path: Path, column: pa.Array,
         texts_of(tmp_path / "a.parquet")
 
 
+NULLS: list[str | None] = [None, "a", None, "b"]
+
+
+def write_nulls(folder: Path, kind: str) -> Path:
+    """A null, a text, a null, a text."""
+    path = folder / f"nulls.{kind}"
+    match kind:
+        case "jsonl":
+            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in NULLS))
+        case "parquet":
+            pq.write_table(pa.table({"text": NULLS}), path)
+        case _:
+            datasets.Dataset.from_dict({"text": NULLS}).save_to_disk(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"), [("jsonl", "line 1: field"), ("parquet", "row 0: column"), ("hf", "row 0: column")]
+)
+def test_rows_that_are_null_are_refused_or_left_out_and_counted(tmp_path: Path, kind: str, place: str) -> None:
+    """A null that a writer left among millions of rows stopped a job, and nothing but a new file helped."""
+    path = write_nulls(tmp_path, kind)
+    with pytest.raises(InvalidData, match=rf'{place} "text" is null, not text') as caught:
+        texts_of(path)
+    assert 'data.on_null = "skip"' in caught.value.hint
+    chosen = section(path, on_null="skip")
+    pieces = [piece for found in find_sources(chosen) for piece in read_texts(found, chosen)]
+    assert [piece.text for piece in pieces if not piece.skipped] == ["a", "b"]
+    assert [piece.text for piece in pieces if piece.skipped] == ["", ""]
+
+
+NESTED = [{"doc": {"text": "a", "more": {"body": "x"}}}, {"doc": {"text": "b", "more": {"body": "y"}}}]
+
+
+def write_nested(folder: Path, kind: str, rows: list[Any]) -> Path:
+    path = folder / f"nested.{kind}"
+    match kind:
+        case "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        case _:
+            datasets.Dataset.from_list(rows).save_to_disk(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hf"])
+def test_a_field_of_a_field_may_hold_the_text(tmp_path: Path, kind: str) -> None:
+    path = write_nested(tmp_path, kind, NESTED)
+    assert texts_of(path, text_field="doc.text") == ["a", "b"]
+    assert texts_of(path, text_field="doc.more.body") == ["x", "y"]
+    for name in ("text", "doc.body", "doc.text.more", "more"):
+        with pytest.raises(InvalidData, match=rf'no (field|column) "{name}"') as caught:
+            texts_of(path, text_field=name)
+        assert caught.value.hint == "set data.text_field to one of: doc.text, doc.more.body"
+    with pytest.raises(InvalidData, match=r'"doc" (holds struct|is \{"text")'):
+        texts_of(path, text_field="doc")
+    whole = write_nested(tmp_path, kind, [{"doc.text": "c"}])
+    assert texts_of(whole, text_field="doc.text") == ["c"], "a name with a dot goes first"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hf"])
+def test_a_field_of_null_is_null(tmp_path: Path, kind: str) -> None:
+    path = write_nested(tmp_path, kind, [*NESTED, {"doc": None}])
+    with pytest.raises(InvalidData, match=r'"doc.text" is null, not text'):
+        texts_of(path, text_field="doc.text")
+    assert texts_of(path, text_field="doc.text", on_null="skip") == ["a", "b", ""]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.binary())],
+    ids=str,
+)
+def test_bytes_in_a_column_are_text_if_they_are_utf_8(tmp_path: Path, kind: Any) -> None:
+    """Spark and other writers say of texts no more than that they are bytes."""
+    path = tmp_path / "a.parquet"
+    good = pa.array(["naïve 🙂".encode(), b"b"], pa.binary())
+    pq.write_table(pa.table({"text": good.cast(kind)}), path)
+    assert texts_of(path) == ["naïve 🙂", "b"]
+    bad = pa.array([b"good", b"b\xffd"], pa.binary())
+    dictionary = pa.types.is_dictionary(kind)
+    column = (
+        bad.dictionary_encode()
+        if dictionary
+        else bad.cast(kind, safe=False)
+        if "binary" in str(kind)
+        else bad.view(pa.string())
+    )
+    pq.write_table(pa.table({"text": column}), path)
+    with pytest.raises(InvalidData, match=r'a.parquet, row 1: column "text" is not UTF-8: byte 1 of it'):
+        texts_of(path)
+
+
 def test_a_dictionary_of_texts_is_texts(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": pa.array(["a", "b", "a"]).dictionary_encode()}), tmp_path / "a.parquet")
     assert texts_of(tmp_path / "a.parquet") == ["a", "b", "a"]
@@ -322,6 +416,59 @@ def test_ids_are_taken_as_they_are_and_checked(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("x")
     with pytest.raises(InvalidData, match="mixes files of token ids"):
         find_sources(section(f"{tmp_path}/*"))
+
+
+@pytest.mark.parametrize(
+    ("ids", "dtype", "written", "vocabulary", "message", "hint"),
+    [
+        (range(1, 99), "uint16", "<u4", 50_304, "every second uint16 is 0: is it uint32?", "data.bin_dtype"),
+        (range(1, 9), "uint16", "<i8", 50_304, "every second uint16 is 0: is it uint32?", "data.bin_dtype"),
+        (range(1, 99), "uint32", "<i8", 50_304, "every second uint32 is 0: is it uint64?", "as uint32"),
+        (
+            range(50, 151_000, 99),
+            "uint16",
+            "<u4",
+            151_936,
+            "every second uint16 is at most 2: is it uint32?",
+            "data.bin_dtype",
+        ),
+        (
+            [20240520, 1, 5000],
+            "uint16",
+            "<i4",
+            65_536,
+            "is a shard of llm.c, whose header has 1024 bytes",
+            "tail -c +1025",
+        ),
+        ([20240801, 7, 5000], "uint32", "<i4", 1 << 30, "is a shard of llm.c", 'bin_dtype = "uint32"'),
+    ],
+)
+def test_ids_of_another_width_and_headers_are_refused(
+    tmp_path: Path, ids: Sequence[int], dtype: str, written: str, vocabulary: int, message: str, hint: str
+) -> None:
+    """Half of the tokens that were trained on were 0, or were a header."""
+    np.array(ids, dtype=written).tofile(tmp_path / "a.bin")
+    (source,) = find_sources(section(tmp_path / "a.bin"))
+    with pytest.raises(InvalidData, match=message) as caught:
+        list(read_ids(source, dtype, vocabulary))
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("ids", "dtype", "vocabulary"),
+    [
+        ([0] * 50, "<u2", 300),
+        ([7, 0, 7, 0, 7, 0, 7], "<u2", 300),
+        ([5, 1] * 500, "<u2", 300),
+        (range(65_536), "<u2", 151_936),
+        (range(0, 151_000, 99), "<u4", 151_936),
+    ],
+)
+def test_ids_that_only_are_odd_are_taken(tmp_path: Path, ids: Sequence[int], dtype: str, vocabulary: int) -> None:
+    np.array(ids, dtype=dtype).tofile(tmp_path / "a.bin")
+    (source,) = find_sources(section(tmp_path / "a.bin"))
+    ((read, _),) = read_ids(source, "uint16" if dtype == "<u2" else "uint32", vocabulary)
+    assert read.tolist() == list(ids)
 
 
 @pytest.mark.parametrize(("name", "package"), [("a.parquet", "pyarrow"), ("saved", "datasets")])
