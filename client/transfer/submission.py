@@ -12,6 +12,7 @@ from client.transfer.upload import File, open_start, upload, upload_start, uploa
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import check_absolute
 from swarm.data.corpus import Corpus, open_corpus, tokenise
+from swarm.data.shards import remarks
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.hf.pretrained import check_weights, ground
 from swarm.job.changes import JOB_AND_STEP
@@ -62,6 +63,8 @@ def _send(
             f"{manifest.tokens} tokens in {counted(len(manifest.shards), 'shard')}, "
             f"unigram entropy {manifest.unigram_entropy:.3f} nats"
         )
+        for remark in remarks(spec, manifest):
+            shell.say(remark)
         files = [File(shard.sha256, shard.size_bytes, shard.path, shard.tokens) for shard in manifest.shards]
         upload(shell, scheduler, {file.sha256: file for file in files}, "data")
     request = pb.SubmitRequest(

@@ -20,6 +20,7 @@ from swarm.data.room import check_room
 from swarm.data.tokenizer import Ids, Tokenizer
 from swarm.errors import InvalidData
 from swarm.job.spec import JobSpec
+from swarm.text import counted
 
 TokenisingProgress: TypeAlias = Callable[[int, int], None]  # bytes read, bytes in all
 
@@ -49,6 +50,7 @@ class TokenManifest:
     vocabulary_size: int
     unigram_entropy: float
     end_of_text: int  # the id that closes a document; -1: none does
+    skipped_rows: int = 0  # that hold null
 
     @property
     def tokens(self) -> int:
@@ -95,10 +97,23 @@ def write_shards(
     if not counts.sum():
         raise InvalidData(f'data.source = "{spec.data.source}" has no text in it', hint="see data.text_field")
     manifest = TokenManifest(
-        tuple(writer.shards), dtype, tokenizer.vocabulary_size, _entropy(counts), tokenizer.end_of_text
+        tuple(writer.shards), dtype, tokenizer.vocabulary_size, _entropy(counts), tokenizer.end_of_text, row.skipped
     )
     split_samples(manifest.tokens, spec.data.sequence_length, spec.data.validation_ratio)
     return manifest
+
+
+def remarks(spec: JobSpec, manifest: TokenManifest) -> Iterator[str]:
+    """What a person should know of their tokenised data before it is trained on."""
+    if manifest.skipped_rows:
+        yield f"{counted(manifest.skipped_rows, 'row')} without a text left out (data.on_null)"
+    section, batch = spec.data, spec.training.global_batch_sequences
+    samples, _ = split_samples(manifest.tokens, section.sequence_length, section.validation_ratio)
+    if samples < batch:
+        yield (
+            f"the data holds {counted(samples, 'sample')} of {section.sequence_length} tokens, and a step trains on "
+            f"{batch}, so a step repeats samples: add data, or lower training.global_batch_sequences"
+        )
 
 
 class _Row:
@@ -113,14 +128,24 @@ class _Row:
         self._tokenizer = tokenizer
         self._multiple = multiple
         self._length = 0  # of the text so far
+        self.skipped = 0  # rows that hold no text
 
     def of(self, source: Source, pieces: Iterable[TextPiece]) -> Iterator[tuple[Ids, int]]:
         """The ids of the texts in order, many at a time, with the bytes of the source read so far."""
-        for held in _batches(pieces, lambda at: self._waiting.begin(partial(source.behind, at))):
-            where = partial(source.between, held[0].at, held[-1].at)
-            self._waiting.begin(where)
-            check_room(where, self._tokenizer.bytes_per_character * sum(len(piece.text) for piece in held))
-            yield self._laid(held), held[-1].done_bytes
+        held: list[TextPiece] = []
+        characters = 0
+        self._waiting.begin(partial(source.behind, 0))
+        for piece in pieces:
+            held.append(piece)
+            characters += (length := len(piece.text))
+            if not length:
+                self.skipped += piece.skipped
+            if characters >= BATCH_CHARACTERS or len(held) >= BATCH_TEXTS:
+                yield self._encoded(source, held, characters), piece.done_bytes
+                self._waiting.begin(partial(source.behind, piece.at))
+                held, characters = [], 0
+        if held:
+            yield self._encoded(source, held, characters), held[-1].done_bytes
 
     def given(self, ids: Ids) -> Ids:
         """Ids that are taken as they are; they are only counted."""
@@ -130,6 +155,12 @@ class _Row:
     def end(self) -> Ids:
         """The ids behind the last text: without packing one more token, so that the last sample has all its targets."""
         return self._closing(1 if self._multiple > 1 and self.counts.any() else 0)
+
+    def _encoded(self, source: Source, pieces: Sequence[TextPiece], characters: int) -> Ids:
+        where = partial(source.between, pieces[0].at, pieces[-1].at)
+        self._waiting.begin(where)
+        check_room(where, self._tokenizer.bytes_per_character * characters)
+        return self._laid(pieces)
 
     def _laid(self, pieces: Sequence[TextPiece]) -> Ids:
         start = self._tokenizer.start
@@ -154,22 +185,6 @@ class _Row:
 
     def _closing(self, count: int) -> Ids:
         return np.full(count, self._tokenizer.end_of_text if count else 0, dtype=np.uint32)
-
-
-def _batches(pieces: Iterable[TextPiece], reads: Callable[[int], None]) -> Iterator[list[TextPiece]]:
-    """The pieces that are encoded together; `reads` hears behind which place the next ones are looked for."""
-    held: list[TextPiece] = []
-    characters = 0
-    reads(0)
-    for piece in pieces:
-        held.append(piece)
-        characters += len(piece.text)
-        if characters >= BATCH_CHARACTERS or len(held) >= BATCH_TEXTS:
-            yield held
-            reads(piece.at)
-            held, characters = [], 0
-    if held:
-        yield held
 
 
 class _ShardWriter:

@@ -25,7 +25,7 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import open_storage
 from swarm.data.batches import Batches, TokenData
 from swarm.data.corpus import Corpus, tokenise
-from swarm.data.shards import TokenManifest
+from swarm.data.shards import TokenManifest, remarks
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidConfig, JobFailed, NotAllowed, OutOfMemory
 from swarm.hf import model_folder
@@ -428,6 +428,8 @@ def train_and_save(
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
         batches = Batches.of_job(spec, data, manifest.end_of_text)
         _say(_opening(spec, manifest, batches))
+        for remark in remarks(spec, manifest):
+            _say(remark)
         progress = _Progress(spec.training.steps, start.step if start is not None else 0)
         storage = open_storage(_checkpoint_dir(spec, out_dir))
         if not spec.checkpoint.dir and out_dir.is_mount():

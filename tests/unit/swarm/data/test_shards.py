@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from swarm.data.batches import IGNORED, Batches, TokenData
 from swarm.data.corpus import open_corpus, tokenise
+from swarm.data.shards import remarks
 from swarm.errors import InvalidConfig, InvalidData
 from swarm.job.spec import JobSpec, parse_job
 from tests.support.tokenizer import TEXT, write_tokenizer
@@ -203,3 +204,28 @@ def test_interrupted_tokenising_leaves_no_part_of_a_file(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         tokenise(job(f"{tmp_path}/a.txt"), tmp_path / "o", interrupt)
     assert not list((tmp_path / "o").iterdir())
+
+
+def test_rows_that_were_left_out_are_counted_and_change_no_token(tmp_path: Path) -> None:
+    for name, texts in (("some", [None, "erste", None, "zweite"]), ("all", ["erste", "zweite"])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    some = tokenise(job(f"{tmp_path}/some.jsonl", on_null="skip"), tmp_path / "out")
+    plain = tokenise(job(f"{tmp_path}/all.jsonl"), tmp_path / "out")
+    assert [shard.sha256 for shard in some.shards] == [shard.sha256 for shard in plain.shards]
+    assert (some.skipped_rows, plain.skipped_rows) == (2, 0)
+    assert "2 rows without a text left out (data.on_null)" in list(remarks(job("x"), some))
+
+
+def test_data_that_fill_no_batch_are_said(tmp_path: Path) -> None:
+    """A step repeated the same few samples, and nothing said so."""
+    (tmp_path / "a.txt").write_text("a" * 8 * 300)
+    spec = job(f"{tmp_path}/a.txt")
+    manifest = tokenise(spec, tmp_path / "out")
+    assert list(remarks(spec, manifest)) == []
+    (tmp_path / "a.txt").write_text("a" * 8 * 255)
+    (said,) = remarks(spec, tokenise(spec, tmp_path / "out"))
+    assert said.startswith(
+        "the data holds 255 samples of 8 tokens, and a step trains on 256, so a step repeats samples"
+    )
+    half = job(f"{tmp_path}/a.txt", validation_ratio=0.5)
+    assert "holds 150 samples" in next(iter(remarks(half, manifest)))
