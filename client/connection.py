@@ -234,6 +234,11 @@ class Scheduler:
                 waits = True
                 time.sleep(REDIAL_S)
 
+    def check(self, request: pb.SubmitRequest) -> str:
+        """The spec (JSON) as the scheduler would resolve it now; raises what `submit` would, but for uploads."""
+        reply: pb.CheckReply = self._call(self._stub.Check, request)
+        return reply.spec_json
+
     def submit(self, request: pb.SubmitRequest) -> Job:
         # From a checkpoint, sent along or of another job: the scheduler reads all of it first.
         reads = bool(request.files) or bool(json.loads(request.spec_json)["checkpoint"]["resume_from"])

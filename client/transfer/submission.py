@@ -12,7 +12,7 @@ from client.transfer.upload import File, open_start, upload, upload_start, uploa
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import check_absolute
 from swarm.data.corpus import Corpus, open_corpus, tokenise
-from swarm.data.shards import remarks
+from swarm.data.shards import remarks, token_dtype
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.hf.pretrained import check_weights, ground
 from swarm.job.changes import JOB_AND_STEP
@@ -40,6 +40,15 @@ def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> J
     start = open_start(corpus.resolve(spec))
     scheduler.check_protocol()
     look_ahead(scheduler, spec, start)
+    # All that the scheduler refuses is refused before a byte is sent: of much data that takes a night.
+    scheduler.check(
+        pb.SubmitRequest(
+            spec_json=spec.model_dump_json(),
+            token_dtype=token_dtype(corpus.tokenizer.vocabulary_size),
+            vocabulary_size=corpus.tokenizer.vocabulary_size,
+            end_of_text=corpus.tokenizer.end_of_text,
+        )
+    )
     if spec.model.dtype != "float32" and (told := slow_text(spec.model.dtype, scheduler.peers())):
         shell.say(told)
     if shell.quiet:

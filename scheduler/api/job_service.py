@@ -86,6 +86,13 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             person = self._seen.person()
             return pb.PutShardReply(sha256=await self._uploads.put(person.project, request_iterator, person))
 
+    async def Check(self, request: pb.SubmitRequest, context: Context) -> pb.CheckReply:
+        async with _answering(context):
+            tokens, _ = read_request(request)
+            spec = await self._spec(request.spec_json)
+            resolved = await self._jobs.check(spec, tokens, self._seen.person())
+            return pb.CheckReply(spec_json=resolved.model_dump_json())
+
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobView:
         async with _answering(context):
             person = self._seen.person()

@@ -82,6 +82,12 @@ class Jobs:
         async with self._looking:
             return await run_blocking(self.stores.threads, work)
 
+    async def check(self, spec: JobSpec, tokens: JobTokens, by: Person = ANYBODY) -> JobSpec:
+        """The spec as `submit` would resolve it now; raises what `submit` would raise before it looks at uploads."""
+        self._check_room(tokens, by)
+        self._check_quota(by.project)
+        return (await self._vetted(spec, tokens))[0]
+
     async def submit(
         self,
         spec: JobSpec,
@@ -106,16 +112,21 @@ class Jobs:
         files: tuple[StateFile, ...],
         by: Person,
     ) -> Job:
-        if spec.name.startswith("-"):
-            raise InvalidConfig(f'name = "{spec.name}" would be taken for a flag', hint="let it begin with a letter")
-        resolved, links = await self._resolved(spec, tokens)
+        resolved, links = await self._vetted(spec, tokens)
         sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.project))
-        await self.stores.checkpoints.open(resolved, JobId(spec.name))  # for its checks
         if not resolved.checkpoint.resume_from or sent is not None:
             return await self._accept(resolved, links, tokens, tokenizer_files, files, by, Found(None, ()), sent)
         with self._timelines.source(resolved, by.project).used():  # until the new job is listed
             chosen = await self._timelines.start_from(resolved, by.project)
             return await self._accept(resolved, links, tokens, tokenizer_files, files, by, chosen, None)
+
+    async def _vetted(self, spec: JobSpec, tokens: JobTokens) -> tuple[JobSpec, str]:
+        """The resolved spec and what links changed of it, after every check that needs no upload."""
+        if spec.name.startswith("-"):
+            raise InvalidConfig(f'name = "{spec.name}" would be taken for a flag', hint="let it begin with a letter")
+        resolved, links = await self._resolved(spec, tokens)
+        await self.stores.checkpoints.open(resolved, JobId(spec.name))  # for its checks
+        return resolved, links
 
     async def _accept(
         self,
@@ -184,13 +195,16 @@ class Jobs:
 
         Concurrent submits are counted at once, so none exceeds the quota.
         """
-        living = sum(not job.record.state.is_final for job in self.registry.all() if job.record.project == project)
-        check_jobs(project, self.stores.projects.quota(project), living + self._opening[project])
+        self._check_quota(project)
         self._opening[project] += 1
         try:
             yield
         finally:
             self._opening[project] -= 1
+
+    def _check_quota(self, project: str) -> None:
+        living = sum(not job.record.state.is_final for job in self.registry.all() if job.record.project == project)
+        check_jobs(project, self.stores.projects.quota(project), living + self._opening[project])
 
     def _look_at(
         self, spec: JobSpec, tokens: JobTokens, files: tuple[StateFile, ...], project: str

@@ -57,6 +57,11 @@ class TokenManifest:
         return sum(shard.tokens for shard in self.shards)
 
 
+def token_dtype(vocabulary_size: int) -> str:
+    """The type of the ids in token shards: the smallest that holds the vocabulary."""
+    return "uint16" if vocabulary_size <= 1 << 16 else "uint32"
+
+
 def write_shards(
     spec: JobSpec,
     out_dir: Path,
@@ -73,7 +78,7 @@ def write_shards(
     an id is beyond the vocabulary, or if there are fewer tokens than one sample needs. `waiting` hears of each piece.
     """
     total_bytes = sum(source.size_bytes for source in sources)
-    dtype = "uint16" if tokenizer.vocabulary_size <= 1 << 16 else "uint32"
+    dtype = token_dtype(tokenizer.vocabulary_size)
     row = _Row(tokenizer, 1 if spec.data.packing else spec.data.sequence_length, waiting or Patience())
     try:
         out_dir.mkdir(parents=True, exist_ok=True)

@@ -77,6 +77,12 @@ class SubmitRequest(_message.Message):
     files: _containers.RepeatedCompositeFieldContainer[JobFile]
     def __init__(self, spec_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., token_dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokenizer_files: _Optional[_Mapping[str, bytes]] = ..., end_of_text: _Optional[int] = ..., files: _Optional[_Iterable[_Union[JobFile, _Mapping]]] = ...) -> None: ...
 
+class CheckReply(_message.Message):
+    __slots__ = ("spec_json",)
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    spec_json: str
+    def __init__(self, spec_json: _Optional[str] = ...) -> None: ...
+
 class JobFile(_message.Message):
     __slots__ = ("path", "sha256", "size_bytes")
     PATH_FIELD_NUMBER: _ClassVar[int]

@@ -49,6 +49,11 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.ShardChunk.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.PutShardReply.FromString,
                 _registered_method=True)
+        self.Check = channel.unary_unary(
+                '/swarm.wire.Jobs/Check',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.SubmitRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.CheckReply.FromString,
+                _registered_method=True)
         self.Submit = channel.unary_unary(
                 '/swarm.wire.Jobs/Submit',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.SubmitRequest.SerializeToString,
@@ -174,6 +179,13 @@ class JobsServicer:
 
     def PutShard(self, request_iterator, context):
         """One token shard, in chunks; stored under its hash once all of it arrived and the hash agrees.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Check(self, request, context):
+        """Refuses what Submit would refuse, before anything is uploaded: the request has no shards and files yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -337,6 +349,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.PutShard,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.ShardChunk.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.PutShardReply.SerializeToString,
+            ),
+            'Check': grpc.unary_unary_rpc_method_handler(
+                    servicer.Check,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.SubmitRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.CheckReply.SerializeToString,
             ),
             'Submit': grpc.unary_unary_rpc_method_handler(
                     servicer.Submit,
@@ -525,6 +542,33 @@ class Jobs:
             '/swarm.wire.Jobs/PutShard',
             swarm_dot_wire_dot_jobs__pb2.ShardChunk.SerializeToString,
             swarm_dot_wire_dot_jobs__pb2.PutShardReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Check(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/Check',
+            swarm_dot_wire_dot_jobs__pb2.SubmitRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.CheckReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,7 +28,7 @@ import structlog
 
 from client.cli import run
 from client.connection import Scheduler
-from swarm.errors import NotAllowed, NotFound, SwarmError
+from swarm.errors import NotAllowed, NotFound, OutOfMemory, SwarmError
 from swarm.events import ParameterHash
 from swarm.hf.model_folder import weights_sha256
 from swarm.job.partition import resolve
@@ -83,6 +83,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     protocol: int = PROTOCOL_VERSION
     shards: dict[str, bytes] = field(default_factory=dict)
     submitted: list[pb.SubmitRequest] = field(default_factory=list)
+    misfit: SwarmError | None = None  # Check refuses with it
     patience_s: list[float] = field(default_factory=list)  # of each Submit
     cancelled: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)  # Cancel refuses these
@@ -122,6 +123,11 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
         assert len(content) == shard.size_bytes
         self.shards[shard.sha256] = content
         return pb.PutShardReply(sha256=shard.sha256)
+
+    def Check(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.CheckReply:
+        if self.misfit is not None:
+            self._fail(context, self.misfit)
+        return pb.CheckReply(spec_json=request.spec_json)
 
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.JobView:
         self.submitted.append(request)
@@ -250,6 +256,17 @@ def test_submit_sends_what_the_job_needs_and_follows_it(swarm: Any, fake: FakeJo
     assert (request.token_dtype, request.vocabulary_size) == ("uint16", 257)
     assert request.unigram_entropy > 0
     assert "tokenizer.json" in request.tokenizer_files
+
+
+def test_a_job_that_the_scheduler_refuses_is_refused_before_a_byte_of_data_is_sent(swarm: Any, fake: FakeJobs) -> None:
+    """The client tokenised and uploaded all data, a night's work with 100 GB, before it heard that the model fits
+    nowhere."""
+    fake.misfit = OutOfMemory("no cut fits", hint="lower training.microbatch_sequences")
+    code, _, err = swarm("submit", "job.toml")
+    assert code == OutOfMemory.exit_code
+    assert "error[E0900]: no cut fits" in err
+    assert "tokens in" not in err
+    assert (fake.shards, fake.submitted) == ({}, [])
 
 
 def test_a_client_that_starts_from_a_checkpoint_waits_until_the_scheduler_has_read_it(

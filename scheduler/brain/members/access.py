@@ -22,7 +22,7 @@ def _methods(service: str, names: str, roles: frozenset[Role]) -> dict[str, froz
 RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Jobs", "Version", _EVERYBODY),
     **_methods("Jobs", "List Get Watch Logs Explain Checkpoints History Trace Peers Probe", _READERS),
-    **_methods("Jobs", "MissingShards PutShard Submit Cancel Pause Resume Pull Remove", _SUBMITTERS),
+    **_methods("Jobs", "MissingShards PutShard Check Submit Cancel Pause Resume Pull Remove", _SUBMITTERS),
     **_methods("Jobs", "Drain Undrain FreePeer Chaos Collect", _ADMINS),
     **_methods("Session", "Attach Store Fetch", _STAGE_SERVERS),
     **_methods("Relays", "Attach", _RELAYS),

@@ -81,7 +81,7 @@ def test_a_job_has_no_name_that_commands_would_take_for_a_flag(tmp_path: Path, t
     """`swarm cancel --d95f3a` is no way to name a job."""
     spec = small_spec(tmp_path).model_copy(update={"name": "-"})
     with pytest.raises(InvalidConfig, match="taken for a flag"):
-        asyncio.run(commands(threads)._submit(spec, cast(Any, None), {}, (), cast(Any, None)))
+        asyncio.run(commands(threads)._vetted(spec, cast(Any, None)))
 
 
 def test_a_job_that_leaves_it_open_has_an_island_for_each_site_that_can_serve_one_alone() -> None:

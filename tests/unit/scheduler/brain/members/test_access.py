@@ -30,6 +30,7 @@ TABLE = """
     Jobs.Probe              -             -      yes     yes        yes    -
     Jobs.MissingShards      -             -      -       yes        yes    -
     Jobs.PutShard           -             -      -       yes        yes    -
+    Jobs.Check              -             -      -       yes        yes    -
     Jobs.Submit             -             -      -       yes        yes    -
     Jobs.Cancel             -             -      -       yes        yes    -
     Jobs.Pause              -             -      -       yes        yes    -
