@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
@@ -125,6 +125,43 @@ class Storing:
                 raise SchedulerUnreachable(
                     f"{self._address} does not answer: nothing has arrived there for {self._window.patience_s:.1f} s"
                 )
+
+
+async def within_window(
+    chunks: AsyncIterator[bytes], arrived: AsyncIterator[int], window: Window
+) -> AsyncGenerator[bytes, None]:
+    """The bytes of the chunks in pieces, each once the window has room for it; `arrived` counts those at the far end.
+
+    A caller that counts no more, such as one that asked and closed its side, gets the rest as fast as it reads.
+    """
+    loop = asyncio.get_running_loop()
+    heard, counted = asyncio.Event(), 0
+
+    async def count() -> None:
+        nonlocal counted
+        async for arrived_bytes in arrived:
+            window.acknowledged(arrived_bytes - counted, loop.time())
+            counted = arrived_bytes
+            heard.set()
+
+    counting = asyncio.create_task(count(), name="bytes that arrived")
+    counting.add_done_callback(lambda _: heard.set())
+    try:
+        async for chunk in chunks:
+            at_bytes = 0
+            while at_bytes < len(chunk):
+                piece_bytes = min(window.piece_bytes, len(chunk) - at_bytes)
+                while window.unacknowledged_bytes and window.room_bytes < piece_bytes and not counting.done():
+                    heard.clear()
+                    await heard.wait()
+                if counting.done() and not counting.cancelled():
+                    counting.result()
+                window.sent(piece_bytes, loop.time())
+                yield chunk[at_bytes : at_bytes + piece_bytes]
+                at_bytes += piece_bytes
+    finally:
+        counting.cancel()
+        await asyncio.wait({counting})
 
 
 class Tickets:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
@@ -25,7 +25,7 @@ from swarm.messages import Command, FetchRequest, StoreHeader
 from swarm.pki.identity import Identity
 from swarm.pki.names import scheduler_of
 from swarm.rpc.batching import Batches, parts
-from swarm.rpc.bulk import Storing, Ticket, Tickets, ticket_in
+from swarm.rpc.bulk import Storing, Ticket, Tickets, ticket_in, within_window
 from swarm.rpc.channel import (
     BULK,
     MAX_MESSAGE_BYTES,
@@ -166,21 +166,23 @@ class GrpcSchedulerLink:
         except grpc.RpcError as error:
             raise translate(error, self._address) from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or not task.cancelling():  # the channel was closed, as the session ended
-                raise SchedulerUnreachable(f"{self._address} does not answer: the session ended") from None
-            raise
+            raise self._unless_cancelled() from None
         finally:
             call.cancel()
             self._up.append(window)
 
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._bulk.unary_stream(f"/{SERVICE}/Fetch")
-        call = method(to_message(request).SerializeToString(), metadata=self._ticket)
+        call: _Call = self._bulk.stream_stream(f"/{SERVICE}/Fetch")(metadata=self._ticket)
 
         async def payloads() -> AsyncGenerator[bytes, None]:
+            await write(call, session_pb2.FetchCall(request=to_message(request)).SerializeToString())
+            arrived_bytes = 0
             async for data in call:
-                yield parse(session_pb2.FetchChunk, data).payload
+                payload = parse(session_pb2.FetchChunk, data).payload
+                arrived_bytes += len(payload)
+                with suppress(asyncio.InvalidStateError):  # the call has ended
+                    await write(call, session_pb2.FetchCall(arrived=arrived_bytes).SerializeToString())
+                yield payload
 
         try:
             wanted_bytes = request.stop - request.start
@@ -188,8 +190,17 @@ class GrpcSchedulerLink:
                 yield chunk
         except grpc.RpcError as error:
             raise translate(error, self._address) from None
+        except asyncio.CancelledError:
+            raise self._unless_cancelled() from None
         finally:
             call.cancel()
+
+    def _unless_cancelled(self) -> BaseException:
+        """What to raise for a CancelledError: gRPC raises one too if the channel was closed, as the session ended."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            return asyncio.CancelledError()
+        return SchedulerUnreachable(f"{self._address} does not answer: the session ended")
 
     async def close(self) -> None:
         await self._bulk.close()
@@ -231,7 +242,7 @@ def add_session_service(server: grpc.aio.Server, handler: SessionHandler) -> Non
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "Attach": grpc.stream_stream_rpc_method_handler(service.attach),
         "Store": grpc.stream_stream_rpc_method_handler(service.store),
-        "Fetch": grpc.unary_stream_rpc_method_handler(service.fetch),
+        "Fetch": grpc.stream_stream_rpc_method_handler(service.fetch),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
@@ -316,13 +327,24 @@ class _SessionService:
             sha256 = await self._handler.store(header, weights)
             await context.write(session_pb2.StoreReply(sha256=sha256).SerializeToString())
 
-    async def fetch(self, data: bytes, context: _Context) -> AsyncIterator[bytes]:
+    async def fetch(self, requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
         CONNECTION.set(self._tickets.connection(context))
         async with answering(context):
-            request = from_message(FetchRequest, parse(session_pb2.FetchRequest, data))
+            calls = aiter(requests)
+            first = parse(session_pb2.FetchCall, await anext(calls, b""))
+            if not first.HasField("request"):
+                raise Refused("FetchCall.request is missing in the first message")
+            request = from_message(FetchRequest, first.request)
+
+            async def arrived() -> AsyncGenerator[int, None]:
+                async for data in calls:
+                    yield parse(session_pb2.FetchCall, data).arrived
+
             async with aclosing(self._handler.fetch(request)) as chunks:
-                async for chunk in chunks:
-                    yield session_pb2.FetchChunk(payload=chunk).SerializeToString()
+                window = Window(asyncio.get_running_loop().time())
+                async with aclosing(within_window(chunks, arrived(), window)) as pieces:
+                    async for piece in pieces:
+                        yield session_pb2.FetchChunk(payload=piece).SerializeToString()
 
 
 async def serve_session(

@@ -934,6 +934,14 @@ class FetchRequest(_message.Message):
     stop: int
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., path: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
+class FetchCall(_message.Message):
+    __slots__ = ("request", "arrived")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    request: FetchRequest
+    arrived: int
+    def __init__(self, request: _Optional[_Union[FetchRequest, _Mapping]] = ..., arrived: _Optional[int] = ...) -> None: ...
+
 class FetchChunk(_message.Message):
     __slots__ = ("payload",)
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]

@@ -44,9 +44,9 @@ class SessionStub:
                 request_serializer=swarm_dot_wire_dot_session__pb2.StoreChunk.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_session__pb2.StoreReply.FromString,
                 _registered_method=True)
-        self.Fetch = channel.unary_stream(
+        self.Fetch = channel.stream_stream(
                 '/swarm.wire.Session/Fetch',
-                request_serializer=swarm_dot_wire_dot_session__pb2.FetchRequest.SerializeToString,
+                request_serializer=swarm_dot_wire_dot_session__pb2.FetchCall.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_session__pb2.FetchChunk.FromString,
                 _registered_method=True)
 
@@ -69,7 +69,7 @@ class SessionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Fetch(self, request, context):
+    def Fetch(self, request_iterator, context):
         """A part of a file that a job starts from, in chunks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -89,9 +89,9 @@ def add_SessionServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_session__pb2.StoreChunk.FromString,
                     response_serializer=swarm_dot_wire_dot_session__pb2.StoreReply.SerializeToString,
             ),
-            'Fetch': grpc.unary_stream_rpc_method_handler(
+            'Fetch': grpc.stream_stream_rpc_method_handler(
                     servicer.Fetch,
-                    request_deserializer=swarm_dot_wire_dot_session__pb2.FetchRequest.FromString,
+                    request_deserializer=swarm_dot_wire_dot_session__pb2.FetchCall.FromString,
                     response_serializer=swarm_dot_wire_dot_session__pb2.FetchChunk.SerializeToString,
             ),
     }
@@ -160,7 +160,7 @@ class Session:
             _registered_method=True)
 
     @staticmethod
-    def Fetch(request,
+    def Fetch(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -170,11 +170,11 @@ class Session:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/swarm.wire.Session/Fetch',
-            swarm_dot_wire_dot_session__pb2.FetchRequest.SerializeToString,
+            swarm_dot_wire_dot_session__pb2.FetchCall.SerializeToString,
             swarm_dot_wire_dot_session__pb2.FetchChunk.FromString,
             options,
             channel_credentials,

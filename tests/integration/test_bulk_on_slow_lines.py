@@ -141,6 +141,28 @@ async def test_a_store_goes_on_from_the_byte_that_arrived(content: bytes) -> Non
         assert line.up_bytes <= TWICE_MAX * len(content)
 
 
+async def test_starting_weights_arrive_through_one_megabit_while_the_session_lives(content: bytes) -> None:
+    """Megabytes lay before the pings in the buffer of the scheduler's line too."""
+    handler, content = Keeping(content), content[: 3 << 18]
+    async with scheduling(handler, 1.0, 0.2) as line, attached(line) as (link, session):
+        request = FetchRequest(JobId("j"), 0, "model/model.safetensors", 0, len(content))
+        async with asyncio.timeout(30):
+            arrived = [chunk async for chunk in link.fetch(request)]
+        assert b"".join(arrived) == content
+        assert not session.done(), "the session broke"
+        assert max(map(len, arrived)) < len(content) // 8
+        assert line.down_bytes <= TWICE_MAX * len(content)
+
+
+async def test_a_loader_that_is_slow_is_waited_for(content: bytes) -> None:
+    async with scheduling(Keeping(content), 100.0, 0.001) as line, attached(line) as (link, _):
+        arrived = []
+        async for chunk in link.fetch(FetchRequest(JobId("j"), 0, "model/model.safetensors", 0, len(content))):
+            await asyncio.sleep(4.0 if len(arrived) == 3 else 0.0)
+            arrived.append(chunk)
+        assert b"".join(arrived) == content
+
+
 async def test_who_falls_silent_while_a_file_is_stored_is_noticed_within_seconds(content: bytes) -> None:
     loop = asyncio.get_running_loop()
     handler = Keeping()
