@@ -7,7 +7,7 @@ DEPLOY := $(VENV)/.deploy
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test attack integration sim chaos chaos-short mutants check lint fmt types imports protos protos-check references docs bench bench-full bench-gpu clean
+.PHONY: help setup demo test test-all attack integration sim chaos chaos-short mutants check lint fmt types imports protos protos-check references docs bench bench-full bench-gpu clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -32,19 +32,23 @@ demo: setup ## train a small model through 2 stages x 2 replicas on this machine
 # One process per core and one more, as some tests wait; one that has no tests left takes them from another. WORKERS=0
 # runs one test after the other.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + os.cpu_count())')
+SLOWEST := --durations=50 --durations-min=1
 # Tests start many processes: without bytecode on disk each of them compiles the code anew.
-test attack integration: export PYTHONDONTWRITEBYTECODE :=
-test: setup ## all tests but those of attack and integration
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/security --ignore tests/real --ignore tests/browser
+test test-all attack integration: export PYTHONDONTWRITEBYTECODE :=
+test: setup ## all tests but those of attack and integration: each claim with the seeds and shapes that tell most
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(SLOWEST) --ignore tests/security --ignore tests/real --ignore tests/browser
+
+test-all: export SWARM_TEST_ALL := 1
+test-all: test ## the same, with all seeds, shapes and examples of each claim
 
 attack: setup ## strangers, thieves and liars against a swarm of real processes
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/security
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(SLOWEST) tests/security
 
 # One after the other, as each starts a fleet, and programs of others beside it; with cores to spare FLEETS=2 runs two at
 # a time.
 FLEETS ?= 0
 integration: setup $(DEPLOY) ## a fleet with PostgreSQL, Mosquitto, Prometheus, Chromium; fails and names the package if one is missing
-	$(BIN)/python -m pytest -n $(FLEETS) --dist worksteal tests/real tests/browser
+	$(BIN)/python -m pytest -n $(FLEETS) --dist worksteal $(SLOWEST) tests/real tests/browser
 
 # With SEED (and SCENARIO) one run again, as a failing seed says; with SEEDS so many, the same every time.
 MINUTES ?= 30

@@ -15,33 +15,30 @@ from tests.simulation.engine.islands import (
     Rows,
     Shape,
     faults,
-    play,
     rows_in_order,
     shares_divide,
     succeeds,
 )
+from tests.simulation.engine.shapes import DIVIDED, DIVIDED_AND_STOPPING, cases, histories, played
 
-QUIET = Shape(by_speed=True, steps=12)
-DYING = Shape(islands=3, by_speed=True, steps=12, deaths=3, failures=20, restarts=6)
-LOSING = Shape(islands=3, replicas=4, by_speed=True, steps=16, losses=8, deaths=3, restarts=5)
-SAVING = Shape(islands=3, replicas=4, by_speed=True, steps=16, every=4, losses=6, restarts=5, refusals=200, stops=8)
+QUIET, LOSING = DIVIDED["quiet"].shape, DIVIDED["losing"].shape
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("shape", [QUIET, DYING, LOSING])
+@pytest.mark.parametrize(("shape", "seed"), cases(DIVIDED))
 def test_every_microbatch_of_a_step_is_trained_by_the_island_whose_share_it_is(shape: Shape, seed: int) -> None:
-    assert faults(play(shape, seed), shape) == []
+    assert faults(played(shape, seed), shape) == []
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_shares_hold_through_checkpoints_and_pauses(seed: int) -> None:
-    history = play(SAVING, seed)
+@pytest.mark.parametrize(("shape", "seed"), cases(DIVIDED_AND_STOPPING))
+def test_shares_hold_through_checkpoints_and_pauses(shape: Shape, seed: int) -> None:
+    history = played(shape, seed)
     claims = [checker for checker in CHECKERS if checker not in (succeeds, rows_in_order)]
-    assert [fault for checker in claims for fault in checker(history, SAVING)] == []
+    assert [fault for checker in claims for fault in checker(history, shape)] == []
 
 
 def test_shares_change_and_a_lost_island_has_none() -> None:
-    found = [one.shares for seed in range(6) for one in play(LOSING, seed) if isinstance(one, Rows) and one.shares]
+    plays = histories(DIVIDED["losing"])
+    found = [one.shares for history in plays for one in history if isinstance(one, Rows) and one.shares]
     assert len(set(found)) > 3
     assert any(0 in shares for shares in found)
     assert any(sum(shares) > LOSING.microbatches for shares in found), "of more than one step"
@@ -76,6 +73,6 @@ def shares_too_large(history: History) -> History:
 
 @pytest.mark.parametrize("doctor", [a_microbatch_is_missing, one_too_many, shares_forgotten, shares_too_large])
 def test_the_checker_objects_to_a_doctored_history(doctor: Callable[[History], History]) -> None:
-    history = play(QUIET, 0)
+    history = played(QUIET, 0)
     assert list(shares_divide(history, QUIET)) == []
     assert list(shares_divide(doctor(history), QUIET)) != []

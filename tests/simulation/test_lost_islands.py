@@ -33,40 +33,35 @@ from tests.simulation.engine.islands import (
     exchanges,
     faults,
     islands_together,
-    play,
     portions_once,
     row_before_merge,
     rows_in_order,
     succeeds,
 )
+from tests.simulation.engine.shapes import ABSENT, LOST, STOPPING, cases, histories, played
+from tests.support.effort import others
 
-LONELY = Shape(islands=3, replicas=1, steps=8, losses=6)
-WIDE = Shape(replicas=4, steps=16, losses=8)
-HARD = Shape(islands=3, replicas=4, steps=16, every=4, losses=6, deaths=3, failures=50, restarts=10, refusals=100)
-STREAMING = Shape(
-    islands=3, replicas=4, steps=18, lease=6, fragments=2, overlap=2, late=1, every=4, losses=6, restarts=5
-)
+STREAMING = LOST["streaming"].shape
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("shape", [LONELY, WIDE, HARD, STREAMING])
+@pytest.mark.parametrize(("shape", "seed"), cases(LOST))
 def test_what_was_exchanged_counts_once_whichever_islands_are_lost(shape: Shape, seed: int) -> None:
-    assert faults(play(shape, seed), shape) == []
+    assert faults(played(shape, seed), shape) == []
 
 
-@pytest.mark.parametrize("seed", [76, 100, 122])
+@pytest.mark.parametrize("seed", [76, *others(100, 122)])
 def test_an_island_begins_anew_only_where_nothing_waits_for_its_merge(seed: int) -> None:
     """In these plays others could give replicas while a fragment was on its way."""
-    assert faults(play(STREAMING, seed), STREAMING) == []
+    assert faults(played(STREAMING, seed), STREAMING) == []
 
 
 def test_the_harms_are_done() -> None:
     """Otherwise the claim above would be about nothing."""
-    shapes = (LONELY, WIDE, HARD, STREAMING)
-    lonely, wide, hard, streaming = ([play(shape, seed) for seed in range(8)] for shape in shapes)
-    assert min(fewest(history, LONELY) for history in lonely) == 1, "one island is left, of three"
+    lonely, wide, hard, streaming = map(histories, LOST.values())
+    assert min(fewest(history, LOST["lonely"].shape) for history in lonely) == 1, "one island is left, of three"
     assert max(len(forks(history)) for history in wide) > 1, "islands begin anew"
-    assert any(len(exchanges(history, WIDE)[max(exchanges(history, WIDE))]) == 2 for history in wide), "and end well"
+    exchanged = [exchanges(history, LOST["wide"].shape) for history in wide]
+    assert any(len(rows[max(rows)]) == 2 for rows in exchanged), "and end well"
     assert max(row.epoch for history in hard for row in rounds(history)) > 2, "schedulers were restarted"
     assert any(forks(history) for history in hard)
     assert any(forks(history) for history in streaming)
@@ -331,17 +326,10 @@ def asked(world: World) -> list[Exchange]:
 
 # Islands for which nobody was there when the timeline began ----------------------------------------------------------
 
-SHORT = Shape(islands=3, replicas=4, steps=14, absent=1, losses=4, deaths=2, restarts=15, failures=30)
-SHORTER = Shape(
-    islands=3, replicas=3, steps=18, lease=6, fragments=2, overlap=2, late=1, absent=2, every=4, restarts=15
-)
-BY_SPEED = Shape(islands=2, replicas=3, steps=12, by_speed=True, absent=1, restarts=10)
 
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("shape", [SHORT, SHORTER, BY_SPEED])
+@pytest.mark.parametrize(("shape", "seed"), cases(ABSENT))
 def test_what_was_exchanged_counts_once_although_islands_are_not_there_at_first(shape: Shape, seed: int) -> None:
-    history = play(shape, seed)
+    history = played(shape, seed)
     assert faults(history, shape) == []
     assert len(next(iter(exchanges(history, shape).values()))) <= shape.islands - shape.absent
     assert forks(history), "they begin anew"
@@ -365,15 +353,12 @@ def test_a_restarted_scheduler_waits_for_no_island_that_was_not_there_at_first(r
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 SAVING = Shape(replicas=2, steps=20, every=2)
-STOPPING = Shape(islands=3, replicas=4, steps=16, every=4, losses=6, deaths=3, restarts=5, refusals=200, stops=8)
-SLOW = Shape(islands=4, replicas=4, steps=24, every=2, losses=12, refusals=300, stops=4)
 
 
-@pytest.mark.parametrize("seed", range(16))
-@pytest.mark.parametrize("shape", [STOPPING, SLOW])
+@pytest.mark.parametrize(("shape", "seed"), cases(STOPPING))
 def test_a_job_pauses_when_asked_whichever_islands_are_lost_and_whatever_is_written(shape: Shape, seed: int) -> None:
     """Or says that it goes on, as the storage refused."""
-    history = play(shape, seed)
+    history = played(shape, seed)
     claims = [checker for checker in CHECKERS if checker not in (succeeds, rows_in_order)]
     assert [fault for checker in claims for fault in checker(history, shape)] == []
     ended = history[-1]

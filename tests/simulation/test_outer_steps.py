@@ -47,51 +47,29 @@ from tests.simulation.engine.islands import (
     stops_in_time,
     succeeds,
 )
+from tests.simulation.engine.shapes import OUTER_STEPS, cases, histories, played
+from tests.support.effort import seeds
 
-CALM = Shape()
-STREAMING = Shape(steps=9, lease=4, fragments=2, overlap=1)
+CALM, STREAMING = OUTER_STEPS["calm"].shape, OUTER_STEPS["streaming"].shape
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    "shape",
-    [
-        CALM,
-        Shape(islands=1, replicas=1, steps=4, lease=3),
-        Shape(islands=3, replicas=1, steps=3, lease=1),
-        Shape(replicas=3, deaths=15),
-        Shape(failures=100, deaths=5),
-        Shape(restarts=15),
-        Shape(islands=3, replicas=3, failures=50, deaths=5, restarts=10),
-        Shape(steps=9, every=1),
-        Shape(steps=9, lease=3, every_s=0.1),
-        Shape(islands=3, replicas=3, steps=9, every=3, refusals=300, deaths=10, restarts=5),
-        STREAMING,
-        Shape(steps=17, lease=6, fragments=3, overlap=1, replicas=3, deaths=15, failures=50),
-        Shape(islands=3, steps=11, lease=4, fragments=2, overlap=0, restarts=15),
-        Shape(steps=13, lease=5, fragments=2, overlap=2, restarts=15, failures=50),
-        Shape(islands=3, replicas=3, steps=14, lease=6, fragments=2, overlap=2, every=2, deaths=5, restarts=5),
-        Shape(steps=9, lease=4, late=1, deaths=15, restarts=15, failures=50),
-        Shape(islands=3, steps=14, lease=6, fragments=2, overlap=2, late=2, every=3, deaths=5, restarts=10, losses=4),
-    ],
-)
+@pytest.mark.parametrize(("shape", "seed"), cases(OUTER_STEPS))
 def test_each_portion_counts_once_whatever_dies(shape: Shape, seed: int) -> None:
-    assert faults(play(shape, seed), shape) == []
+    assert faults(played(shape, seed), shape) == []
 
 
 def test_the_harms_are_done() -> None:
     """Otherwise the claim above would be about nothing."""
-    shape = Shape(islands=3, replicas=3, failures=50, deaths=5, restarts=10)
-    histories = [play(shape, seed) for seed in range(3)]
-    rounds = {one.round.epoch for history in histories for one in history if isinstance(one, Composed)}
+    plays = histories(OUTER_STEPS["all-of-these"])
+    rounds = {one.round.epoch for history in plays for one in history if isinstance(one, Composed)}
     assert max(rounds) > 2, "schedulers were restarted"
-    repeated = [len({one.round for one in history if isinstance(one, Proposed)}) for history in histories]
+    repeated = [len({one.round for one in history if isinstance(one, Proposed)}) for history in plays]
     assert max(repeated) > 9, "exchanges were repeated: three outer steps have three units each"
-    merged = [len([one for one in history if isinstance(one, Merged)]) for history in histories]
+    merged = [len([one for one in history if isinstance(one, Merged)]) for history in plays]
     assert min(merged) < 3 * 18, "replicas died"
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30, 2, 14))
 def test_islands_begin_each_checkpoint_together_however_their_clocks_and_steps_lie(seed: int) -> None:
     """Each island counted from its own first commit, so one could begin a checkpoint that the others did not."""
     shape = Shape(steps=12, lease=3, islands=3, every_s=Random(seed).uniform(0.1, 4.0))

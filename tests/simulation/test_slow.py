@@ -35,7 +35,7 @@ def given(run: Run, peer: PeerId) -> float:
 def test_a_slow_replica_is_routed_around_and_used_again(tmp_path: Path) -> None:
     task = Task.make(
         tmp_path,
-        training__steps=120,
+        training__steps=36,
         training__global_batch_sequences=24,
         pipeline__staleness=0,
         pipeline__deadline_min_s=0.1,
@@ -51,7 +51,7 @@ def test_a_slow_replica_is_routed_around_and_used_again(tmp_path: Path) -> None:
         figures["slow"] = median(await step_s(run, 4))
         run.rig.slowness.clear()
         before = given(run, peer)
-        while given(run, peer) == before and run.job.progress.steps_done < 110:  # a trial comes after a long rest
+        while given(run, peer) == before and run.job.progress.steps_done < 30:  # a trial comes after a long rest
             await step_s(run, 1)
         await step_s(run, 3)
         figures["after"] = given(run, peer) - before
