@@ -26,9 +26,9 @@ from tests.support.islands import (
     peers_of,
     run,
     tokens_that_count,
-    twin,
     until,
 )
+from tests.support.reference import reference
 from tests.support.simulated import Rig, Tokens, write_text
 
 
@@ -49,7 +49,7 @@ def test_a_swarm_with_islands_ends_with_the_weights_of_one_process(
     spec = diloco(write_text(tmp_path), islands, **changes)
     tokens = Tokens.make(tmp_path, spec)
     job, _ = run(spec, tokens, peers)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.timeline == 0, "it was taken back"
     portions = range(spec.training.steps * islands)
     assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(portion) for portion in portions)
@@ -68,7 +68,7 @@ def test_a_replica_of_an_island_may_die(tmp_path: Path) -> None:
         rig.kill(sorted(rig.servers)[0])
 
     job, _ = run(spec, tokens, 4, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.timeline == 0
 
 
@@ -83,7 +83,7 @@ def test_an_envoy_that_dies_in_an_exchange_is_replaced(tmp_path: Path) -> None:
         rig.kill(next(peer for peer in sorted(rig.servers) if peer in named))
 
     job, _ = run(spec, tokens, 4, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.timeline == 0
 
 
@@ -106,7 +106,7 @@ def test_a_job_with_too_few_islands_goes_back_to_its_newest_checkpoint(
         rig.add_peer(PeerId("another"), rig.tasks, Random(7))
 
     job, _ = run(spec, tokens, 2, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.timeline == 1
     assert job.record.first_steps[-1] == back_to
     assert "island 0: stage server peer-0" in reasons[0]
@@ -133,7 +133,7 @@ def test_a_scheduler_that_is_killed_goes_on_with_its_islands(
         await rig.start_scheduler()
 
     job, _ = run(spec, tokens, 2, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.timeline == 0
 
 
@@ -157,7 +157,7 @@ def test_a_paused_job_goes_on_where_all_islands_were_with_another_number_of_stag
         await rig.jobs.resume(job, "", JobSpec.model_validate(values))
 
     job, _ = run(spec, tokens, 6, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.first_steps == (0, 2)
     assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(portion) for portion in range(10))
 
@@ -182,7 +182,7 @@ def test_a_cancel_saves_and_a_second_one_does_not_wait(tmp_path: Path) -> None:
         await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 2, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.first_steps[2:] == (2,)
 
 
@@ -200,7 +200,7 @@ def test_a_job_whose_time_is_up_is_saved_behind_an_exchange(tmp_path: Path) -> N
             await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 2, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert len(pauses) > 1, "each time it gets a little further"
 
 
@@ -219,7 +219,7 @@ def test_a_job_that_is_to_pause_if_it_stalls_goes_on_when_it_is_told(tmp_path: P
         await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 2, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.first_steps == (0, 2)
 
 
@@ -242,7 +242,7 @@ def test_an_idle_stage_server_joins_the_island_that_lost_one(tmp_path: Path, see
         rig.kill(left)
 
     job, _ = run(spec, tokens, 4, story, seed)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert (job.record.timeline, islands) == (0, [1])
 
 
@@ -263,8 +263,8 @@ def test_the_others_go_on_without_an_island_that_is_lost(
     job, _ = run(spec, tokens, 6, story)
     log = log_of(job)
     assert [one.islands for one in log] == [tuple({0, 1, 2} - {lost})] * 4, "for want of a second stage server"
-    expected = twin(spec, tokens, log)
-    assert expected.sha256 != twin(spec, tokens).sha256
+    expected = reference(spec, tokens, log)
+    assert expected.sha256 != reference(spec, tokens).sha256
     check(job, expected)
     assert job.record.timeline == 0, "it was not taken back"
 
@@ -285,7 +285,7 @@ def test_an_island_begins_anew_with_replicas_of_another(tmp_path: Path, lost: in
     assert log[0].islands == (other,)
     assert [one.begins for one in log if one.begins] == [{lost: other}]
     assert log[-1].after_step < 14, "both islands are there in the end"
-    check(job, twin(spec, tokens, log))
+    check(job, reference(spec, tokens, log))
     assert job.record.timeline == 0
 
 
@@ -325,7 +325,7 @@ def test_a_scheduler_that_is_killed_knows_which_island_is_lost_and_which_began_a
     job, _ = run(spec, tokens, 4, story, seed)
     log = log_of(job)
     assert [one.begins for one in log if one.begins] == [{1: 0}]
-    check(job, twin(spec, tokens, log))
+    check(job, reference(spec, tokens, log))
     assert job.record.timeline == 0
 
 
@@ -351,7 +351,7 @@ def test_a_job_that_has_nobody_left_goes_on_with_stage_servers_that_rest(tmp_pat
         kept.append(job.newest)
 
     job, _ = run(spec, tokens, 3, story)
-    expected = twin(spec, tokens, start=kept[0])
+    expected = reference(spec, tokens, start=kept[0])
     assert (job.record.state, job.record.weights_sha256) == (JobState.SUCCEEDED, expected.sha256)
     assert job.record.first_steps == (0, kept[0].step)
 
@@ -376,7 +376,7 @@ def test_a_job_that_was_saved_without_an_island_goes_on_with_all(tmp_path: Path)
 
     job, _ = run(spec, tokens, 4, story)
     assert job.record.first_steps == (0, 4)
-    expected = twin(spec, tokens, start=paused[0])
+    expected = reference(spec, tokens, start=paused[0])
     assert (job.record.state, job.record.weights_sha256) == (JobState.SUCCEEDED, expected.sha256)
     assert [one.islands for one in log_of(job)] == [(1,), (1,)], "of both timelines"
 
@@ -445,7 +445,7 @@ def test_a_job_that_stalled_goes_on_with_as_many_islands_as_there_are_stage_serv
     log = [one for one in log_of(job) if one.after_step > back_to[0]]
     assert (job.record.first_steps, log[0].islands) == ((0, back_to[0]), present)
     assert [one.begins for one in log if one.begins] == [{islands - 1: 0}], "it begins anew like any other"
-    check(job, twin(spec, tokens, log_of(job)))
+    check(job, reference(spec, tokens, log_of(job)))
     if spec.islands.shares == "equal":
         assert job.progress.tokens == tokens_that_count(spec, tokens, log_of(job))
 
@@ -467,7 +467,7 @@ def test_a_job_whose_islands_all_come_back_in_time_goes_on_with_all(tmp_path: Pa
         rig.add_peer(PeerId("late"), rig.tasks, Random(2))
 
     job, _ = run(spec, tokens, 2, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.first_steps == (0, 4)
 
 
@@ -489,5 +489,5 @@ def test_the_first_start_waits_for_all_islands_and_a_resumed_job_does_not(tmp_pa
 
     job, _ = run(spec, tokens, 1, story)
     assert [one.islands for one in log_of(job)] == [(0,)]
-    check(job, twin(spec, tokens, log_of(job)))
+    check(job, reference(spec, tokens, log_of(job)))
     assert job.record.first_steps == (0, 4)

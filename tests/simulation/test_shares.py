@@ -16,7 +16,8 @@ from swarm.job.shares import divides
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId
 from tests.support.effort import others
-from tests.support.islands import check, diloco, in_the_second_step, log_of, peers_of, run, twin, until
+from tests.support.islands import check, diloco, in_the_second_step, log_of, peers_of, run, until
+from tests.support.reference import reference
 from tests.support.simulated import Rig, Tokens, write_text
 
 SLOW = 4.0
@@ -51,8 +52,8 @@ def test_a_slow_island_gets_less_of_each_step_and_the_weights_are_those_of_one_p
     last = log[-1].shares
     assert divides(last, 16)
     assert last[0] >= 2 * last[1], "it computes four times as long, with time for messages besides"
-    expected = twin(spec, tokens, log)
-    assert expected.sha256 != twin(spec, tokens).sha256
+    expected = reference(spec, tokens, log)
+    assert expected.sha256 != reference(spec, tokens).sha256
     check(job, expected)
     assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(step) for step in range(12)), "all of each step"
 
@@ -72,7 +73,7 @@ def test_a_scheduler_that_is_killed_knows_the_shares(tmp_path: Path, seed: int) 
     job, _ = run(spec, tokens, 2, story, seed)
     log = log_of(job)
     assert log[-1].shares[0] > log[-1].shares[1] > 0
-    check(job, twin(spec, tokens, log))
+    check(job, reference(spec, tokens, log))
     assert job.record.timeline == 0
 
 
@@ -95,7 +96,7 @@ def test_the_others_train_the_whole_step_behind_the_exchange_without_a_lost_isla
         assert not one.shares or divides(one.shares, 16)
         if one.islands == (0,) and not one.begins:
             assert one.shares == (16, 0)
-    check(job, twin(spec, tokens, log))
+    check(job, reference(spec, tokens, log))
     assert job.record.timeline == 0
 
 
@@ -109,7 +110,7 @@ def test_a_replica_dies_where_shares_follow_speed(tmp_path: Path) -> None:
         rig.kill(peers_of(job, 0)[0])
 
     job, _ = run(spec, tokens, 4, story)
-    check(job, twin(spec, tokens, log_of(job)))
+    check(job, reference(spec, tokens, log_of(job)))
 
 
 def test_a_job_that_goes_on_from_a_pause_begins_with_equal_shares(tmp_path: Path) -> None:
@@ -135,4 +136,4 @@ def test_a_job_that_goes_on_from_a_pause_begins_with_equal_shares(tmp_path: Path
     assert any(one.shares for one in log if one.after_step < first)
     for beginning in (first, second):
         assert [one.shares for one in log if one.after_step == beginning] in ([], [()])
-    check(job, twin(spec, tokens, log))
+    check(job, reference(spec, tokens, log))

@@ -19,7 +19,8 @@ from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId, PeerState
 from tests.support.effort import others
-from tests.support.islands import check, diloco, in_the_second_step, log_of, peers_of, run, twin, until
+from tests.support.islands import check, diloco, in_the_second_step, log_of, peers_of, run, until
+from tests.support.reference import reference
 from tests.support.simulated import Rig, Tokens, write_text
 
 
@@ -61,7 +62,7 @@ def test_a_swarm_that_streams_ends_with_the_weights_of_one_process(
     spec = streaming(write_text(tmp_path), islands, **changes)
     tokens = Tokens.make(tmp_path, spec)
     job, _ = run(spec, tokens, peers)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.timeline == 0, "it was taken back"
     portions = range(spec.training.steps * islands)
     assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(portion) for portion in portions)
@@ -83,7 +84,7 @@ def test_an_envoy_that_dies_while_islands_train_on_is_replaced_by_one_that_holds
         rig.kill(envoys[seed - 1].peer)
 
     job, _ = run(spec, tokens, 4, story, seed)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.timeline == 0
 
 
@@ -102,7 +103,7 @@ def test_a_scheduler_that_is_killed_while_islands_stream_goes_on(tmp_path: Path,
         await rig.start_scheduler()
 
     job, _ = run(spec, tokens, 4, story, seed)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.timeline == 0
 
 
@@ -123,7 +124,7 @@ def test_a_stage_server_that_joins_between_capture_and_merge_may_be_the_last_of_
         rig.kill(left)
 
     job, _ = run(spec, tokens, 4, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert (job.record.timeline, job.record.peers[PeerId("another")]) == (0, 1)
 
 
@@ -142,11 +143,11 @@ def test_a_job_that_streams_is_paused_and_goes_on_with_the_bits_that_it_would_ha
         await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 4, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
     assert job.record.first_steps == (0, kept[0].step)
-    resumed = twin(spec, tokens, start=kept[0])
+    resumed = reference(spec, tokens, start=kept[0])
     assert resumed.sha256 == job.record.weights_sha256
-    assert resumed.losses == twin(spec, tokens).losses[kept[0].step :]
+    assert resumed.losses == reference(spec, tokens).losses[kept[0].step :]
 
 
 def test_a_job_that_was_paused_amid_its_last_period_goes_on_with_as_many_steps_only(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_a_job_that_was_paused_amid_its_last_period_goes_on_with_as_many_steps_o
         await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 4, story)
-    check(job, twin(spec, tokens))
+    check(job, reference(spec, tokens))
 
 
 @pytest.mark.parametrize("lost", [0, *others(1)])
@@ -186,7 +187,7 @@ def test_an_island_that_is_lost_begins_anew_from_the_outer_weights(tmp_path: Pat
     assert log[0].islands == (other,)
     assert [one.begins for one in log if one.begins] == [{lost: other}]
     assert log[-1].after_step < 18, "both islands are there in the end"
-    check(job, twin(spec, tokens, log))
+    check(job, reference(spec, tokens, log))
     assert job.record.timeline == 0
 
 
@@ -206,7 +207,7 @@ def test_a_killed_scheduler_knows_which_of_the_islands_that_stream_was_lost(tmp_
     job, _ = run(spec, tokens, 3, story, seed)
     log = log_of(job)
     assert {one.islands for one in log} == {tuple({0, 1, 2} - {seed})}, "for want of a second stage server"
-    check(job, twin(spec, tokens, log))
+    check(job, reference(spec, tokens, log))
     assert job.record.timeline == 0
 
 
@@ -231,5 +232,5 @@ def test_a_checkpoint_without_an_island_counts_what_another_has_trained_once(tmp
         await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 2, story)
-    expected = twin(spec, tokens, start=paused[0])
+    expected = reference(spec, tokens, start=paused[0])
     assert (job.record.state, job.record.weights_sha256) == (JobState.SUCCEEDED, expected.sha256)

@@ -7,17 +7,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 
-import torch
-
 from scheduler.jobs.job import Job
-from swarm.checkpoint.reader import Checkpoint
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.islands import outer_courses
 from swarm.job.outer_log import OUTER_LOG, OuterRecord, TookPart, read
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.reference.trainer import Trained, train_local
 from swarm.types import JobState, PeerId
+from tests.support.reference import Reference
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec
 
@@ -69,11 +66,7 @@ def run(spec: JobSpec, tokens: Tokens, peers: int, story: Story = nothing, seed:
     return sim.run(main(), seed=seed, limit_s=200.0)
 
 
-def twin(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord] = (), start: Checkpoint | None = None) -> Trained:
-    return train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log, start=start)
-
-
-def check(job: Job, expected: Trained) -> None:
+def check(job: Job, expected: Reference) -> None:
     assert job.record.state is JobState.SUCCEEDED, job.record.reason
     assert job.record.weights_sha256 == expected.sha256
     progress = job.progress

@@ -9,8 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, TypeVar
 
-import torch
-
 from scheduler.api.drain import drain
 from scheduler.brain.explain.facts import explain_peer
 from scheduler.jobs.job import Job
@@ -18,8 +16,8 @@ from swarm.checkpoint.reader import Checkpoint, list_checkpoints
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId, PeerState
+from tests.support.reference import reference
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Members, Rig, Tokens, small_spec, write_text
 
@@ -83,19 +81,7 @@ class Task:
         values.setdefault("config__num_hidden_layers", values["pipeline__stages"])
         spec = resolved(small_spec(write_text(folder), **values))
         tokens = Tokens.make(folder, spec)
-        return cls(spec, tokens, _weights_sha256(spec, tokens))
-
-
-def _weights_sha256(spec: JobSpec, tokens: Tokens) -> str:
-    """What one process ends with; trained once for all tests whose jobs differ in nothing but their folder."""
-    anywhere = spec.model_copy(update={"data": spec.data.model_copy(update={"source": ""})})
-    key = (anywhere.model_dump_json(), *(shard.sha256 for shard in tokens.manifest.shards))
-    if key not in _TRAINED:
-        _TRAINED[key] = train_local(spec, tokens.batches(spec), device=torch.device("cpu")).sha256
-    return _TRAINED[key]
-
-
-_TRAINED: dict[tuple[str, ...], str] = {}
+        return cls(spec, tokens, reference(spec, tokens).sha256)
 
 
 class SavingTask(Task):
