@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from tests.simulation.engine.batch import HITS_MIN, Run, Sum, catalogue, cores, outcomes, workers
+from tests.simulation.engine.batch import Run, Sum, catalogue, cores, outcomes, workers
 from tests.simulation.engine.player import play
 from tests.simulation.engine.scenario import SCENARIOS, Scenario, named
 
@@ -76,7 +76,7 @@ def _many(runs: Iterable[Run], processes: int, *, all_of_them: bool) -> int:
     print("\n".join(total.report(time.monotonic() - started_s)))
     rare = total.rare() if all_of_them else []
     if rare:
-        print(f"too few hits (under {HITS_MIN}): {', '.join(rare)}; play longer")
+        print(f"too few hits (under {total.hits_due()}): {', '.join(rare)}; play longer")
     missing = total.missing() if all_of_them else []
     if missing:
         print(f"never happened: {', '.join(missing)}; play longer")

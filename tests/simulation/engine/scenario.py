@@ -307,7 +307,7 @@ SCENARIOS: dict[str, Scenario] = {
             workload=replace(TWO_UP, replicas=(4, 5), compute_s=(0.01, 0.1)),  # more to lose
             faults=tuple(Failpoint(edge, chance) for edge, chance in EDGES.items()),
             safety_s=60.0,
-            weight=4,
+            weight=5,
         ),
         Scenario(
             "everything",
