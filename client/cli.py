@@ -16,7 +16,7 @@ from typer.exceptions import TyperException
 
 from client.flags import HELP, Root, Verb
 from client.shell import OutputFormat, Shell, product
-from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError, unforeseen
+from swarm.errors import INTERRUPTED, InvalidConfig, OutOfMemory, SwarmError, unforeseen
 from swarm.process.lifecycle import missing_package, print_error, usage_error
 
 
@@ -111,6 +111,8 @@ def run(arguments: list[str]) -> int:
             return _failed(shell, lacking)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             return _failed(shell, InvalidConfig("the disk is full", hint="free some space, or write elsewhere"))
+        if isinstance(error, MemoryError):
+            return _failed(shell, OutOfMemory("this machine has too little memory", hint="end other programs"))
         told = unforeseen(error)
         if shell.verbosity <= 1:
             told.hint += "; see where it happened with: -vv"

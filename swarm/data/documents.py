@@ -49,6 +49,8 @@ DEPTH_MAX = 8  # of fields in fields
 _LLMC_MAGICS = {20240520: 16, 20240801: 32}  # dev/data/data_common.py of llm.c; and the bits of an id
 LLMC_HEADER_BYTES = 1024
 _MISSING = object()
+_AGAIN_HINT = "write or download it again, or choose data.source so that it is left out"
+_UNICODE_HINT = "write the text anew as UTF-8, or choose data.source so that the file is left out"
 _WINDOW_HINT = "unpack it: zstd -d --long=31"
 _SAVED_MARKS = ("state.json", "dataset_dict.json")  # what save_to_disk writes
 
@@ -179,7 +181,7 @@ def _check_ids(path: Path, block: bytes, ids: NDArray[Any], vocabulary_size: int
     pairs = ids[: ids.size // 2 * 2].reshape(-1, 2)
     if len(pairs) >= (64 if upper_max else 4) and pairs[:, 1].max() <= upper_max < pairs[:, 0].max():
         what = f"at most {upper_max}" if upper_max else "0"
-        hint = "set data.bin_dtype" if bits == 16 else "write the ids as uint32"
+        hint = 'set data.bin_dtype = "uint32"' if bits == 16 else "write the ids as uint32"
         raise InvalidData(f"{path}: every second uint{bits} is {what}: is it uint{2 * bits}?", hint=hint)
 
 
@@ -299,7 +301,7 @@ def _plain(path: Path, *, is_sure: bool) -> Iterator[TextPiece]:
 
 def _check_kind(path: Path, file: BinaryIO) -> None:
     """InvalidData if the first bytes are those of another kind of file."""
-    kind = kind_of(file.peek(HEAD_BYTES)[:HEAD_BYTES])  # type: ignore[attr-defined]  # all that are opened here have it
+    kind = kind_of(file.peek(HEAD_BYTES))  # type: ignore[attr-defined]  # all that are opened here have it
     if kind is not None:
         what = "unpacks to what is " if path.suffix.lower() in _COMPRESSED else "is "
         raise InvalidData(f"{path} {what}{kind.name}, not text", hint=kind.hint)
@@ -396,15 +398,17 @@ def _decompressed(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
             case _:
                 yield raw
     except (EOFError, gzip.BadGzipFile) as error:
-        raise InvalidData(f"{path} is damaged or not compressed as its name says: {error}") from error
+        raise InvalidData(f"{path} is damaged or not compressed as its name says: {error}", hint=_AGAIN_HINT) from error
     except zlib.error as error:
-        raise InvalidData(f"{path} is damaged: {error}") from error
+        raise InvalidData(f"{path} is damaged: {error}", hint=_AGAIN_HINT) from error
     except OSError as error:
         if error.errno is not None or path.suffix.lower() != ".zst":
             raise
         if "too much memory" in str(error):  # of a frame behind the first one
             raise InvalidData(f"{path} has a frame whose window is over 128 MiB", hint=_WINDOW_HINT) from error
-        raise InvalidData(f"{path} is damaged or not compressed as its name says: {first_line(error)}") from error
+        raise InvalidData(
+            f"{path} is damaged or not compressed as its name says: {first_line(error)}", hint=_AGAIN_HINT
+        ) from error
 
 
 def _check_window(path: Path, raw: BinaryIO) -> None:
@@ -425,15 +429,16 @@ def _decoded(raw: bytes, where: str) -> str:
     try:
         raw.decode(errors="surrogatepass")
     except UnicodeDecodeError as error:
-        raise InvalidData(f"{where} is not UTF-8: byte {error.start} of it") from None
-    raise InvalidData(f"{where} is no valid Unicode: half a surrogate pair at byte {start} of it")
+        raise InvalidData(f"{where} is not UTF-8: byte {error.start} of it", hint=_UNICODE_HINT) from None
+    what = f"half a surrogate pair at byte {start} of it"
+    raise InvalidData(f"{where} is no valid Unicode: {what}", hint=_UNICODE_HINT)
 
 
 def _parquet(source: Source, section: DataSection) -> Iterator[TextPiece]:
     text_field = section.text_field
     arrow = load_extra("pyarrow", f"reading {source.path}")
     parquet = load_extra("pyarrow.parquet", f"reading {source.path}")
-    hint = "write it again, or choose data.source so that it is left out; for another kind of file: data.format"
+    hint = f"{_AGAIN_HINT}; for another kind of file: data.format"
     with _damage(arrow, f"{source.path} is no Parquet file, or damaged", hint):
         metadata = parquet.read_metadata(source.path)
         names = _column_path(arrow, str(source.path), metadata.schema.to_arrow_schema(), text_field)
@@ -613,7 +618,8 @@ def _check_encodes(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidData(f"{where} is no valid Unicode: half a surrogate pair at character {error.start}") from None
+        what = f"half a surrogate pair at character {error.start}"
+        raise InvalidData(f"{where} is no valid Unicode: {what}", hint=_UNICODE_HINT) from None
 
 
 def _other_field(names: Sequence[str]) -> str:

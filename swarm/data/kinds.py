@@ -40,12 +40,14 @@ _KINDS = (
     (0, b"\xff\xfe", Kind("UTF-16 text", "convert it to UTF-8: iconv -f UTF-16 -t UTF-8")),
     (0, b"\xfe\xff", Kind("UTF-16 text", "convert it to UTF-8: iconv -f UTF-16 -t UTF-8")),
 )
+_BINARY = Kind("binary (it holds bytes of 0)", f'{_CONVERT}; data.format = "text" takes it as it is if it is UTF-8')
 HEAD_BYTES = max(at + len(mark) for at, mark, _ in _KINDS)
 _BEGINNINGS = {mark[0] for at, mark, _ in _KINDS if at == 0} | {ord("B")}
 
 
 def kind_of(head: bytes) -> Kind | None:
-    """What a file is that begins with these HEAD_BYTES, or fewer if it is shorter; None: it may be text."""
-    if head and head[0] not in _BEGINNINGS and head[257:262] != b"ustar":
+    """What a file is that begins with these HEAD_BYTES, or more, or fewer if it is shorter; None: it may be text."""
+    if b"\0" not in head and head and head[0] not in _BEGINNINGS:
         return None  # as nearly every text
-    return next((kind for at, mark, kind in _KINDS if head[at : at + len(mark)] == mark), None)
+    known = (kind for at, mark, kind in _KINDS if head[at : at + len(mark)] == mark)
+    return next(known, _BINARY if b"\0" in head else None)

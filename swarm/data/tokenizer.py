@@ -218,7 +218,7 @@ def _from_hub(repository: str, revision: str | None, where: str) -> Path:
     answers(repository, revision or "", "tokenizer.json", where)
     try:
         return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(TOKENIZER_FILES)))
-    except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
+    except Exception as error:  # the errors of its HTTP client come through
         raise InvalidConfig(
             f"{where} is no local folder, and cannot be had from the hub: {first_line(error)}",
             hint='check the name, the network, HF_TOKEN and HF_HUB_OFFLINE; "byte" needs no files',

@@ -90,6 +90,7 @@ def texts_of(source: object, **values: Any) -> list[str]:
         ("a.txt", b"[1, 2]\n", {}, ["[1, 2]\n"]),
         ("a.txt", b"BZh is no archive", {}, ["BZh is no archive"]),
         ("a.txt", b"PAR1 is a word", {}, ["PAR1 is a word"]),
+        ("a.txt", b"a\0b", {"format": "text"}, ["a\0b"]),
         ("a.data", parquet(), {"format": "parquet"}, TEXTS),
     ],
 )
@@ -128,6 +129,13 @@ def test_a_file_is_read_as_what_it_is(
         ("a.pdf", b"%PDF-1.7\n", "is a PDF", "UTF-8"),
         ("a.npy", packed(lambda sink: np.save(sink, np.arange(9))), "is an array of NumPy", "tofile"),
         ("a.txt", "\ufeffa".encode("utf-16-le"), "is UTF-16 text", "iconv"),
+        (
+            "a.txt",
+            "two words".encode("utf-16-le"),
+            r"is binary \(it holds bytes of 0\), not text",
+            'data.format = "text"',
+        ),
+        ("a.jsonl", LINES.decode().encode("utf-16-le"), r"is binary \(it holds bytes of 0\), not text", "UTF-8"),
     ],
 )
 def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes, message: str, hint: str) -> None:
