@@ -91,7 +91,7 @@ class Client:
         `job` is the path of a job file, or the content of one as nested values. `changes` sets values by their dotted
         keys, as `--set` does: {"training.steps": 100}. InvalidConfig names the key that is wrong.
         """
-        spec, corpus = check(_spec(job, changes or {}))
+        spec, corpus = check(_spec(job, changes or {}), self._shell.say)
         return send(self._shell, self._scheduler, spec, corpus)
 
     def jobs(self, *, all: bool = False, state: str = "", limit: int = JOBS_LISTED_MAX) -> list[Job]:

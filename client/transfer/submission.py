@@ -14,7 +14,7 @@ from swarm.checkpoint.storage import check_absolute
 from swarm.data.corpus import Corpus, open_corpus, tokenise
 from swarm.data.shards import remarks, token_dtype
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
-from swarm.hf.pretrained import check_weights, ground
+from swarm.hf.pretrained import ground, look_at_model
 from swarm.job.changes import JOB_AND_STEP
 from swarm.job.islands import check_for_swarm
 from swarm.job.spec import JobSpec
@@ -24,14 +24,17 @@ from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 
 
-def check(spec: JobSpec) -> tuple[JobSpec, Corpus]:
-    """The spec, completed from its model, and its data, after every check that needs no scheduler: InvalidConfig."""
+def check(spec: JobSpec, say: Callable[[str], object] = lambda line: None) -> tuple[JobSpec, Corpus]:
+    """The spec, completed from its model, and its data, after every check that needs no scheduler: InvalidConfig.
+
+    `say` hears what is worth a line: tensors that are left out, tokens that the model has no row for.
+    """
     check_for_swarm(spec)
     spec = ground(spec)
-    check_weights(spec)
     corpus = open_corpus(spec)
     # For its checks only: "auto" is resolved by the scheduler, which knows the peers.
-    corpus.resolve(spec)
+    for line in (*look_at_model(corpus.resolve(spec)), *corpus.remarks(spec)):
+        say(line)
     return spec, corpus
 
 
@@ -87,7 +90,7 @@ def _send(
     request.files.extend(
         upload_weights(shell, scheduler, spec) if start is None else upload_start(shell, scheduler, start)
     )
-    _add_tokenizer(shell, scheduler, request, corpus.tokenizer.tokenizer_files())
+    _add_small_files(shell, scheduler, request, corpus.small_files)
     # Before the job is accepted: Ctrl-C while this is waited for loses no job.
     if told := told_of_tokenizer():
         shell.say(told)
@@ -114,12 +117,12 @@ def slow_text(dtype: str, peers: Sequence[Peer]) -> str:
     )
 
 
-def _add_tokenizer(
-    shell: Shell, scheduler: Scheduler, request: pb.SubmitRequest, tokenizer_files: Mapping[str, bytes]
+def _add_small_files(
+    shell: Shell, scheduler: Scheduler, request: pb.SubmitRequest, small_files: Mapping[str, bytes]
 ) -> None:
-    """Put the tokenizer's files into the request; those that do not fit one message are uploaded, and named in it."""
-    if sum(map(len, tokenizer_files.values())) <= TOKENIZER_MESSAGE_BYTES_MAX:
-        request.tokenizer_files.update(tokenizer_files)
+    """Put the tokenizer's and the model's files into the request; if they do not fit one message they are uploaded."""
+    if sum(map(len, small_files.values())) <= TOKENIZER_MESSAGE_BYTES_MAX:
+        request.tokenizer_files.update(small_files)
         return
-    files = {f"{MODEL_FOLDER}{name}": File.of(raw) for name, raw in tokenizer_files.items()}
+    files = {f"{MODEL_FOLDER}{name}": File.of(raw) for name, raw in small_files.items()}
     request.files.extend(upload(shell, scheduler, files, "tokenizer"))

@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +101,11 @@ class Value:
     origin: str
 
 
-def check_job(path: Path, overrides: Sequence[str]) -> tuple[JobSpec, Corpus]:
+def check_job(
+    path: Path, overrides: Sequence[str], say: Callable[[str], object] = lambda line: None
+) -> tuple[JobSpec, Corpus]:
     """The spec in `path` and its data, after every check that needs no scheduler: InvalidConfig, UsageError."""
-    return check(load_job(path, overrides))
+    return check(load_job(path, overrides), say)
 
 
 def send_job(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, managed: bool = False) -> int:
@@ -111,7 +113,7 @@ def send_job(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool
 
     `managed`: `swarm up` started this and stops it, so nothing is said about detaching.
     """
-    spec, corpus = check_job(path, overrides)
+    spec, corpus = check_job(path, overrides, shell.say)
     with dial(shell) as scheduler:
         job = send(shell, scheduler, spec, corpus)
         return _after_submit(shell, scheduler, job, detach=detach, managed=managed)
@@ -142,7 +144,7 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: Job, *, detach: bool
 
 def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     """Show what would be sent and where each value came from; sends nothing. Raises as `send_job` does."""
-    spec, corpus = check_job(path, overrides)
+    spec, corpus = check_job(path, overrides, shell.say)
     values = origins(spec, corpus, path, overrides)
     formats = sorted({source.format for source in corpus.sources})
     if shell.json:

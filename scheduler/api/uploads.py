@@ -21,7 +21,7 @@ from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
 from swarm.checkpoint.storage import Files
 from swarm.data.batches import TOKEN_DTYPES
-from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_MESSAGE_BYTES_MAX, tokenizer_file_name
+from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_MESSAGE_BYTES_MAX, small_file_name
 from swarm.errors import InvalidConfig, InvalidData, Refused
 from swarm.limits import (
     FILES_MAX,
@@ -122,7 +122,7 @@ class Uploads:
         paths = {
             name: self.path(project, file.sha256)
             for file in request.files
-            if (name := tokenizer_file_name(file.path)) is not None
+            if (name := small_file_name(file.path)) is not None
         }
 
         def read() -> dict[str, bytes]:
@@ -235,8 +235,8 @@ def read_request(request: pb.SubmitRequest) -> tuple[JobTokens, tuple[StateFile,
             f"end_of_text is -1 or a token of the vocabulary of {request.vocabulary_size}, not {request.end_of_text}"
         )
     for name in request.tokenizer_files:
-        if tokenizer_file_name(f"{MODEL}{name}") is None:  # beside it lie config.json and the weights
-            raise InvalidConfig(f"{name[:100]!r} is no name of a tokenizer file")
+        if small_file_name(f"{MODEL}{name}") is None:  # beside it lie config.json and the weights
+            raise InvalidConfig(f"{name[:100]!r} is no name of a file that goes with a tokenizer or a model")
     if sum(map(len, request.tokenizer_files.values())) > TOKENIZER_MESSAGE_BYTES_MAX:
         raise InvalidConfig(f"tokenizer files in a message have at most {TOKENIZER_MESSAGE_BYTES_MAX} bytes together")
     tokens = JobTokens(
@@ -251,7 +251,7 @@ def read_request(request: pb.SubmitRequest) -> tuple[JobTokens, tuple[StateFile,
     files = tuple(
         StateFile(file.path, file.size_bytes, file.sha256)
         for file in request.files
-        if tokenizer_file_name(file.path) is None  # stage servers have no use for those
+        if small_file_name(file.path) is None  # stage servers have no use for those
     )
     return tokens, files
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm.data.documents import Source, find_sources
 from swarm.data.patience import patience
-from swarm.data.shards import TokenisingProgress, TokenManifest, write_shards
+from swarm.data.shards import TokenisingProgress, TokenManifest, rows_of, write_shards
 from swarm.data.tokenizer import Tokenizer, load_tokenizer
+from swarm.data.tokenizer_files import TOKENIZER_FILES
 from swarm.errors import InvalidConfig, InvalidData, SwarmError, unforeseen
+from swarm.hf.companions import companions
+from swarm.job.model_config import tokenizer_text
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 
@@ -20,6 +24,12 @@ class Corpus:
 
     sources: tuple[Source, ...]
     tokenizer: Tokenizer
+    companions: Mapping[str, bytes] = field(default_factory=dict)  # of the model that the job starts from
+
+    @property
+    def small_files(self) -> dict[str, bytes]:
+        """The files beside config.json and the weights in the folder of the trained model, by name."""
+        return {**self.companions, **self.tokenizer.tokenizer_files()}
 
     @property
     def size_bytes(self) -> int:
@@ -29,8 +39,15 @@ class Corpus:
     def resolve(self, spec: JobSpec) -> JobSpec:
         """The resolved spec of a job on this corpus; an "auto" number of stages becomes one. InvalidConfig."""
         tokenizer = self.tokenizer
-        size, end = tokenizer.vocabulary_size, tokenizer.end_of_text
-        return resolve(spec, vocabulary_size=size, stages_if_auto=1, end_of_text=end)
+        size = tokenizer.vocabulary_size if rows_of(spec) is None else tokenizer.texts_size
+        return resolve(spec, vocabulary_size=size, stages_if_auto=1, end_of_text=tokenizer.end_of_text)
+
+    def remarks(self, spec: JobSpec) -> tuple[str, ...]:
+        """A line if the tokenizer has tokens for which the model has no row; they may not occur in the data."""
+        rows, size = rows_of(spec), self.tokenizer.vocabulary_size
+        if rows is None or size <= rows:
+            return ()
+        return (f"{tokenizer_text(spec)} has {size} tokens, vocab_size is {rows}: none beyond may occur in the data",)
 
 
 def open_corpus(spec: JobSpec) -> Corpus:
@@ -43,7 +60,7 @@ def open_corpus(spec: JobSpec) -> Corpus:
         )
     with patience() as waiting:
         waiting.begin(lambda: f"the tokenizer {spec.model.tokenizer or spec.model.id} is loaded")
-        return Corpus(sources, load_tokenizer(spec, ids_given=ids_given))
+        return Corpus(sources, load_tokenizer(spec, ids_given=ids_given), companions(spec, TOKENIZER_FILES))
 
 
 def tokenise(

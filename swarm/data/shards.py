@@ -42,7 +42,8 @@ class ShardInfo:
 class TokenManifest:
     """The result of `tokenise`.
 
-    `unigram_entropy` (nats) is the loss of a model that knows how often each token occurs and nothing else.
+    `vocabulary_size` is the tokenizer's, or the model's rows if these are fewer: no id is beyond. `unigram_entropy`
+    (nats) is the loss of a model that knows how often each token occurs and nothing else.
     """
 
     shards: tuple[ShardInfo, ...]
@@ -79,6 +80,7 @@ def write_shards(
     """
     total_bytes = sum(source.size_bytes for source in sources)
     dtype = token_dtype(tokenizer.vocabulary_size)
+    rows = min(tokenizer.vocabulary_size, rows_of(spec) or tokenizer.vocabulary_size)
     row = _Row(tokenizer, 1 if spec.data.packing else spec.data.sequence_length, waiting or Patience())
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -87,11 +89,12 @@ def write_shards(
             for source in sources:
                 parts: Iterator[tuple[Ids, int]]
                 if source.format == "bin":
-                    read = read_ids(source, spec.data.bin_dtype, tokenizer.vocabulary_size)
+                    read = read_ids(source, spec.data.bin_dtype, rows)
                     parts = ((row.given(ids), done_bytes) for ids, done_bytes in read)
                 else:
                     parts = row.of(source, read_texts(source, spec.data))
                 for ids, done_bytes in parts:
+                    _check_rows(source, ids, rows, tokenizer)
                     writer.write(ids)
                     report(min(before_bytes + done_bytes, total_bytes), total_bytes)
                 before_bytes += source.size_bytes
@@ -101,9 +104,7 @@ def write_shards(
     counts = row.counts
     if not counts.sum():
         raise InvalidData(f'data.source = "{spec.data.source}" has no text in it', hint="see data.text_field")
-    manifest = TokenManifest(
-        tuple(writer.shards), dtype, tokenizer.vocabulary_size, _entropy(counts), tokenizer.end_of_text, row.skipped
-    )
+    manifest = TokenManifest(tuple(writer.shards), dtype, rows, _entropy(counts), tokenizer.end_of_text, row.skipped)
     split_samples(manifest.tokens, spec.data.sequence_length, spec.data.validation_ratio)
     return manifest
 
@@ -118,6 +119,23 @@ def remarks(spec: JobSpec, manifest: TokenManifest) -> Iterator[str]:
         yield (
             f"the data holds {counted(samples, 'sample')} of {section.sequence_length} tokens, and a step trains on "
             f"{batch}, so a step repeats samples: add data, or lower training.global_batch_sequences"
+        )
+
+
+def rows_of(spec: JobSpec) -> int | None:
+    """For how many tokens the model has a row, if the job file or config.json says so."""
+    size = spec.model.config.get("vocab_size")
+    return size if isinstance(size, int) and not isinstance(size, bool) else None
+
+
+def _check_rows(source: Source, ids: Ids, rows: int, tokenizer: Tokenizer) -> None:
+    most = int(ids.max(initial=0))
+    if most >= rows:
+        raise InvalidData(
+            f"{source.path} holds token {most}, for which the model has no row: vocab_size is {rows}, the tokenizer "
+            f"has {tokenizer.vocabulary_size} tokens",
+            hint="it may be a special token that is written out in the text: remove it there, or give the model a row "
+            "for it (resize_token_embeddings)",
         )
 
 

@@ -37,6 +37,10 @@ class Tokenizer(Protocol):
     def vocabulary_size(self) -> int: ...
 
     @property
+    def texts_size(self) -> int:
+        """One more than the largest id of a text that names no special token: the rows that a model must have."""
+
+    @property
     def end_of_text(self) -> int: ...
 
     @property
@@ -77,7 +81,20 @@ def load_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> Tokenizer:
     files = read_tokenizer_files(folder)
     if ids_given and not model.tokenizer and "tokenizer.json" not in files:
         return NoTokenizer(spec)
-    return HuggingFaceTokenizer(files, where, spec.data.packing)
+    return HuggingFaceTokenizer(files, where, spec.data.packing, _eos_token_id(spec, folder))
+
+
+def _eos_token_id(spec: JobSpec, folder: Path) -> int:
+    """The end of text by the config.json of the model whose tokenizer it is; -1 if there is none."""
+    config: Mapping[str, Any] = spec.model.config
+    if spec.model.tokenizer:
+        try:
+            config = _json_object({"config.json": (folder / "config.json").read_bytes()}, "config.json", str(folder))
+        except (OSError, InvalidConfig):  # it need not be there, and is no file of a tokenizer
+            return -1
+    found = config.get("eos_token_id")
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, int) and not isinstance(found, bool) else -1
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
@@ -109,7 +126,7 @@ class NoTokenizer:
                 "token ids (.bin) do not say how many there are",
                 hint="set vocab_size in model.config, or model.tokenizer",
             )
-        self.vocabulary_size = size
+        self.vocabulary_size = self.texts_size = size
         self.start: Ids = np.empty(0, dtype=np.uint32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
@@ -123,13 +140,14 @@ class HuggingFaceTokenizer:
     """A tokenizer.json with the special tokens of its configuration files; truncation and padding are off.
 
     Every text begins with what the tokenizer's own template puts in front (Llama: <|begin_of_text|>) and is closed by
-    the eos_token. Without an eos_token there must be a pad_token, and only `packing = false` works. Special tokens that
-    are written out in a text become special tokens, as in transformers, unless `split_special_tokens` is set.
+    the eos_token, or else the token that the model's config.json names (`eos_token_id`). Without either there must be a
+    pad_token, and only `packing = false` works. Special tokens that are written out in a text become special tokens, as
+    in transformers, unless `split_special_tokens` is set.
     """
 
     bytes_per_character = 150
 
-    def __init__(self, files: Mapping[str, bytes], where: str, packing: bool) -> None:
+    def __init__(self, files: Mapping[str, bytes], where: str, packing: bool, eos_token_id: int = -1) -> None:
         self._files = dict(files)
         self._where = where
         library = load_extra("tokenizers", where)
@@ -153,8 +171,11 @@ class HuggingFaceTokenizer:
         self.vocabulary_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         if not self.vocabulary_size:
             raise InvalidConfig(f"{where}: tokenizer.json has no tokens")
-        special = _json_object(files, "special_tokens_map.json", where) | config
+        special = _json_object(files, "special_tokens_map.json", where)
+        special |= {key: value for key, value in config.items() if value is not None}
         self.end_of_text = self._id_of(special, "eos_token", where)
+        if self.end_of_text < 0 and eos_token_id < self.vocabulary_size:
+            self.end_of_text = eos_token_id
         if self.end_of_text < 0 and not packing:
             self.end_of_text = self._id_of(special, "pad_token", where)
         if self.end_of_text < 0:
@@ -163,6 +184,9 @@ class HuggingFaceTokenizer:
                 hint='set "eos_token" in its tokenizer_config.json',
             )
         self.start = self._start()
+        special_ids = self._tokenizer.get_added_tokens_decoder().keys()
+        plain = self._tokenizer.get_vocab(with_added_tokens=False).values() - special_ids
+        self.texts_size = 1 + max(*plain, self.end_of_text, *self.start.tolist())
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         with _ruled(self._where):
@@ -240,7 +264,7 @@ class ByteTokenizer:
 
     END_OF_TEXT = 256
     end_of_text = END_OF_TEXT
-    vocabulary_size = 257
+    vocabulary_size = texts_size = 257
     bytes_per_character = 8
     start: Ids = np.empty(0, dtype=np.uint16)
 

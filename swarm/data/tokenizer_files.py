@@ -1,6 +1,8 @@
-"""The tokenizer's files in a model's folder. Standard library only: the scheduler asks this too."""
+"""The small files in a model's folder: the tokenizer's, and the model's companions. The scheduler asks this too."""
 
 from __future__ import annotations
+
+from swarm.hf.companions import is_companion
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -21,7 +23,7 @@ TOKENIZER_MESSAGE_BYTES_MAX = 3 << 20  # all files together, if they travel in o
 MODEL_FOLDER = "model/"
 
 
-def tokenizer_file_name(path: str) -> str | None:
-    """The file's name if `path` ("model/tokenizer.json") is that of a tokenizer file in a checkpoint, else None."""
+def small_file_name(path: str) -> str | None:
+    """The file's name if `path` ("model/tokenizer.json") is one of these in a checkpoint, else None."""
     name = path.removeprefix(MODEL_FOLDER)
-    return name if name != path and name in TOKENIZER_FILES else None
+    return name if name != path and (name in TOKENIZER_FILES or is_companion(name)) else None

@@ -80,7 +80,10 @@ def safetensors_index(files: Mapping[str, Sequence[ParameterHash]]) -> bytes:
 
 
 def model_folder_files(spec: JobSpec) -> dict[str, bytes]:
-    """config.json and generation_config.json of a resolved spec, by file name."""
+    """config.json and generation_config.json of a resolved spec, by file name.
+
+    A model that has a generation_config.json of its own keeps it (swarm/hf/companions.py): this one stands in for it.
+    """
     config = {
         "architectures": [FAMILIES[spec.model.family].architecture],
         "model_type": spec.model.family,

@@ -11,15 +11,20 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import InvalidConfig, InvalidModel, NotCached, NotFound
+from swarm.hf.fit import CAUSAL_MASK, fit, is_known_table
+from swarm.hf.heads import equal_values, is_causal_mask
 from swarm.hf.model_folder import INDEX_NAME
-from swarm.hf.safetensors_header import CONVERT, read_header
-from swarm.job.families import FAMILIES
-from swarm.job.model_config import check_overrides, common_name
+from swarm.hf.safetensors_header import CONVERT, StoredTensor, read_header
+from swarm.job.families import FAMILIES, HEAD, Family
+from swarm.job.model_config import with_overrides
+from swarm.job.positions import position_remarks
+from swarm.job.shapes import parameter_table
 from swarm.job.spec import JobSpec
 
 CONFIG_BYTES_MAX = 256 << 10  # it travels within the job
@@ -76,22 +81,21 @@ def ground(spec: JobSpec) -> JobSpec:
                 'model.init = "pretrained" needs a model to start from', hint="set model.id, or leave model.init out"
             )
         return spec
-    folder = local_folder(spec)
-    if folder is None:
-        revision, raw = _hub_config(spec)
-    else:
-        revision, raw = model.revision, _read(folder / "config.json", CONFIG_BYTES_MAX)
+    revision, published = _published_at(spec)
     where = f'the config.json of model.id = "{model.id}"'
-    published = _object(raw, where)
     family = _family(spec, published, where)
     if published.get("quantization_config"):
         raise InvalidModel(
             f"{where} describes quantised weights, which cannot be trained", hint="use the original model"
         )
     architecture = {key: value for key, value in published.items() if key not in _NOT_ARCHITECTURE}
-    check_overrides(family, model.config, architecture)
-    changes = {"family": family, "config": {**architecture, **model.config}, "revision": revision}
-    return spec.model_copy(update={"model": model.model_copy(update=changes)})
+    pinned = spec.model_copy(update={"model": model.model_copy(update={"family": family, "revision": revision})})
+    if model.init == "pretrained" and _says_tied(FAMILIES[family], published):
+        located = _located(pinned)
+        if located is not None and _own_head(FAMILIES[family], located) is not None:
+            architecture["tie_word_embeddings"] = False
+    config = with_overrides(family, model.config, architecture)
+    return pinned.model_copy(update={"model": pinned.model.model_copy(update={"config": config})})
 
 
 def weight_files(spec: JobSpec) -> tuple[WeightFile, ...]:
@@ -119,32 +123,65 @@ def weight_files(spec: JobSpec) -> tuple[WeightFile, ...]:
     return tuple(files)
 
 
-def check_weights(spec: JobSpec) -> None:
-    """InvalidModel if the weights of a local model are plainly not those of its config.json: other layers or widths.
+def look_at_model(spec: JobSpec) -> tuple[str, ...]:
+    """All that headers and config tell of a resolved spec's model, before a byte is sent or a step trained.
 
-    Stage servers compare every tensor when they load; this finds the fault before anything is sent.
+    InvalidModel if the weights do not fit, in the words of the stage server that would load them. Gives what is worth a
+    line: tensors that are left out, float types, positions, a head that is not the embedding. Of weights on the hub the
+    headers alone are fetched; if these cannot be had the stage servers judge.
     """
-    files = weight_files(spec)
-    if not files:
-        return
+    remarks = list(position_remarks(spec))
+    if not spec.model.id or spec.model.init != "pretrained":
+        return tuple(remarks)
     family = FAMILIES[spec.model.family]
-    said = {common_name(spec.model.family, key): value for key, value in spec.model.config.items()}
-    shapes = {name: one.shape for file in files for name, one in read_header(file.location, file.path).items()}
-    number = re.compile(rf"(?:^|\.){family.layers}\.([0-9]{{1,6}})\.")
-    layers = {1 + int(found[1]) for name in shapes if (found := number.search(name))}
-    table = f".{family.embedding}.weight"
-    held = {
-        "num_hidden_layers": {max(layers)} if layers else set(),
-        "hidden_size": {shape[-1] for name, shape in shapes.items() if shape and f".{name}".endswith(table)},
-    }
-    for key, found_in_files in held.items():
-        value = said.get(key)
-        if type(value) is int and found_in_files and value not in found_in_files:
-            raise InvalidModel(
-                f"the config.json of {files[0].location.parent} says {key} = {value}, and its weights have "
-                f"{', '.join(map(str, sorted(found_in_files)))}",
-                hint="they are of different models: copy the whole folder again",
+    located = _located(spec)
+    if located is None:
+        return tuple(remarks)
+    found = fit(spec, [stored for stored, _ in located], parameter_table(spec))
+    remarks += found.remarks
+    untied = _own_head(family, located) if not spec.tied else None
+    if untied is not None and _says_tied(family, _published(spec)):
+        remarks.append(
+            f"{untied.name} of {untied.path} differs from {found.tensors[family.embedding_name].name}, to which "
+            "config.json ties it: both are trained, with tie_word_embeddings = false, as in Transformers"
+        )
+    for stored, location in located:
+        if location is None or not (CAUSAL_MASK.search(stored.name) and is_known_table(stored)):
+            continue
+        if not is_causal_mask(stored, location):
+            remarks.append(
+                f"left out: {stored.name} of {stored.path}, which is not the causal mask; Transformers has no use for "
+                "it either"
             )
+    return tuple(remarks)
+
+
+def _located(spec: JobSpec) -> list[tuple[StoredTensor, Path | None]] | None:
+    """Every tensor of the model's files, with the file where it is here; None if the headers cannot be had."""
+    files = weight_files(spec)
+    return [
+        (stored, file.location) for file in files for stored in read_header(file.location, file.path).values()
+    ] or None
+
+
+def _own_head(family: Family, located: Iterable[tuple[StoredTensor, Path | None]]) -> StoredTensor | None:
+    """The head in the files if its values are not the embedding's; None if one of the two is not there."""
+    head = embedding = None
+    for stored, location in located:
+        if stored.name in (HEAD, family.head_in_files):
+            head = (stored, location)
+        elif stored.name in (family.embedding_name, family.embedding_name.removeprefix(f"{family.trunk}.")):
+            embedding = (stored, location)
+    if head is None or embedding is None or head[0].shape != embedding[0].shape:
+        return None  # of another shape it is refused
+    if head[1] is None or embedding[1] is None:
+        return None
+    return None if equal_values((head[0], head[1]), (embedding[0], embedding[1])) else head[0]
+
+
+def _says_tied(family: Family, published: dict[str, Any]) -> bool:
+    said = published.get("tie_word_embeddings")
+    return bool(family.fields["tie_word_embeddings"][1] if said is None else said)
 
 
 def hub_files(spec: JobSpec, wanted: frozenset[str], *, with_token: bool = True) -> tuple[WeightFile, ...]:
@@ -175,6 +212,20 @@ def hub_files(spec: JobSpec, wanted: frozenset[str], *, with_token: bool = True)
     return tuple(
         WeightFile(f"{MODEL_FOLDER}/{name}", location, location.stat().st_size) for name, location in paths.items()
     )
+
+
+def _published_at(spec: JobSpec) -> tuple[str, dict[str, Any]]:
+    """Revision and config.json of the model, the revision of a hub model as a commit."""
+    folder = local_folder(spec)
+    if folder is None:
+        revision, raw = _hub_config(spec)
+    else:
+        revision, raw = spec.model.revision, _read(folder / "config.json", CONFIG_BYTES_MAX)
+    return revision, _object(raw, f'the config.json of model.id = "{spec.model.id}"')
+
+
+def _published(spec: JobSpec) -> dict[str, Any]:
+    return _published_at(spec)[1]
 
 
 def _hub_config(spec: JobSpec) -> tuple[str, bytes]:

@@ -18,6 +18,30 @@ DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", 
 
 
 @dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix of a decoder layer: what comes out of it and what goes in, and the field that gives it a bias.
+
+    Widths are d (of the model), q (all queries), k (all keys), a (3 d) and i (inside the MLP).
+    """
+
+    name: str
+    out: str
+    into: str = "d"
+    bias: str = ""  # "always", or a field of the config; empty: never
+
+
+def _gated(queries_bias: str = "", attention_bias: str = "", mlp_bias: str = "") -> tuple[Matrix, ...]:
+    """The matrices of a layer of Llama and its like."""
+    return (
+        *(Matrix(f"self_attn.{one}_proj", out, bias=queries_bias) for one, out in (("q", "q"), ("k", "k"), ("v", "k"))),
+        Matrix("self_attn.o_proj", "d", "q", attention_bias),
+        Matrix("mlp.gate_proj", "i", bias=mlp_bias),
+        Matrix("mlp.up_proj", "i", bias=mlp_bias),
+        Matrix("mlp.down_proj", "d", "i", mlp_bias),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """A family: the keys that a job file may give, the cost of a layer, and the library's names for its parts."""
 
@@ -31,6 +55,13 @@ class Family:
     head_dim: int | None = None  # the library's default; None: width / heads
     may_omit_pairs: bool = False  # a config.json without num_key_value_heads means as many as heads
     dropout: float = 0.0  # the library's default
+    whole_heads: bool = False  # the library insists that width is a multiple of heads, even where head_dim is given
+    alternates: bool = False  # every other layer has a window, unless layer_types says otherwise
+    # A layer's parameters.
+    matrices: tuple[Matrix, ...] = _gated()
+    into_first: bool = False  # matrices are kept the other way round: what goes in comes first
+    layer_norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    head_norms: tuple[str, ...] = ()  # of the width of a head
     # Cost of a layer.
     mlp_matrices: int = 3  # gate, up, down; or up and down
     saved_attention: float = 2.25  # elements that autograd saves per element of q + 2 kv: more where more is normed
@@ -146,11 +177,18 @@ FAMILIES = {
         _GATED | {"head_dim": (int, None), "attention_bias": (bool, False), "mlp_bias": (bool, False)},
         "Llama",
         may_omit_pairs=True,
+        whole_heads=True,
+        matrices=_gated("attention_bias", "attention_bias", "mlp_bias"),
     ),
     "mistral": Family(_GATED | _WINDOW | {"intermediate_size": (int, 14336), "head_dim": (int, None)}, "Mistral"),
-    "qwen2": Family(_QWEN2, "Qwen2"),
+    "qwen2": Family(_QWEN2, "Qwen2", matrices=_gated("always")),
     "qwen3": Family(
-        _QWEN2 | {"head_dim": (int, None), "attention_bias": (bool, False)}, "Qwen3", head_dim=128, saved_attention=4.0
+        _QWEN2 | {"head_dim": (int, None), "attention_bias": (bool, False)},
+        "Qwen3",
+        head_dim=128,
+        matrices=_gated("attention_bias", "attention_bias"),
+        head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+        saved_attention=4.0,
     ),
     # Eager attention as in Transformers: sdpa cannot cap the scores. The norms multiply by 1 + weight.
     "gemma2": Family(
@@ -158,6 +196,12 @@ FAMILIES = {
         "Gemma2",
         activation="hidden_activation",
         head_dim=256,
+        whole_heads=True,
+        alternates=True,
+        matrices=_gated("attention_bias", "attention_bias"),
+        layer_norms=(
+            *("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        ),
         saved_attention=5.0,
         attention="eager",
         scaled_embedding="TextScaledWordEmbedding",
@@ -175,6 +219,14 @@ FAMILIES = {
             "max_position_embeddings": "n_positions",
         },
         dropout=0.1,
+        matrices=(
+            Matrix("attn.c_attn", "a", "d", "always"),
+            Matrix("attn.c_proj", "d", "d", "always"),
+            Matrix("mlp.c_fc", "i", "d", "always"),
+            Matrix("mlp.c_proj", "d", "i", "always"),
+        ),
+        into_first=True,
+        layer_norms=("ln_1", "ln_2"),
         saved_attention=1.25,
         saved_inner=5.0,
         causal_model="LMHeadModel",
@@ -191,6 +243,12 @@ FAMILIES = {
     "gpt_neox": _Plain(
         _GPT_NEOX,
         "GPTNeoX",
+        matrices=(
+            Matrix("attention.query_key_value", "a", "d", "attention_bias"),
+            Matrix("attention.dense", "d", "d", "attention_bias"),
+            Matrix("mlp.dense_h_to_4h", "i", "d", "always"),
+            Matrix("mlp.dense_4h_to_h", "d", "i", "always"),
+        ),
         saved_attention=2.0,
         saved_inner=2.0,
         layer="Layer",

@@ -11,6 +11,8 @@ from typing import Any
 
 from swarm.errors import InvalidConfig
 from swarm.job.families import DROPOUTS, FAMILIES, Family, Fields
+from swarm.job.positions import check_rope, keep_positions
+from swarm.job.published import check_published, is_of
 from swarm.job.spec import JobSpec
 from swarm.limits import LAYERS_MAX
 
@@ -72,7 +74,7 @@ def filled_config(spec: JobSpec, vocabulary_size: int, end_of_text: int) -> dict
     _check_vocabulary(spec, config, vocabulary_size)
     length = spec.data.sequence_length
     config.setdefault("max_position_embeddings", max(family.least_positions, length))
-    if config["max_position_embeddings"] < length:
+    if family.learns_positions and config["max_position_embeddings"] < length:
         raise InvalidConfig(
             f"model.config.max_position_embeddings = {config['max_position_embeddings']} is less than "
             f"data.sequence_length = {length}",
@@ -98,7 +100,7 @@ _SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads
 
 
 def _pretrained_config(spec: JobSpec, family: Family, given: dict[str, Any], vocabulary_size: int) -> dict[str, Any]:
-    """All that a config.json says; only what the cut needs is checked, the rest is left to the library."""
+    """All that a config.json says, checked in what can be known without the library."""
     where = f'the config.json of model.id = "{spec.model.id}"'
     needed = [*_SHAPE, *(key for key in ("intermediate_size", "num_key_value_heads") if key in family.fields)]
     if family.learns_positions:
@@ -113,6 +115,7 @@ def _pretrained_config(spec: JobSpec, family: Family, given: dict[str, Any], voc
                 f"{where} has {names.get(key, key)} = {value!r}, which should be a whole number of at least 1",
                 hint=f"is it a {spec.model.family} model for text?",
             )
+    check_published(where, family, given)
     defaults = {
         key: family.dropout if key in DROPOUTS else default
         for key, (_, default) in family.fields.items()
@@ -121,18 +124,27 @@ def _pretrained_config(spec: JobSpec, family: Family, given: dict[str, Any], voc
     config = defaults | given
     if config["vocab_size"] < vocabulary_size:
         raise InvalidConfig(
-            f"{where} has vocab_size = {config['vocab_size']}, the tokenizer ({spec.model.tokenizer}) has "
-            f"{vocabulary_size} tokens",
-            hint="use the model's own tokenizer",
+            f"{where} has vocab_size = {config['vocab_size']}, texts can have {vocabulary_size} tokens by "
+            f"{tokenizer_text(spec)}",
+            hint="use the model's own tokenizer: leave model.tokenizer out"
+            if spec.model.tokenizer
+            else "the tokenizer and the weights are of different models: copy the whole folder again",
         )
     length, most = spec.data.sequence_length, config.get("max_position_embeddings")
-    if isinstance(most, int) and most < length:
+    if family.learns_positions and isinstance(most, int) and most < length:
         raise InvalidConfig(
             f"{where} allows {most} positions, data.sequence_length is {length}",
             hint=f"lower data.sequence_length to at most {most}",
         )
     _check_dropout(config)
     return config
+
+
+def tokenizer_text(spec: JobSpec) -> str:
+    """What a person calls the job's tokenizer."""
+    if spec.model.tokenizer or not spec.model.id:
+        return f'the tokenizer "{spec.model.tokenizer or "byte"}"'
+    return f'the tokenizer of model.id = "{spec.model.id}"'
 
 
 def _check_dropout(config: dict[str, Any]) -> None:
@@ -143,22 +155,30 @@ def _check_dropout(config: dict[str, Any]) -> None:
             )
 
 
-def check_overrides(family_name: str, given: dict[str, Any], published: dict[str, Any]) -> None:
-    """InvalidConfig if a job file's model.config (`given`) contradicts the model's config.json (`published`).
+def with_overrides(family_name: str, given: dict[str, Any], published: dict[str, Any]) -> dict[str, Any]:
+    """The model's config.json (`published`) with a job file's model.config (`given`); InvalidConfig if they contradict.
 
-    Only dropout may differ.
+    Only dropout may differ, and how far rotary positions reach.
     """
     family = FAMILIES[family_name]
-    same = _common_names(family, published)
-    for key, value in _common_names(family, given).items():
-        if key in DROPOUTS and key in family.fields:
+    same, wanted = _common_names(family, published), _common_names(family, given)
+    free = {key for key in family.fields if key in DROPOUTS}
+    positions = set() if family.learns_positions else {"rope_scaling", "rope_parameters", "max_position_embeddings"}
+    for key, value in wanted.items():
+        if key in family.fields and key in (*DROPOUTS, *positions):
             _check_field(family.fields, key, value)
+        elif key in positions:
+            check_rope("model.config of the job", {key: value})
         elif key not in same or same[key] != value:
-            allowed = ", ".join(name for name in family.fields if name in DROPOUTS)
             raise InvalidConfig(
                 f"model.config.{key} cannot be set beside model.id: the model's own config.json decides it",
-                hint=f"remove it; only {allowed} may differ, or remove model.id to train a model from scratch",
+                hint=f"remove it; only {', '.join(sorted(free | positions))} may differ, or remove model.id to train a "
+                "model from scratch",
             )
+    config = {**published, **given}
+    if wanted.keys() & positions:
+        keep_positions(config, wanted, published)
+    return config
 
 
 def _common_names(family: Family, given: dict[str, Any]) -> dict[str, Any]:
@@ -227,8 +247,7 @@ def _check_field(fields: Fields, key: str, value: object) -> None:
         hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
         raise InvalidConfig(f"unknown key model.config.{key}", hint=hint)
     kind = fields[key][0]
-    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
-    if not fits:
+    if not is_of(kind, value):
         raise InvalidConfig(f"model.config.{key} = {value!r} should be of type {kind.__name__}", hint=_SEE)
     smallest = 0 if key.endswith(("_token_id", "_window_layers")) or kind is float else 1
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value < smallest:

@@ -108,7 +108,7 @@ class StageModule(nn.Module):
         config = _config(classes, family, spec)
         self._family, self._classes, self._config = family, classes, config
         self._first, self._last = first, last
-        self._kinds = [_attention_kind(config, index) for index in range(first_layer, first_layer + layers)]
+        self._kinds = [_attention_kind(family, config, index) for index in range(first_layer, first_layer + layers)]
         self._first_layer = first_layer
         self._drops = any(getattr(config, key, 0.0) for key in DROPOUTS)
         # No memory and no random numbers are spent here: `build` fills every parameter.
@@ -272,12 +272,16 @@ def _embedding(family: Family, classes: Classes, config: Any) -> nn.Embedding:
     return nn.Embedding(config.vocab_size, config.hidden_size, padding)
 
 
-def _attention_kind(config: Any, index: int) -> str:
-    """The kind of a layer's attention: all before it, or a window. Some families have one for all layers."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return str(kinds[index])
-    return "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"
+def _attention_kind(family: Family, config: Any, index: int) -> str:
+    """The kind of a layer's attention: all before it, or a window. Some families have one for all layers.
+
+    A config.json may name a window or kinds of layers that the family's classes do not look at.
+    """
+    if "sliding_window" not in family.fields:
+        return "full_attention"
+    if hasattr(type(config), "layer_types"):
+        return str(config.layer_types[index])
+    return "full_attention" if config.sliding_window is None else "sliding_attention"
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

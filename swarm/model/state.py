@@ -38,6 +38,8 @@ from swarm.checkpoint.islands import (
 from swarm.checkpoint.reader import STATE_MARK
 from swarm.errors import InvalidModel
 from swarm.events import ParameterHash
+from swarm.hf.fit import OTHER_MODEL, fit
+from swarm.hf.heads import own_head_unknown
 from swarm.hf.model_folder import shard_name
 from swarm.hf.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files
 from swarm.hf.safetensors_header import LENGTH_BYTES, StoredTensor, header_bytes, parse_header
@@ -51,9 +53,7 @@ PREVIOUS = "previous"  # stands where an optimizer state's name does: the weight
 MOMENTUM = "momentum"  # of outer steps
 TRAINED = "trained"  # weights of an island
 READ_BYTES = 1 << 20
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Tables that older versions of the library wrote although they follow from the config.
-_KNOWN_BUFFER = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_emb\.inv_freq)$")
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -147,26 +147,20 @@ class StateReading:
         return InitialState(self._version, self._weights, previous, optimizer, momentum, trained)
 
     def _read_weights(self) -> Generator[Span, None, None]:
-        found: dict[str, StoredTensor] = {}
-        known = parameter_shapes(self._spec)
+        stored: list[StoredTensor] = []
         for file in self._weight_files:
             header = yield from self._header(file)
-            for stored in header.values():
-                name = _parameter_name(self._spec, stored, known)
-                if name in found:
-                    raise InvalidModel(f"{found[name].path} and {stored.path} both hold {name}: which one counts?")
-                if name:
-                    found[name] = stored
-        wanted = {}
-        for name, shape in self._shapes.items():
-            if name not in found:
-                paths = ", ".join(file.path for file in self._weight_files[:3]) or "no file"
-                raise InvalidModel(f"the model lacks tensor {name} (looked in {paths})", hint=_OTHER_MODEL)
-            _check(found[name], shape)
-            wanted[name] = found[name]
+            stored += header.values()
+        found = fit(self._spec, stored, parameter_shapes(self._spec), self._shapes.keys())
+        wanted, embedding = dict(found.tensors), FAMILIES[self._spec.model.family].embedding_name
+        if found.second_head is not None and embedding in wanted:
+            wanted[HEAD] = found.second_head
         for span, tensors in _merged(wanted):
             filler = _Filler(span.start, tensors, self._weights)
             yield from self._pass(span, filler.feed)
+        second = self._weights.pop(HEAD) if HEAD in wanted.keys() - self._shapes.keys() else None
+        if second is not None and not torch.equal(second, self._weights[embedding]):
+            raise own_head_unknown(wanted[HEAD], wanted[embedding])
 
     def _read_state(
         self, path: str, files: Mapping[str, StateFile], into: dict[str, Tensor]
@@ -327,9 +321,6 @@ def place_of(spec: JobSpec, name: str) -> int | Part:
     return Part.HEAD if behind else Part.EMBEDDING
 
 
-_OTHER_MODEL = "the weights are of another architecture than config.json describes, or the folder is incomplete"
-
-
 def _in_folder(files: Sequence[StateFile], folder: str) -> dict[str, StateFile]:
     """The files of a folder, by the path that they have in a checkpoint of one island."""
     return {path: file for file in files if (path := without_island(file.path)).startswith(f"{folder}/")}
@@ -343,34 +334,11 @@ def _nowhere(_chunk: bytes) -> None:
     raise AssertionError("bytes were fed that no span asked for")
 
 
-def _parameter_name(spec: JobSpec, stored: StoredTensor, known: Mapping[str, tuple[int, ...]]) -> str:
-    """The parameter that a file's tensor is, "" for one that is not needed; InvalidModel if the model has no such.
-
-    Files of a model without its head leave the trunk's name out, as GPT-2's on the hub.
-    """
-    family = FAMILIES[spec.model.family]
-    in_file = HEAD if stored.name == family.head_in_files else stored.name
-    for name in (in_file, f"{family.trunk}.{in_file}"):
-        if name in known:
-            return name
-    if _KNOWN_BUFFER.search(in_file) or (spec.tied and in_file == HEAD):
-        return ""
-    raise InvalidModel(
-        f"{stored.path} holds tensor {stored.name}, which a {spec.model.family} model of this config.json has not",
-        hint=_OTHER_MODEL,
-    )
-
-
 def _check(stored: StoredTensor, shape: tuple[int, ...]) -> None:
     if stored.shape != shape:
         raise InvalidModel(
             f"tensor {stored.name} of {stored.path} has shape {list(stored.shape)}, this model needs {list(shape)}",
-            hint=_OTHER_MODEL,
-        )
-    if stored.dtype not in _DTYPES:
-        raise InvalidModel(
-            f"tensor {stored.name} of {stored.path} is {stored.dtype}, readable are {', '.join(_DTYPES)}",
-            hint="use weights that are not quantised",
+            hint=OTHER_MODEL,
         )
 
 

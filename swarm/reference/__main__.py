@@ -19,7 +19,7 @@ with quiet_start():
     from swarm.data.corpus import open_corpus
     from swarm.errors import SwarmError, UsageError, unforeseen
     from swarm.hf.model_folder import check_out_dir
-    from swarm.hf.pretrained import ground, weight_files
+    from swarm.hf.pretrained import ground, look_at_model
     from swarm.job.islands import check_for_one_process
     from swarm.job.outer_log import OuterRecord, read
     from swarm.job.spec import load_job
@@ -76,9 +76,10 @@ def train_local(
     """
     threads_if_given, of_islands = _threads(threads), _speeds(speeds)
     job = ground(load_job(file, overrides or ()))
-    weight_files(job)  # for its checks, before time is spent on the data
     corpus = open_corpus(job)
     spec = corpus.resolve(job)
+    for line in (*look_at_model(spec), *corpus.remarks(job)):
+        print(line, file=sys.stderr, flush=True)
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
     folder = resume_from or (Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None)

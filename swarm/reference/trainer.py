@@ -436,7 +436,7 @@ def train_and_save(
             _say(
                 f"checkpoints go to {storage.where}, not to the volume at {out_dir}: checkpoint.dir names another place"
             )
-        kept = LocalCheckpoints(storage, spec, corpus.tokenizer.tokenizer_files(), _say, start=start)
+        kept = LocalCheckpoints(storage, spec, corpus.small_files, _say, start=start)
 
         def keep(islands: Islands, report: StepReport) -> None:
             at_once = report.skipped and spec.limits.on_nonfinite == "pause"
@@ -463,7 +463,7 @@ def train_and_save(
     spare = [
         folder / name for folder in (Path.cwd(), Path(tempfile.gettempdir())) if folder / name != out_dir.absolute()
     ]
-    save_folder(trained.stages, spec, out_dir, corpus.tokenizer.tokenizer_files(), spare=spare)
+    save_folder(trained.stages, spec, out_dir, corpus.small_files, spare=spare)
     _say(f"model written to {out_dir}")
     return trained.sha256
 

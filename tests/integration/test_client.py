@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc.channel import server_options, status_of
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
+from tests.support.model_folders import Tensors, safetensors, tensors_of
 from tests.support.tokenizer import write_tokenizer
 
 JOB = """\
@@ -959,26 +960,28 @@ CONFIG = {
 }
 
 
-def _weights(names: Sequence[str], fill: bytes = b"\0") -> bytes:
-    """A well-formed file; whether the tensors are those of the model is the stage servers' to see."""
-    entries = {
-        name: {"dtype": "F32", "shape": [4], "data_offsets": [16 * n, 16 * n + 16]} for n, name in enumerate(names)
-    }
-    header = json.dumps(entries).encode()
-    return len(header).to_bytes(8, "little") + header + fill * 16 * len(names)
+def _halves() -> tuple[Tensors, Tensors]:
+    names = list(tensors_of(CONFIG).items())
+    return dict(names[:7]), dict(names[7:])
 
 
 def _model(folder: Path) -> dict[str, bytes]:
     """A model folder in two files; gives them by path."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    files = {"model-1.safetensors": _weights(["a", "b"]), "model-2.safetensors": _weights(["c"])}
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}
+    halves = {f"model-{number}.safetensors": half for number, half in enumerate(_halves(), 1)}
+    files = {name: safetensors(half) for name, half in halves.items()}
+    index = {"weight_map": {tensor: name for name, half in halves.items() for tensor in half}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     for name, content in files.items():
         (folder / name).write_bytes(content)
     (folder / "consolidated.safetensors").write_bytes(b"not in the index")
     return files
+
+
+def _second(**tensors: tuple[str, list[int]]) -> None:
+    """Write the second file of the model with these tensors in it."""
+    Path("base/model-2.safetensors").write_bytes(safetensors(_halves()[1] | tensors))
 
 
 FROM_FOLDER = JOB.replace(
@@ -1006,7 +1009,7 @@ def test_submit_sends_the_weights_of_a_local_model_once(swarm: Any, fake: FakeJo
     assert spec.model.config["attention_dropout"] == 0.1
     assert "transformers_version" not in spec.model.config
 
-    changed = _weights(["c"], b"\1")
+    changed = safetensors(_halves()[1], b"\1")
     Path("base/model-2.safetensors").write_bytes(changed)
     before = dict(fake.shards)
     assert swarm("submit", "-d", "job.toml")[0] == 0
@@ -1035,10 +1038,10 @@ def test_dry_run_tells_what_the_model_decides(swarm: Any, fake: FakeJobs) -> Non
         (lambda: Path("base/config.json").unlink(), "config.json does not exist"),
         (lambda: Path("base/model-2.safetensors").unlink(), "lacks model-2.safetensors"),
         (lambda: Path("base/model-1.safetensors").write_bytes(b"\x80\x04pickle"), "no safetensors file"),
-        (
-            lambda: Path("base/model-2.safetensors").write_bytes(_weights(["model.layers.2.c"])),
-            "says num_hidden_layers = 2, and its weights have 3",
-        ),
+        (lambda: _second(**{"model.layers.2.c": ("F32", [4])}), "says num_hidden_layers = 2, and its weights have 3"),
+        (lambda: _second(**{"model.norm.weight": ("F32", [9])}), "has shape [9], this model needs [16]"),
+        (lambda: _second(**{"model.norm.weight": ("I8", [16])}), "is I8, readable are F64"),
+        (lambda: Path("base/config.json").write_text(json.dumps(CONFIG | {"rms_norm_eps": "1e-5"})), "= '1e-5', which"),
         (lambda: Path("base/config.json").write_text('{"model_type": "bert"}'), "'bert', which this version"),
         (lambda: Path("job.toml").write_text(FROM_FOLDER.replace("./base", "./bass")), "there is no such folder"),
         (

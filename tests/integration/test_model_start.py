@@ -169,14 +169,29 @@ def test_gpt2_files_without_the_trunks_name_and_with_old_tables_load(tmp_path: P
     assert torch.equal(logits_of(stages, tokens), twin(input_ids=tokens).logits.detach())
 
 
-def test_a_tied_model_needs_no_head_and_ignores_one(tmp_path: Path) -> None:
+def test_a_tied_model_needs_no_head_and_takes_a_copy_of_the_embedding_for_it(tmp_path: Path) -> None:
     save(tmp_path / "hf", "llama-tied")
     path = tmp_path / "hf" / "model.safetensors"
     tensors = load_file(path)
+    embedding = tensors["model.embed_tokens.weight"].clone()
     assert "lm_head.weight" not in tensors
     plain = sha256_of(build_stages(spec_of(tmp_path / "hf", stages=2), CPU))
-    save_file(tensors | {"lm_head.weight": torch.zeros(VOCABULARY, 36)}, path)
-    assert sha256_of(build_stages(spec_of(tmp_path / "hf", stages=2), CPU)) == plain
+    for dtype in (torch.float32, torch.float64):
+        save_file(tensors | {"lm_head.weight": embedding.to(dtype)}, path)
+        assert sha256_of(build_stages(spec_of(tmp_path / "hf", stages=2), CPU)) == plain
+    save_file({"lm_head.weight": tensors.pop("model.embed_tokens.weight"), **tensors}, path)
+    assert sha256_of(build_stages(spec_of(tmp_path / "hf", stages=2), CPU)) == plain, "the head alone is the embedding"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_server_refuses_a_head_that_a_tied_job_would_lose(stage: int, tmp_path: Path) -> None:
+    """The head of a tied model was not needed whatever its values: another model was trained than the file held."""
+    save(tmp_path / "hf", "llama-tied")
+    tied = spec_of(tmp_path / "hf", stages=2)
+    path = tmp_path / "hf" / "model.safetensors"
+    save_file(load_file(path) | {"lm_head.weight": torch.zeros(VOCABULARY, 36)}, path)
+    with pytest.raises(InvalidModel, match=r"lm_head.weight of .* differs from model.embed_tokens.weight"):
+        read_files(tied, stage, weight_files(tied))
 
 
 def test_random_builds_the_same_architecture_from_the_seed(tmp_path: Path) -> None:
@@ -413,8 +428,11 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "quantised": (config(lambda c: c.update(quantization_config={"bits": 4})), "quantised"),
     "no width": (config(lambda c: c.pop("hidden_size")), "hidden_size = None"),
     "width a word": (config(lambda c: c.update(hidden_size="36")), "hidden_size = '36'"),
-    "rope nonsense": (config(lambda c: c.update(rope_parameters={"rope_type": "linear"})), "does not describe a llama"),
-    "act nonsense": (config(lambda c: c.update(hidden_act="sine")), "does not describe a llama"),
+    "rope nonsense": (
+        config(lambda c: c.update(rope_parameters={"rope_type": "linear"})),
+        "of the type linear without",
+    ),
+    "act nonsense": (config(lambda c: c.update(hidden_act="sine")), "'sine', which Transformers does not know"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds neither"),
     "pickle only": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
@@ -443,7 +461,6 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (tensors(lambda t: t.pop(UP)), f"lacks tensor {UP}"),
     "missing head": (tensors(lambda t: t.pop("lm_head.weight")), "lacks tensor lm_head.weight"),
     "shape": (tensors(lambda t: t.update({UP: t[UP].T.contiguous()})), f"{UP} .* has shape \\[36, 50\\]"),
-    "extra": (tensors(lambda t: t.update({"score.weight": torch.ones(2)})), "holds tensor score.weight"),
     "extra bias": (
         tensors(lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(36)})),
         "holds tensor model.layers.0.self_attn.q_proj.bias",
@@ -485,7 +502,7 @@ def test_an_id_that_is_no_folder_says_so(tmp_path: Path) -> None:
 # The job file ---------------------------------------------------------------------------------------------------------
 
 
-def test_beside_an_id_only_dropout_may_be_set(tmp_path: Path) -> None:
+def test_beside_an_id_only_dropout_and_positions_may_be_set(tmp_path: Path) -> None:
     save(tmp_path / "hf")
     spec = spec_of(tmp_path / "hf", config={"attention_dropout": 0.25})
     assert spec.model.config["attention_dropout"] == 0.25
@@ -498,8 +515,19 @@ def test_beside_an_id_only_dropout_may_be_set(tmp_path: Path) -> None:
         spec_of(tmp_path / "hf", config={"attention_dropout": 1.5})
     with pytest.raises(InvalidConfig, match=r'model\.family = "gpt2"'):
         ground(job(tmp_path / "hf", model__family="gpt2"))
+    longer = spec_of(tmp_path / "hf", config={"rope_scaling": {"type": "yarn", "factor": 4.0}})
+    assert longer.model.config["rope_parameters"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "rope_theta": 5000.0,
+        "original_max_position_embeddings": 64,
+    }
+    assert ground(longer).model.config == longer.model.config
+    save(tmp_path / "gpt2", "gpt2")
     with pytest.raises(SwarmError, match="allows 64 positions"):
-        spec_of(tmp_path / "hf", data__sequence_length=65)
+        spec_of(tmp_path / "gpt2", data__sequence_length=65)
+    with pytest.raises(InvalidConfig, match="cannot be set beside"):
+        spec_of(tmp_path / "gpt2", config={"max_position_embeddings": 65})
 
 
 def test_a_grounded_and_resolved_spec_is_itself_again(tmp_path: Path) -> None:

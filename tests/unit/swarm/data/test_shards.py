@@ -229,3 +229,21 @@ def test_data_that_fill_no_batch_are_said(tmp_path: Path) -> None:
     )
     half = job(f"{tmp_path}/a.txt", validation_ratio=0.5)
     assert "holds 150 samples" in next(iter(remarks(half, manifest)))
+
+
+def test_a_token_without_a_row_in_the_model_is_refused_only_where_it_occurs(tmp_path: Path) -> None:
+    """A padding token that occurs in no text refused the model to which it belongs."""
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    size = len(tokenizer["model"]["vocab"])
+    tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": size, "content": "<new pad>"})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "a.txt").write_text(TEXT)
+    spec = job(f"{tmp_path}/a.txt", tokenizer=str(folder), vocabulary=size)
+    corpus = open_corpus(spec)
+    assert corpus.resolve(spec).model.config["vocab_size"] == size
+    assert [f"vocab_size is {size}" in line for line in corpus.remarks(spec)] == [True]
+    assert tokenise(spec, tmp_path / "out").vocabulary_size == size
+    (tmp_path / "a.txt").write_text(f"{TEXT} <new pad> {TEXT}")
+    with pytest.raises(InvalidData, match=rf"a\.txt holds token {size}, for which the model has no row"):
+        tokenise(spec, tmp_path / "again")

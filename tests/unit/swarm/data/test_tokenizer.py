@@ -98,6 +98,24 @@ def test_an_eos_token_may_stand_in_either_file_and_as_an_object(tmp_path: Path) 
     }
 
 
+def test_null_in_one_file_does_not_hide_the_end_of_text_in_the_other(tmp_path: Path) -> None:
+    """An eos_token of null in tokenizer_config.json hid the name that special_tokens_map.json had for it."""
+    folder = write_tokenizer(tmp_path, eos_token=None)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": null}')
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<|begin|>"}')
+    assert load_tokenizer(spec(str(folder))).end_of_text == 1
+
+
+@pytest.mark.parametrize("said", [2, [2, 0]])
+def test_the_last_resort_for_the_end_of_text_is_the_models_config(said: object, tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, eos_token=None)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": said}))
+    assert load_tokenizer(spec(str(folder))).end_of_text == 2
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 10**6}))
+    with pytest.raises(InvalidConfig, match="names no eos_token"):
+        load_tokenizer(spec(str(folder)))
+
+
 def test_without_an_eos_token_only_padding_can_stand_in(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path, eos_token=None, pad_token="<|pad|>")
     with pytest.raises(InvalidConfig, match="names no eos_token"):

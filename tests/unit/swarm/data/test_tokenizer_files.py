@@ -1,14 +1,21 @@
-"""Tokenizer files are known by their names, and only where a model's folder has them."""
+"""The small files of a model are known by their names, and only where a model's folder has them."""
 
 from __future__ import annotations
 
 import pytest
 
-from swarm.data.tokenizer_files import TOKENIZER_FILES, tokenizer_file_name
+from swarm.data.tokenizer_files import TOKENIZER_FILES, small_file_name
 
 
 def test_each_tokenizer_file_of_a_checkpoint_is_known() -> None:
-    assert [tokenizer_file_name(f"model/{name}") for name in TOKENIZER_FILES] == list(TOKENIZER_FILES)
+    assert [small_file_name(f"model/{name}") for name in TOKENIZER_FILES] == list(TOKENIZER_FILES)
+
+
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "LICENSE", "LICENSE.txt", "LICENCE-MIT.md", "notice", "preprocessor_config.json"]
+)
+def test_so_is_what_else_goes_with_a_model(name: str) -> None:
+    assert small_file_name(f"model/{name}") == name
 
 
 @pytest.mark.parametrize(
@@ -17,6 +24,12 @@ def test_each_tokenizer_file_of_a_checkpoint_is_known() -> None:
         "tokenizer.json",
         "model/model-00001-of-00002.safetensors",
         "model/config.json",
+        "model/adapter_config.json",
+        "model/model.safetensors.index.json",
+        "model/LICENSE.py",
+        "model/modeling.py",
+        "model/.json",
+        "model/" + "a" * 200 + ".json",
         "model/model/tokenizer.json",
         "model/../tokenizer.json",
         "optimizer/tokenizer.json",
@@ -25,4 +38,4 @@ def test_each_tokenizer_file_of_a_checkpoint_is_known() -> None:
     ],
 )
 def test_another_file_is_none(path: str) -> None:
-    assert tokenizer_file_name(path) is None
+    assert small_file_name(path) is None

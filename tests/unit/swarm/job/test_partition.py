@@ -125,7 +125,6 @@ def test_units_are_the_stages_and_the_tied_weights() -> None:
         ({"hidden_size": 66}, "not a multiple"),
         ({"head_dim": 5}, "odd"),
         ({"num_key_value_heads": 3}, "does not divide"),
-        ({"max_position_embeddings": 16}, "less than data.sequence_length"),
         ({"attention_dropout": 1.0}, "dropout"),
         ({"hidden_act": "sine"}, "hidden_act"),
         ({"eos_token_id": 300}, "no token"),

@@ -1,0 +1,67 @@
+"""What belongs to a model but neither to its weights nor to its tokenizer: how it generates, other JSON, its licence.
+
+These files are read as bytes, never run or changed, and lie in the folder of the trained model as they did in the
+model's own. Whatever else a folder holds (code, README.md, pickles) stays behind.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from swarm.errors import InvalidModel, SwarmError
+from swarm.hf.pretrained import local_folder
+from swarm.job.spec import JobSpec
+
+FILE_BYTES_MAX = 1 << 20
+FILES_MAX = 32
+_JSON = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.json$")
+_LICENCE = re.compile(r"^(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)([_-][A-Za-z0-9_-]{1,40})?(\.(txt|md))?$", re.IGNORECASE)
+GENERATION = "generation_config.json"
+_OTHERS = ("config.json", "adapter_config.json")  # what is written anew, and what would make it another model
+
+
+def is_companion(name: str) -> bool:
+    """Whether a file of this name goes with a model; tokenizer files go with the tokenizer."""
+    return bool(_LICENCE.match(name) or (_JSON.match(name) and name not in _OTHERS))
+
+
+def companions(spec: JobSpec, left: tuple[str, ...]) -> dict[str, bytes]:
+    """The companions of the model that a grounded spec names, by name, but for the names `left`; none without an id.
+
+    Those that are too large are not carried. InvalidModel if one of a local folder cannot be read.
+    """
+    if not spec.model.id:
+        return {}
+    folder = local_folder(spec)
+    if folder is None:
+        paths = _from_hub(spec, left)
+    else:
+        paths = [path for path in sorted(folder.iterdir()) if is_companion(path.name) and path.name not in left]
+    files: dict[str, bytes] = {}
+    for path in paths:
+        # A link of the hub's cache leads to its blobs; another may lead to anything of this machine.
+        if not path.is_file() or (path.is_symlink() and path.resolve().parent.name != "blobs"):
+            continue
+        try:
+            if path.stat().st_size <= FILE_BYTES_MAX and len(files) < FILES_MAX:
+                files[path.name] = path.read_bytes()
+        except OSError as error:
+            raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
+    return files
+
+
+def _from_hub(spec: JobSpec, left: tuple[str, ...]) -> list[Path]:
+    """The companions of a hub model in the local cache; without a network those that are there already."""
+    from swarm.hf import hub  # noqa: PLC0415 - slow to import, and few commands need it
+
+    known = hub.names(spec.model.id, spec.model.revision)
+    names = [GENERATION, "LICENSE"] if known is None else [name for name in known if is_companion(name)]
+    paths = []
+    for name in names[:FILES_MAX]:
+        if name not in left:
+            try:
+                paths.append(hub.fetch(spec.model.id, spec.model.revision, name))
+            except SwarmError:  # a job needs none of them
+                continue
+    return paths

@@ -1,0 +1,56 @@
+"""Names and shapes of a model's parameters, by its config alone. No torch.
+
+The client compares the headers of weights with them before it sends a byte. A stage builds the library's own classes,
+and their parameters decide; tests/unit/swarm/job/test_shapes.py compares the two over all families and odd configs.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from swarm.job.families import FAMILIES, HEAD, Family
+from swarm.job.spec import JobSpec
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+
+
+def parameter_table(spec: JobSpec) -> Shapes:
+    """Name and shape of every parameter of the model; a tied head is the embedding's entry.
+
+    `spec` needs a filled model.config.
+    """
+    family, config = FAMILIES[spec.model.family], spec.model.config
+    width, vocabulary = config["hidden_size"], config["vocab_size"]
+    trunk: Shapes = {f"{family.embedding}.weight": (vocabulary, width)}
+    if family.learns_positions:
+        trunk[f"{family.positions}.weight"] = (config["max_position_embeddings"], width)
+    layer = _layer(spec)
+    for index in range(spec.layers):
+        trunk |= {f"{family.layers}.{index}.{name}": shape for name, shape in layer.items()}
+    trunk |= _norm(family, family.final_norm, width)
+    shapes: Shapes = {f"{family.trunk}.{name}": shape for name, shape in trunk.items()}
+    return shapes if spec.tied else shapes | {HEAD: (vocabulary, width)}
+
+
+def _layer(spec: JobSpec) -> Shapes:
+    family, config = FAMILIES[spec.model.family], spec.model.config
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    head = config.get("head_dim") or family.head_dim or width // heads
+    pairs = config.get("num_key_value_heads") or heads
+    inner = config.get("n_inner") or config.get("intermediate_size") or 4 * width
+    widths = {"d": width, "q": heads * head, "k": pairs * head, "a": 3 * width, "i": inner}
+    shapes: Shapes = {}
+    for matrix in family.matrices:
+        out, into = widths[matrix.out], widths[matrix.into]
+        shapes[f"{matrix.name}.weight"] = (into, out) if family.into_first else (out, into)
+        _, default = family.fields.get(matrix.bias, (bool, matrix.bias == "always"))
+        if config.get(matrix.bias, default):
+            shapes[f"{matrix.name}.bias"] = (out,)
+    for name, size in (*((name, width) for name in family.layer_norms), *((name, head) for name in family.head_norms)):
+        shapes |= _norm(family, name, size)
+    return shapes
+
+
+def _norm(family: Family, name: str, width: int) -> Shapes:
+    names = ("weight",) if family.norm else ("weight", "bias")
+    return {f"{name}.{one}": (width,) for one in names}

@@ -1,0 +1,351 @@
+"""Model folders as they lie on people's disks give the loss of Transformers, at the start and after a round trip."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from client.transfer.submission import check
+from swarm.errors import InvalidConfig
+from swarm.hf.pretrained import ground, look_at_model, weight_files
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, load_job, parse_job
+from swarm.model.state import read_files
+from swarm.reference.__main__ import main
+from swarm.reference.trainer import build_stages, save_folder
+from swarm.types import Microbatch
+from tests.support.tokenizer import write_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated:FutureWarning")
+
+BASE = {"vocab_size": 260, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+GATED = BASE | {"intermediate_size": 40, "num_key_value_heads": 2, "max_position_embeddings": 64}
+GPT2 = {"vocab_size": 260, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+NEOX = BASE | {"intermediate_size": 40, "rotary_pct": 0.5, "max_position_embeddings": 64}
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+LONGER = 128  # than max_position_embeddings
+
+Tensors: TypeAlias = dict[str, Tensor]
+
+
+def as_they_are(tensors: Tensors) -> Tensors:
+    return tensors
+
+
+def with_own(name: str, embedding: str) -> Callable[[Tensors], Tensors]:
+    """A head that is not the embedding, under the name that files of the family have for it."""
+
+    def edit(tensors: Tensors) -> Tensors:
+        drawn = torch.Generator().manual_seed(9)
+        return tensors | {name: tensors[embedding] + 0.3 * torch.randn(tensors[embedding].shape, generator=drawn)}
+
+    return edit
+
+
+def of_gpt2_on_the_hub(tensors: Tensors) -> Tensors:
+    mask = torch.ones(64, 64).tril()[None, None]
+    short = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    return (
+        short
+        | {f"h.{layer}.attn.bias": mask.clone() for layer in range(2)}
+        | {"h.0.attn.masked_bias": torch.tensor(-1e4)}
+    )
+
+
+def with_other_mask(tensors: Tensors) -> Tensors:
+    return tensors | {"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64)}
+
+
+def of_types(tensors: Tensors) -> Tensors:
+    kinds = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    return {name: tensor.to(kinds[index % 4]) for index, (name, tensor) in enumerate(tensors.items())}
+
+
+def with_value_head(tensors: Tensors) -> Tensors:
+    extra = {"v_head.summary.weight": torch.ones(1, 24), "v_head.summary.bias": torch.ones(1)}
+    return tensors | extra | {"model.layers.0.extra.scale": torch.ones(3)}
+
+
+@dataclass(frozen=True)
+class Odd:
+    family: str
+    fields: dict[str, Any]
+    edit: Callable[[Tensors], Tensors] = as_they_are
+    said: dict[str, Any] = field(default_factory=dict)  # in config.json, once the weights are made
+    set: dict[str, Any] = field(default_factory=dict)  # in the job's model.config, and in the twin's config.json
+    length: int = 16
+    tied: bool = False
+    lines: tuple[str, ...] = ()  # that the client says
+
+
+TIED = {"tie_word_embeddings": True}
+OWN = ("both are trained, with tie_word_embeddings = false",)
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+ODD = {
+    "own head": Odd("llama", GATED | TIED, with_own(HEAD, EMBEDDING), lines=OWN),
+    "own head of gpt2": Odd("gpt2", GPT2, with_own(HEAD, "transformer.wte.weight"), lines=OWN),
+    "own head of gemma2": Odd("gemma2", GATED | {"head_dim": 8}, with_own(HEAD, EMBEDDING), lines=OWN),
+    "own head of neox": Odd(
+        "gpt_neox", NEOX | TIED, with_own("embed_out.weight", "gpt_neox.embed_in.weight"), lines=OWN
+    ),
+    "a copy for a head": Odd("qwen2", GATED | TIED, lambda t: t | {HEAD: t[EMBEDDING].clone()}, tied=True),
+    "head alone": Odd("llama", GATED | TIED, lambda t: {HEAD: t.pop(EMBEDDING), **t}, tied=True),
+    "yarn": Odd("qwen2", GATED, said={"rope_scaling": YARN}, length=LONGER),
+    "yarn of the job": Odd("qwen2", GATED, set={"rope_scaling": YARN}, length=LONGER),
+    "positions of the job": Odd("llama", GATED, set={"max_position_embeddings": LONGER}, length=LONGER),
+    "dynamic": Odd("llama", GATED, said={"rope_scaling": {"type": "dynamic", "factor": 3.0}}, length=LONGER),
+    "linear too short": Odd(
+        "llama",
+        GATED,
+        said={"rope_scaling": {"type": "linear", "factor": 1.5}},
+        length=LONGER,
+        lines=("more than the 96 positions to which linear scaling reaches",),
+    ),
+    "no scaling": Odd("mistral", GATED, length=LONGER, lines=("more than max_position_embeddings = 64",)),
+    "llama3": Odd(
+        "llama",
+        GATED | {"max_position_embeddings": 256},
+        said={
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        length=LONGER,
+    ),
+    "types": Odd("llama", GATED, of_types, lines=("F64 becomes float32",)),
+    "value head": Odd("llama", GATED, with_value_head, lines=("left out, as no parameter",)),
+    "gpt2 of the hub": Odd("gpt2", GPT2, of_gpt2_on_the_hub, tied=True),
+    "other mask": Odd("gpt2", GPT2, with_other_mask, tied=True, lines=("which is not the causal mask",)),
+    "a window that llama has not": Odd("llama", GATED, said={"sliding_window": 5}),
+    "padding from behind": Odd("llama", GATED, said={"pad_token_id": -1}),
+}
+
+
+def write(odd: Odd, folder: Path) -> None:
+    """The folder, with nothing at its neutral value."""
+    torch.manual_seed(1)
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(odd.family, **odd.fields), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    model.save_pretrained(folder)
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(odd.edit(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    say(folder, odd.said)
+
+
+def say(folder: Path, fields: dict[str, Any]) -> None:
+    """Put fields into config.json, as people do by hand."""
+    config = json.loads((folder / "config.json").read_text())
+    if "rope_scaling" in fields:
+        config.pop("rope_parameters", None)
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+def spec_of(folder: Path, length: int = 16, config: dict[str, Any] | None = None) -> JobSpec:
+    values: dict[str, Any] = {
+        "name": "t",
+        "model": {"id": str(folder), "dtype": "float32", "config": config or {}, "tokenizer": "byte"},
+        "data": {"source": "x", "sequence_length": length},
+        "training": {"steps": 1, "global_batch_sequences": 2, "microbatch_sequences": 2},
+        "pipeline": {"stages": 2, "compression": "none"},
+    }
+    return resolve(ground(parse_job(values)), vocabulary_size=257, stages_if_auto=1)
+
+
+def loss_of(folder: Path, tokens: Tensor, targets: Tensor) -> float:
+    """The loss of Transformers' model, nats per token."""
+    twin: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    with torch.no_grad():
+        logits = twin.eval()(input_ids=tokens).logits
+    return float(nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_folder_has_the_loss_of_transformers_before_and_after(odd: str, tmp_path: Path) -> None:
+    """The head that a tied model's file had for itself was thrown away: the loss was that of another model."""
+    case = ODD[odd]
+    write(case, tmp_path / "hf")
+    spec = spec_of(tmp_path / "hf", case.length, case.set)
+    assert spec.tied == case.tied
+    lines = look_at_model(spec)
+    assert len(lines) == len(case.lines)
+    assert all(words in line for words, line in zip(case.lines, lines, strict=True))
+
+    ids = np.random.default_rng(0).integers(0, 257, size=(2, case.length + 1))
+    tokens, targets = torch.from_numpy(ids[:, :-1]), torch.from_numpy(ids[:, 1:])
+    stages = build_stages(spec, torch.device("cpu"))
+    x, summed = None, 0.0
+    for stage in stages:
+        x, summed = stage.forward(Microbatch(0, 0, 0), 0, portion=0, x=x, tokens=tokens, targets=targets)
+    ours = summed / targets.numel()
+    if case.set:
+        say(tmp_path / "hf", case.set)
+    assert ours == pytest.approx(loss_of(tmp_path / "hf", tokens, targets), abs=5e-5)
+
+    save_folder(stages, spec, tmp_path / "out")
+    assert loss_of(tmp_path / "out", tokens, targets) == pytest.approx(ours, abs=5e-5)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] == case.tied
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+JOB = """
+name = "t"
+[model]
+id = "{folder}"
+dtype = "float32"
+{tokenizer}
+[data]
+source = "{source}"
+sequence_length = 16
+[training]
+steps = 1
+global_batch_sequences = 2
+microbatch_sequences = 2
+warmup_steps = 0
+"""
+
+
+def job_file(tmp_path: Path, text: str = "The quick brown fox. " * 20, tokenizer: str = 'tokenizer = "byte"') -> Path:
+    (tmp_path / "text.txt").write_text(text)
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(folder=tmp_path / "hf", source=tmp_path / "text.txt", tokenizer=tokenizer))
+    return path
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def train_local(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """The command in this process."""
+
+    def call(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["swarm train-local", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        code = caught.value.code
+        return Said(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return call
+
+
+REFUSED: dict[str, tuple[dict[str, Any], Callable[[Tensors], Tensors], str]] = {
+    "more rows": ({"vocab_size": 258}, as_they_are, r"shape \[260, 24\], this model needs \[258, 24\]"),
+    "wrapper": ({}, lambda t: {f"_orig_mod.{name}": one for name, one in t.items()}, "a wrapper put '_orig_mod.'"),
+    "missing": ({}, lambda t: {name: one for name, one in t.items() if name != "model.norm.weight"}, "lacks tensor"),
+    "head of another shape": ({}, lambda t: t | {HEAD: torch.zeros(300, 24)}, r"shape \[300, 24\], this model needs"),
+    "integers": ({}, lambda t: t | {EMBEDDING: t[EMBEDDING].to(torch.int8)}, "is I8, readable are"),
+    "bias": ({}, lambda t: t | {"model.norm.bias": torch.zeros(24)}, "which the model.norm of a llama model"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_submit_train_local_and_stage_server_refuse_a_folder_with_the_same_words(
+    refused: str, train_local: Callable[..., Said], tmp_path: Path
+) -> None:
+    """Shapes, types and names were found out by stage servers alone, after all had been tokenised and sent."""
+    fields, edit, words = REFUSED[refused]
+    write(Odd("llama", GATED, edit, said=fields), tmp_path / "hf")
+    path = job_file(tmp_path)
+    with pytest.raises(InvalidConfig, match=words) as submit:
+        check(load_job(path))
+    said = train_local(path, "--out", tmp_path / "out", "--threads", "1")
+    assert said.code == 3
+    assert submit.value.message in said.err
+    assert submit.value.hint in said.err
+    assert "step 1/1" not in said.err
+    spec = resolve(ground(load_job(path)), vocabulary_size=257, stages_if_auto=1)
+    with pytest.raises(InvalidConfig) as load_stage:
+        read_files(spec, 0, weight_files(spec))
+    assert str(load_stage.value) == str(submit.value)
+
+
+# What belongs to the model --------------------------------------------------------------------------------------------
+
+
+def test_what_lies_beside_the_weights_is_carried_and_unchanged(
+    train_local: Callable[..., Said], tmp_path: Path
+) -> None:
+    """generation_config.json was written anew from three ids: a chat model did not stop any more."""
+    write(Odd("llama", GATED), tmp_path / "hf")
+    generation = b'{"eos_token_id": [256, 10],\n "temperature": 0.6}'
+    beside = {
+        "generation_config.json": generation,
+        "LICENSE": b"as you like",
+        "labels.json": b"[1]",
+        "NOTICE.txt": b"x",
+    }
+    left = {"README.md": b"x", "run.py": b"x", "big.json": b" " * (2 << 20), "pytorch_model.bin.index.json": b"{}"}
+    for name, content in (beside | left).items():
+        (tmp_path / "hf" / name).write_bytes(content)
+    (tmp_path / "secret").write_text("{}")
+    (tmp_path / "hf" / "linked.json").symlink_to(tmp_path / "secret")
+    _, corpus = check(load_job(job_file(tmp_path)))
+    assert beside.items() <= corpus.small_files.items()
+    assert not corpus.small_files.keys() & {*left, "linked.json", "config.json"}
+    assert train_local(job_file(tmp_path), "--out", tmp_path / "out", "--threads", "1").code == 0
+    for name, content in beside.items():
+        assert (tmp_path / "out" / name).read_bytes() == content
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {*beside, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def write_with_padding(folder: Path) -> None:
+    """A model with its tokenizer, whose token <new pad> has no row in the model."""
+    write_tokenizer(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    size = len(tokenizer["model"]["vocab"])
+    write(Odd("llama", GATED | {"vocab_size": size}), folder)
+    tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": size, "content": "<new pad>"})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def test_a_token_beyond_the_model_is_refused_where_it_occurs_and_else_is_a_line(
+    train_local: Callable[..., Said], tmp_path: Path
+) -> None:
+    """A padding token that no text has refused the model, with "use the model's own tokenizer", which it was."""
+    text = "The quick brown fox jumps over the lazy dog. " * 20
+    write_with_padding(tmp_path / "hf")
+    said = train_local(job_file(tmp_path, text, ""), "--out", tmp_path / "out", "--threads", "1")
+    assert said.code == 0, said.err
+    assert re.search(
+        r"the tokenizer of model\.id = .* has \d+ tokens, vocab_size is \d+: none beyond may occur", said.err
+    )
+    path = job_file(tmp_path, f"{text} and <new pad> too", "")
+    said = train_local(path, "--out", tmp_path / "again", "--threads", "1")
+    assert said.code == 3
+    assert re.search(r"text\.txt holds token \d+, for which the model has no row: vocab_size is", said.err)
+    assert "step 1/1" not in said.err
+    check(load_job(path))  # the client finds out when it tokenises, before it sends
+
+
+def test_a_tokenizer_of_texts_that_the_model_cannot_know_is_refused_at_once(tmp_path: Path) -> None:
+    write(Odd("llama", GATED | {"vocab_size": 100}), tmp_path / "hf")
+    with pytest.raises(InvalidConfig, match=r"vocab_size = 100, texts can have 257 tokens by the tokenizer .byte."):
+        check(load_job(job_file(tmp_path)))
