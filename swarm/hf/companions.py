@@ -15,15 +15,15 @@ from swarm.job.spec import JobSpec
 
 FILE_BYTES_MAX = 1 << 20
 FILES_MAX = 32
-_JSON = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.json$")
-_LICENCE = re.compile(r"^(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)([_-][A-Za-z0-9_-]{1,40})?(\.(txt|md))?$", re.IGNORECASE)
+_JSON = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.json")
+_LICENCE = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)([_-][A-Za-z0-9_-]{1,40})?(\.(txt|md))?", re.IGNORECASE)
 GENERATION = "generation_config.json"
 _OTHERS = ("config.json", "adapter_config.json")  # what is written anew, and what would make it another model
 
 
 def is_companion(name: str) -> bool:
     """Whether a file of this name goes with a model; tokenizer files go with the tokenizer."""
-    return bool(_LICENCE.match(name) or (_JSON.match(name) and name not in _OTHERS))
+    return bool(_LICENCE.fullmatch(name) or (_JSON.fullmatch(name) and name not in _OTHERS))
 
 
 def companions(spec: JobSpec, left: tuple[str, ...]) -> dict[str, bytes]:

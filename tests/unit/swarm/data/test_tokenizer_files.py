@@ -27,6 +27,8 @@ def test_so_is_what_else_goes_with_a_model(name: str) -> None:
         "model/adapter_config.json",
         "model/model.safetensors.index.json",
         "model/LICENSE.py",
+        "model/LICENSE\n",
+        "model/tokenizer.json\n",
         "model/modeling.py",
         "model/.json",
         "model/" + "a" * 200 + ".json",
