@@ -86,7 +86,7 @@ class MLflow:
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute()}/mlflow.db"
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or _sqlite_uri(folder)
         self.place = f"MLflow at {without_passwords(uri)}"
         with _installed("mlflow"):
             self._entities: Any = import_module("mlflow.entities")
@@ -221,6 +221,17 @@ class WandB:
     def close(self, ended: JobState | None = None) -> None:
         """It has no run that waits for who goes on with it, so that of a job that goes on is finished too."""
         self._run.finish(exit_code=WANDB_EXIT_CODES.get(ended, 0) if ended else 0)
+
+
+def _sqlite_uri(folder: Path) -> str:
+    """MLflow takes a database only as the text of a URL, and its versions read what is quoted there differently."""
+    path = folder.absolute() / "mlflow.db"
+    if found := set(str(path)) & set("?%#"):
+        raise InvalidConfig(
+            f"MLflow keeps no database in {folder.absolute()}: {' '.join(sorted(found))} is no part of a name for it",
+            hint="choose another folder, or name a server in MLFLOW_TRACKING_URI",
+        )
+    return f"sqlite:///{path}"
 
 
 TRACKERS: Mapping[str, Callable[[Job, Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}

@@ -31,7 +31,7 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import show, tidy
 from scheduler.jobs.usage import UsageMeter
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.database import Database, DatabaseWatch
+from scheduler.storage.database import Database, DatabaseWatch, database_in
 from scheduler.storage.stores import Stores
 from scheduler.web.discovery import targets
 from scheduler.web.feed import Entrance, Feed
@@ -102,7 +102,7 @@ async def serve(options: SchedulerOptions) -> None:
         commits = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="database"))
         files = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
         log_readers = stack.enter_context(ThreadPoolExecutor(max_workers=2, thread_name_prefix="logs"))
-        url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
+        url = database_in(options.data_dir) if options.db == "sqlite" else options.db
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
         look: Callable[[Job], None] | None = None
         if options.otlp:

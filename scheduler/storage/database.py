@@ -41,6 +41,7 @@ Timed: TypeAlias = Callable[[str, float], None]
 
 LOOK_S = 5.0  # how often the watch looks at the database
 _DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
+_SQLITE_MAGIC = b"SQLite format 3\0"
 _HINT = "write sqlite (a file in --data-dir) or postgresql://USER:PASSWORD@HOST/NAME"
 
 _METADATA = sa.MetaData()
@@ -144,7 +145,7 @@ class Database:
     @classmethod
     async def open(
         cls,
-        url: str,
+        url: str | sa.URL,
         executor: ThreadPoolExecutor | None,
         folder: Path | None = None,
         timed: Timed = lambda *_: None,
@@ -408,12 +409,35 @@ def migrate(engine: sa.Engine) -> None:
         alembic.command.upgrade(config, "head")
 
 
-def make_engine(url: str) -> sa.Engine:
+def database_in(folder: Path) -> sa.URL:
+    """The SQLite file in a data folder, whose name may hold what means something in the text of a URL: ? % #.
+
+    InvalidConfig if an earlier version, which wrote the path into such a text, put the database elsewhere.
+    """
+    path = folder.absolute() / "scheduler.db"
+    before = Path(sa.make_url(f"sqlite:///{path}").database or "")
+    if before != path and not path.exists() and _is_sqlite(before):
+        raise InvalidConfig(
+            f"the database of {folder} is at {before}, where an earlier version put it",
+            hint=f"move it, with {before}-wal if there is one: mv {before} {path}",
+        )
+    return sa.URL.create("sqlite", database=str(path))
+
+
+def _is_sqlite(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    except OSError:
+        return False
+
+
+def make_engine(url: str | sa.URL) -> sa.Engine:
     """An engine that has not connected yet; InvalidConfig if the URL or its driver cannot be used."""
     try:
         parsed = sa.make_url(url)
     except ArgumentError:
-        shown = without_passwords(url.rpartition("@")[2])[:100]  # what comes before may be a password
+        shown = without_passwords(str(url).rpartition("@")[2])[:100]  # what comes before may be a password
         raise InvalidConfig(f'--db "{shown}" is no database URL', hint=_HINT) from None
     if parsed.drivername not in _DRIVERS:
         raise InvalidConfig(f"--db {parsed.drivername} is not supported", hint=_HINT)

@@ -90,9 +90,13 @@ def local_folder(where: str, schemes: Set[str] = SCHEMES) -> Path | None:
     """
     scheme, mark, rest = where.partition("://")
     hint = f"use a folder, or a URL of {', '.join(f'{name}://' for name in sorted(schemes))}"
-    if "::" in where or "\0" in where:
+    if "\0" in where:
+        raise InvalidConfig("checkpoint.dir has a character that no folder's name can have", hint=hint)
+    if where.startswith("/"):  # whatever follows is a part of a folder's name
+        return Path(where)
+    if "::" in where:
         raise InvalidConfig("checkpoint.dir is one folder or one URL, not a chain with ::", hint=hint)
-    if not mark:
+    if not mark or "/" in scheme:
         return Path(where)
     if scheme in LOCAL_SCHEMES:
         return Path(rest)

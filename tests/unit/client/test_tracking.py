@@ -63,6 +63,17 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         TensorBoard(Job(id="job"), tmp_path / "file")
 
 
+@pytest.mark.parametrize("name", ["what?", "a%41b", "c#"])
+def test_a_folder_that_mlflow_would_read_as_another_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --to mlflow into what?/ the database was the file `what` beside the folder."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(InvalidConfig, match="MLflow keeps no database"):
+        TRACKERS["mlflow"](Job(id="job"), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("to", "package"), [("mlflow", "mlflow.entities"), ("wandb", "wandb")])
 def test_without_its_package_each_tracker_names_its_extra(
     to: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

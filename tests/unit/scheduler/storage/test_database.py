@@ -18,7 +18,7 @@ from scheduler.brain.members.projects import Person, Quota
 from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage import database, migrations
 from scheduler.storage.data_folder import ID_FILE
-from scheduler.storage.database import Database, Drain
+from scheduler.storage.database import Database, Drain, database_in
 from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.members.book import Members
 from scheduler.storage.members.projects import Projects
@@ -177,6 +177,34 @@ async def test_a_database_that_cannot_be_used_is_an_error_with_its_cause(tmp_pat
     (tmp_path / "text.db").write_text("this is no database, whatever its name says")
     with pytest.raises(InvalidConfig, match="not a database"):
         await Database.open(f"sqlite:///{tmp_path}/text.db", None)
+
+
+@pytest.mark.parametrize("name", ["what?1", "what?a=b", "a%41b", "100%", "c#d", "e:f@g", "file:h"])
+async def test_the_database_is_in_its_data_folder_whatever_the_folder_is_called(name: str, tmp_path: Path) -> None:
+    """The path was written into a URL: what?1 and what?2 shared one database, the file `what` beside them."""
+    (tmp_path / name).mkdir()
+    store = await Database.open(database_in(tmp_path / name), None, tmp_path / name)
+    await store.close()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "scheduler.db").is_file()
+    again = await Database.open(database_in(tmp_path / name), None, tmp_path / name)
+    await again.close()
+    assert (again.name, again.epoch) == (store.name, store.epoch + 1)
+
+
+async def test_a_database_that_an_earlier_version_put_elsewhere_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "what?1"
+    folder.mkdir()
+    before = await Database.open(f"sqlite:///{folder}/scheduler.db", None)
+    await before.close()
+    with pytest.raises(InvalidConfig, match=f"is at {tmp_path}/what, where") as error:
+        database_in(folder)
+    assert error.value.hint.endswith(f"mv {tmp_path}/what {folder}/scheduler.db")
+    (tmp_path / "what").rename(folder / "scheduler.db")
+    assert database_in(folder).database == f"{folder}/scheduler.db"
+    (tmp_path / "what").write_text("notes of somebody")
+    (folder / "scheduler.db").unlink()
+    assert database_in(folder).database == f"{folder}/scheduler.db"
 
 
 async def test_a_drain_is_kept_until_a_later_one_or_its_own_end(tmp_path: Path) -> None:

@@ -498,6 +498,14 @@ def test_a_folder_is_opened_by_itself_or_as_the_newest_of_several(tmp_path: Path
         open_folder(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("name", ["s3://x", "a://b", "c::d", "what?", "a%41b", "e#f", "x/y://z"])
+def test_a_folder_that_looks_like_a_url_is_a_folder(name: str, tmp_path: Path) -> None:
+    storage = open_storage(f"{tmp_path}/{name}/runs")
+    made = write(storage, 4)
+    assert (tmp_path / name / "runs" / made.name / "manifest.json").is_file()
+    assert open_storage("x/y://z").where == "x/y:/z"
+
+
 def test_a_url_that_nobody_knows_is_an_error_with_what_to_do() -> None:
     with pytest.raises(InvalidConfig, match="martian"):
         open_storage("martian://x/y")
