@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 from dataclasses import dataclass
@@ -16,8 +15,10 @@ from typer.exceptions import TyperException
 
 from client.flags import HELP, Root, Verb
 from client.shell import OutputFormat, Shell, product
-from swarm.errors import INTERRUPTED, InvalidConfig, OutOfMemory, SwarmError, unforeseen
-from swarm.process.lifecycle import missing_package, print_error, usage_error
+from swarm.errors import INTERRUPTED, SwarmError
+from swarm.process.faults import is_bug, told
+from swarm.process.lifecycle import give_stdout_up, print_error, usage_error
+from swarm.process.startup import take_any_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ app = typer.Typer(
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code. Errors are lines on stderr, tracebacks only with -vv."""
+    take_any_text()
     shell = _shell_for_errors(arguments)
     try:
         return int(app(args=arguments or ["--help"], prog_name="swarm", standalone_mode=False, obj=shell) or 0)
@@ -104,19 +106,13 @@ def run(arguments: list[str]) -> int:
     except SwarmError as error:
         return _failed(shell, error)
     except BrokenPipeError:  # the reader has what it wanted
-        _give_stdout_up()
+        give_stdout_up()
         return 1
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (lacking := missing_package(error)) is not None:
-            return _failed(shell, lacking)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return _failed(shell, InvalidConfig("the disk is full", hint="free some space, or write elsewhere"))
-        if isinstance(error, MemoryError):
-            return _failed(shell, OutOfMemory("this machine has too little memory", hint="end other programs"))
-        told = unforeseen(error)
-        if shell.verbosity <= 1:
-            told.hint += "; see where it happened with: -vv"
-        return _failed(shell, told)
+        one = told(error)
+        if is_bug(one) and shell.verbosity <= 1:
+            one.hint += "; see where it happened with: -vv"
+        return _failed(shell, one, error)
 
 
 def _shell_for_errors(arguments: list[str]) -> Shell:
@@ -131,21 +127,17 @@ def _shell_for_errors(arguments: list[str]) -> Shell:
     return Shell(verbosity=known.verbose, output=cast(OutputFormat, known.output))
 
 
-def _failed(shell: Shell, error: SwarmError) -> int:
+def _failed(shell: Shell, error: SwarmError, cause: BaseException | None = None) -> int:
     if shell.verbosity > 1:
-        sys.excepthook(type(error), error, error.__traceback__)
+        cause = cause or error
+        sys.excepthook(type(cause), cause, cause.__traceback__)
     try:
         shell.error(error)
         sys.stdout.flush()
     except OSError:  # a full disk takes no JSON either
-        _give_stdout_up()
+        give_stdout_up()
         print_error(error)
     return error.exit_code
-
-
-def _give_stdout_up() -> None:
-    """Python would complain once more at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # What is registered ---------------------------------------------------------------------------------------------------

@@ -21,9 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from swarm.errors import InvalidConfig
+from swarm.home import NoHome, known_config_folder
 
 DEFAULT = "default"
 KEYS: Mapping[str, tuple[type, ...]] = {
@@ -35,9 +34,20 @@ KEYS: Mapping[str, tuple[type, ...]] = {
 
 
 def config_file(named: str = "") -> Path:
-    """The file that --config or SWARM_CONFIG names, or the usual one."""
+    """The file that --config or SWARM_CONFIG names, or the usual one; NoHome."""
     named = named or os.environ.get("SWARM_CONFIG", "")
-    return Path(named) if named else platformdirs.user_config_path("swarm") / "config.toml"
+    return Path(named) if named else known_config_folder() / "config.toml"
+
+
+def find_profile(config: str, name: str, *, is_named: bool) -> dict[str, Any]:
+    """The values of a profile in the file that `config_file` gives; a user without a home folder has no file."""
+    try:
+        path = config_file(config)
+    except NoHome:
+        if is_named:
+            raise
+        return {}
+    return read_profile(path, name, is_named=is_named)
 
 
 def read_profile(path: Path, name: str, *, is_named: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from client.profiles import DEFAULT, config_file, read_profile
+from client.profiles import DEFAULT, find_profile
 from swarm.errors import CorruptFrame, SwarmError, UsageError
 from swarm.text import as_date, is_address, printable, size
 
@@ -65,7 +65,7 @@ class Shell:
 
         UsageError names the wrong flag, InvalidConfig the wrong value of the profile.
         """
-        found = read_profile(config_file(self.config), self.profile or DEFAULT, is_named=bool(self.profile))
+        found = find_profile(self.config, self.profile or DEFAULT, is_named=bool(self.profile))
         for key, value in found.items():
             name = "timeout_s" if key == "timeout" else key
             if name not in self._given:

@@ -8,25 +8,24 @@ with quiet_start():
     from pathlib import Path
     from typing import Annotated
 
-    import platformdirs
     import typer
 
     from scheduler.app import SchedulerOptions, serve
     from scheduler.brain.retention import kept_for_s
+    from swarm.home import data_folder
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
     from swarm.process.lifecycle import (
         HttpHost,
         Insecure,
         LogFormatName,
         LogLevel,
+        check_host,
         http_port_of,
         log_format_of,
         run_cli,
         run_process,
     )
     from swarm.process.logs import configure
-
-DATA_DIR = platformdirs.user_data_path("swarm") / "scheduler"
 
 cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -58,8 +57,9 @@ def scheduler(
         str, typer.Option(help="Name under which stage servers find this scheduler at the broker.")
     ] = DEFAULT_SWARM,
     data_dir: Annotated[
-        Path, typer.Option(help="Where jobs, token shards and checkpoints are kept.", show_default="user data folder")
-    ] = DATA_DIR,
+        Path | None,
+        typer.Option(help="Where jobs, token shards and checkpoints are kept.", show_default="user data folder"),
+    ] = None,
     checkpoint_root: Annotated[
         list[Path] | None,
         typer.Option(
@@ -122,11 +122,11 @@ def scheduler(
     options = SchedulerOptions(
         listen,
         announce,
-        http_host,
+        check_host(http_host),
         http_port_of(http_port),
         db,
         broker,
-        data_dir,
+        data_dir or data_folder() / "scheduler",
         insecure,
         grace,
         allow_chaos,

@@ -9,17 +9,16 @@ with quiet_start():
     from pathlib import Path
     from typing import Annotated
 
-    import platformdirs
     import typer
 
     from stage_server.lean_imports import lean_imports
     from stage_server.options import DEFAULT_SHARE, MemoryShare, StageServerOptions
+    from swarm.home import data_folder
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
     from swarm.pki.tokens import read_line
     from swarm.process import lifecycle
     from swarm.process.logs import configure
 
-DATA_DIR = platformdirs.user_data_path("swarm") / "stage-server"
 SERVERS_MAX = 256  # without a --data-dir, on one machine
 
 cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -143,9 +142,9 @@ def stage_server(
         stage=lifecycle.auto_int("--stage", stage, auto=-1, least=0),
         threads=lifecycle.auto_int("--threads", threads, auto=0, least=1),
         max_memory=MemoryShare.parse(max_memory),
-        http_host=http_host,
+        http_host=lifecycle.check_host(http_host),
         http_port=lifecycle.http_port_of(http_port),
-        data_dirs=tuple(DATA_DIR / str(number) for number in range(SERVERS_MAX)) if data_dir is None else (data_dir,),
+        data_dirs=_own_folders() if data_dir is None else (data_dir,),
         connect_retry_s_max=connect_retry_max,
         orphan_timeout_s=orphan_timeout,
         drain_timeout_s=drain_timeout,
@@ -165,6 +164,11 @@ def stage_server(
         from stage_server.app import serve  # noqa: PLC0415  # loads torch: errors in flags must not wait for it
     farewell = lifecycle.Farewell()
     lifecycle.run_process(serve(options, farewell), farewell)
+
+
+def _own_folders() -> tuple[Path, ...]:
+    folder = data_folder() / "stage-server"
+    return tuple(folder / str(number) for number in range(SERVERS_MAX))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import platform
 import re
@@ -31,10 +32,12 @@ def write_bundle(
     packages = sorted(f"{one.name}=={one.version}" for one in metadata.distributions())
     about = {"platform": platform.platform(), "python": sys.version, "packages": packages}
     parts = {"findings": findings, "environment": shown(environment), "machine": about, **swarm}
+    content = io.BytesIO()  # a device or a pipe takes bytes, but nobody can go back in it, as zipfile does
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for name, values in parts.items():
+            bundle.writestr(f"{name}.json", without_passwords(json.dumps(values, indent=2)) + "\n")
     try:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
-            for name, values in parts.items():
-                bundle.writestr(f"{name}.json", without_passwords(json.dumps(values, indent=2)) + "\n")
+        path.write_bytes(content.getvalue())
     except OSError as error:
         raise InvalidConfig(
             f"{path} cannot be written: {error.strerror or error}", hint="choose another FILE"

@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import psutil
 
 from client.connection import Scheduler
@@ -28,6 +27,7 @@ from client.doctor.rules import Finding
 from client.records import Peer
 from client.shell import product
 from swarm.errors import InvalidConfig, SwarmError
+from swarm.home import NoHome, data_folder
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt.endpoint import parse_url
 from swarm.pki.identity import Identity
@@ -58,9 +58,12 @@ def machine() -> Iterator[Finding]:
     yield rules.ok("version", f"swarm {product()}, protocol {PROTOCOL_VERSION}, Python {python}")
     free = psutil.virtual_memory()
     yield rules.memory(free.available, free.total)
-    folder = platformdirs.user_data_path("swarm")
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    yield rules.disk(str(folder), shutil.disk_usage(there).free)
+    try:
+        folder = data_folder()
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        yield rules.disk(str(folder), shutil.disk_usage(there).free)
+    except NoHome as error:
+        yield rules.no_home(error)
     yield rules.device(_torch(), _gpus(), has_bfloat16())
     for number, owner in ((LISTEN_PORT, "the first stage server"), (HTTP_PORT, "the metrics of the first process")):
         yield rules.port(number, owner, _listen_fault(number))

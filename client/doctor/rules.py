@@ -9,6 +9,7 @@ from typing import Any
 
 from client.records import Job, Peer
 from swarm.errors import SwarmError
+from swarm.home import NoHome
 from swarm.text import counted, listed, size, spoken_duration
 from swarm.types import JobState, PeerState
 
@@ -68,6 +69,10 @@ def disk(folder: str, free_bytes: int) -> Finding:
         hint = "checkpoints may need more: free some space, or see swarm gc on the scheduler"
         return warning("disk", text, hint, free_bytes=free_bytes)
     return ok("disk", text, free_bytes=free_bytes)
+
+
+def no_home(error: NoHome) -> Finding:
+    return failed("home", error.message, error.hint)
 
 
 def memory(available_bytes: int, total_bytes: int) -> Finding:

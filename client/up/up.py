@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
-import platformdirs
 import typer
 
 from client.connection import identity_for
@@ -35,10 +34,12 @@ from client.up.open_jobs import going_on, left_open, telling_what_is_unsaved
 from client.verbs.submit import check_job
 from swarm.checkpoint.storage import local_folder
 from swarm.errors import DeadlinePassed, InvalidConfig, UsageError
+from swarm.home import NoHome, check_writable, data_folder
 from swarm.job.spec import JobSpec
 from swarm.limits import ISLANDS_IN_SWARM_MAX
 from swarm.mqtt.broker import local_broker
 from swarm.pki.names import scheduler_of
+from swarm.pki.profiles import ENVIRONMENT, profiles_folder
 from swarm.process.lifecycle import check_listen, lock_folder
 from swarm.rpc.channel import connect
 from swarm.types import PeerState
@@ -139,7 +140,7 @@ def up(
         )
     folder = data_dir
     if folder is None and not demo:
-        folder = platformdirs.user_data_path("swarm") / "up"
+        folder = data_folder() / "up"
     if listen:
         if not ray or port is not None:
             hint = "swarm up --ray auto --listen HOST:PORT"
@@ -229,6 +230,8 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         raise InvalidConfig(f"port {options.port} is taken", hint="choose another --port; 0 takes any free one")
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_data_folder(shell, options.data_dir))
+        if not shell.insecure:
+            _show_profiles(shell, folder)
         fleet.logs = folder / "logs"
         fleet.logs.mkdir(exist_ok=True)
         shell.say(f"starting {options.shape}; logs in {fleet.logs}")
@@ -470,6 +473,17 @@ def _data_folder(shell: Shell, given: Path | None) -> Iterator[Path]:
             raise
         if given is None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _show_profiles(shell: Shell, folder: Path) -> None:
+    """Where the user's own folder takes no identity of the admin, keep it with the swarm, for us and our children."""
+    if os.environ.get(ENVIRONMENT):
+        return
+    try:
+        check_writable(profiles_folder())
+    except NoHome as error:
+        place = os.environ[ENVIRONMENT] = str(folder / "profiles")
+        shell.say(f"{error.message}; your identity is in {place}: in other terminals, export {ENVIRONMENT}={place}")
 
 
 def _is_free(port: int, host: str = HOST) -> bool:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import platformdirs
-
+from swarm.home import known_config_folder
 from swarm.pki.identity import Identity
 
 ENVIRONMENT = "SWARM_PROFILES"
 
 
 def profiles_folder() -> Path:
+    """NoHome if SWARM_PROFILES names none and the user has no home folder."""
     named = os.environ.get(ENVIRONMENT, "")
-    return Path(named) if named else platformdirs.user_config_path("swarm") / "profiles"
+    return Path(named) if named else known_config_folder() / "profiles"
 
 
 def profile_folder(scheduler: str) -> Path:

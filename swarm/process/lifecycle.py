@@ -20,8 +20,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias, cast
 import psutil
 import typer
 
-from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError, leaves
-from swarm.text import is_address, is_wildcard
+from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError
+from swarm.process.faults import show
+from swarm.process.startup import files_max
+from swarm.text import is_address, is_wildcard, printable
 
 if TYPE_CHECKING:  # it loads structlog, which --help can do without
     from swarm.process.logs import LogFormat
@@ -36,17 +38,12 @@ LogLevel: TypeAlias = Annotated[str, typer.Option(help="debug, info, warning or 
 # variables to every child.
 SECRET_FLAGS = ("db", "broker")
 SECRET_CHARACTERS_MAX = 4096
-# Which extra of the distribution brings a package that not everybody needs.
-EXTRAS = {
-    **dict.fromkeys(("torch", "transformers", "safetensors"), "model"),
-    **dict.fromkeys(("datasets", "pyarrow", "tokenizers"), "data"),
-    "ray": "ray",
-}
+FILES_LEAST = 32  # with fewer gRPC aborts the process
 LogFormatName: TypeAlias = Annotated[str, typer.Option(help="auto, json or text.")]
 
 
 def run_cli(app: typer.Typer, name: str) -> NoReturn:
-    """Run a command; wrong flags and our errors are one line and a hint, never a traceback."""
+    """Run a command; wrong flags, our errors and the machine's are one line and a hint, a bug has its traceback too."""
     try:
         flags = {str(one.name) for one in typer.main.get_command(app).params}
         app(
@@ -60,16 +57,16 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
         sys.exit(UsageError.exit_code)
     except typer.Abort:
         sys.exit(INTERRUPTED)
-    except SwarmError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        lacking = missing_package(error)
-        if lacking is None:
-            raise
-        print_error(lacking)
-        sys.exit(lacking.exit_code)
+    except Exception as error:
+        fail(error)
     sys.exit(0)
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Tell a person of the error that ends the program, and exit."""
+    one = show(error)
+    print_error(one)
+    sys.exit(one.exit_code)
 
 
 def flags_given(words: Sequence[str]) -> set[str]:
@@ -103,17 +100,6 @@ def secrets_in_files(environment: Mapping[str, str], flags: Collection[str]) -> 
     return found
 
 
-def missing_package(error: ModuleNotFoundError) -> InvalidConfig | None:
-    """The error for a person whose installation lacks an extra; None for any other module."""
-    package = (error.name or "").partition(".")[0]
-    extra = EXTRAS.get(package)
-    if extra is None:
-        return None
-    return InvalidConfig(
-        f"this needs the Python package {package}", hint=f'install it with: pip install "swarm-stages[{extra}]"'
-    )
-
-
 def usage_error(error: typer.TyperException, command: str) -> UsageError:
     """The library's complaint about the flags of `command` as one of our errors."""
     message = " ".join(error.format_message().split()).replace("Value error, ", "")
@@ -127,8 +113,16 @@ def given_as_flag(context: typer.Context, name: str) -> bool:
 
 
 def say_ready(role: str, **facts: str) -> None:
-    """Print one JSON line on stdout for the program that started this process."""
-    print(json.dumps({"schema": "swarm.ready/1", "role": role, **facts}), flush=True)
+    """Print one JSON line on stdout for the program that started this process, if it still reads."""
+    try:
+        print(json.dumps({"schema": "swarm.ready/1", "role": role, **facts}), flush=True)
+    except BrokenPipeError:
+        give_stdout_up()
+
+
+def give_stdout_up() -> None:
+    """Nobody reads it any more: Python would complain once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_listen(listen: str, flag: str = "--listen") -> None:
@@ -136,6 +130,18 @@ def check_listen(listen: str, flag: str = "--listen") -> None:
     _, colon, port = listen.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise InvalidConfig(f"{flag} {listen} is not HOST:PORT", hint=f"for example {flag} 127.0.0.1:7950")
+    check_host(listen.rpartition(":")[0], flag)
+
+
+def check_host(host: str, flag: str = "--http-host") -> str:
+    """The host; InvalidConfig if it can be no host's name."""
+    try:
+        host.strip("[]").encode("idna")
+    except UnicodeError:
+        raise InvalidConfig(
+            f"{flag} {printable(host[:80])} names no host", hint=f"for example {flag} 127.0.0.1"
+        ) from None
+    return host
 
 
 def check_announce(listen: str, announce: str) -> None:
@@ -177,7 +183,8 @@ def lock_folder(folder: Path) -> IO[str]:
         _keep_to_owner(folder)
         lock = (folder / "lock").open("a+")
     except OSError as error:
-        raise InvalidConfig(f"{folder} cannot be used: {error.strerror or error}", hint=hint) from None
+        told = "it is no folder" if isinstance(error, FileExistsError) else error.strerror or error
+        raise InvalidConfig(f"{folder} cannot be used: {told}", hint=hint) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.truncate(0)
@@ -250,10 +257,13 @@ def run_process(main: Coroutine[Any, Any, None], farewell: Farewell | None = Non
     """Run `main` until it ends or a signal comes, and exit.
 
     SIGINT and SIGTERM cancel `main`, at once or after the `farewell`, and `main` cleans up (exit 130, 143). The same
-    signal again cuts the farewell short; a third ends the process. A SwarmError becomes two lines on stderr and its
-    exit code. Any other exception leaves with its traceback.
+    signal again cuts the farewell short; a third ends the process. A SwarmError or an error of the machine becomes two
+    lines on stderr and an exit code; any other exception has its traceback before them.
     """
     received: list[signal.Signals] = []
+    if files_max() < FILES_LEAST:
+        main.close()
+        fail(InvalidConfig(f"this process may have only {files_max()} files open", hint="raise that: ulimit -n 1024"))
 
     async def supervised() -> None:
         task = asyncio.ensure_future(main)
@@ -275,12 +285,8 @@ def run_process(main: Coroutine[Any, Any, None], farewell: Farewell | None = Non
         asyncio.run(supervised())
     except asyncio.CancelledError:
         sys.exit(128 + received[0] if received else 1)
-    except (BaseExceptionGroup, SwarmError) as failure:
-        error = first_of_ours(failure)
-        if error is None:
-            raise
-        print_error(error)
-        sys.exit(error.exit_code)
+    except (Exception, BaseExceptionGroup) as failure:
+        fail(failure)
     finally:
         gc.freeze()  # or the interpreter walks all of torch several times before it ends: seconds
     sys.exit(0)
@@ -291,9 +297,3 @@ def print_error(error: SwarmError) -> None:
     print(f"error[{error.code}]: {error.message}", file=sys.stderr)
     if error.hint:
         print(f"hint: {error.hint}", file=sys.stderr)
-
-
-def first_of_ours(failure: BaseException) -> SwarmError | None:
-    """The first SwarmError of an exception or group that holds nothing else; else None."""
-    found = [error for error in leaves(failure) if isinstance(error, SwarmError)]
-    return found[0] if len(found) == len(list(leaves(failure))) else None

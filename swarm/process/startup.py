@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import signal
@@ -34,17 +35,26 @@ def open_more_files() -> None:
             return
 
 
+def take_any_text() -> None:
+    """Let stdout and stderr write "?" for what they cannot encode: a terminal may know ASCII alone, and the name of a
+    file may be no text at all."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 @contextmanager
 def quiet_start() -> Iterator[None]:
     """Around the imports of a `__main__`: Ctrl-C ends the process at once with 130, without the traceback of an import.
 
     gRPC's own messages on stderr are switched off unless GRPC_VERBOSITY asks for them: our own errors already report a
-    busy port. This must happen before gRPC is loaded. A closed stream (`>&-`) is replaced by the null device. Files
-    that the process writes are for its owner alone. It may open as many as the system lets it.
+    busy port. This must happen before gRPC is loaded. The streams take any text; a closed one (`>&-`) is replaced by
+    the null device. Files that the process writes are for its owner alone. It may open as many as the system lets it.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115  # as long as we live
+    take_any_text()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.umask(PRIVATE_UMASK)
     open_more_files()

@@ -17,13 +17,13 @@ with quiet_start():
 
     from swarm.checkpoint.reader import open_folder
     from swarm.data.corpus import open_corpus
-    from swarm.errors import SwarmError, UsageError, unforeseen
+    from swarm.errors import UsageError
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, look_at_model
     from swarm.job.islands import check_for_one_process
     from swarm.job.outer_log import OuterRecord, read
     from swarm.job.spec import load_job
-    from swarm.process.lifecycle import print_error
+    from swarm.process.lifecycle import fail
 
 SPEED_MIN, SPEED_MAX = 1e-6, 1e6  # of --speeds: the ratios of these are numbers that can be counted with
 
@@ -99,13 +99,8 @@ def train_local(
 def main() -> None:
     try:
         cli(prog_name="swarm train-local")  # exits: 0, 2 (usage) or 130 (interrupted)
-    except SwarmError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
     except Exception as error:
-        told = unforeseen(error)
-        print_error(told)
-        sys.exit(told.exit_code)
+        fail(error)
 
 
 def _log(file: Path) -> tuple[OuterRecord, ...]:

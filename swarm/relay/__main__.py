@@ -8,14 +8,15 @@ with quiet_start():
     from pathlib import Path
     from typing import Annotated
 
-    import platformdirs
     import typer
 
+    from swarm.home import data_folder
     from swarm.pki.tokens import read_line
     from swarm.process.lifecycle import (
         HttpHost,
         LogFormatName,
         LogLevel,
+        check_host,
         http_port_of,
         log_format_of,
         run_cli,
@@ -24,8 +25,6 @@ with quiet_start():
     from swarm.process.logs import configure
     from swarm.relay.app import RelayOptions, serve
     from swarm.relay.budget import budget_of
-
-DATA_DIR = platformdirs.user_data_path("swarm") / "relay"
 
 cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -58,8 +57,9 @@ def relay(
         str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
     ] = "9464",
     data_dir: Annotated[
-        Path, typer.Option(help="Identity of this relay; one process each.", show_default="user data folder")
-    ] = DATA_DIR,
+        Path | None,
+        typer.Option(help="Identity of this relay; one process each.", show_default="user data folder"),
+    ] = None,
     log_level: LogLevel = "info",
     log_format: LogFormatName = "auto",
 ) -> None:
@@ -71,9 +71,9 @@ def relay(
         announce,
         scheduler,
         read_line(join, join_file),
-        http_host,
+        check_host(http_host),
         http_port_of(http_port),
-        data_dir,
+        data_dir or data_folder() / "relay",
         budget_of(max_rate, max_bytes_per_job),
     )
     options.check()

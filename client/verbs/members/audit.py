@@ -7,32 +7,33 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import platformdirs
 import typer
 from rich.text import Text
 
 from client.shell import Shell
 from client.views import FittedTable
 from swarm.errors import InvalidConfig
+from swarm.home import known_data_folder
 from swarm.process.audit import logs
 from swarm.process.audit import verify as breaks_of
 from swarm.text import as_date, counted, printable
 
 _COLUMNS = ("TIME", "ACTOR", "PROJECT", "ACTION", "TARGET", "RESULT")
-AUDIT_FILE = platformdirs.user_data_path("swarm") / "scheduler" / "audit.jsonl"
 
 
 def audit(
     context: typer.Context,
     file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="audit.jsonl of a scheduler's --data-dir.", show_default=False)
-    ] = AUDIT_FILE,
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="audit.jsonl of a scheduler's --data-dir.", show_default=False),
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Only say whether the log is whole; exit 1 if not.")] = False,
     actor: Annotated[str, typer.Option(help="Only lines whose actor contains this.")] = "",
     last: Annotated[int, typer.Option(min=1, help="How many lines, the newest.")] = 50,
 ) -> int:
     """Show the calls of people and machines to a scheduler on this machine, and the refusals."""
     shell: Shell = context.obj
+    file = file or known_data_folder() / "scheduler" / "audit.jsonl"
     try:
         return _verify(shell, file) if verify else _show(shell, file, actor, last)
     except OSError as error:

@@ -22,7 +22,6 @@ from swarm.process.lifecycle import (
     flags_given,
     lock_first,
     lock_folder,
-    missing_package,
     secrets_in_files,
 )
 
@@ -158,14 +157,6 @@ def test_a_program_whose_extra_is_not_installed_says_which(tmp_path: Path) -> No
     assert done.returncode == InvalidConfig.exit_code, done.stderr[-2000:]
     assert "Traceback" not in done.stderr
     assert 'pip install "swarm-stages[model]"' in done.stderr
-
-
-def test_a_package_that_no_extra_brings_is_a_fault_of_ours() -> None:
-    assert missing_package(ModuleNotFoundError("no", name="swarm.nothing")) is None
-    assert missing_package(ModuleNotFoundError("no")) is None
-    found = missing_package(ModuleNotFoundError("no", name="pyarrow.parquet"))
-    assert found is not None
-    assert "swarm-stages[data]" in found.hint
 
 
 def test_a_password_may_be_in_a_file(tmp_path: Path) -> None:

@@ -1,0 +1,128 @@
+"""swarm.home: a user without a home folder meets one error, and only where a home folder is needed."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from client.completion import jobs
+from client.profiles import find_profile
+from client.shell import Shell
+from client.up.up import _show_profiles
+from swarm.home import NoHome, check_writable, data_folder, known_config_folder
+from swarm.pki.profiles import profile_folder
+
+ROOT = Path(__file__).parents[3]
+VARIABLES = ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "SWARM_PROFILES", "SWARM_CONFIG", "SWARM_DATA_DIR")
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user id without an entry, as containers have, and no HOME."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize("asked", [data_folder, known_config_folder, lambda: profile_folder("a:1")])
+def test_a_user_without_a_home_folder_is_told_what_to_set(asked: Callable[[], Path]) -> None:
+    with pytest.raises(NoHome, match="no home folder") as error:
+        asked()
+    assert error.value.hint == "set HOME, or SWARM_PROFILES and --data-dir"
+
+
+@pytest.mark.usefixtures("homeless")
+def test_what_is_named_needs_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_profile("", "default", is_named=False) == {}
+    with pytest.raises(NoHome):
+        find_profile("", "lab", is_named=True)
+    monkeypatch.setenv("SWARM_PROFILES", str(tmp_path))
+    assert profile_folder("a:1") == tmp_path / "a-1"
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert tmp_path in data_folder().parents
+    assert jobs({"scheduler": "127.0.0.1:1"}, "") == []
+
+
+def test_a_home_folder_that_cannot_be_made_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOME=/nonexistent, as users of services have it; as root may write everywhere, a file is in the way."""
+    (tmp_path / "home").write_bytes(b"")
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(NoHome, match=f"is below {tmp_path}/home"):
+        data_folder()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(NoHome, match="can be written"):
+        check_writable(tmp_path / "new" / "folder")
+
+
+@pytest.mark.usefixtures("homeless")
+def test_swarm_up_keeps_the_identity_below_its_data_dir_if_the_user_has_no_place_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler only logged that it could not show the admin's identity; swarm up --job then said: join first."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    _show_profiles(Shell(quiet=True), tmp_path)
+    assert profile_folder("127.0.0.1:7950") == tmp_path / "profiles" / "127.0.0.1-7950"
+
+
+def test_swarm_up_leaves_the_identity_where_other_terminals_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SWARM_PROFILES", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    _show_profiles(Shell(quiet=True), tmp_path / "data")
+    assert "SWARM_PROFILES" not in os.environ
+
+
+STARTS = [
+    ["scheduler", "--listen", "nowhere"],
+    ["stage-server", "--scheduler", "nowhere"],
+    ["relay", "--listen", "nowhere"],
+    ["audit"],
+    ["up"],
+    ["ls", "--scheduler", "127.0.0.1:1"],
+    ["train-local", "none.toml"],
+]
+_NO_HOME = """
+import pwd, runpy, sys
+def unknown(number): raise KeyError(number)
+pwd.getpwuid = unknown
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+_MODULES = {
+    "scheduler": "scheduler",
+    "stage-server": "stage_server",
+    "relay": "swarm.relay",
+    "train-local": "swarm.reference",
+}
+
+
+@pytest.mark.parametrize("words", STARTS, ids=[words[0] for words in STARTS])
+def test_no_program_fails_without_words_where_there_is_no_home_folder(words: list[str], tmp_path: Path) -> None:
+    module = [_MODULES[words[0]], *words[1:]] if words[0] in _MODULES else ["client", *words]
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _NO_HOME, *module],
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    needs_none = words[0] == "train-local"
+    assert ("error[E0300]: no home folder" in done.stderr) != needs_none, done.stderr
+    assert ("hint: set HOME, or SWARM_PROFILES and --data-dir" in done.stderr) != needs_none
+    assert "E0000" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
