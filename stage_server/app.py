@@ -44,7 +44,7 @@ from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import Farewell, lock_first, say_ready
 from swarm.process.logs import Logger, configure, get_logger
 from swarm.process.malloc import keep_trimmed, tune_malloc
-from swarm.rpc.channel import CONNECTION_S_MAX, PING_S_MAX, bind, new_server, ping_within
+from swarm.rpc.channel import CONNECTION_S_MAX, PATIENT, bind, new_server
 from swarm.rpc.enrolment import Enrolment, own_name
 from swarm.rpc.guard import Caller, Guard
 from swarm.rpc.links.paths import Paths
@@ -126,8 +126,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         guard = Guard(may_exchange, lambda _, who, error: denials.note(who, error)) if speaks_tls else None
         meter = Meter(metrics.process.handled)
         # On a slow link its pings wait behind the dialler's tensors; the dialler notices sooner if the link is dead.
-        more = ping_within(PING_S_MAX)
-        server = new_server(guard, None if options.insecure else CONNECTION_S_MAX, more, meter)
+        server = new_server(guard, None if options.insecure else CONNECTION_S_MAX, PATIENT, meter)
         shown = wallet if speaks_tls else None
         port = _bind_free(server, shown) if not options.listen else bind(server, options.listen, shown)
         address = options.address(port)

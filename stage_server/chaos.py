@@ -25,7 +25,7 @@ from swarm.errors import PeerUnavailable
 from swarm.messages import Chaos
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
-from swarm.rpc.links.peers import Neighbour, PeerLinks
+from swarm.rpc.links.peers import Moved, Neighbour, PeerLinks
 from swarm.types import PeerId
 
 T = TypeVar("T")
@@ -143,11 +143,17 @@ class HarmedLinks:
         self._harm = harm
 
     async def send(
-        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+        self,
+        address: str,
+        header: TensorHeader,
+        payload: bytes | memoryview,
+        *,
+        to: PeerId | None = None,
+        moved: Moved | None = None,
     ) -> None:
         if self._harm.cuts_address(address):
             await _unanswered(f"{address} does not answer: cut off by swarm chaos")
-        await self._inner.send(address, header, payload, to=to)
+        await self._inner.send(address, header, payload, to=to, moved=moved)
 
     async def pull(
         self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
@@ -170,8 +176,8 @@ class HarmedReceiver:
         self._inner = inner
         self._harm = harm
 
-    def admit(self, header: TensorHeader) -> None:
-        self._inner.admit(header)
+    def admit(self, header: TensorHeader) -> Moved | None:
+        return self._inner.admit(header)
 
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
         if self._harm.cuts_peer(header.sender):

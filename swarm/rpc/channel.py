@@ -41,9 +41,9 @@ CONNECT_S_MAX = 3.0  # with handshakes: in one second a busy machine, or one acr
 KEEPALIVE_INTERVAL_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late, and with 1000 it would count as dead
 
-# To and through a relay: windows that do not grow with the bandwidth, and patience with pings that wait behind tensors.
+# To and through a relay: windows that do not grow with the bandwidth.
 NARROW: Options = [("grpc.http2.bdp_probe", 0)]
-PING_S_MAX = 60.0  # that a ping may wait behind tensors on a slow link
+PING_S_MAX = 60.0  # that a ping may wait behind bulk, where something else watches whether the other side lives
 
 
 def ping_within(seconds: float) -> Options:
@@ -57,7 +57,7 @@ def through_proxy(address: str) -> Options:
     return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", f"http://{address}")] if address else []
 
 
-THROUGH_RELAY = ping_within(20.0)
+PATIENT = ping_within(PING_S_MAX)
 # To the scheduler, beside the session: pings wait behind the bulk, whose progress swarm/rpc/window.py judges.
 BULK: Options = ping_within(20.0)
 

@@ -31,6 +31,7 @@ BASE_KEPT_S = 60.0  # paths change: a base is forgotten after one to two times t
 PATIENCE_S_MIN, PATIENCE_S_MAX = 3.0, 60.0  # with a line that keeps silent
 PATIENCE_DELAYS = 4.0  # silence of so many usual delays is added to the least patience
 PATIENCE_UNMEASURED_S = 20.0
+QUICK_S = 0.05  # where acknowledgements come so soon, pieces need not be small
 
 
 class Window:
@@ -40,8 +41,9 @@ class Window:
     bytes have arrived. Times are seconds of any clock that does not go back.
     """
 
-    def __init__(self, now_s: float, start_bytes: int = START_BYTES) -> None:
+    def __init__(self, now_s: float, start_bytes: int = START_BYTES, patience_s_min: float = PATIENCE_S_MIN) -> None:
         self.size_bytes = start_bytes
+        self._patience_s_min = patience_s_min
         self.unacknowledged_bytes = 0
         self._pieces: deque[tuple[int, float, bool]] = deque()  # bytes, when sent, whether the window was full then
         self._bases: deque[tuple[float, float]] = deque()  # when it began to count, shortest delay
@@ -58,6 +60,17 @@ class Window:
     def piece_bytes(self) -> int:
         """How many bytes to send at a time: an eighth of the window, so that acknowledgements come evenly."""
         return min(max(self.size_bytes // 8, PIECE_BYTES_MIN), PIECE_BYTES_MAX)
+
+    @property
+    def message_bytes(self) -> int:
+        """How many bytes one message may take now: a piece, or all the room of a quick line, as messages cost time."""
+        is_quick = self._delay_s is not None and self._delay_s <= QUICK_S
+        return self.room_bytes if is_quick else min(self.piece_bytes, self.room_bytes)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next piece may leave now."""
+        return not self.unacknowledged_bytes or self.room_bytes >= self.piece_bytes
 
     def sent(self, count_bytes: int, now_s: float) -> None:
         """A piece has left."""
@@ -85,6 +98,10 @@ class Window:
             piece_bytes, sent_s, filled = self._pieces[0]
             self._pieces[0] = piece_bytes - count_bytes, sent_s, filled
 
+    def heard(self, now_s: float) -> None:
+        """The other side lives, though nothing more has arrived: it takes its time with what it has."""
+        self._progress_s = now_s
+
     def measured(self, delay_s: float, now_s: float) -> None:
         """A small message went there and back; it moves the base, and not the window."""
         self._progress_s = now_s
@@ -95,7 +112,7 @@ class Window:
         """For how long nothing may be acknowledged while something is on its way."""
         if self._delay_s is None:
             return PATIENCE_UNMEASURED_S
-        return min(PATIENCE_S_MIN + PATIENCE_DELAYS * self._delay_s, PATIENCE_S_MAX)
+        return min(self._patience_s_min + PATIENCE_DELAYS * self._delay_s, PATIENCE_S_MAX)
 
     def dead_in_s(self, now_s: float) -> float:
         """Until the other side counts as dead if nothing arrives; 0 or less: it does."""

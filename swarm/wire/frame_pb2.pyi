@@ -122,7 +122,7 @@ class Frames(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("sequence", "header", "offset", "payload", "checksum", "extent_start", "extent_bytes", "memory")
+    __slots__ = ("sequence", "header", "offset", "payload", "checksum", "extent_start", "extent_bytes", "memory", "probe")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class Frame(_message.Message):
     EXTENT_START_FIELD_NUMBER: _ClassVar[int]
     EXTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     header: TensorHeader
     offset: int
@@ -139,7 +140,8 @@ class Frame(_message.Message):
     extent_start: int
     extent_bytes: int
     memory: Memory
-    def __init__(self, sequence: _Optional[int] = ..., header: _Optional[_Union[TensorHeader, _Mapping]] = ..., offset: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksum: _Optional[int] = ..., extent_start: _Optional[int] = ..., extent_bytes: _Optional[int] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
+    probe: bool
+    def __init__(self, sequence: _Optional[int] = ..., header: _Optional[_Union[TensorHeader, _Mapping]] = ..., offset: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksum: _Optional[int] = ..., extent_start: _Optional[int] = ..., extent_bytes: _Optional[int] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., probe: _Optional[bool] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("process", "descriptor", "word", "host")
@@ -209,19 +211,35 @@ class StateReply(_message.Message):
     checksum: str
     def __init__(self, version: _Optional[int] = ..., reach: _Optional[int] = ..., total_bytes: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
 
+class Asking(_message.Message):
+    __slots__ = ("request", "held_bytes", "checksum", "received_bytes")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    request: StateRequest
+    held_bytes: int
+    checksum: str
+    received_bytes: int
+    def __init__(self, request: _Optional[_Union[StateRequest, _Mapping]] = ..., held_bytes: _Optional[int] = ..., checksum: _Optional[str] = ..., received_bytes: _Optional[int] = ...) -> None: ...
+
 class StateChunk(_message.Message):
-    __slots__ = ("header", "payload")
+    __slots__ = ("header", "payload", "held_bytes")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
     header: StateReply
     payload: bytes
-    def __init__(self, header: _Optional[_Union[StateReply, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    held_bytes: int
+    def __init__(self, header: _Optional[_Union[StateReply, _Mapping]] = ..., payload: _Optional[bytes] = ..., held_bytes: _Optional[int] = ...) -> None: ...
 
 class Receipts(_message.Message):
-    __slots__ = ("receipts",)
+    __slots__ = ("receipts", "received_bytes")
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     receipts: _containers.RepeatedCompositeFieldContainer[Receipt]
-    def __init__(self, receipts: _Optional[_Iterable[_Union[Receipt, _Mapping]]] = ...) -> None: ...
+    received_bytes: int
+    def __init__(self, receipts: _Optional[_Iterable[_Union[Receipt, _Mapping]]] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("sequence", "error_code", "error_message")

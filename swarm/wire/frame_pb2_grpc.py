@@ -41,9 +41,9 @@ class PeerStub:
                 request_serializer=swarm_dot_wire_dot_frame__pb2.Frames.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_frame__pb2.Receipts.FromString,
                 _registered_method=True)
-        self.Pull = channel.unary_stream(
+        self.Pull = channel.stream_stream(
                 '/swarm.wire.Peer/Pull',
-                request_serializer=swarm_dot_wire_dot_frame__pb2.StateRequest.SerializeToString,
+                request_serializer=swarm_dot_wire_dot_frame__pb2.Asking.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_frame__pb2.StateChunk.FromString,
                 _registered_method=True)
 
@@ -54,13 +54,14 @@ class PeerServicer:
     """
 
     def Exchange(self, request_iterator, context):
-        """One long-lived stream per neighbour, dialled by the sender; one receipt per completed or refused tensor.
+        """One long-lived stream per neighbour, dialled by the sender; one receipt per completed or refused tensor, and bytes
+        are acknowledged as they come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Pull(self, request, context):
+    def Pull(self, request_iterator, context):
         """A part of the state of the stage that the callee serves, for a peer that joins it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -75,9 +76,9 @@ def add_PeerServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_frame__pb2.Frames.FromString,
                     response_serializer=swarm_dot_wire_dot_frame__pb2.Receipts.SerializeToString,
             ),
-            'Pull': grpc.unary_stream_rpc_method_handler(
+            'Pull': grpc.stream_stream_rpc_method_handler(
                     servicer.Pull,
-                    request_deserializer=swarm_dot_wire_dot_frame__pb2.StateRequest.FromString,
+                    request_deserializer=swarm_dot_wire_dot_frame__pb2.Asking.FromString,
                     response_serializer=swarm_dot_wire_dot_frame__pb2.StateChunk.SerializeToString,
             ),
     }
@@ -121,7 +122,7 @@ class Peer:
             _registered_method=True)
 
     @staticmethod
-    def Pull(request,
+    def Pull(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -131,11 +132,11 @@ class Peer:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/swarm.wire.Peer/Pull',
-            swarm_dot_wire_dot_frame__pb2.StateRequest.SerializeToString,
+            swarm_dot_wire_dot_frame__pb2.Asking.SerializeToString,
             swarm_dot_wire_dot_frame__pb2.StateChunk.FromString,
             options,
             channel_credentials,

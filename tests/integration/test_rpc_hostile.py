@@ -193,7 +193,9 @@ async def test_a_generated_client_can_send_tensors() -> None:
         other.checksum = xxhash.xxh3_64_intdigest(other.header.SerializeToString() + b"efgh", 5)
         call = frame_pb2_grpc.PeerStub(channel).Exchange()
         await call.write(frame_pb2.Frames(frames=[frame]))
-        assert await call.read() == frame_pb2.Receipts(receipts=[frame_pb2.Receipt(sequence=3)])
+        came_bytes = frame_pb2.Frames(frames=[frame]).ByteSize()
+        receipt = frame_pb2.Receipt(sequence=3)
+        assert await call.read() == frame_pb2.Receipts(receipts=[receipt], received_bytes=came_bytes)
         await call.write(frame_pb2.Frames(frames=[broken, other]))
         receipts = [receipt for _ in range(2) for receipt in (await call.read()).receipts]
         assert {receipt.sequence: receipt.error_code for receipt in receipts} == {4: CorruptFrame.code, 5: ""}
@@ -228,9 +230,12 @@ async def pulled_and_not_read() -> AsyncIterator[str]:
     await server.start()
     # Without the probe a busy machine's window grows until the whole answer fits in.
     async with grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
-        pull = channel.unary_stream("/swarm.wire.Peer/Pull")
-        unread = [pull(to_message(_STATE_REQUEST).SerializeToString()) for _ in range(3 * PULLS_OF_HOST_MAX)]
+        pull = channel.stream_stream("/swarm.wire.Peer/Pull")
+        asking = frame_pb2.Asking(request=to_message(_STATE_REQUEST)).SerializeToString()
+        unread = [pull() for _ in range(3 * PULLS_OF_HOST_MAX)]
         try:
+            for call in unread:
+                await call.write(asking)
             await donor.full.wait()
             yield address
         finally:
@@ -250,7 +255,7 @@ async def test_callers_that_do_not_read_what_they_pulled_are_few() -> None:
 
 async def test_callers_that_do_not_read_what_they_pulled_lose_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each unread stream held its answer for ever."""
-    monkeypatch.setattr("swarm.rpc.links.peer_service.PULL_CHUNK_S_MAX", 0.5)
+    monkeypatch.setattr("swarm.rpc.window.PATIENCE_UNMEASURED_S", 0.5)
     links = GrpcPeerLinks()
     async with pulled_and_not_read() as address:
         while True:
@@ -365,11 +370,13 @@ class CountingServer:
         self.frames: list[int] = []
 
     async def exchange(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        came_bytes = 0
         async for data in requests:
-            found = unpack(data)
-            self.frames.append(len(found))
-            receipts = [frame_pb2.Receipt(sequence=decode(frame).sequence) for frame in found]
-            await context.write(frame_pb2.Receipts(receipts=receipts).SerializeToString())
+            found, came_bytes = [decode(frame) for frame in unpack(data)], came_bytes + len(data)
+            self.frames += [] if found[0].is_probe else [len(found)]
+            receipts = [frame_pb2.Receipt(sequence=frame.sequence) for frame in found if frame.header or frame.offer]
+            told = frame_pb2.Receipts(receipts=receipts, received_bytes=came_bytes)
+            await context.write(told.SerializeToString())
 
 
 async def test_small_tensors_that_wait_together_travel_together_and_large_ones_alone() -> None:
@@ -382,7 +389,7 @@ async def test_small_tensors_that_wait_together_travel_together_and_large_ones_a
     await asyncio.gather(*(links.send(address, header_of(1000, index), bytes(1000)) for index in range(40)))
     assert service.frames == [40]
     await asyncio.gather(*(links.send(address, header_of(MESSAGE_BYTES, i), bytes(MESSAGE_BYTES)) for i in range(3)))
-    assert service.frames[1:] == [1, 1, 1, 1], "one of them offers memory"
+    assert set(service.frames[1:]) == {1}
     await links.close()
     await server.stop(None)
 

@@ -24,7 +24,7 @@ from swarm.process.logs import get_logger
 from swarm.relay.budget import Budget
 from swarm.relay.metrics import RelayMetrics
 from swarm.relay.service import RelayService, add_relay_service, may_relay
-from swarm.rpc.channel import NARROW, THROUGH_RELAY, bind, new_server
+from swarm.rpc.channel import NARROW, PATIENT, bind, new_server
 from swarm.rpc.guard import CALLER, Guard
 from swarm.rpc.links.paths import Paths
 from swarm.rpc.links.peer_service import add_peer_service
@@ -114,7 +114,7 @@ async def hidden(peer: str, stage: int, relays: Sequence[RelayAt]) -> AsyncItera
     receiver, wallet = Receiver(), wallet_of(peer, pass_of(peer, stage))
     gate = PassGate(wallet, lambda: Place(JOB, 0, stage, 4, is_tied=False))
     gate.welcomed(Welcome(PeerId(peer), 1.0, KEY.public, STARTED))
-    server = new_server(Guard(may_exchange), more=THROUGH_RELAY)
+    server = new_server(Guard(may_exchange), more=PATIENT)
     add_peer_service(server, receiver, None, receiver, gate)
     own = f"127.0.0.1:{bind(server, '127.0.0.1:0', wallet)}"
     await server.start()

@@ -64,6 +64,7 @@ class RawFrame:
     size_bytes: int
     extent: tuple[int, int] | None = None  # start and size in the sender's memory, in the place of the payload
     offer: memoryview | None = None  # of the sender's memory; nothing else counts then
+    is_probe: bool = False  # it only asks whether the receiver lives
 
     def filled(self, payload: memoryview) -> RawFrame:
         """The frame with what was copied from its extent."""
@@ -81,11 +82,16 @@ class Tensor:
 
 
 def split(
-    sequence: int, header: TensorHeader, payload: bytes | memoryview, lend: Lend = lambda _: None
+    sequence: int,
+    header: TensorHeader,
+    payload: bytes | memoryview,
+    lend: Lend = lambda _: None,
+    bytes_max: Callable[[], int] = lambda: CHUNK_BYTES,
 ) -> Iterator[Parts]:
     """The frames of one tensor, each in parts that `message` joins, with at most CHUNK_BYTES of payload; at least one.
 
-    `lend` is asked for each payload when its frame is made.
+    When a frame is made, `lend` is asked for its payload, and if that has to travel in the frame, `bytes_max` says how
+    much of it may.
 
     Raises ValueError if `payload` is not as long as the header says, Refused if the header breaks a rule.
     """
@@ -96,7 +102,11 @@ def split(
     opening: bytes = to_header(header).SerializeToString()
     if len(opening) > MAX_HEADER_BYTES:
         raise Refused(f"the tensor's header has {len(opening)} bytes, the limit is {MAX_HEADER_BYTES}")
-    return _frames(sequence, opening, content, lend)
+    return _frames(sequence, opening, content, lend, bytes_max)
+
+
+PROBE: Final[Parts] = [b"\x48\x01"]
+"""The frame that asks whether the receiver lives; any answer to the stream says so."""
 
 
 def offer(sequence: int, memory: bytes) -> Parts:
@@ -144,6 +154,7 @@ def decode(data: bytes | memoryview) -> RawFrame:
     sequence = offset = checksum = extent_start = extent_bytes = 0
     header: memoryview | None = None
     offer: memoryview | None = None
+    is_probe = False
     payload = memoryview(b"")
     view = memoryview(data)
     seen = fields = 0
@@ -193,25 +204,28 @@ def decode(data: bytes | memoryview) -> RawFrame:
                 extent_bytes = value
             case 8:
                 offer = view[start:position]
+            case 9:
+                is_probe = bool(value)
     other_bytes = len(data) - len(payload) - len(header or b"")
     if other_bytes > _MAX_OTHER_BYTES:
         raise CorruptFrame(f"a frame has {other_bytes} bytes beside its header and payload")
     if extent_bytes > CHUNK_BYTES or (extent_bytes and payload):
         raise CorruptFrame(f"a frame has {len(payload)} bytes and {extent_bytes} in memory, the limit is {CHUNK_BYTES}")
     extent = (extent_start, extent_bytes) if extent_bytes else None
-    return RawFrame(sequence, header, offset, payload, checksum, len(data), extent, offer)
+    return RawFrame(sequence, header, offset, payload, checksum, len(data), extent, offer, is_probe)
 
 
 class Assembler:
     """Puts the frames of one stream together again.
 
-    `admit` sees every header first and raises a SwarmError to refuse the tensor. The remaining frames of a refused
-    tensor are skipped silently, so each tensor is answered once.
+    `admit` sees every header first and raises a SwarmError to refuse the tensor. What it gives is called whenever a
+    part of the tensor has come, but for the last. The remaining frames of a refused tensor are skipped silently, so
+    each tensor is answered once.
     """
 
     def __init__(
         self,
-        admit: Callable[[TensorHeader], None],
+        admit: Callable[[TensorHeader], Callable[[], None] | None],
         *,
         max_open: int = MAX_OPEN_TENSORS,
         max_tensor_bytes: int = MAX_TENSOR_BYTES,
@@ -259,6 +273,8 @@ class Assembler:
         tensor.held_bytes += len(frame.payload)
         tensor.wire_bytes += frame.size_bytes
         if len(frame.payload) < missing_bytes:
+            if tensor.moved is not None:
+                tensor.moved()
             return None
         self._open.pop(frame.sequence, None)
         # One chunk: a view into the message that gRPC made. More: the one copy on this side.
@@ -279,8 +295,7 @@ class Assembler:
             raise Refused(f"a tensor of {total_bytes} bytes is over the limit of {self._max_tensor_bytes}")
         if total_bytes > len(frame.payload) and len(self._open) >= self._max_open:
             raise Refused(f"{self._max_open} tensors of this stream are open, the limit; finish one first")
-        self._admit(header)
-        opened = _Open(header, total_bytes)
+        opened = _Open(header, total_bytes, self._admit(header))
         if total_bytes > len(frame.payload):
             self._open[frame.sequence] = opened
         self._refused.pop(frame.sequence, None)
@@ -336,25 +351,38 @@ def kind_of(header: TensorHeader) -> str:
 class _Open:
     header: TensorHeader
     total_bytes: int
+    moved: Callable[[], None] | None
     chunks: list[memoryview] = field(default_factory=list)
     held_bytes: int = 0
     wire_bytes: int = 0
 
 
 _KIND_OF_FIELD = dict(
-    zip(range(1, 9), (_VARINT, _LENGTH, _VARINT, _LENGTH, _FIXED64, _VARINT, _VARINT, _LENGTH), strict=True)
+    zip(
+        range(1, 10),
+        (_VARINT, _LENGTH, _VARINT, _LENGTH, _FIXED64, _VARINT, _VARINT, _LENGTH, _VARINT),
+        strict=True,
+    )
 )
 
 
-def _frames(sequence: int, opening: bytes, content: memoryview, lend: Lend) -> Iterator[Parts]:
-    yield _frame(sequence, opening, 0, content[:CHUNK_BYTES], lend)
-    for offset in range(CHUNK_BYTES, len(content), CHUNK_BYTES):
-        yield _frame(sequence, b"", offset, content[offset : offset + CHUNK_BYTES], lend)
+def _frames(
+    sequence: int, opening: bytes, content: memoryview, lend: Lend, bytes_max: Callable[[], int]
+) -> Iterator[Parts]:
+    offset = 0
+    while not offset or offset < len(content):
+        payload = content[offset : offset + CHUNK_BYTES]
+        start = lend(payload)
+        if start is None:
+            payload = payload[: max(1, bytes_max())]
+        yield _frame(sequence, b"" if offset else opening, offset, payload, start)
+        offset += len(payload)
+        if not content:
+            return
 
 
-def _frame(sequence: int, header: bytes, offset: int, payload: memoryview, lend: Lend) -> Parts:
+def _frame(sequence: int, header: bytes, offset: int, payload: memoryview, start: int | None) -> Parts:
     """One frame; fields that protobuf would leave out (zero, empty) are left out."""
-    start = lend(payload)
     parts: list[bytes | memoryview] = []
     if sequence:
         parts += [b"\x08", encode_varint(sequence)]

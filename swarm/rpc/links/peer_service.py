@@ -2,44 +2,49 @@
 
     stream ──gate──▶ frames ──▶ Assembler ──admit──▶ receive() ──▶ receipt
                        └──copied from the sender's memory, where a frame says so (memory.py)
-    Pull   ──gate──▶ give() ──▶ chunks
+                       └──so many bytes have come──▶
+    Pull   ──gate──▶ give() ──▶ chunks, as the caller's acknowledgements leave room (swarm/rpc/window.py)
 
-The ports, and the dialling side, are in peers.py.
+An answer that broke off is kept for a while, and goes on from where its caller says. The ports, and the dialling side,
+are in peers.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 
 from swarm.errors import CorruptFrame, DeadlinePassed, Refused, RetryElsewhere, SwarmError
-from swarm.peer_messages import Boundary, Pass, StateRequest, TensorHeader
+from swarm.peer_messages import Boundary, Pass, StateReply, StateRequest, TensorHeader
 from swarm.rpc import passes
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, public_error
 from swarm.rpc.guard import CALLER, check_caller
 from swarm.rpc.links import frames
 from swarm.rpc.links.memory import TAKEN_MAX, Files, TakenMemory
-from swarm.rpc.links.peers import METHOD, PULL, SERVICE, NoTraffic, StateDonor, TensorReceiver, Traffic
-from swarm.rpc.links.state import state_chunks
+from swarm.rpc.links.peers import METHOD, PULL, SERVICE, Moved, NoTraffic, StateDonor, TensorReceiver, Traffic
+from swarm.rpc.links.state import ALIVE, state_chunks
 from swarm.rpc.mapping import from_message, parse
 from swarm.rpc.passes import Gate
+from swarm.rpc.window import Window
 from swarm.wire import frame_pb2
 
 MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
 PULLS_MAX: Final = 16  # answers that this process holds at a time
 PULLS_OF_HOST_MAX: Final = 8
-PULL_CHUNK_S_MAX: Final = 30.0  # how long a caller may take to read 1 MiB of an answer
+PULL_S_MIN: Final = 10.0  # a caller says what it asks for within that
+ALIVE_S: Final = 0.5  # after which whoever waits is told that this process lives
+KEPT_S, KEPT_MAX, KEPT_BYTES_MAX = 60.0, 8, 64 << 20  # answers that broke off
 SMALL_BYTES: Final = (
     16 << 10
 )  # before compression: no link is measured by such tensors (stage_server/brain/link_codecs)
-RECEIPT_S: Final = 0.005  # how long the receipt of a small one may wait for others
+RECEIPT_S: Final = 0.005  # how long the receipt of a small one, or how much has come, may wait for others
 
 _Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -58,7 +63,7 @@ def add_peer_service(
     service = _PeerService(receiver, traffic or NoTraffic(), donor, gate)
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         METHOD: grpc.stream_stream_rpc_method_handler(service.exchange),
-        PULL: grpc.unary_stream_rpc_method_handler(service.pull),
+        PULL: grpc.stream_stream_rpc_method_handler(service.pull),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
@@ -71,11 +76,19 @@ class _PeerService:
         self._gate = gate
         self._pulls: Counter[str] = Counter()  # under way, by the caller's host
         self._taken = Files(TAKEN_MAX)
+        self._kept = _Kept()
 
-    async def pull(self, data: bytes, context: _Context) -> None:
+    async def pull(self, requests: AsyncIterator[bytes], context: _Context) -> None:
         """A part of the state, in chunks. A caller that does not read loses its place."""
         async with answering(context), self._entered(context, pulls=True) as shown:
-            request = from_message(StateRequest, parse(frame_pb2.StateRequest, data))
+            try:
+                async with asyncio.timeout(PULL_S_MIN):
+                    asking = parse(frame_pb2.Asking, await anext(requests))
+            except TimeoutError:
+                raise DeadlinePassed(f"nothing was asked for within {PULL_S_MIN:g} s") from None
+            except StopAsyncIteration:
+                raise CorruptFrame("a pull asks for nothing") from None
+            request = from_message(StateRequest, asking.request)
             _check_sender(shown, request)
             if self._donor is None:
                 raise Refused("this process has no state to give")
@@ -84,13 +97,16 @@ class _PeerService:
                 raise RetryElsewhere("as many as this process serves at a time are being served already")
             self._pulls[host] += 1
             try:
-                reply, payload = await self._donor.give(request)
-                for chunk in state_chunks(reply, payload):
-                    try:
-                        async with asyncio.timeout(PULL_CHUNK_S_MAX):
-                            await context.write(chunk)
-                    except TimeoutError:
-                        raise DeadlinePassed(f"the answer was not read for {PULL_CHUNK_S_MAX:g} s") from None
+                now_s, held_bytes = asyncio.get_running_loop().time(), asking.held_bytes
+                kept = self._kept.take(request, asking.checksum, now_s) if held_bytes else None
+                if kept is None or held_bytes > kept[0].total_bytes:
+                    kept, held_bytes = await _alive(context, self._donor.give(request)), 0
+                reply, payload = kept
+                try:
+                    await _give(requests, context, reply, payload, held_bytes)
+                except BaseException:
+                    self._kept.keep(request, reply, payload, asyncio.get_running_loop().time())
+                    raise
             finally:
                 self._pulls[host] -= 1
                 if not self._pulls[host]:
@@ -103,11 +119,15 @@ class _PeerService:
         room = asyncio.Semaphore(MAX_RECEIVING)
         async with answering(context), self._entered(context, pulls=False) as shown, asyncio.TaskGroup() as tasks:
             assembler = frames.Assembler(partial(self._admit, shown))
-            with closing(TakenMemory(self._taken)) as memory:
+            with closing(TakenMemory(self._taken)) as memory, closing(answers):
                 async for message in requests:
+                    answers.came(len(message), tasks)
                     for frame in _filled(message, memory):
                         if frame.offer is not None:
                             await answers.send(frame.sequence, _taken(memory, frame.offer))
+                            continue
+                        if frame.is_probe:
+                            await answers.tell()
                             continue
                         try:
                             tensor = assembler.add(frame)
@@ -115,7 +135,10 @@ class _PeerService:
                             await answers.send(frame.sequence, public_error(error))
                             continue
                         if tensor is not None:
-                            await room.acquire()
+                            if room.locked():
+                                await _while_alive(room.acquire(), answers.tell)
+                            else:
+                                await room.acquire()
                             answers.owed += 1
                             tasks.create_task(self._take(tensor, answers, room))
 
@@ -130,9 +153,9 @@ class _PeerService:
         async with self._gate.enter(passes.shown(context.invocation_metadata()), name, pulls=pulls) as shown:
             yield shown
 
-    def _admit(self, shown: Pass | None, header: TensorHeader) -> None:
+    def _admit(self, shown: Pass | None, header: TensorHeader) -> Moved | None:
         _check_sender(shown, header)
-        self._receiver.admit(header)
+        return self._receiver.admit(header)
 
     async def _take(self, tensor: frames.Tensor, answers: _Answers, room: asyncio.Semaphore) -> None:
         try:
@@ -203,6 +226,8 @@ class _Answers:
         self._lock = asyncio.Lock()
         self._waiting: list[frame_pb2.Receipt] = []
         self._soon = False  # a call waits for others
+        self._came_bytes = self._told_bytes = 0  # of the stream's messages
+        self._telling: asyncio.TimerHandle | None = None
         self.owed = 0  # tensors that the receiver works on
 
     async def send(self, sequence: int, error: SwarmError | None, *, hurry: bool = True) -> None:
@@ -223,10 +248,123 @@ class _Answers:
                 return
             if self.owed:
                 await asyncio.sleep(0)  # others that came in the same message are about to be done
-            receipts, self._waiting = self._waiting, []
-            try:
-                await self._context.write(frame_pb2.Receipts(receipts=receipts).SerializeToString())
-            except Exception as error:
-                # Done or broken: the sender is gone, and nobody would read this.
-                if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):
-                    raise
+            await self._write()
+
+    def came(self, size_bytes: int, tasks: asyncio.TaskGroup) -> None:
+        """A message has come: the sender hears of it with a receipt, or soon."""
+        self._came_bytes += size_bytes
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(RECEIPT_S, self._due, tasks)
+
+    async def tell(self) -> None:
+        """Say how much has come, even if that is nothing more: this process lives."""
+        async with self._lock:
+            await self._write()
+
+    def close(self) -> None:
+        """Nothing more is told."""
+        if self._telling is not None:
+            self._telling.cancel()
+
+    def _due(self, tasks: asyncio.TaskGroup) -> None:
+        self._telling = None
+        if self._told_bytes < self._came_bytes:
+            tasks.create_task(self.tell())
+
+    async def _write(self) -> None:
+        receipts, self._waiting = self._waiting, []
+        self._told_bytes = self._came_bytes
+        told = frame_pb2.Receipts(receipts=receipts, received_bytes=self._told_bytes)
+        try:
+            await self._context.write(told.SerializeToString())
+        except Exception as error:
+            # Done or broken: the sender is gone, and nobody would read this.
+            if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):
+                raise
+
+
+class _Kept:
+    """Answers that broke off: whoever asked goes on where it was."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[StateRequest, str], tuple[StateReply, bytes | memoryview, float]] = {}
+
+    def keep(self, request: StateRequest, reply: StateReply, payload: bytes | memoryview, now_s: float) -> None:
+        self._forget(now_s)
+        if 0 < reply.total_bytes <= KEPT_BYTES_MAX:
+            self._answers[request, reply.checksum] = reply, payload, now_s + KEPT_S
+        while (
+            len(self._answers) > KEPT_MAX or sum(one.total_bytes for one, *_ in self._answers.values()) > KEPT_BYTES_MAX
+        ):
+            del self._answers[next(iter(self._answers))]
+
+    def take(self, request: StateRequest, checksum: str, now_s: float) -> tuple[StateReply, bytes | memoryview] | None:
+        """The answer to this request with this checksum, if it is still here; it then is no more."""
+        self._forget(now_s)
+        found = self._answers.pop((request, checksum), None)
+        return None if found is None else found[:2]
+
+    def _forget(self, now_s: float) -> None:
+        self._answers = {key: one for key, one in self._answers.items() if one[2] > now_s}
+
+
+_Made = TypeVar("_Made")
+
+
+async def _alive(context: _Context, making: Awaitable[_Made]) -> _Made:
+    """What is being made, while the caller hears that this process lives."""
+
+    async def tell() -> None:
+        await context.write(ALIVE)
+
+    return await _while_alive(making, tell)
+
+
+async def _while_alive(waiting: Awaitable[_Made], tell: Callable[[], Awaitable[None]]) -> _Made:
+    """Wait, and `tell` now and then."""
+    task = asyncio.ensure_future(waiting)
+    try:
+        while not (await asyncio.wait({task}, timeout=ALIVE_S))[0]:
+            await tell()
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def _give(
+    requests: AsyncIterator[bytes],
+    context: _Context,
+    reply: StateReply,
+    payload: bytes | memoryview,
+    held_bytes: int,
+) -> None:
+    """Send an answer from byte `held_bytes` on; DeadlinePassed if its caller acknowledges nothing for too long."""
+    loop = asyncio.get_running_loop()
+    window, heard, arrived_bytes = Window(loop.time()), asyncio.Event(), 0
+
+    async def listen() -> None:
+        nonlocal arrived_bytes
+        async for data in requests:
+            now_bytes = parse(frame_pb2.Asking, data).received_bytes
+            window.acknowledged(now_bytes - arrived_bytes, loop.time())
+            arrived_bytes = now_bytes
+            heard.set()
+
+    async def wait() -> None:
+        heard.clear()
+        try:
+            async with asyncio.timeout(max(0.0, window.dead_in_s(loop.time()))):
+                await heard.wait()
+        except TimeoutError:
+            raise DeadlinePassed(f"the answer was not read for {window.patience_s:.3g} s") from None
+
+    async with asyncio.TaskGroup() as tasks:
+        listening = tasks.create_task(listen())
+        for chunk in state_chunks(reply, payload, held_bytes, lambda: window.message_bytes or window.piece_bytes):
+            window.sent(len(chunk), loop.time())
+            await context.write(chunk)
+            while not window.is_open:
+                await wait()
+        while window.unacknowledged_bytes:
+            await wait()
+        listening.cancel()

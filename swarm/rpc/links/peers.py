@@ -4,10 +4,19 @@
     send() <-- future <-- reader <--receipts-- lock <-----------------+               dialled by the sender
 
 The writer alternates between the frames of the tensors under way, so a small tensor does not wait for a large one.
-Bytes under way to one neighbour are bounded by the sender (`MAX_BYTES_IN_FLIGHT`), tensors by the receiver as well. A
-link that breaks fails the tensors under way on it and is forgotten; the next `send` dials again. A link that was
+Tensors under way to one neighbour are bounded by the sender (`MAX_BYTES_IN_FLIGHT`) and by the receiver. Bytes on the
+line are bounded by a window (`swarm/rpc/window.py`): the receiver says how many have come. So the buffers of a slow
+link hold no more than it carries in about a second. A link that makes progress is alive, and a neighbour is dead if he
+answers nothing for longer than his link usually takes. Where nothing is under way, the sender asks (`PROBE_S`).
+
+A link that breaks fails the tensors under way on it and is forgotten; the next `send` dials again. A link that was
 dialled with an older pass is replaced, and ends once all tensors under way on it are answered. Large payloads lie in
 memory that a receiver on the same host reads (memory.py). The dialled side is in peer_service.py.
+
+A pull is a stream of its own with a window of its own. If it breaks, the next one goes on from the byte that came.
+
+Not chosen: gRPC's pings as the sign of life, because a ping waits behind all that lies in buffers, and its patience is
+fixed when the channel is made. They only keep the way open through routers.
 """
 
 from __future__ import annotations
@@ -15,6 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
@@ -38,8 +48,9 @@ from swarm.rpc.links.dialling import Connection, Dialler
 from swarm.rpc.links.frames import Parts
 from swarm.rpc.links.memory import Files, LentMemory, lent_files
 from swarm.rpc.links.paths import Paths
-from swarm.rpc.links.state import collect
+from swarm.rpc.links.state import Arriving
 from swarm.rpc.mapping import parse, to_message
+from swarm.rpc.window import PIECE_BYTES_MIN, Window
 from swarm.types import PeerId
 from swarm.wire import frame_pb2
 
@@ -49,20 +60,32 @@ PULL: Final = "Pull"
 MAX_BYTES_IN_FLIGHT: Final = 64 << 20  # per neighbour; a larger tensor goes alone
 SHUNNED_S: Final = 60.0  # that nobody of a revoked name is dialled: orders from before may still name it
 RECEIPTS_BYTES_MAX: Final = 1 << 20  # of one message; honest ones have as many as tensors are received at a time
+PATIENCE_S_MIN: Final = 2.5  # with a neighbour on a quick link that answers nothing: like that with a session
+PROBE_S: Final = 0.5  # after which a link on which nothing is under way is tried
 _LEAST_CHARGE_BYTES: Final = 1 << 10  # so that tensors without payload are bounded too
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+Moved: TypeAlias = Callable[[], None]
 
 
 class PeerLinks(Protocol):
     """The sending side: one process's links to its neighbours."""
 
     async def send(
-        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+        self,
+        address: str,
+        header: TensorHeader,
+        payload: bytes | memoryview,
+        *,
+        to: PeerId | None = None,
+        moved: Moved | None = None,
     ) -> None:
         """Deliver one tensor to the stage server at `address`; returns once its receiver accepted it.
 
-        Where processes prove who they are, `to` must answer there; None: any stage server of the swarm.
+        Where processes prove who they are, `to` must answer there; None: any stage server of the swarm. `moved` is
+        called whenever more of what is on its way to that neighbour has arrived.
 
         Tensors of concurrent calls may arrive in any order, and one may arrive twice. If the receiver reports
         corruption, the tensor is sent once more. `payload` must not change until `send` returns or, if it was
@@ -100,10 +123,11 @@ class StateDonor(Protocol):
 class TensorReceiver(Protocol):
     """The receiving side: takes the tensors that arrive at a stage server."""
 
-    def admit(self, header: TensorHeader) -> None:
+    def admit(self, header: TensorHeader) -> Moved | None:
         """Check a header before its payload is accepted; raise a SwarmError to refuse the tensor.
 
-        `total_bytes` will be delivered: compare it with the bytes that dtype, shape and codec need.
+        What it gives is called whenever a part of the payload has come, but for the last. `total_bytes` will be
+        delivered: compare it with the bytes that dtype, shape and codec need.
         """
 
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
@@ -167,12 +191,18 @@ class GrpcPeerLinks:
         self._closed = False
 
     async def send(
-        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+        self,
+        address: str,
+        header: TensorHeader,
+        payload: bytes | memoryview,
+        *,
+        to: PeerId | None = None,
+        moved: Moved | None = None,
     ) -> None:
         try:
-            await self._link(address, to).send(header, payload)
+            await self._link(address, to).send(header, payload, moved)
         except CorruptFrame:
-            await self._link(address, to).send(header, payload)
+            await self._link(address, to).send(header, payload, moved)
 
     async def pull(
         self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
@@ -182,42 +212,63 @@ class GrpcPeerLinks:
         self._pulls[until_cut_off] = to
         try:
             async with until_cut_off:
-                reply, payload = await self._pull(address, request, limit_bytes, to)
+                arriving = Arriving(limit_bytes)
+                while not arriving.is_whole:
+                    await self._pull(address, request, arriving, to)
         except TimeoutError:
             if not until_cut_off.expired():
                 raise
             raise PeerUnavailable(f"{to} was revoked") from None
         finally:
             del self._pulls[until_cut_off]
+        reply, payload = arriving.result()
         self._traffic.received(address, "state", reply.total_bytes, reply.total_bytes)
         return reply, payload
 
-    async def _pull(
-        self, address: str, request: StateRequest, limit_bytes: int, to: PeerId | None
-    ) -> tuple[StateReply, memoryview]:
-        # A connection of its own: a joiner asks each replica seldom, and the state must not delay tensors.
+    async def _pull(self, address: str, request: StateRequest, arriving: Arriving, to: PeerId | None) -> None:
+        """Go on with a pull until all has come, or it breaks off and something new had come.
+
+        A connection of its own: a joiner asks each replica seldom, and the state must not delay tensors.
+        """
+        loop, held_bytes = asyncio.get_running_loop(), arriving.held_bytes
         connection = await self._dialler.dial(address, to)
         try:
-            method: Any = connection.channel.unary_stream(f"/{SERVICE}/{PULL}")
-            metadata = passes.metadata(self._wallet.pass_token)
-            call = method(to_message(request).SerializeToString(), metadata=metadata)
+            method: Any = connection.channel.stream_stream(f"/{SERVICE}/{PULL}")
+            call: _Call = method(metadata=passes.metadata(self._wallet.pass_token))
             await call.wait_for_connection()
-            connection.stood_at_s = asyncio.get_running_loop().time()
-            return await collect(aiter(call), limit_bytes)
+            with suppress(asyncio.InvalidStateError):  # the call has ended: reading tells why
+                await write(call, arriving.asking(to_message(request)))
+            patience, heard_s, received_bytes = Window(loop.time()), loop.time(), 0
+            while True:
+                async with asyncio.timeout(max(0.0, patience.dead_in_s(loop.time()))):
+                    data = await call.read()
+                if not isinstance(data, bytes):
+                    break
+                received_bytes += len(data)
+                patience.measured(loop.time() - heard_s, loop.time())
+                heard_s = loop.time()
+                arriving.add(data)
+                with suppress(asyncio.InvalidStateError):
+                    await write(call, frame_pb2.Asking(received_bytes=received_bytes).SerializeToString())
+            arriving.end()
+        except TimeoutError:
+            error: SwarmError = PeerUnavailable(f"{address} said nothing for {patience.patience_s:.3g} s")
         except grpc.RpcError as failure:
             error = translate(failure, address, unavailable=PeerUnavailable)
-            if type(error) is PeerUnavailable:
-                connection.owed = True
-                self._dialler.broke(connection, error.message)
-            raise error from None
+        else:
+            return
         finally:
             await connection.close()
+        if type(error) is PeerUnavailable:
+            self._dialler.broke(connection)
+            if arriving.held_bytes > held_bytes:
+                return
+        raise error from None
 
     def cut_off(self, peer: PeerId) -> None:
         now_s = asyncio.get_running_loop().time()
         self._shunned = {one: until_s for one, until_s in self._shunned.items() if until_s > now_s}
         self._shunned[peer] = now_s + SHUNNED_S
-        self._dialler.forget(peer)
         for pull in [pull for pull, to in self._pulls.items() if to == peer and not pull.expired()]:
             pull.reschedule(0.0)
         for link in [link for (_, to), link in self._links.items() if to == peer]:
@@ -243,7 +294,6 @@ class GrpcPeerLinks:
             check_address(address)
         link, token = self._links.get((address, to)), self._wallet.pass_token
         if link is not None and link.error is None and link.token != token:
-            self._dialler.ease(address, to)
             self._retired[link] = to
             link.retire(self._retired.pop)
             link = None
@@ -264,6 +314,7 @@ class _Outgoing:
     content: Iterator[Parts]
     charge_bytes: int
     receipt: asyncio.Future[None]
+    moved: Moved | None = None
     wire_bytes: int = 0
 
 
@@ -278,7 +329,7 @@ class _Link:
         on_wire: Callable[[bytes], bytes] | None,
         dial: Callable[[], Awaitable[Connection]],
         token: bytes,
-        broke: Callable[[Connection, str], None],
+        broke: Callable[[Connection], None],
         lent: Files,
     ) -> None:
         self._on_wire = on_wire
@@ -297,17 +348,23 @@ class _Link:
         self._unanswered: dict[int, _Outgoing] = {}
         self._memory = LentMemory(lent)
         self._offered: int | None = None  # the sequence of the memory's offer, until it is answered
+        self._room_bytes = 0  # of the message that is being made
+        self._is_full = False  # the writer waits until more has arrived
+        self._window = Window(asyncio.get_running_loop().time(), patience_s_min=PATIENCE_S_MIN)
+        self._arrived_bytes = 0  # of this stream, as the neighbour says
+        self._probes = False
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._serve(), name=f"link to {address}")
 
-    async def send(self, header: TensorHeader, payload: bytes | memoryview) -> None:
+    async def send(self, header: TensorHeader, payload: bytes | memoryview, moved: Moved | None) -> None:
         if self.error is not None:
             raise _again(self.error)
         sequence = self._sequence = self._sequence + 1
-        content = frames.split(sequence, header, payload, partial(self._memory.write, sequence))
+        lend = partial(self._memory.write, sequence)
+        content = frames.split(sequence, header, payload, lend, lambda: max(self._room_bytes, PIECE_BYTES_MIN))
         charge_bytes = min(max(frames.payload_bytes(header), _LEAST_CHARGE_BYTES), self._max_bytes)
         receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._unanswered[sequence] = _Outgoing(sequence, header, content, charge_bytes, receipt)
+        self._unanswered[sequence] = _Outgoing(sequence, header, content, charge_bytes, receipt, moved)
         self._admission.append(sequence)
         self._admit()
         # If cancelled after the first frame, the rest is still sent: half a tensor would stay open at the receiver.
@@ -345,24 +402,30 @@ class _Link:
         """Run the stream until it breaks, then fail everything that waits for a receipt."""
         error: SwarmError = PeerUnavailable(f"{self._address}: the link was closed")
         connection: Connection | None = None
+        loop = asyncio.get_running_loop()
         try:
+            dialled_s = loop.time()
             connection = await self._dial()
             if connection.is_straight:
                 self._memory.begin()
             method: Any = connection.channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call: _Call = method(metadata=passes.metadata(self.token))
             await call.wait_for_connection()
-            connection.stood_at_s = asyncio.get_running_loop().time()
+            self._window.measured(loop.time() - dialled_s, loop.time())
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._read(call))
+                tasks.create_task(self._watch())
         except* grpc.RpcError as group:
             failure = next(leaves(group))
             assert isinstance(failure, grpc.RpcError)
             error = translate(failure, self._address, unavailable=PeerUnavailable)
             if connection is not None and type(error) is PeerUnavailable:
-                connection.owed = bool(self._unanswered)
-                self._broke(connection, error.message)
+                self._broke(connection)
+        except* _Silent as group:
+            error = PeerUnavailable(str(next(leaves(group))))
+            assert connection is not None
+            self._broke(connection)
         except* Exception as group:
             error = public_error(group)
         finally:
@@ -374,15 +437,18 @@ class _Link:
     async def _write(self, call: _Call) -> None:
         opened: deque[_Outgoing] = deque()
         while True:
-            batch = self._batch(opened)
+            self._is_full = not self._window.is_open
+            batch = [] if self._is_full else self._batch(opened)
             if not batch:
                 if self._retires and not self._unanswered:
                     raise PeerUnavailable(f"{self._address}: the link was replaced by one with a newer pass")
                 self._wake.clear()
                 await self._wake.wait()
                 continue
+            message = frames.message(batch)
+            self._window.sent(len(message), asyncio.get_running_loop().time())
             try:
-                await write(call, frames.message(batch))
+                await write(call, message)
             except asyncio.InvalidStateError:
                 return  # the stream has ended; the reader learns why
 
@@ -391,9 +457,13 @@ class _Link:
         if (offer := self._memory.offer()) is not None:  # alone, as a tensor in company is copied once more
             self._offered = self._sequence = self._sequence + 1
             return [frames.offer(self._offered, offer)]
+        if self._probes:
+            self._probes = False
+            return [frames.PROBE]
         batch: list[Parts] = []
         batch_bytes = 0
-        while batch_bytes < frames.MESSAGE_BYTES and len(batch) < frames.MAX_FRAMES:
+        self._room_bytes = self._window.message_bytes or self._window.piece_bytes
+        while batch_bytes < frames.MESSAGE_BYTES and self._room_bytes > 0 and len(batch) < frames.MAX_FRAMES:
             self._open(opened)
             if not opened:
                 break
@@ -406,7 +476,9 @@ class _Link:
                 continue  # complete
             if self._on_wire is not None:
                 frame = [self._on_wire(b"".join(frame))]
-            frame_bytes = sum(map(len, frame)) + self._memory.written_bytes - written_bytes
+            line_bytes = sum(map(len, frame))
+            self._room_bytes -= line_bytes
+            frame_bytes = line_bytes + self._memory.written_bytes - written_bytes
             outgoing.wire_bytes += frame_bytes
             batch_bytes += frame_bytes
             batch.append(frame)
@@ -423,11 +495,42 @@ class _Link:
             else:
                 opened.append(outgoing)
 
+    async def _watch(self) -> None:
+        """Break the link once the neighbour has answered nothing for too long; ask him if nothing is under way."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + PROBE_S
+            await asyncio.sleep(PROBE_S)
+            if loop.time() - due_s > PROBE_S:
+                self._window.heard(loop.time())  # this process stood still, and has not read what came
+            elif self._window.dead(loop.time()):
+                raise _Silent(f"{self._address} has answered nothing for {self._window.patience_s:.3g} s")
+            if not self._window.unacknowledged_bytes:
+                self._probes = True
+                self._wake.set()
+
+    def _heard(self, arrived_bytes: int) -> None:
+        """The neighbour says how many bytes of the stream have come."""
+        now_s = asyncio.get_running_loop().time()
+        if arrived_bytes < self._arrived_bytes:
+            raise CorruptFrame(f"{self._address} has received {arrived_bytes} bytes, and had {self._arrived_bytes}")
+        more_bytes, self._arrived_bytes = arrived_bytes - self._arrived_bytes, arrived_bytes
+        self._window.acknowledged(more_bytes, now_s)
+        self._window.heard(now_s)
+        if more_bytes:
+            if self._is_full:
+                self._wake.set()
+            for outgoing in self._unanswered.values():
+                if outgoing.moved is not None:
+                    outgoing.moved()
+
     async def _read(self, call: _Call) -> None:
         async for data in call:
             if len(data) > RECEIPTS_BYTES_MAX:
                 raise CorruptFrame(f"{self._address} answered with {len(data)} bytes at once")
-            for receipt in parse(frame_pb2.Receipts, data).receipts:
+            message = parse(frame_pb2.Receipts, data)
+            self._heard(message.received_bytes)
+            for receipt in message.receipts:
                 if receipt.sequence == self._offered:
                     self._offered = None
                     self._memory.answered(is_taken=not receipt.error_code)
@@ -469,6 +572,10 @@ class _Link:
         self._unanswered.clear()
         self._admission.clear()
         self._queue.clear()
+
+
+class _Silent(Exception):
+    """The neighbour answers nothing any more."""
 
 
 def _again(error: SwarmError) -> SwarmError:

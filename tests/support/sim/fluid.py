@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
+from swarm.rpc.links.peers import Moved
 from swarm.types import PeerId
 
 ROUNDINGS_BYTES = 1e-3
@@ -107,7 +108,13 @@ class FluidLinks:
         self._network, self._owner = network, owner
 
     async def send(
-        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+        self,
+        address: str,
+        header: TensorHeader,
+        payload: bytes | memoryview,
+        *,
+        to: PeerId | None = None,
+        moved: Moved | None = None,
     ) -> None:
         await self._network.carry(self._owner, address, header, payload)
 

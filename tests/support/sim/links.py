@@ -13,7 +13,7 @@ from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc.channel import public_error
 from swarm.rpc.links import frames
 from swarm.rpc.links.peer_service import take
-from swarm.rpc.links.peers import SHUNNED_S, StateDonor, TensorReceiver, Traffic
+from swarm.rpc.links.peers import SHUNNED_S, Moved, StateDonor, TensorReceiver, Traffic
 from swarm.rpc.links.state import collect, state_chunks
 from swarm.types import PeerId
 from tests.support.sim.fabric import Fabric, Flight
@@ -44,7 +44,13 @@ class SimPeerLinks:
         self._shunned: dict[PeerId, float] = {}
 
     async def send(
-        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+        self,
+        address: str,
+        header: TensorHeader,
+        payload: bytes | memoryview,
+        *,
+        to: PeerId | None = None,
+        moved: Moved | None = None,
     ) -> None:
         self._check(address, to)
         try:

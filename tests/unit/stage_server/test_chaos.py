@@ -16,6 +16,7 @@ from swarm.messages import Chaos
 from swarm.peer_messages import Boundary, TensorHeader
 from swarm.process.logs import get_logger
 from swarm.rpc.links import frames
+from swarm.rpc.links.peers import Moved
 from swarm.types import Direction, JobId, Microbatch, PeerId
 from tests.support.sim import loop as sim
 
@@ -29,7 +30,13 @@ class Links:
         self.sent: list[str] = []
 
     async def send(
-        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+        self,
+        address: str,
+        header: TensorHeader,
+        payload: bytes | memoryview,
+        *,
+        to: PeerId | None = None,
+        moved: Moved | None = None,
     ) -> None:
         self.sent.append(address)
 
