@@ -15,6 +15,7 @@ from swarm.model import codec
 from swarm.model.islands.exchange import proposal_bytes
 from swarm.model.stage import Stage
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
+from swarm.rpc.links.peers import Moved
 
 
 class HeaderChecks:
@@ -32,27 +33,31 @@ class HeaderChecks:
         self._neighbours = neighbours
         self._checks = checks
 
-    def check(self, header: TensorHeader) -> None:
-        """Refuse what is not for this job, timeline and stage, or not of the size that it must have."""
+    def check(self, header: TensorHeader) -> Moved | None:
+        """Refuse what is not for this job, timeline and stage, or not of the size that it must have.
+
+        What it gives is to be called whenever a part of the tensor has come.
+        """
         if header.job != self._me.job or _timeline(header) != self._timeline:
             raise StaleMessage(f"this replica serves job {self._me.job}, timeline {self._timeline}")
         match header:
             case Boundary():
                 self._check_boundary(header)
                 if self._checks.wants(header.microbatch, header.direction, header.sender, header.incarnation):
-                    return
+                    return None
                 claim = Claim(header.sender, header.incarnation, header.attempt)
                 if self._neighbours.judge(header.microbatch, header.direction, claim) is Standing.FALSE:
                     raise StaleMessage(f"{claim} is not the neighbour of {header.microbatch} on that side")
             case EvaluationBoundary():
                 self._check_boundary(header)
             case Slice():
-                self._check_slice(header)
+                return self._check_slice(header)
             case Need(stage=stage):
                 if stage != self._me.stage:
                     raise Refused(f"a question to stage {stage} came to stage {self._me.stage}")
             case _:
                 assert_never(header)
+        return None
 
     def _check_boundary(self, header: Boundary | EvaluationBoundary) -> None:
         if header.stage != self._me.stage:
@@ -64,28 +69,29 @@ class HeaderChecks:
         expected = codec.encoded_bytes(header.dtype, header.shape, header.codec)
         _check_size(f"{header.dtype} {header.shape}", expected, header.total_bytes)
 
-    def _check_slice(self, header: Slice) -> None:
+    def _check_slice(self, header: Slice) -> Moved:
         layout = self._stage.units.get(header.unit)
         if layout is None:
             raise Refused(f"stage {self._me.stage} has no unit {header.unit!r}")
         if self._course.is_outer(header.step):
-            self._check_proposal(header)
-            return
+            return self._check_proposal(header)
         if header.start + header.elements > layout.elements:
             raise Refused(f"slice {header.start}+{header.elements} leaves unit {header.unit}")
         if header.dtype not in self._slice_dtypes:
             raise CorruptFrame(f"this job sends slices as {' or '.join(self._slice_dtypes)}, not {header.dtype[:32]!r}")
         expected = codec.slice_bytes(header.dtype, header.elements)
-        self._mailbox.admit(header)
+        moved = self._mailbox.admit(header)
         _check_size(f"{header.dtype} ({header.elements},)", expected, header.total_bytes)
+        return moved
 
-    def _check_proposal(self, header: Slice) -> None:
+    def _check_proposal(self, header: Slice) -> Moved:
         size_bytes = proposal_bytes(self._stage, header.unit, header.step)
         if (header.dtype, header.start, header.averaged) != (codec.PROPOSAL_DTYPE, 0, False):
             raise CorruptFrame(f"a slice of outer step {header.step} is no proposal")
         _check_size(f"a proposal for unit {header.unit}", size_bytes, header.elements)
-        self._mailbox.admit(header)
+        moved = self._mailbox.admit(header)
         _check_size(f"a proposal for unit {header.unit}", size_bytes, header.total_bytes)
+        return moved
 
 
 def _timeline(header: TensorHeader) -> int:

@@ -22,7 +22,7 @@ from swarm.types import Direction, Hop, PeerId
 UNDELIVERED_S = 1.0
 REPEAT_S = 5.0
 PAUSE_S = (0.05, 1.0)  # between attempts: first, longest
-# A second copy may be sent once the first has neither arrived nor failed for this long.
+# A second copy may be sent once nothing of the first, or of what is before it, has arrived for this long.
 HANGING_S = 5.0
 
 

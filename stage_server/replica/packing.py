@@ -17,7 +17,7 @@ from swarm.errors import RetryElsewhere
 from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model import codec
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
-from swarm.rpc.links.peers import PeerLinks
+from swarm.rpc.links.peers import Moved, PeerLinks
 from swarm.types import Direction, EvaluationBatch, Microbatch
 
 # How long a neighbour may be out of reach before it is reported. A dead neighbour is known to the scheduler sooner.
@@ -101,12 +101,15 @@ def _beyond(me: ReplicaId, direction: Direction) -> int:
     return me.stage + (1 if direction is Direction.FORWARD else -1)
 
 
-async def deliver(links: PeerLinks, to: Member | Envoy, letter: Letter) -> None:
-    """Send until the neighbour has it; PeerUnavailable or RetryElsewhere after DELIVERY_S_MAX, Refused at once."""
+async def deliver(links: PeerLinks, to: Member | Envoy, letter: Letter, moved: Moved | None = None) -> None:
+    """Send until the neighbour has it; PeerUnavailable or RetryElsewhere after DELIVERY_S_MAX, Refused at once.
+
+    `moved` is called whenever a part of what is on its way there has arrived.
+    """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + DELIVERY_S_MAX
     with suppress(RetryElsewhere):  # seldom raised: the usual delivery does without the retrying
-        await links.send(to.address, letter.header, letter.payload, to=to.peer)
+        await links.send(to.address, letter.header, letter.payload, to=to.peer, moved=moved)
         return
     await asyncio.sleep(PAUSE_S * random.random())
     retrying = AsyncRetrying(
@@ -117,4 +120,4 @@ async def deliver(links: PeerLinks, to: Member | Envoy, letter: Letter) -> None:
     )
     async for attempt in retrying:
         with attempt:
-            await links.send(to.address, letter.header, letter.payload, to=to.peer)
+            await links.send(to.address, letter.header, letter.payload, to=to.peer, moved=moved)

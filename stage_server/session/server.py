@@ -42,7 +42,7 @@ from swarm.limits import LINKS_TOLD_EVERY
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
-from swarm.rpc.links.peers import PeerLinks
+from swarm.rpc.links.peers import Moved, PeerLinks
 from swarm.rpc.session import SchedulerLink
 from swarm.types import JobId
 
@@ -456,9 +456,9 @@ class StageServer:
 
     # Tensors from neighbours --------------------------------------------------------------------------------------
 
-    def admit(self, header: TensorHeader) -> None:
+    def admit(self, header: TensorHeader) -> Moved | None:
         with self._tight_lipped(header):
-            self._serving(header.job).admission.check(header)
+            return self._serving(header.job).admission.check(header)
 
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
         with self._tight_lipped(header):

@@ -30,7 +30,7 @@ from swarm.rpc.links.peers import PeerLinks
 from swarm.types import Hop, PeerId
 
 PULL_S = 60.0  # of one chunk or its records, and longer for what is large
-BYTES_PER_S_MIN = 1e6
+BYTES_PER_S_MIN = 2e4  # a line that carries less is of no use; that anything comes at all, links watch
 FOLLOW_S_MAX = 10.0  # until some donor gives a chunk of one commit's averaged gradient
 PAUSE_S = (0.02, 0.5)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -74,6 +75,7 @@ class _Announced:
 
     round: Round
     due: dict[SliceKey, int] = field(default_factory=dict)
+    moved: Callable[[], None] = lambda: None
     meter: RoundMeter = field(default_factory=RoundMeter)
 
 
@@ -90,19 +92,23 @@ class Mailbox:
         self._slices: dict[SliceKey, Arrived] = {}
         self._waiting: dict[SliceKey, asyncio.Future[Arrived]] = {}
 
-    def admit(self, header: Slice) -> None:
-        """Refuse a slice that is too old, too far ahead or not due, before any byte of it is read."""
+    def admit(self, header: Slice) -> Callable[[], None]:
+        """Refuse a slice that is too old, too far ahead or not due, before any byte of it is read.
+
+        What it gives is to be called whenever a part of the slice has come: that is progress of its round.
+        """
         if header.step <= self._closed_step:
             raise StaleMessage(f"step {header.step} is committed; its slices are no longer needed")
         if header.step > self._closed_step + 1 + self._steps_ahead_max:
             raise Refused(f"step {header.step} is far ahead: the newest that was committed is {self._closed_step}")
         round_ = self._announced.get((header.step, header.unit))
         if round_ is None or header.round > round_.round:
-            return
+            return partial(self._moved, SliceKey.of(header))
         if header.round < round_.round:
             raise StaleMessage(f"{header.round} of {header.unit} was given up")
         if round_.due.get(SliceKey.of(header)) != header.elements:
             raise Refused(f"no such slice is due from {header.sender} in {header.round} of {header.unit}")
+        return partial(self._moved, SliceKey.of(header))
 
     def put(self, header: Slice, payload: memoryview) -> None:
         """Keep a slice; RetryElsewhere if it is early and there is no room, Refused if it is not due or differs."""
@@ -117,6 +123,7 @@ class Mailbox:
             _compare(header, self._slices[key].sent, payload)
         else:
             arrived = self._slices[key] = Arrived.of(header, payload)
+            round_.moved()
             round_.meter.taken(header.sender, header.total_bytes, asyncio.get_running_loop().time())
             waiting = self._waiting.pop(key, None)
             if waiting is not None and not waiting.done():
@@ -127,10 +134,13 @@ class Mailbox:
             return self._slices[key]
         return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
 
-    def begin(self, command: Average | Exchange, proposal_bytes: int = 0) -> None:
+    def begin(
+        self, command: Average | Exchange, proposal_bytes: int = 0, moved: Callable[[], None] = lambda: None
+    ) -> None:
         """A round is announced: take in the slices that its members sent early, forget those of older rounds.
 
-        `proposal_bytes`: the bytes of the unit that each island sends in an outer round.
+        `proposal_bytes`: the bytes of the unit that each island sends in an outer round. `moved` is called whenever
+        some of what is due has come.
         """
         step, unit = command.step, command.unit
         members: tuple[Member | Envoy, ...]
@@ -138,7 +148,7 @@ class Mailbox:
             members, due = command.envoys, self._proposals_due(command, proposal_bytes)
         else:
             members, due = command.members, self._due(command)
-        self._announced[step, unit] = _Announced(command.round, due)
+        self._announced[step, unit] = _Announced(command.round, due, moved)
         self._members |= {(member.peer, member.incarnation) for member in members}
         self._forget(lambda key: (key.step, key.unit) == (step, unit) and key.round < command.round)
         for key, elements in self._announced[step, unit].due.items():
@@ -146,6 +156,11 @@ class Mailbox:
             if early is not None and early[0].elements == elements:
                 self.put(*early)
         self.early.drop(lambda key, _: (key.step, key.unit) == (step, unit) and key.round <= command.round)
+
+    def _moved(self, key: SliceKey) -> None:
+        round_ = self._announced.get((key.step, key.unit))
+        if round_ is not None and key in round_.due:
+            round_.moved()
 
     def meter(self, command: Average) -> RoundMeter:
         """Of a round that was announced: it has seen what arrived."""

@@ -224,7 +224,7 @@ async def send_slice(links: PeerLinks, to: Member | Envoy, letter: Letter, deadl
     """Send a slice until the deadline; raises RoundBroken, naming the receiver."""
     try:
         async with deadline.limit():
-            await deliver(links, to, letter)
+            await deliver(links, to, letter, deadline.moved)
     except TimeoutError:
         raise RoundBroken(f"{to.peer} took no {what} in time", accused=to.peer) from None
     except SwarmError as error:

@@ -79,11 +79,12 @@ class RoundRunner:
             return False
         if known is not None:
             self._stop(known)
-        self._rounds[key] = _UnderWay(command, Deadline(command.timeout_s))
+        under_way = self._rounds[key] = _UnderWay(command, Deadline(command.timeout_s))
         # A newer round means that no older one was or will be written into a row.
         self._means = {at: mean for at, mean in self._means.items() if at[:2] != key}
         is_outer = isinstance(command, Exchange)
-        self.mailbox.begin(command, proposal_bytes(self._stage, command.unit, command.step) if is_outer else 0)
+        size_bytes = proposal_bytes(self._stage, command.unit, command.step) if is_outer else 0
+        self.mailbox.begin(command, size_bytes, under_way.deadline.moved)
         return True
 
     def full(self, command: Average) -> bool:

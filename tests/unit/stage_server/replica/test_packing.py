@@ -6,6 +6,7 @@ from stage_server.replica.packing import DELIVERY_S_MAX, PAUSE_S, Letter, delive
 from swarm.errors import RetryElsewhere
 from swarm.messages import Member
 from swarm.peer_messages import TensorHeader
+from swarm.rpc.links.peers import Moved
 from swarm.types import PeerId
 from tests.support.headers import header_of
 from tests.support.sim import loop as sim
@@ -18,7 +19,9 @@ class BusyNeighbour:
         self.refusals = refusals
         self.tried_s: list[float] = []
 
-    async def send(self, address: str, header: TensorHeader, payload: bytes, *, to: PeerId) -> None:
+    async def send(
+        self, address: str, header: TensorHeader, payload: bytes, *, to: PeerId, moved: Moved | None = None
+    ) -> None:
         self.tried_s.append(asyncio.get_running_loop().time())
         await asyncio.sleep(0.5)
         if len(self.tried_s) <= self.refusals:

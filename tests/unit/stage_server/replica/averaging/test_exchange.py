@@ -20,7 +20,7 @@ from swarm.events import ParameterNorm
 from swarm.messages import Envoy, Exchange
 from swarm.model import codec
 from swarm.peer_messages import Slice
-from swarm.rpc.links.peers import PeerLinks
+from swarm.rpc.links.peers import Moved, PeerLinks
 from swarm.types import JobId, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim
@@ -77,7 +77,9 @@ class Table:
         self.away = away
         self.sent: list[tuple[PeerId, PeerId, int]] = []
 
-    async def send(self, address: str, header: Slice, payload: memoryview, *, to: PeerId) -> None:
+    async def send(
+        self, address: str, header: Slice, payload: memoryview, *, to: PeerId, moved: Moved | None = None
+    ) -> None:
         if to == self.away:
             raise PeerUnavailable(f"{to} does not answer")
         self.sent.append((header.sender, to, header.timeline))

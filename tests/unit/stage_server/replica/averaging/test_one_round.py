@@ -24,6 +24,7 @@ from swarm.events import ParameterNorm
 from swarm.messages import Average, Member
 from swarm.model.codec import SLICE_CODECS
 from swarm.peer_messages import Slice
+from swarm.rpc.links.peers import Moved
 from swarm.types import JobId, PeerId, Round, UnitName
 from tests.support.devices import SimDevice, noted_threads
 
@@ -64,7 +65,9 @@ class Table:
     def __init__(self, *sides: Side) -> None:
         self.sides = {f"at {side.me.peer}": side for side in sides}
 
-    async def send(self, address: str, header: Slice, payload: memoryview, *, to: PeerId) -> None:
+    async def send(
+        self, address: str, header: Slice, payload: memoryview, *, to: PeerId, moved: Moved | None = None
+    ) -> None:
         self.sides[address].mailbox.put(header, payload)
 
 

@@ -113,7 +113,7 @@ def test_few_large_chunks_are_under_way_to_one_member_at_a_time(monkeypatch: pyt
     links = fleet.network.links("a")
     sending = links.send
 
-    async def send(address: str, header: Slice, payload: Any, *, to: PeerId | None = None) -> None:
+    async def send(address: str, header: Slice, payload: Any, *, to: PeerId | None = None, moved: Any = None) -> None:
         nonlocal most
         under_way[header.averaged, address] += 1
         most = max(most, *under_way.values())

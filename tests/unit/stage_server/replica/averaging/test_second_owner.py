@@ -21,6 +21,7 @@ from swarm.messages import Average, Member, Recheck
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.state import raw_bytes
 from swarm.peer_messages import Slice
+from swarm.rpc.links.peers import Moved
 from swarm.types import JobId, PeerId, Round, UnitName
 from tests.support.devices import noted_threads
 
@@ -53,7 +54,9 @@ class ToVerifier:
         self.mailbox = mailbox
         self.sent: list[Slice] = []
 
-    async def send(self, address: str, header: Slice, payload: memoryview, *, to: PeerId) -> None:
+    async def send(
+        self, address: str, header: Slice, payload: memoryview, *, to: PeerId, moved: Moved | None = None
+    ) -> None:
         assert to == VERIFIER
         self.sent.append(header)
         self.mailbox.put(header, payload)
