@@ -36,9 +36,9 @@ class Patience:
 
     def begin(self, doing: Callable[[], str]) -> None:
         """The work on another piece begins."""
-        self.doing = doing
-        self._since_s = monotonic()
-        self._due_s = self._since_s + PIECE_S
+        now_s = monotonic()
+        self._due_s = now_s + PIECE_S  # first, so that the thread does not take the new piece for late
+        self.doing, self._since_s = doing, now_s
 
     def listen(self, signals: socket.socket) -> None:
         """Speak when a piece is late; end the process at the second Ctrl-C. Returns when the other end is closed."""
