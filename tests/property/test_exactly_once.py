@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.brain.inputs import PeerBack, PeerSuspect
+from tests.support.effort import examples, seeds
 from tests.support.exactly_once import Shape, World, ran
 
 SHAPES = st.builds(
@@ -99,7 +100,7 @@ class ExactlyOnce(RuleBasedStateMachine):
 
 
 ExactlyOnce.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=examples(120),
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
@@ -108,7 +109,7 @@ TestExactlyOnce = ExactlyOnce.TestCase
 
 
 @pytest.mark.parametrize("partly", [False, True])
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", seeds(5, 0, 3))
 def test_chaos_from_a_seed_ends_with_every_microbatch_counted_once(block: int, partly: bool) -> None:
     seen: Counter[str] = Counter()
     for seed in range(block * 40, block * 40 + 40):
