@@ -177,7 +177,7 @@ def test_a_cancel_saves_and_a_second_one_does_not_wait(tmp_path: Path) -> None:
         await rig.jobs.cancel(job, "enough")
         await rig.jobs.cancel(job, "now")
         await until(rig, job, lambda one: one.record.state is JobState.CANCELLED)
-        assert (job.newest.step, job.record.reason) == (2, "now")
+        assert (job.newest.step, job.record.reason) == (2, "now; from step 2: 1 step is lost")
         await until(rig, job, lambda one: len(rig.membership.idle_peers()) == 2)
         await rig.jobs.resume(job, "", None)
 
@@ -213,7 +213,7 @@ def test_a_job_that_is_to_pause_if_it_stalls_goes_on_when_it_is_told(tmp_path: P
         await until(rig, job, lambda one: one.newest is not None)
         rig.kill(sorted(rig.servers)[1])
         await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
-        assert job.record.reason.endswith('(limits.on_stall = "pause")')
+        assert job.record.reason.endswith('(limits.on_stall = "pause"); from step 2: 2 steps are lost')
         assert "swarm resume" in job.record.hint
         rig.add_peer(PeerId("another"), rig.tasks, Random(7))
         await rig.jobs.resume(job, "", None)
