@@ -78,9 +78,8 @@ def fit(
     for name in wanted:
         if name not in found:
             raise _missing(spec, name, over, list(paths), shapes)
-    misfits = [name for name, shape in wanted.items() if found[name].shape != shape]
-    for name in misfits or wanted:
-        _check(spec, found[name], wanted[name], others=len(misfits) - 1)
+    for name, shape in wanted.items():
+        _check(spec, found[name], shape)
     for one in over:
         if module := _module_of(spec, one.name, shapes):
             raise InvalidModel(
@@ -184,12 +183,10 @@ def _missing(
     return InvalidModel(told, hint=OTHER_MODEL)
 
 
-def _check(spec: JobSpec, stored: StoredTensor, shape: tuple[int, ...], *, others: int = 0) -> None:
+def _check(spec: JobSpec, stored: StoredTensor, shape: tuple[int, ...]) -> None:
     if stored.shape != shape:
-        more = f", and {others} more do not fit" if others > 0 else ""
         raise InvalidModel(
-            f"tensor {stored.name} of {stored.path} has shape {list(stored.shape)}, this model needs {list(shape)}"
-            f"{more}",
+            f"tensor {stored.name} of {stored.path} has shape {list(stored.shape)}, this model needs {list(shape)}",
             hint=_cause(spec, stored, shape),
         )
     if stored.dtype not in READABLE:

@@ -17,11 +17,15 @@ from threading import Thread
 
 import huggingface_hub
 from huggingface_hub import constants, errors
+from huggingface_hub.utils._headers import build_hf_headers
+from huggingface_hub.utils._http import hf_raise_for_status
 
 from swarm.errors import InvalidModel, NotCached, NotFound
 from swarm.text import first_line, without_passwords
 
 ANSWER_S_MAX = 3.0  # what a hub takes at most to connect, and then to begin to answer
+PART_S_MAX = 10.0  # for each wait for a part of a file
+PARTIAL = 206  # the HTTP status of such an answer
 ATTEMPTS = 2
 BETWEEN_ATTEMPTS_S = 0.5
 CHECK_S_MAX = 8.0  # and with all attempts, the look for its address included
@@ -56,6 +60,36 @@ def fetch(repository: str, revision: str, name: str, *, with_token: bool = True)
     token = None if with_token else False
     with _translated(repository, revision, name):
         return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision, token=token))
+
+
+def cached(repository: str, revision: str, name: str) -> Path | None:
+    """The file `name` in the local cache; None if it is not there. Nothing is asked."""
+    found = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def read_part(repository: str, revision: str, name: str, start: int, stop: int) -> tuple[bytes, int] | None:
+    """Bytes [start, stop) of a file on the hub, fewer if it is shorter, and its size; None if they cannot be had now.
+
+    No more is read than was asked for, even if the server sends more. NotFound if there is no such file.
+    """
+    try:
+        with _translated(repository, revision, name):
+            url = huggingface_hub.hf_hub_url(repository, name, revision=revision)
+            headers = {**build_hf_headers(), "range": f"bytes={start}-{stop - 1}"}
+            session = huggingface_hub.get_session()
+            with session.stream("GET", url, headers=headers, timeout=PART_S_MAX, follow_redirects=True) as response:
+                hf_raise_for_status(response)
+                if response.status_code != PARTIAL:
+                    raise ConnectionError("it gives no parts of files")
+                part = bytearray()
+                for piece in response.iter_raw():
+                    part += piece
+                    if len(part) >= stop - start:
+                        break
+                return bytes(part[: stop - start]), int(response.headers["content-range"].rpartition("/")[2])
+    except InvalidModel:
+        return None
 
 
 def check_answers(repository: str, revision: str, name: str, where: str) -> None:

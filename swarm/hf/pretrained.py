@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,14 @@ from swarm.errors import InvalidConfig, InvalidModel, NotCached, NotFound
 from swarm.hf.fit import CAUSAL_MASK, fit, is_known_table
 from swarm.hf.heads import equal_values, is_causal_mask
 from swarm.hf.model_folder import INDEX_NAME
-from swarm.hf.safetensors_header import CONVERT, StoredTensor, read_header
+from swarm.hf.safetensors_header import (
+    CONVERT,
+    LENGTH_BYTES,
+    StoredTensor,
+    header_bytes,
+    parse_header,
+    read_header,
+)
 from swarm.job.families import FAMILIES, HEAD, Family
 from swarm.job.model_config import with_overrides
 from swarm.job.positions import position_remarks
@@ -29,6 +37,8 @@ from swarm.job.spec import JobSpec
 
 CONFIG_BYTES_MAX = 256 << 10  # it travels within the job
 INDEX_BYTES_MAX = 8 << 20
+OPENING_BYTES = 64 << 10  # of a file on the hub, read first: most headers are shorter
+HEADERS_AT_ONCE = 8
 SINGLE_NAME = "model.safetensors"
 MODEL_FOLDER = "model"  # of a starting state, as in a checkpoint
 # What config.json says of files and of other programs, not of the architecture.
@@ -92,7 +102,7 @@ def ground(spec: JobSpec) -> JobSpec:
     pinned = spec.model_copy(update={"model": model.model_copy(update={"family": family, "revision": revision})})
     if model.init == "pretrained" and _says_tied(FAMILIES[family], published):
         located = _located(pinned)
-        if located is not None and _own_head(FAMILIES[family], located) is not None:
+        if located is not None and _own_head(pinned, FAMILIES[family], located) is not None:
             architecture["tie_word_embeddings"] = False
     config = with_overrides(family, model.config, architecture)
     return pinned.model_copy(update={"model": pinned.model.model_copy(update={"config": config})})
@@ -136,11 +146,12 @@ def look_at_model(spec: JobSpec) -> tuple[str, ...]:
     family = FAMILIES[spec.model.family]
     located = _located(spec)
     if located is None:
-        return tuple(remarks)
+        hub_says = f'the headers of model.id = "{spec.model.id}" cannot be had now'
+        return (*remarks, f"{hub_says}: stage servers check the weights when they load them")
     found = fit(spec, [stored for stored, _ in located], parameter_table(spec))
     remarks += found.remarks
-    untied = _own_head(family, located) if not spec.tied else None
-    if untied is not None and _says_tied(family, _published(spec)):
+    untied = _own_head(spec, family, located) if not spec.tied and _says_tied(family, _published(spec)) else None
+    if untied is not None:
         remarks.append(
             f"{untied.name} of {untied.path} differs from {found.tensors[family.embedding_name].name}, to which "
             "config.json ties it: both are trained, with tie_word_embeddings = false, as in Transformers"
@@ -158,14 +169,60 @@ def look_at_model(spec: JobSpec) -> tuple[str, ...]:
 
 def _located(spec: JobSpec) -> list[tuple[StoredTensor, Path | None]] | None:
     """Every tensor of the model's files, with the file where it is here; None if the headers cannot be had."""
+    if local_folder(spec) is None:
+        return _on_hub(spec)
     files = weight_files(spec)
-    return [
-        (stored, file.location) for file in files for stored in read_header(file.location, file.path).values()
-    ] or None
+    return [(stored, file.location) for file in files for stored in read_header(file.location, file.path).values()]
 
 
-def _own_head(family: Family, located: Iterable[tuple[StoredTensor, Path | None]]) -> StoredTensor | None:
-    """The head in the files if its values are not the embedding's; None if one of the two is not there."""
+def _on_hub(spec: JobSpec) -> list[tuple[StoredTensor, Path | None]] | None:
+    """As `_located`, of a hub model: files in the cache are read there, of others the headers alone are fetched."""
+    from swarm.hf import hub  # noqa: PLC0415 - slow to import, and few commands need it
+
+    where = (spec.model.id, spec.model.revision)
+
+    def header(name: str) -> list[tuple[StoredTensor, Path | None]] | None:
+        path, location = f"{MODEL_FOLDER}/{name}", hub.cached(*where, name)
+        if location is not None:
+            return [(stored, location) for stored in read_header(location, path).values()]
+        begin = hub.read_part(*where, name, 0, OPENING_BYTES)
+        if begin is None:
+            return None
+        opening, size_bytes = begin
+        end = LENGTH_BYTES + header_bytes(path, size_bytes, opening[:LENGTH_BYTES])
+        if end > len(opening):
+            more = hub.read_part(*where, name, len(opening), end)
+            if more is None:
+                return None
+            opening += more[0]
+        return [(stored, None) for stored in parse_header(path, size_bytes, opening[LENGTH_BYTES:end]).values()]
+
+    index = hub.cached(*where, INDEX_NAME)
+    if index is None:
+        try:
+            return header(SINGLE_NAME)
+        except NotFound:
+            try:
+                index = hub.fetch(*where, INDEX_NAME)
+            except (InvalidModel, NotFound):
+                return None
+    elif (one := hub.cached(*where, SINGLE_NAME)) is not None:
+        return header(one.name)
+    raw = _read(index, INDEX_BYTES_MAX)
+    names = sorted(set(_weight_map(raw, f'{INDEX_NAME} of model.id = "{spec.model.id}"').values()))
+    with ThreadPoolExecutor(HEADERS_AT_ONCE) as threads:
+        headers = list(threads.map(header, names))
+    return None if None in headers else [one for found in headers if found is not None for one in found]
+
+
+def _own_head(
+    spec: JobSpec, family: Family, located: Iterable[tuple[StoredTensor, Path | None]]
+) -> StoredTensor | None:
+    """The head in the files if its values are not the embedding's; None if one of the two is not there.
+
+    Of files that are not here the first values are compared; a stage server that reads the rest refuses it if those
+    differ.
+    """
     head = embedding = None
     for stored, location in located:
         if stored.name in (HEAD, family.head_in_files):
@@ -175,8 +232,20 @@ def _own_head(family: Family, located: Iterable[tuple[StoredTensor, Path | None]
     if head is None or embedding is None or head[0].shape != embedding[0].shape:
         return None  # of another shape it is refused
     if head[1] is None or embedding[1] is None:
-        return None
+        parts = [_beginning(spec, stored) for stored in (head[0], embedding[0])]
+        differs = None not in parts and head[0].dtype == embedding[0].dtype and parts[0] != parts[1]
+        return head[0] if differs else None
     return None if equal_values((head[0], head[1]), (embedding[0], embedding[1])) else head[0]
+
+
+def _beginning(spec: JobSpec, stored: StoredTensor) -> bytes | None:
+    """The first bytes of a tensor on the hub; None if they cannot be had."""
+    from swarm.hf import hub  # noqa: PLC0415 - slow to import, and few commands need it
+
+    name = stored.path.removeprefix(f"{MODEL_FOLDER}/")
+    stop = min(stored.stop, stored.start + OPENING_BYTES)
+    found = hub.read_part(spec.model.id, spec.model.revision, name, stored.start, stop)
+    return None if found is None else found[0]
 
 
 def _says_tied(family: Family, published: dict[str, Any]) -> bool:
@@ -225,7 +294,12 @@ def _published_at(spec: JobSpec) -> tuple[str, dict[str, Any]]:
 
 
 def _published(spec: JobSpec) -> dict[str, Any]:
-    return _published_at(spec)[1]
+    """The config.json of a grounded spec's model, which is here."""
+    from swarm.hf import hub  # noqa: PLC0415 - slow to import, and few commands need it
+
+    folder = local_folder(spec)
+    path = folder / "config.json" if folder else hub.cached(spec.model.id, spec.model.revision, "config.json")
+    return {} if path is None else _object(_read(path, CONFIG_BYTES_MAX), str(path))
 
 
 def _hub_config(spec: JobSpec) -> tuple[str, bytes]:

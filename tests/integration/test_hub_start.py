@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import socket
 import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
@@ -21,7 +23,7 @@ from stage_server.ports import HubPolicy
 from swarm.data.tokenizer import ByteTokenizer, load_tokenizer
 from swarm.errors import InvalidModel, NotCached
 from swarm.hf import hub
-from swarm.hf.pretrained import ground, hub_files, weight_files
+from swarm.hf.pretrained import ground, hub_files, look_at_model, weight_files
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import build_stages, sha256_of, train_local
@@ -255,3 +257,100 @@ def test_a_hub_that_does_not_answer_is_said_at_once_to_who_submits(
                 assert "local folder" in caught.value.hint
         publish(offline, "acme/tiny")
         hub.check_answers("acme/tiny", "main", "config.json", "")  # who has it asks nobody
+
+
+# What is known before -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], list[str]]]:
+    """Serves the weights of a folder in parts, and nothing else; the ranges that were asked for are collected."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def serve(folder: Path) -> list[str]:
+        asked: list[str] = []
+
+        class Hub(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path, wanted = folder / self.path.rpartition("/")[2], self.headers.get("Range", "")
+                if not path.is_file() or not wanted:
+                    self.send_error(404)
+                    return
+                asked.append(wanted)
+                first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+                content = path.read_bytes()
+                part = content[first : last + 1]
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(content)}")
+                self.send_header("Content-Length", str(len(part)))
+                self.end_headers()
+                self.wfile.write(part)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+        servers.append(server)
+        Thread(target=server.serve_forever, daemon=True).start()
+        template = f"http://127.0.0.1:{server.server_port}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", template.partition("/{")[0])
+        return asked
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("shard", ["20KB", "5GB"])
+def test_the_headers_of_a_hub_model_are_read_before_anything_is_sent(
+    shard: str, offline: Path, tmp_path: Path, serving: Callable[[Path], list[str]]
+) -> None:
+    """Nothing of a hub model was checked before stage servers had downloaded it."""
+    snapshot = publish(offline, "acme/tiny", shard=shard)
+    there = tmp_path / "there"
+    there.mkdir()
+    for path in snapshot.glob("*.safetensors"):
+        path.rename(there / path.name)
+    asked = serving(there)
+    spec = spec_of(tmp_path, "acme/tiny", model__revision=COMMIT, pipeline__stages=2)
+    assert look_at_model(spec) == ()
+    assert len(asked) == len(list(there.iterdir()))
+    config = json.loads((snapshot / "config.json").read_text())
+    (snapshot / "config.json").write_text(json.dumps(config | {"vocab_size": 258}))
+    other = spec_of(tmp_path, "acme/tiny", model__revision=COMMIT, pipeline__stages=2)
+    with pytest.raises(InvalidModel, match=r"has shape \[260, 32\], this model needs \[258, 32\]") as client:
+        look_at_model(other)
+    for path in there.iterdir():
+        path.rename(snapshot / path.name)
+    with pytest.raises(InvalidModel) as cached:
+        look_at_model(other)
+    with pytest.raises(InvalidModel) as stage_server:
+        build_stages(other, torch.device("cpu"))
+    assert str(client.value) == str(cached.value) == str(stage_server.value)
+
+
+def test_a_head_of_its_own_is_found_on_the_hub(
+    offline: Path, tmp_path: Path, serving: Callable[[Path], list[str]]
+) -> None:
+    snapshot = publish(offline, "acme/tiny", shard="5GB")
+    config = json.loads((snapshot / "config.json").read_text())
+    (snapshot / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    there = tmp_path / "there"
+    there.mkdir()
+    (snapshot / "model.safetensors").rename(there / "model.safetensors")
+    serving(there)
+    spec = spec_of(tmp_path, "acme/tiny", model__revision=COMMIT, pipeline__stages=2)
+    assert not spec.tied
+    assert "differs from model.embed_tokens.weight, to which config.json ties it" in look_at_model(spec)[0]
+
+
+def test_headers_that_cannot_be_had_are_left_to_the_stage_servers(offline: Path, tmp_path: Path) -> None:
+    snapshot = publish(offline, "acme/tiny", shard="5GB")
+    spec = spec_of(tmp_path, "acme/tiny", pipeline__stages=2)
+    assert look_at_model(spec) == ()
+    (snapshot / "model.safetensors").unlink()
+    (line,) = look_at_model(spec)
+    assert line.endswith("cannot be had now: stage servers check the weights when they load them")
