@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -14,6 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from client.records import Checkpoint, Job, Peer, Step, Usage, has_date, record
+from client.sending import Sending, Unsteady
 from client.shell import Shell
 from swarm.errors import (
     ERROR_BY_CODE,
@@ -209,30 +211,34 @@ class Scheduler:
         return list(reply.shards)
 
     def put_shard(
-        self, shard: pb.Shard, payload: Callable[[], Iterable[bytes]], say: Callable[[str], None] = lambda _: None
+        self, shard: pb.Shard, payload: Callable[[int], Iterable[bytes]], say: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Send one shard; `payload` gives its bytes, from the start, in chunks of at most 1 MiB.
+        """Send one shard; `payload` gives its bytes from a byte on, in chunks of at most 1 MiB.
 
-        It waits while too many are being sent, and `say` hears of that.
+        It waits while too many are being sent, and `say` hears of that. If the line breaks while bytes arrive, it goes
+        on from the byte that has arrived.
         """
-
-        def chunks() -> Iterator[pb.ShardChunk]:
-            yield pb.ShardChunk(shard=shard)
-            for piece in payload():
-                yield pb.ShardChunk(payload=piece)
-
         timeout_s = max(self.timeout_s, SECONDS_PER_MIB * shard.size_bytes / CHUNK_BYTES)
-        waits = False
+        waits, line = False, Unsteady(self.timeout_s)
         while True:
+            sending = Sending(shard, payload)
             try:
                 with self._translated():
-                    self._stub.PutShard(chunks(), timeout=timeout_s)
+                    for reply in self._stub.PutShard(sending.chunks(), timeout=timeout_s):
+                        if not reply.sha256:
+                            sending.arrived(reply.held_bytes)
                 return
             except Crowded as error:
                 if not waits:
                     say(f"{error.message}; waiting for a place")
                 waits = True
                 time.sleep(REDIAL_S)
+            except SchedulerUnreachable:
+                if not line.goes_on(sending.has_progressed):
+                    raise
+                time.sleep(REDIAL_S)
+            finally:
+                sending.end()
 
     def check(self, request: pb.SubmitRequest) -> str:
         """The spec (JSON) as the scheduler would resolve it now; raises what `submit` would, but for uploads."""
@@ -376,8 +382,32 @@ class Scheduler:
             yield from map(printed, self._stub.Logs(request, timeout=None if request.follow else self.timeout_s))
 
     def pull(self, job: str, step: str = "latest") -> Iterator[pb.FileChunk]:
-        with self._translated():
-            yield from self._stub.Pull(pb.PullRequest(job=job, step=step))
+        """The files of a checkpoint's model folder. If the line breaks while they arrive, it goes on from there."""
+        seen, start, line = set[str](), 0, Unsteady(self.timeout_s)
+        while True:
+            asked: SimpleQueue[pb.PullRequest | None] = SimpleQueue()
+            asked.put(pb.PullRequest(job=job, step=step, start=start))
+            arrived_bytes = 0
+            try:
+                with self._translated():
+                    for chunk in self._stub.Pull(iter(asked.get, None)):
+                        if chunk.payload:
+                            arrived_bytes += len(chunk.payload)
+                            asked.put(pb.PullRequest(arrived=arrived_bytes))
+                        elif start and chunk.header.path in seen:
+                            continue
+                        if chunk.HasField("header"):
+                            seen.add(chunk.header.path)
+                            step = str(chunk.header.step) if chunk.header.step else step
+                        yield chunk
+                return
+            except SchedulerUnreachable:
+                if not line.goes_on(arrived_bytes > 0):
+                    raise
+                start += arrived_bytes
+                time.sleep(REDIAL_S)
+            finally:
+                asked.put(None)
 
     def _why_unreachable(self, found: SwarmError) -> SwarmError:
         was_shut = found.code == SchedulerUnreachable.code and (found.hint or "failed to connect" in found.message)

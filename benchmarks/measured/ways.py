@@ -308,7 +308,8 @@ class Swarm:
         content = shard.path.read_bytes()
         wire = pb.Shard(sha256=shard.sha256, tokens=shard.tokens, size_bytes=shard.size_bytes)
         self._jobs.put_shard(
-            wire, lambda: (content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES))
+            wire,
+            lambda held: (content[start : start + CHUNK_BYTES] for start in range(held, len(content), CHUNK_BYTES)),
         )
         self._spec, self._tokens_per_step = spec, _tokens_per_step(spec)
         self._request = pb.SubmitRequest(

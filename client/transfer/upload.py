@@ -57,8 +57,10 @@ def upload(shell: Shell, scheduler: Scheduler, files: Mapping[str, File], what: 
     total_bytes, before_bytes = sum(file.size_bytes for file in lacking), 0
     with bytes_bar(shell, "uploading") as advance:
 
-        def pieces(file: File, sent_bytes: int) -> Iterator[bytes]:
+        def pieces(file: File, before_bytes: int, start: int) -> Iterator[bytes]:
+            sent_bytes = before_bytes + start
             with io.BytesIO(file.content) if isinstance(file.content, bytes) else file.content.open("rb") as opened:
+                opened.seek(start)
                 while piece := opened.read(CHUNK_BYTES):
                     yield piece
                     sent_bytes += len(piece)

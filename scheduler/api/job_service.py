@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -26,11 +26,14 @@ from scheduler.jobs.commands import Jobs
 from scheduler.jobs.history import history
 from scheduler.jobs.job import Job
 from scheduler.storage.executor import run_blocking
-from swarm.errors import InvalidConfig, NotAllowed, NotFound
+from swarm.checkpoint.reader import Checkpoint
+from swarm.errors import InvalidConfig, NotAllowed, NotFound, Refused
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.limits import FOLLOWED_BY_ONE_MAX, FOLLOWERS_MAX, JOBS_LISTED_MAX, SPEC_BYTES_MAX
 from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc import channel
+from swarm.rpc.bulk import within_window
+from swarm.rpc.window import Window
 from swarm.types import JobState, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
@@ -81,10 +84,14 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         async with _answering(context):
             return pb.ShardList(shards=await self._uploads.missing(self._seen.person().project, request.shards))
 
-    async def PutShard(self, request_iterator: AsyncIterator[pb.ShardChunk], context: Context) -> pb.PutShardReply:
+    async def PutShard(self, request_iterator: AsyncIterator[pb.ShardChunk], context: Context) -> None:
+        async def arrived(held_bytes: int) -> None:
+            await context.write(pb.PutShardReply(held_bytes=held_bytes))
+
         async with _answering(context):
             person = self._seen.person()
-            return pb.PutShardReply(sha256=await self._uploads.put(person.project, request_iterator, person))
+            sha256 = await self._uploads.put(person.project, request_iterator, person, arrived)
+            await context.write(pb.PutShardReply(sha256=sha256))
 
     async def Check(self, request: pb.SubmitRequest, context: Context) -> pb.CheckReply:
         async with _answering(context):
@@ -290,19 +297,34 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 )
             return await self._chaos.inflict(request)
 
-    async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.FileChunk]:
+    async def Pull(self, requests: AsyncIterator[pb.PullRequest], context: Context) -> AsyncIterator[pb.FileChunk]:
         async with _answering(context):
-            job = self._seen.find("Pull", request.job)
+            first = await anext(requests, None)
+            if first is None:
+                raise Refused("a pull begins with the name of a job")
+            job = self._seen.find("Pull", first.job)
             with self._following():  # each has a file open
-                checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, request.step)
-                for file in checkpoint.files:
-                    if not file.path.startswith(MODEL):
-                        continue
-                    name = file.path.removeprefix(MODEL)
-                    yield pb.FileChunk(header=pb.FileHeader(path=name, size_bytes=file.size_bytes, sha256=file.sha256))
-                    chunks = checkpoint.chunks(file.path)
-                    while (chunk := await self._next(chunks)) is not None:
-                        yield pb.FileChunk(payload=chunk)
+                checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, first.step)
+                window = Window(asyncio.get_running_loop().time())
+                chunks, arrived = self._files(checkpoint, first.start), (one.arrived async for one in requests)
+                async with aclosing(within_window(chunks, arrived, window)) as pieces:
+                    async for piece in pieces:
+                        yield pb.FileChunk(payload=piece) if isinstance(piece, bytes) else pb.FileChunk(header=piece)
+
+    async def _files(self, checkpoint: Checkpoint, start: int) -> AsyncIterator[pb.FileHeader | bytes]:
+        """The files of the model folder, each behind its header, without so many first bytes of them all."""
+        for file in checkpoint.files:
+            if not file.path.startswith(MODEL):
+                continue
+            if start and start >= file.size_bytes:
+                start -= file.size_bytes
+                continue
+            name = file.path.removeprefix(MODEL)
+            yield pb.FileHeader(path=name, size_bytes=file.size_bytes, sha256=file.sha256, step=checkpoint.step)
+            chunks = checkpoint.chunks(file.path, start)
+            start = 0
+            while (chunk := await self._next(chunks)) is not None:
+                yield chunk
 
     async def _next(self, chunks: Iterator[bytes]) -> bytes | None:
         try:

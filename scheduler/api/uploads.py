@@ -7,16 +7,18 @@ import hashlib
 import math
 import os
 import re
+import secrets
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from scheduler.brain.members.places import Places
 from scheduler.brain.members.projects import ANYBODY, Person, check_bytes, check_room
-from scheduler.storage.executor import run_blocking
+from scheduler.storage.executor import run_blocking, run_to_its_end
 from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
 from swarm.checkpoint.storage import Files
@@ -39,11 +41,27 @@ from swarm.text import size
 from swarm.wire import jobs_pb2 as pb
 
 T = TypeVar("T")
+Arrived: TypeAlias = Callable[[int], Awaitable[None]]
 
 MODEL = "model/"
 BLOB_BYTES_MAX = 1 << 38  # one file of a model's weights
+PARTS_KEPT_MAX, PARTS_KEPT_S = 16, 3600.0  # of uploads that broke off
 _FILES = Files()
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What has arrived of a file whose upload broke off."""
+
+    path: Path
+    digest: Any  # of hashlib
+    size_bytes: int
+    since_s: float
+
+
+async def _nobody(held_bytes: int) -> None:
+    """Hears how many bytes have arrived."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +79,7 @@ class Uploads:
         self._files = stores.files
         self._projects = stores.projects
         self._open: set[_Upload] = set()
+        self._parts: OrderedDict[tuple[str, str, int], _Part] = OrderedDict()  # by project, hash and size
         self._places = Places(UPLOADS_MAX, UPLOADS_OF_ONE_MAX, "files are being uploaded")
         self._threads = stores.threads  # not the database's, which commits wait for
 
@@ -76,12 +95,18 @@ class Uploads:
             self._threads, lambda: [shard for shard in shards if not _keep(self.path(project, shard.sha256))]
         )
 
-    async def put(self, project: str, chunks: AsyncIterator[pb.ShardChunk], by: Person = ANYBODY) -> str:
-        """Take one file and give its hash; NotAllowed, QuotaReached, Refused or InvalidData."""
-        with self._places.taken(by):
-            return await self._put(project, chunks)
+    async def put(
+        self, project: str, chunks: AsyncIterator[pb.ShardChunk], by: Person = ANYBODY, arrived: Arrived = _nobody
+    ) -> str:
+        """Take one file and give its hash; NotAllowed, QuotaReached, Refused or InvalidData.
 
-    async def _put(self, project: str, chunks: AsyncIterator[pb.ShardChunk]) -> str:
+        `arrived` hears of each byte count, first from where the sender is to go on: one that resumes waits for it. Of
+        an upload that breaks off what has arrived is kept for a while.
+        """
+        with self._places.taken(by):
+            return await self._put(project, chunks, arrived)
+
+    async def _put(self, project: str, chunks: AsyncIterator[pb.ShardChunk], arrived: Arrived) -> str:
         upload = _Upload(project)
         self._open.add(upload)
         try:
@@ -93,10 +118,11 @@ class Uploads:
             if wanted_bytes > BLOB_BYTES_MAX:
                 raise Refused(f"a file has at most {BLOB_BYTES_MAX} bytes, not {wanted_bytes}")
             free = await run_blocking(self._threads, lambda: _free_bytes(path.parent))
-            self._check_room(project, wanted_bytes, free)
+            part = self._take_part(project, first)
+            self._check_room(project, wanted_bytes - part.size_bytes, free)
             upload.promised_bytes = wanted_bytes  # at once: whoever is checked next must see it
             async with asyncio.timeout(max(UPLOAD_IDLE_S_MAX, UPLOAD_S_PER_MIB * wanted_bytes / (1 << 20))):
-                await self._write(upload, path, first, rest)
+                await self._write(upload, path, first, rest, part, arrived)
         except TimeoutError:
             raise InvalidData("the upload stood still", hint="submit again") from None
         finally:
@@ -140,31 +166,65 @@ class Uploads:
                 f"a tokenizer file of the job is not here: {error.strerror or error}", hint="submit again to upload it"
             ) from error
 
+    def _take_part(self, project: str, first: pb.ShardChunk) -> _Part:
+        """What to go on with: what is kept of this file if the sender resumes, or nothing yet."""
+        now_s = asyncio.get_running_loop().time()
+        key = (project, first.shard.sha256, first.shard.size_bytes)
+        found = self._parts.pop(key, None)
+        old = [one for one, part in self._parts.items() if now_s - part.since_s > PARTS_KEPT_S]
+        for one in old:
+            self._parts.pop(one).path.unlink(missing_ok=True)
+        if found is not None and first.resumes:
+            return found
+        if found is not None:
+            found.path.unlink(missing_ok=True)
+        beside = self.path(project, first.shard.sha256)
+        return _Part(beside.with_suffix(f".{secrets.token_hex(8)}.part"), hashlib.sha256(), 0, now_s)
+
+    def _keep_part(self, project: str, first: pb.ShardChunk, part: _Part) -> None:
+        """Keep it for who resumes: one of each project, and few in all, as they count in no quota."""
+        for one in [key for key in self._parts if key[0] == project]:
+            self._parts.pop(one).path.unlink(missing_ok=True)
+        self._parts[project, first.shard.sha256, first.shard.size_bytes] = part
+        while len(self._parts) > PARTS_KEPT_MAX:
+            self._parts.popitem(last=False)[1].path.unlink(missing_ok=True)
+
     async def _write(
-        self, upload: _Upload, path: Path, first: pb.ShardChunk, rest: AsyncIterator[pb.ShardChunk]
+        self,
+        upload: _Upload,
+        path: Path,
+        first: pb.ShardChunk,
+        rest: AsyncIterator[pb.ShardChunk],
+        held: _Part,
+        arrived: Arrived,
     ) -> None:
-        """Write beside `path`, check size and hash, then move into place: a broken upload leaves nothing.
+        """Write beside `path`, check size and hash, then move into place: no broken upload has the name of a whole one.
 
         A file that has its name counts as whole ever after, so it is synced to disk before it is renamed.
         """
-        task = asyncio.current_task()
-        part = path.with_suffix(f".{id(task):x}.part")
-        digest, size_bytes = hashlib.sha256(first.payload), len(first.payload)
+        part, digest, size_bytes = held.path, held.digest, held.size_bytes
+        goes_on = first.resumes
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb", buffering=0) as file:
+            with part.open("ab", buffering=0) as file:
 
                 def take(payload: bytes) -> None:
+                    nonlocal size_bytes
                     digest.update(payload)
                     _FILES.write(file, payload)
+                    size_bytes += len(payload)
 
-                _FILES.write(file, first.payload)
+                take(first.payload)
+                await arrived(size_bytes)
                 async for chunk in rest:
-                    size_bytes += len(chunk.payload)
-                    if size_bytes > first.shard.size_bytes:
+                    if size_bytes + len(chunk.payload) > first.shard.size_bytes:
+                        goes_on = False
+                        take(chunk.payload)
                         break
-                    await run_blocking(self._threads, partial(take, chunk.payload))
+                    await run_to_its_end(self._threads, partial(take, chunk.payload))
+                    await arrived(size_bytes)
                 await run_blocking(self._threads, lambda: _FILES.sync(file))
+            goes_on = goes_on and size_bytes < first.shard.size_bytes
             if (size_bytes, digest.hexdigest()) != (first.shard.size_bytes, first.shard.sha256):
                 raise InvalidData(
                     f"the shard arrived as {size_bytes} bytes with sha256 {digest.hexdigest()[:12]}…, announced were "
@@ -174,11 +234,15 @@ class Uploads:
             self._take(upload, part, path)
             await run_blocking(self._threads, lambda: _FILES.sync_folder(path.parent))
         except OSError as error:
+            goes_on = False
             raise InvalidData(
                 f"the scheduler could not store the shard: {error}", hint="free disk space in its --data-dir"
             ) from error
         finally:
-            part.unlink(missing_ok=True)
+            if goes_on and part.exists():
+                self._keep_part(upload.project, first, _Part(part, digest, size_bytes, held.since_s))
+            else:
+                part.unlink(missing_ok=True)
 
     def _take(self, upload: _Upload, part: Path, path: Path) -> None:
         """Give a whole file its name. In one go, so no byte of a project is counted twice or not at all."""

@@ -15,3 +15,14 @@ async def run_blocking(executor: ThreadPoolExecutor | None, work: Callable[[], T
     if executor is None:
         return work()
     return await asyncio.get_running_loop().run_in_executor(executor, work)
+
+
+async def run_to_its_end(executor: ThreadPoolExecutor | None, work: Callable[[], T]) -> T:
+    """As `run_blocking`; whoever is cancelled meanwhile waits until the work is done, so its effect is known."""
+    task = asyncio.ensure_future(run_blocking(executor, work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        task.result()
+        raise

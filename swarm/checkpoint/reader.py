@@ -102,8 +102,11 @@ class Checkpoint:
             )
         return file
 
-    def chunks(self, path: str) -> Iterator[bytes]:
+    def chunks(self, path: str, start: int = 0) -> Iterator[bytes]:
+        """The bytes of a file from `start` on."""
         with self.open(path) as file:
+            if start:
+                file.seek(start)
             while chunk := file.read(READ_BYTES):
                 yield chunk
 

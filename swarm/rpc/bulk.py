@@ -17,7 +17,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc.aio
 
@@ -27,6 +27,8 @@ from swarm.rpc.channel import write
 from swarm.rpc.mapping import parse, to_message
 from swarm.rpc.window import Window
 from swarm.wire import session_pb2
+
+T = TypeVar("T")
 
 Ticket: TypeAlias = tuple[tuple[str, bytes], ...]
 _TICKET: Final = "swarm-session-bin"
@@ -128,10 +130,11 @@ class Storing:
 
 
 async def within_window(
-    chunks: AsyncIterator[bytes], arrived: AsyncIterator[int], window: Window
-) -> AsyncGenerator[bytes, None]:
+    chunks: AsyncIterator[bytes | T], arrived: AsyncIterator[int], window: Window
+) -> AsyncGenerator[bytes | T, None]:
     """The bytes of the chunks in pieces, each once the window has room for it; `arrived` counts those at the far end.
 
+    What is not bytes passes in its turn.
     A caller that counts no more, such as one that asked and closed its side, gets the rest as fast as it reads.
     """
     loop = asyncio.get_running_loop()
@@ -149,6 +152,9 @@ async def within_window(
     try:
         async for chunk in chunks:
             at_bytes = 0
+            if not isinstance(chunk, bytes):
+                yield chunk
+                continue
             while at_bytes < len(chunk):
                 piece_bytes = min(window.piece_bytes, len(chunk) - at_bytes)
                 while window.unacknowledged_bytes and window.room_bytes < piece_bytes and not counting.done():

@@ -38,6 +38,9 @@ class Caller:
 May: TypeAlias = Callable[[Caller, str], None]
 """Raise NotAdmitted, or a kind of it, unless the caller may call the method ("/package.Service/Method")."""
 
+TRANSFERS = frozenset({"/swarm.wire.Session/Store", "/swarm.wire.Session/Fetch"}) | frozenset(
+    {"/swarm.wire.Jobs/PutShard", "/swarm.wire.Jobs/Pull"}
+)  # streams both ways, begun by a request
 LAST_WORD_S = 0.5  # in which a call of a revoked member may end by itself: with a reason, or a session in order
 
 # Whose call is being answered; None: over plaintext, from anybody.
@@ -48,7 +51,7 @@ class Witness(Protocol):
     """Hears of the calls that a guard lets through."""
 
     def begins(self, method: str, caller: Caller, request: Any) -> None:
-        """Before it is carried out; the request is None where it is a stream."""
+        """Before it is carried out; of a transfer the first request, and None of other streams of requests."""
 
     def failed(self, method: str, caller: Caller, code: str, message: str) -> None:
         """It was answered with an error."""
@@ -94,19 +97,24 @@ class Guard(grpc.aio.ServerInterceptor):
         name = f"{kind(handler.request_streaming)}_{kind(handler.response_streaming)}"
         behaviour = getattr(handler, name)
 
+        def begun(caller: Caller, request: Any) -> Any:
+            if name == "stream_unary" or method in TRANSFERS:
+                return self._requests(method, caller, request)
+            if self._witness is not None:
+                self._witness.begins(method, caller, None if handler.request_streaming else request)
+            return request
+
         async def answer(request: Any, context: _Context) -> Any:
             caller = await self._check(context, method)
-            with self._witnessed(method, caller, None if handler.request_streaming else request, context):
+            with self._witnessed(method, caller, context):
                 async with self._until_cut_off(method, caller, context):
-                    if name == "stream_unary":
-                        request = self._while_it_stays(caller, request)
-                    return await behaviour(request, context)
+                    return await behaviour(begun(caller, request), context)
 
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
             caller = await self._check(context, method)
-            with self._witnessed(method, caller, None if handler.request_streaming else request, context):
+            with self._witnessed(method, caller, context):
                 until_cut_off = self._until_cut_off(method, caller, context)
-                async with until_cut_off, aclosing(behaviour(request, context)) as replies:
+                async with until_cut_off, aclosing(behaviour(begun(caller, request), context)) as replies:
                     async for reply in replies:
                         try:
                             self._stays(caller)
@@ -123,9 +131,13 @@ class Guard(grpc.aio.ServerInterceptor):
         )
         return guarded
 
-    async def _while_it_stays(self, caller: Caller, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def _requests(self, method: str, caller: Caller, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        is_first = True
         async for one in requests:
             self._stays(caller)
+            if is_first and self._witness is not None:
+                self._witness.begins(method, caller, one)
+            is_first = False
             yield one
 
     @asynccontextmanager
@@ -145,9 +157,7 @@ class Guard(grpc.aio.ServerInterceptor):
             del self._under_way[call]
 
     @contextmanager
-    def _witnessed(self, method: str, caller: Caller, request: Any, context: _Context) -> Iterator[None]:
-        if self._witness is not None:
-            self._witness.begins(method, caller, request)
+    def _witnessed(self, method: str, caller: Caller, context: _Context) -> Iterator[None]:
         try:
             yield
         except grpc.aio.AbortError:

@@ -344,6 +344,7 @@ class _SessionService:
                 window = Window(asyncio.get_running_loop().time())
                 async with aclosing(within_window(chunks, arrived(), window)) as pieces:
                     async for piece in pieces:
+                        assert isinstance(piece, bytes)
                         yield session_pb2.FetchChunk(payload=piece).SerializeToString()
 
 

@@ -37,18 +37,22 @@ class ShardList(_message.Message):
     def __init__(self, shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
 
 class ShardChunk(_message.Message):
-    __slots__ = ("shard", "payload")
+    __slots__ = ("shard", "payload", "resumes")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
     shard: Shard
     payload: bytes
-    def __init__(self, shard: _Optional[_Union[Shard, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    resumes: bool
+    def __init__(self, shard: _Optional[_Union[Shard, _Mapping]] = ..., payload: _Optional[bytes] = ..., resumes: _Optional[bool] = ...) -> None: ...
 
 class PutShardReply(_message.Message):
-    __slots__ = ("sha256",)
+    __slots__ = ("sha256", "held_bytes")
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
     sha256: str
-    def __init__(self, sha256: _Optional[str] = ...) -> None: ...
+    held_bytes: int
+    def __init__(self, sha256: _Optional[str] = ..., held_bytes: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("spec_json", "shards", "token_dtype", "vocabulary_size", "unigram_entropy", "tokenizer_files", "end_of_text", "files")
@@ -655,12 +659,16 @@ class ProbeReply(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., unix_s: _Optional[float] = ..., caller: _Optional[str] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("job", "step")
+    __slots__ = ("job", "step", "start", "arrived")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
     job: str
     step: str
-    def __init__(self, job: _Optional[str] = ..., step: _Optional[str] = ...) -> None: ...
+    start: int
+    arrived: int
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[str] = ..., start: _Optional[int] = ..., arrived: _Optional[int] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("header", "payload")
@@ -671,11 +679,13 @@ class FileChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[FileHeader, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class FileHeader(_message.Message):
-    __slots__ = ("path", "size_bytes", "sha256")
+    __slots__ = ("path", "size_bytes", "sha256", "step")
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     path: str
     size_bytes: int
     sha256: str
-    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+    step: int
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...

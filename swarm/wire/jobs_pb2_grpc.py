@@ -44,7 +44,7 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.ShardList.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.ShardList.FromString,
                 _registered_method=True)
-        self.PutShard = channel.stream_unary(
+        self.PutShard = channel.stream_stream(
                 '/swarm.wire.Jobs/PutShard',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.ShardChunk.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.PutShardReply.FromString,
@@ -154,7 +154,7 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.LogsRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.LogEntry.FromString,
                 _registered_method=True)
-        self.Pull = channel.unary_stream(
+        self.Pull = channel.stream_stream(
                 '/swarm.wire.Jobs/Pull',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.PullRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.FileChunk.FromString,
@@ -325,7 +325,7 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Pull(self, request, context):
+    def Pull(self, request_iterator, context):
         """The files of a checkpoint's model folder, each opened by a header.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -345,7 +345,7 @@ def add_JobsServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.ShardList.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.ShardList.SerializeToString,
             ),
-            'PutShard': grpc.stream_unary_rpc_method_handler(
+            'PutShard': grpc.stream_stream_rpc_method_handler(
                     servicer.PutShard,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.ShardChunk.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.PutShardReply.SerializeToString,
@@ -455,7 +455,7 @@ def add_JobsServicer_to_server(servicer, server):
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.LogsRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.LogEntry.SerializeToString,
             ),
-            'Pull': grpc.unary_stream_rpc_method_handler(
+            'Pull': grpc.stream_stream_rpc_method_handler(
                     servicer.Pull,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.PullRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.FileChunk.SerializeToString,
@@ -536,7 +536,7 @@ class Jobs:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/swarm.wire.Jobs/PutShard',
@@ -1120,7 +1120,7 @@ class Jobs:
             _registered_method=True)
 
     @staticmethod
-    def Pull(request,
+    def Pull(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -1130,8 +1130,8 @@ class Jobs:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/swarm.wire.Jobs/Pull',
             swarm_dot_wire_dot_jobs__pb2.PullRequest.SerializeToString,

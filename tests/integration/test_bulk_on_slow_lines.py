@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from client.connection import Scheduler
+from scheduler.api.job_service import JobService
+from scheduler.api.seen_jobs import SeenJobs
+from scheduler.api.uploads import Uploads
+from scheduler.brain.members.places import Places
+from scheduler.brain.members.projects import ANYBODY, Person
+from scheduler.storage.database import Database
+from scheduler.storage.stores import Stores
 from swarm.errors import SchedulerUnreachable, SwarmError
 from swarm.events import Event, Heartbeat
-from swarm.messages import Command, FetchRequest, StoreHeader, Void
+from swarm.messages import Command, FetchRequest, StateFile, StoreHeader, Void
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
-from swarm.types import JobId, PeerId
+from swarm.types import DEFAULT_PROJECT, JobId, PeerId
+from swarm.wire import jobs_pb2 as pb
+from swarm.wire import jobs_pb2_grpc
 from tests.support.slow_line import SlowLine
 
 MBIT = 125_000.0
@@ -161,6 +174,112 @@ async def test_a_loader_that_is_slow_is_waited_for(content: bytes) -> None:
             await asyncio.sleep(4.0 if len(arrived) == 3 else 0.0)
             arrived.append(chunk)
         assert b"".join(arrived) == content
+
+
+class Jobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
+    """Uploads and pulls of the real service, with one job that has these weights."""
+
+    def __init__(self, uploads: Uploads, content: bytes = b"") -> None:
+        self.uploads, self.content = uploads, content
+        self.starts: list[int] = []
+        self.service = JobService.__new__(JobService)
+        self.service._uploads = uploads
+        self.service._seen = cast(SeenJobs, self)
+        self.service._followers = Places(8, 8, "calls pull")
+        self.service._jobs = cast(Any, SimpleNamespace(stores=SimpleNamespace(checkpoints=self, threads=None)))
+
+    def person(self) -> Person:
+        return ANYBODY
+
+    def find(self, _method: str, _job: str) -> Any:
+        return SimpleNamespace(record=None, spec=None)
+
+    async def to_pull(self, _record: object, _spec: object, _step: str) -> Any:
+        return self
+
+    step = 4
+
+    @property
+    def files(self) -> list[StateFile]:
+        half = len(self.content) // 2
+        parts = {"config.json": self.content[:half], "model.safetensors": self.content[half:]}
+        return [StateFile(f"model/{name}", len(part), hashlib.sha256(part).hexdigest()) for name, part in parts.items()]
+
+    def chunks(self, path: str, start: int) -> Iterator[bytes]:
+        half = len(self.content) // 2
+        self.starts.append(start)
+        yield self.content[start:half] if path == "model/config.json" else self.content[half + start :]
+
+    async def PutShard(self, requests: AsyncIterator[pb.ShardChunk], context: Any) -> None:
+        await self.service.PutShard(requests, context)
+
+    async def Pull(self, requests: AsyncIterator[pb.PullRequest], context: Any) -> AsyncIterator[pb.FileChunk]:
+        async for chunk in self.service.Pull(requests, context):
+            yield chunk
+
+
+@asynccontextmanager
+async def serving_jobs(jobs: Jobs, megabits: float, delay_s: float) -> AsyncIterator[SlowLine]:
+    server = new_server()
+    jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)  # type: ignore[no-untyped-call]
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    try:
+        async with SlowLine(address, megabits * MBIT, delay_s) as line:
+            yield line
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize(("megabits", "delay_s", "is_cut"), [(1.0, 0.2, False), (10.0, 0.02, True)])
+async def test_a_file_is_uploaded_and_sent_about_once(
+    tmp_path: Path, content: bytes, megabits: float, delay_s: float, is_cut: bool
+) -> None:
+    content = content[: 3 << 18]
+    uploads = Uploads(Stores.under(tmp_path, await Database.open("sqlite://", None)))
+    sha256 = hashlib.sha256(content).hexdigest()
+    shard = pb.Shard(sha256=sha256, size_bytes=len(content))
+    async with serving_jobs(Jobs(uploads), megabits, delay_s) as line:
+
+        def send() -> None:
+            with Scheduler(line.address, 10.0) as scheduler:
+                scheduler.put_shard(shard, lambda start: [content[start:]])
+
+        sending = asyncio.create_task(asyncio.to_thread(send))
+        if is_cut:
+            while line.up_bytes < len(content) // 2:
+                await asyncio.sleep(0.01)
+            line.cut()
+        await sending
+        assert uploads.path(DEFAULT_PROJECT, sha256).read_bytes() == content
+        assert line.up_bytes <= TWICE_MAX * len(content)
+
+
+@pytest.mark.parametrize(("megabits", "delay_s", "is_cut"), [(1.0, 0.2, False), (10.0, 0.02, True)])
+async def test_a_model_is_pulled_and_sent_about_once(
+    tmp_path: Path, content: bytes, megabits: float, delay_s: float, is_cut: bool
+) -> None:
+    content = content[: 3 << 18]
+    jobs = Jobs(Uploads(Stores.under(tmp_path, await Database.open("sqlite://", None))), content)
+    async with serving_jobs(jobs, megabits, delay_s) as line:
+
+        def pull() -> list[pb.FileChunk]:
+            with Scheduler(line.address, 10.0) as scheduler:
+                return list(scheduler.pull("job"))
+
+        pulling = asyncio.create_task(asyncio.to_thread(pull))
+        if is_cut:
+            while line.down_bytes < len(content) * 3 // 4:
+                await asyncio.sleep(0.01)
+            line.cut()
+        chunks = await pulling
+        assert [chunk.header.path for chunk in chunks if chunk.HasField("header")] == [
+            "config.json",
+            "model.safetensors",
+        ]
+        assert b"".join(chunk.payload for chunk in chunks) == content
+        assert len(jobs.starts) == 2 + is_cut
+        assert line.down_bytes <= TWICE_MAX * len(content)
 
 
 async def test_who_falls_silent_while_a_file_is_stored_is_noticed_within_seconds(content: bytes) -> None:

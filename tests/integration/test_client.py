@@ -114,16 +114,20 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     def MissingShards(self, request: pb.ShardList, context: grpc.ServicerContext) -> pb.ShardList:
         return pb.ShardList(shards=[shard for shard in request.shards if shard.sha256 not in self.shards])
 
-    def PutShard(self, request: Iterator[pb.ShardChunk], context: grpc.ServicerContext) -> pb.PutShardReply:
+    def PutShard(self, request: Iterator[pb.ShardChunk], context: grpc.ServicerContext) -> Iterator[pb.PutShardReply]:
         if not self.uploads_left:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
         self.uploads_left -= 1
         shard = next(request).shard
-        content = b"".join(chunk.payload for chunk in request)
+        content = b""
+        yield pb.PutShardReply(held_bytes=0)
+        for chunk in request:
+            content += chunk.payload
+            yield pb.PutShardReply(held_bytes=len(content))
         assert hashlib.sha256(content).hexdigest() == shard.sha256
         assert len(content) == shard.size_bytes
         self.shards[shard.sha256] = content
-        return pb.PutShardReply(sha256=shard.sha256)
+        yield pb.PutShardReply(sha256=shard.sha256)
 
     def Check(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.CheckReply:
         if self.misfit is not None:
@@ -188,7 +192,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
         yield pb.LogEntry(time_unix_s=1_700_000_000, level="info", stage=-1, message="job accepted")
         yield pb.LogEntry(time_unix_s=1_700_000_001, level="warning", peer="p1", stage=1, message="slow\x1b[2J\n")
 
-    def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> Iterator[pb.FileChunk]:
+    def Pull(self, request: Iterator[pb.PullRequest], context: grpc.ServicerContext) -> Iterator[pb.FileChunk]:
         yield from self.files
 
 

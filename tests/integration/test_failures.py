@@ -163,7 +163,7 @@ def test_a_job_can_be_cancelled_and_a_restarted_scheduler_knows_what_was(tmp_pat
         cluster.jobs.Cancel(pb.CancelRequest(job=job.id), timeout=60)
         assert cluster.wait(job.id).state == "cancelled"
         with pytest.raises(RpcError, match="has no weights"):
-            list(cluster.jobs.Pull(pb.PullRequest(job=job.id), timeout=60))
+            list(cluster.jobs.Pull(iter([pb.PullRequest(job=job.id)]), timeout=60))
 
         running = cluster.submit(spec, tokens.manifest)
         cluster.wait_for_step(running.id, 2)

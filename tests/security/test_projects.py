@@ -51,7 +51,9 @@ class Projects:
     def send(self, name: str) -> None:
         with self.of(name) as scheduler:
             for sha256, content in self.contents.items():
-                scheduler.put_shard(pb.Shard(sha256=sha256, size_bytes=len(content)), partial(iter, [content]))
+                scheduler.put_shard(
+                    pb.Shard(sha256=sha256, size_bytes=len(content)), lambda start, content=content: [content[start:]]
+                )
 
     def submit(self, name: str, **values: str) -> str:
         spec = json.loads(self.request.spec_json)
@@ -195,7 +197,7 @@ def test_nobody_learns_of_or_uses_what_others_have_uploaded(projects: Projects) 
     nothing = pb.Shard(sha256="0" * 64, size_bytes=len(content))
     request = projects.request
     with projects.of("ann") as ann, projects.of("bob") as bob, projects.of("carl") as carl:
-        ann.put_shard(shard, lambda: [content])
+        ann.put_shard(shard, lambda start: [content[start:]])
         assert bob.missing_shards([shard]) == []
         assert carl.missing_shards([shard, nothing]) == [shard, nothing]
         told = []
@@ -210,7 +212,7 @@ def test_nobody_learns_of_or_uses_what_others_have_uploaded(projects: Projects) 
                 told.append(outcome(lambda asked=asked: carl.submit(asked)).replace(one.sha256, "HASH"))  # type: ignore[misc]
         assert told[:4] == told[4:]
         assert told[0].startswith(InvalidData.code)
-        carl.put_shard(shard, lambda: [content])
+        carl.put_shard(shard, lambda start: [content[start:]])
         assert carl.missing_shards([shard, nothing]) == [nothing]
 
 

@@ -99,6 +99,9 @@ class Context:
     async def abort(self, _code: object, message: str, _metadata: object) -> None:
         raise PermissionError(message)
 
+    async def write(self, _reply: object) -> None:
+        pass
+
 
 def test_a_file_has_its_name_only_once_it_is_on_the_disk_and_no_tokenizer_hides_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

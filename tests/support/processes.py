@@ -287,7 +287,7 @@ class Cluster:
             for start in range(0, len(content), CHUNK_BYTES):
                 yield pb.ShardChunk(payload=content[start : start + CHUNK_BYTES])
 
-        self.jobs.PutShard(chunks(), timeout=60)
+        deque(self.jobs.PutShard(chunks(), timeout=60))
 
     def submit(self, spec: JobSpec, manifest: TokenManifest) -> Any:
         self.upload(manifest)
@@ -320,7 +320,7 @@ class Cluster:
         """Write the job's model folder, checking every file."""
         folder.mkdir()
         files: list[tuple[pb.FileHeader, bytes]] = []
-        for chunk in self.jobs.Pull(pb.PullRequest(job=job), timeout=60):
+        for chunk in self.jobs.Pull(iter([pb.PullRequest(job=job)]), timeout=60):
             if chunk.HasField("header"):
                 files.append((chunk.header, b""))
             else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from scheduler.brain.outputs import PublishCheckpoint, Vouch
-from scheduler.storage.executor import run_blocking
+from scheduler.storage.executor import run_blocking, run_to_its_end
 from swarm.checkpoint.islands import OPTIMIZER_FOLDER, OUTER_FOLDER, WEIGHTS_FOLDER, island_folder
 from swarm.checkpoint.reader import Checkpoint, fault_of
 from swarm.checkpoint.storage import Storage
@@ -211,7 +211,7 @@ class CheckpointSink:
                 if self._open is not held:
                     raise Refused(f"the checkpoint of version {header.version} was given up")
                 is_whole = False
-                await self._to_its_end(lambda chunk=chunk: file.write(chunk))  # type: ignore[misc]
+                await run_to_its_end(self._executor, lambda chunk=chunk: file.write(chunk))  # type: ignore[misc]
                 is_whole = True
             if file.size_bytes != header.total_bytes:
                 raise CorruptFrame(
@@ -223,7 +223,7 @@ class CheckpointSink:
             else:
                 file.abort()
             raise
-        finishing = self._start_thread(file.finish)
+        finishing = asyncio.ensure_future(self._run(file.finish))
         try:
             stored = await asyncio.shield(finishing)
         except asyncio.CancelledError:
@@ -280,16 +280,6 @@ class CheckpointSink:
         writer = await self._writer(held)
         file: FileWriter = await self._run(lambda: writer.create(header.path))
         return file
-
-    async def _to_its_end(self, work: Callable[[], None]) -> None:
-        """Do it; whoever is cancelled meanwhile waits until it is done, so what was written is known."""
-        task = self._start_thread(work)
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait({task})
-            task.result()
-            raise
 
     async def _writer(self, held: _Open) -> CheckpointWriter:
         """The writer; the first file makes it."""
@@ -379,9 +369,6 @@ class CheckpointSink:
         self._working.add(task)
         task.add_done_callback(self._working.discard)
         return task
-
-    def _start_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.ensure_future(self._run(work))
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await run_blocking(self._executor, work)

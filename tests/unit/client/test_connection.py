@@ -63,14 +63,18 @@ def test_a_file_waits_for_a_place_and_is_sent_from_its_start(scheduler: Schedule
     """Of a sweep that submits all at once, the seventeenth job ended with an error."""
     tries, said = [], list[str]()
 
-    def put(chunks: Iterator[pb.ShardChunk], timeout: float) -> None:
-        tries.append(b"".join(chunk.payload for chunk in chunks))
-        if len(tries) < 3:
+    def put(chunks: Iterator[pb.ShardChunk], timeout: float) -> Iterator[pb.PutShardReply]:
+        assert next(chunks).resumes
+        if len(tries) < 2:
+            tries.append(b"")
             raise Crowded("16 of your files are being uploaded already")
+        yield pb.PutShardReply(held_bytes=0)
+        tries.append(b"".join(chunk.payload for chunk in chunks))
+        yield pb.PutShardReply(sha256="a")
 
     scheduler._jobs = SimpleNamespace(PutShard=put)
-    scheduler.put_shard(pb.Shard(), lambda: iter([b"a", b"b"]), said.append)
-    assert tries == [b"ab"] * 3
+    scheduler.put_shard(pb.Shard(size_bytes=2), lambda start: iter([b"a", b"b"]), said.append)
+    assert tries == [b"", b"", b"ab"]
     assert said == ["16 of your files are being uploaded already; waiting for a place"]
 
 

@@ -224,3 +224,62 @@ async def test_a_quota_of_bytes_is_exact_for_fifty_at_a_time(tmp_path: Path, mon
         await again._files.remove_unused({again.path("red", numbered(62)[0])}, 4e9)
         assert (again._files.held_bytes("red"), again._files.held_bytes(P)) == (100, 0)
         await one._projects._database.close()
+
+
+async def test_an_upload_that_broke_off_goes_on_at_its_next_byte_for_who_resumes(tmp_path: Path) -> None:
+    one, told = await made(tmp_path), list[int]()
+
+    async def resuming(*payloads: bytes, ends: bool) -> AsyncIterator[pb.ShardChunk]:
+        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
+        for payload in payloads:
+            yield pb.ShardChunk(payload=payload)
+        if not ends:
+            raise asyncio.CancelledError
+
+    async def arrived(held_bytes: int) -> None:
+        told.append(held_bytes)
+
+    with pytest.raises(asyncio.CancelledError):
+        await one.put(P, resuming(CONTENT[:4], ends=False), arrived=arrived)
+    with pytest.raises(InvalidData, match="arrived as 6 bytes"):  # gRPC shows a stream that broke as ended
+        await one.put(P, resuming(CONTENT[4:6], ends=True), arrived=arrived)
+    assert await one.put(P, resuming(CONTENT[6:], ends=True), arrived=arrived) == SHA256
+    assert told == [0, 4, 4, 6, 6, len(CONTENT)]
+    assert one.path(P, SHA256).read_bytes() == CONTENT
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == [f"{SHA256}.bin"]
+
+
+async def test_of_each_project_one_broken_upload_is_kept_and_not_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await made(tmp_path)
+
+    async def broken(content: bytes) -> AsyncIterator[pb.ShardChunk]:
+        sha256 = hashlib.sha256(content).hexdigest()
+        yield pb.ShardChunk(shard=pb.Shard(sha256=sha256, size_bytes=len(content)), resumes=True)
+        yield pb.ShardChunk(payload=content[:3])
+        raise asyncio.CancelledError
+
+    for content in (b"first", b"second", CONTENT):
+        with pytest.raises(asyncio.CancelledError):
+            await one.put(P, broken(content))
+        assert len(list((tmp_path / "shards").iterdir())) == 1
+    monkeypatch.setattr(uploads, "PARTS_KEPT_S", -1.0)
+    await one._projects.create("other", Quota())
+    with pytest.raises(asyncio.CancelledError):
+        await one.put("other", broken(b"third"))
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["other"]
+
+
+async def test_who_does_not_resume_begins_at_the_first_byte(tmp_path: Path) -> None:
+    one = await made(tmp_path)
+
+    async def broken() -> AsyncIterator[pb.ShardChunk]:
+        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
+        yield pb.ShardChunk(payload=CONTENT[:3])
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await one.put(P, broken())
+    assert await one.put(P, sent()) == SHA256
+    assert len(list((tmp_path / "shards").iterdir())) == 1

@@ -147,7 +147,7 @@ async def test_a_witness_hears_of_calls_that_are_let_through_and_how_they_failed
                 await call(channel, method)
         await failure(connect(address, identity_of(OURS, Role.VIEWER, "eve"), NAME))
     assert notes.heard == [
-        ("/test.Service/stream_unary", "me", None),
+        ("/test.Service/stream_unary", "me", b"1"),
         ("/test.Service/unary_unary", "me", b"1"),
         ("/test.Service/unary_unary", "me", NotFound.code, "there is none"),
         ("/test.Service/unary_stream", "me", b"1"),
