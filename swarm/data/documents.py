@@ -498,8 +498,18 @@ def _data_set(source: Source, section: DataSection) -> Iterator[TextPiece]:
         for batch in table.iter(ROWS):
             done_bytes = source.size_bytes * (row + batch.num_rows) // total
             for chunk in batch.column(0).chunks:
+                _check_offsets(arrow, chunk)
                 yield from _column(chunk, names, name, section, row, done_bytes)
                 row += len(chunk)
+
+
+def _check_offsets(arrow: Any, column: Any) -> None:
+    """ArrowInvalid if texts lie outside of the file: it is mapped, so to read them would end the process."""
+    try:
+        column.validate(full=True)
+    except arrow.ArrowInvalid as error:
+        if "UTF8" not in str(error):  # that is looked for behind the offsets, and told with its row
+            raise
 
 
 def _load_data_set(source: Source, section: DataSection) -> Any:

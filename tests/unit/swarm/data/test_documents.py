@@ -253,6 +253,19 @@ def test_a_damaged_data_set_is_said(tmp_path: Path) -> None:
         texts_of(folder)
 
 
+def test_texts_that_lie_outside_of_a_data_set_end_no_process(tmp_path: Path) -> None:
+    """A changed byte in the file of a data set ended the process with a segmentation fault."""
+    folder = write_saved(tmp_path)
+    (path,) = folder.glob("*.arrow")
+    offsets = np.cumsum([0, *(len(text.encode()) for text in TEXTS)]).astype("<i4")
+    whole, written = path.read_bytes(), offsets.tobytes()
+    assert whole.count(written) == 1
+    offsets[2] = 1 << 30
+    path.write_bytes(whole.replace(written, offsets.tobytes()))
+    with pytest.raises(InvalidData, match=r"saved\" is damaged: .*offset"):
+        texts_of(folder)
+
+
 @pytest.mark.parametrize(
     ("column", "message"),
     [
