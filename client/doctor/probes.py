@@ -129,6 +129,7 @@ def swarm(scheduler: Scheduler) -> Iterator[Finding]:
         yield rules.ok("scheduler", "its database takes writes, and its broker, if it has one, is connected")
     views = scheduler.peers()
     yield from rules.peers(views)
+    yield from rules.links(views)
     yield from _dial_peers(views)
     yield from rules.jobs(jobs)
 

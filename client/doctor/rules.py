@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import Any
 
 from client.records import Job, Peer
 from swarm.errors import SwarmError
 from swarm.home import NoHome
+from swarm.text import bandwidth as spoken_rate
 from swarm.text import counted, listed, size, spoken_duration
 from swarm.types import JobState, PeerState
 
@@ -137,11 +139,30 @@ def latency(round_trip_s: float) -> Finding:
 
 def bandwidth(up_bytes_per_s: float, down_bytes_per_s: float) -> Finding:
     numbers = {"up_bytes_per_s": up_bytes_per_s, "down_bytes_per_s": down_bytes_per_s}
-    text = f"{8e-6 * up_bytes_per_s:.0f} Mbit/s to the scheduler, {8e-6 * down_bytes_per_s:.0f} Mbit/s from it"
+    text = f"{spoken_rate(up_bytes_per_s)} to the scheduler, {spoken_rate(down_bytes_per_s)} from it"
     if 8 * min(up_bytes_per_s, down_bytes_per_s) < BITS_PER_S_WARNING:
-        hint = 'data and checkpoints travel slowly; between stage servers see pipeline.compression = "auto"'
+        hint = f"data and checkpoints travel slowly: {_slowly(min(up_bytes_per_s, down_bytes_per_s))}"
         return warning("bandwidth", text, hint, **numbers)
     return ok("bandwidth", text, **numbers)
+
+
+def links(seen: Sequence[Peer]) -> list[Finding]:
+    """The slowest link between stage servers, if one is slow; an empty list else."""
+    found = [(link.bytes_per_s, one.id, link.to) for one in seen for link in one.links if link.bytes_per_s > 0.0]
+    rate, sender, to = min(found, default=(inf, "", ""))
+    if 8 * rate >= BITS_PER_S_WARNING:
+        return []
+    hint = f"tensors, saves and joins travel slowly: {_slowly(rate)}; see swarm peers --links"
+    return [warning("links", f"{sender} sends {spoken_rate(rate)} to {to}", hint, bytes_per_s=rate)]
+
+
+def _slowly(bytes_per_s: float) -> str:
+    """What a slow line means, and what helps."""
+    takes = f"8 MiB take {spoken_duration((8 << 20) / bytes_per_s)}" if bytes_per_s > 0.0 else "nothing gets through"
+    return (
+        f"{takes}. Save less often (checkpoint.every_steps), send fewer bytes (pipeline.compression and "
+        f'averaging.compression = "int8"), or take a place with a faster line'
+    )
 
 
 def certificate(ends_unix_s: float, now_unix_s: float) -> Finding:

@@ -40,7 +40,8 @@ class Overview:
 
     def job_facts(self, job: Job) -> list[Fact]:
         """Why the job waits, or what limits its speed."""
-        facts = explain_job(self.jobs.standing(job), job.situation(), self.jobs.idle(), job.clock_s())
+        peers = [one for one in self.membership.peers() if one.job == job.record.id]
+        facts = explain_job(self.jobs.standing(job), job.situation(), self.jobs.idle(), job.clock_s(), peers)
         if job.waiting is not None:
             facts += self.queue().facts(job.record.id)
         return self.seen.facts(facts)

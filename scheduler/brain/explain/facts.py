@@ -27,6 +27,7 @@ ALIKE = 0.01
 # A replica is called slow if it takes this many times the median of its stage, and fast if the median takes this many
 # times what it takes.
 UNLIKE_PACE = 1.25
+SLOW_BYTES_PER_S = 10e6 / 8  # a link below this is named, with what takes long because of it
 SHOWN = 8  # replicas of a stage by name
 WAITING_STATES = (JobState.QUEUED, JobState.PLACING, JobState.STALLED)
 
@@ -117,6 +118,7 @@ class Situation:
     steps: tuple[StepTimes, ...] = ()  # the newest, oldest first
     islands: tuple[IslandStanding, ...] = ()  # of a job with outer steps
     outer_rounds: Mapping[str, int] = field(default_factory=dict)  # between islands so far, by outcome
+    state_bytes: tuple[int, ...] = ()  # of each stage, as it is saved; empty: not known
 
     def island_of(self, peer: PeerId) -> int | None:
         """The island that a peer serves; None if the job has none, or the peer serves none."""
@@ -180,8 +182,10 @@ class IdlePeer:
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[IdlePeer], now_s: float) -> list[Fact]:
-    """Why a job waits, or what limits its speed; without a `situation` it does not run."""
+def explain_job(
+    job: JobStanding, situation: Situation | None, idle: Sequence[IdlePeer], now_s: float, peers: Sequence[Peer] = ()
+) -> list[Fact]:
+    """Why a job waits, or what limits its speed; without a `situation` it does not run. `peers`: those at the job."""
     facts = [Fact("state", f"{job.state.value} for {spoken_duration(job.for_s)}: {job.reason}", {"for_s": job.for_s})]
     if job.hint:
         facts.append(Fact("hint", job.hint))
@@ -208,6 +212,7 @@ def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[Id
         if job.id in one.why_not:
             facts.append(Fact("idle", f"{one.peer} is not used: {one.why_not[job.id]}"))
     facts += _links(situation.links, now_s)
+    facts += _slow_link(situation, peers)
     facts += _checkpoint(situation.checkpoint, now_s)
     return facts
 
@@ -366,6 +371,34 @@ def _links(links: Mapping[tuple[PeerId, PeerId], float], now_s: float) -> list[F
         Fact("link", f"{one} and {other} cannot reach each other; avoided for {spoken_duration(until_s - now_s)} more")
         for (one, other), until_s in sorted(links.items())
     ]
+
+
+def _slow_link(situation: Situation, peers: Sequence[Peer]) -> list[Fact]:
+    """The slowest link between replicas of the job, if it is slow, what takes long because of it, and what helps."""
+    at_work = {one.peer: one.stage for one in situation.replicas}
+    links = [(link, one.hello.peer) for one in peers for link in one.measured.links if link.to in at_work]
+    found = [(link, peer) for link, peer in links if peer in at_work and 0.0 < link.bytes_per_s < SLOW_BYTES_PER_S]
+    if not found:
+        return []
+    link, peer = min(found, key=lambda one: one[0].bytes_per_s)
+    stage = at_work[peer]
+    takes, numbers = [], {"bytes_per_s": link.bytes_per_s, "receipt_s": link.receipt_s}
+    if stage < len(situation.state_bytes):
+        state_bytes = situation.state_bytes[stage]
+        numbers["save_s"] = state_bytes / link.bytes_per_s
+        what = f"a save of stage {stage} ({size(state_bytes)}), or a join from {peer}"
+        takes.append(f"{what}, takes {spoken_duration(numbers['save_s'])}")
+    averaged_s = [one.averaged_s - one.full_s for one in situation.steps if isfinite(one.averaged_s - one.full_s)]
+    if averaged_s:
+        numbers["averaging_s"] = averaged_s[-1]
+        takes.append(f"averaging the newest step took {spoken_duration(averaged_s[-1])}")
+    costs = f": at that rate {', and '.join(takes)}" if takes else ""
+    text = (
+        f"{peer} sends {bandwidth(link.bytes_per_s)} to {link.to}, the slowest link of the job{costs}. What helps: "
+        f'pipeline.compression = "auto" and averaging.compression = "int8", fewer saves (checkpoint.every_steps), '
+        f"or another place for {peer}"
+    )
+    return [Fact("slow link", text, numbers)]
 
 
 def _speed(link: LinkSpeed) -> Fact:

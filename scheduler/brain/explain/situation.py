@@ -98,6 +98,7 @@ def situation(parts: Parts, now_s: float) -> Situation:
         state.links.failing(now_s),
         parts.saving.open,
         parts.moves.decided_s,
+        state_bytes=state.settings.state_bytes,
     )
 
 

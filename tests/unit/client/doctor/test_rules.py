@@ -6,7 +6,7 @@ import pytest
 
 from client.doctor import rules
 from client.doctor.rules import GIB, Finding, Grade
-from client.records import Job, Peer
+from client.records import Job, Link, Peer
 
 TORCH = {"version": "2.13.0", "cuda": [], "mps": False, "threads": 2}
 CASES = [
@@ -54,3 +54,15 @@ def test_a_measurement_is_judged_by_its_limit(finding: Finding, verdict: str) ->
 def test_a_cpu_without_bfloat16_is_said_to_be_slow_at_it() -> None:
     assert "about 20 times" in rules.device(TORCH, [], False).text
     assert "about 20 times" not in rules.device(TORCH, [], True).text
+
+
+def test_a_slow_link_is_named_with_what_takes_long_and_what_helps() -> None:
+    slow, quick = Link("b", 125_000.0, 0.2), Link("a", 125e6, 0.01)
+    (found,) = rules.links([Peer(id="a", links=(slow,)), Peer(id="b", links=(quick,))])
+    assert (str(found.verdict), found.text) == ("warning", "a sends 1.0 Mbit/s to b")
+    assert "8 MiB take 67 s" in found.hint or "8 MiB take 1 min" in found.hint
+    assert "averaging.compression" in found.hint
+    assert rules.links([Peer(id="b", links=(quick,)), Peer(id="c")]) == []
+    own = rules.bandwidth(125_000.0, 125e6)
+    assert own.text.startswith("1.0 Mbit/s to the scheduler")
+    assert "8 MiB take" in own.hint

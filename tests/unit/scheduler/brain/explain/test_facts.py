@@ -21,7 +21,8 @@ from scheduler.brain.explain.facts import (
     explain_peer,
     why_it_stays,
 )
-from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Peer
+from scheduler.brain.explain.step_times import StepTimes
+from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Measured, Peer
 from scheduler.brain.state.leaves import Leave
 from swarm.events import Hello, LinkSpeed
 from swarm.types import JobId, JobState, PeerId, PeerState
@@ -288,3 +289,17 @@ def test_a_peer_says_how_fast_its_links_are() -> None:
     facts = explain_peer(replace(peer(), links=(LinkSpeed(C, 3.1e6, 0.0123),)), situation(), None, {}, NOW_S)
     assert told(facts)["link"] == "24.8 Mbit/s to c, a receipt after 12.3 ms at best"
     assert numbers(facts, "link") == {"bytes_per_s": 3.1e6, "receipt_s": 0.0123}
+
+
+def test_the_slowest_link_of_a_job_is_named_with_what_takes_long_because_of_it() -> None:
+    """A line of 1 Mbit/s held up saves and averaging for minutes, and nothing said which line it was."""
+    one = peer(A)
+    one.measured = Measured((LinkSpeed(C, 125_000.0, 0.2), LinkSpeed(D, 10.0, 9.0)))
+    steps = (StepTimes(3, 0.0, 10.0, 33.0, 34.0), StepTimes(4, 34.0, 40.0))
+    facts = explain_job(standing(), situation(state_bytes=(8_000_000, 1), steps=steps), [], NOW_S, [one, peer(C)])
+    (fact,) = [fact for fact in facts if fact.topic == "slow link"]
+    assert fact.text.startswith("a sends 1.0 Mbit/s to c, the slowest link of the job: at that rate a save of stage 0")
+    assert fact.numbers == {"bytes_per_s": 125_000.0, "receipt_s": 0.2, "save_s": 64.0, "averaging_s": 23.0}
+    assert "averaging.compression" in fact.text
+    one.measured = Measured((LinkSpeed(C, 125e6, 0.01),))
+    assert "slow link" not in told(explain_job(standing(), situation(), [], NOW_S, [one]))
