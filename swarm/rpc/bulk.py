@@ -8,7 +8,9 @@
                                       ◀───   sha256 of the stored bytes
 
 A session shows by a ticket which calls on the other channel are its own: random bytes in the first metadata of Attach,
-good as long as the session, from the same machine's certificate only.
+good as long as the session, and with the same certificate only.
+
+Not chosen: longer patience of the session's own pings, because who is dead would be noticed as late. Not chosen: parts that are asked for one by one, because each would open its file anew.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The stage server dials. Events flow up and commands flow down one stream, each direction in order. A broken stream loses
 all messages under way in both directions. The stage server then attaches again and reports what it holds
-(`Hello.cells`).
+(`Hello.cells`). Files travel beside it (swarm/rpc/bulk.py).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 T = TypeVar("T")
 
-# The connection whose call is being answered, such as "ipv4:10.0.0.5:53214"; a stage server makes all its calls on one.
+# The connection whose session the answered call belongs to, such as "ipv4:10.0.0.5:53214"; files have another one.
 CONNECTION: ContextVar[str] = ContextVar("connection", default="")
 
 

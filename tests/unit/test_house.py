@@ -66,7 +66,7 @@ COVERED_BY = {
         ),
     ),
     "integration/test_relay_processes.py": ("swarm/relay/app", "swarm/relay/session"),
-    "integration/test_bulk_on_slow_lines.py": ("swarm/rpc/bulk", "client/sending"),
+    "integration/test_bulk_on_slow_lines.py": ("client/sending",),
     "integration/test_rpc_hostile.py": ("swarm/rpc/links/peers",),
     "unit/swarm/model/test_stage.py": ("swarm/model/state", "swarm/model/units"),
     "integration/test_train_local.py": ("swarm/model/sample",),
