@@ -10,7 +10,8 @@
 A session shows by a ticket which calls on the other channel are its own: random bytes in the first metadata of Attach,
 good as long as the session, and with the same certificate only.
 
-Not chosen: longer patience of the session's own pings, because who is dead would be noticed as late. Not chosen: parts that are asked for one by one, because each would open its file anew.
+Not chosen: longer patience of the session's own pings, because who is dead would be noticed as late. Nor parts that are
+asked for one by one, because each would open its file anew.
 """
 
 from __future__ import annotations
