@@ -111,6 +111,7 @@ class Accumulated:
     wait_s: float
     digests: tuple[str, ...] = ()  # of what the replica took and sent, encoded: x, y, g, dx; empty where there is none
     sizes: tuple[float, ...] = ()  # root mean squares of x and g as they were taken; 0 where there is none
+    overflow: str = ""  # the Direction of an output that pipeline.compression made infinite; empty: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ def hear(parts: Parts, happened: Happened, now_s: float) -> bool:
                 _on_nonsense(parts, peer, event, fault, now_s)
             else:
                 parts.checks.accumulated(peer, event)
+                if event.overflow and (run := state.progress.runs.get(event.microbatch.step)) is not None:
+                    run.overflows.setdefault(event.stage, event.overflow)
         case events.Checked():
             if not parts.recounts.checked(peer, event):
                 parts.checks.checked(peer, event, now_s)

@@ -1,8 +1,8 @@
-"""Hashes of a replica's inputs and outputs for each microbatch, which others can compare with their own.
+"""What goes with the report of a microbatch: hashes of inputs and outputs, which others can compare with their own.
 
 The hashes are over the bytes that travel, so both ends of a link name a tensor alike. They go to the scheduler with the
 report that the gradient was added (`Accumulated.digests`): x, y, g, dx, and "" where the stage has none. Where the job
-wants it, so do the sizes of x and g.
+wants it, so do the sizes of x and g. With or without hashes, an output that the wire could not carry is named.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Commitments:
         self.weighs = weighs
         self._sizes: dict[Microbatch, dict[Direction, float]] = {}
         self._known: dict[Microbatch, tuple[str, ...]] = {}
+        self._overflowed: dict[Microbatch, Direction] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -52,8 +53,14 @@ class Commitments:
         """An output is ready: FORWARD y, BACKWARD dx."""
         self._note(microbatch, OUTPUTS[direction], digest)
 
+    def overflowed(self, microbatch: Microbatch, direction: Direction) -> None:
+        """An output has values that its codec made infinite: FORWARD y, BACKWARD dx. The first is the cause."""
+        self._overflowed.setdefault(microbatch, direction)
+
     def signed(self, event: Accumulated | Forwarded) -> Accumulated | Forwarded:
         """The report as it leaves: with the hashes if the job checks its replicas."""
+        if isinstance(event, Accumulated) and (side := self._overflowed.get(event.microbatch)) is not None:
+            event = replace(event, overflow=side.value)
         if not self.is_on or not isinstance(event, Accumulated):
             return event
         signed = replace(event, digests=self._known.get(event.microbatch, NOTHING))
@@ -65,6 +72,7 @@ class Commitments:
     def forget(self, microbatch: Microbatch) -> None:
         self._known.pop(microbatch, None)
         self._sizes.pop(microbatch, None)
+        self._overflowed.pop(microbatch, None)
 
     def _note(self, microbatch: Microbatch, place: int, digest: str) -> None:
         if self.is_on:

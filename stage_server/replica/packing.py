@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ class Packed:
     dtype: str
     shape: tuple[int, ...]
     codec: str
+    overflows: bool = False  # the codec made values infinite
 
     @property
     def size_bytes(self) -> int:
@@ -55,12 +57,15 @@ class Letter:
 def pack(tensor: Tensor, codec_name: str) -> Packed:
     """Encode a tensor for the wire; call it on the compute thread."""
     payload, dtype, shape = codec.encode(tensor, codec_name)
-    return Packed(payload, dtype, shape, codec_name)
+    return Packed(payload, dtype, shape, codec_name, bool(codec.overflows(tensor, codec_name)))
 
 
-def pack_encoded(payload: Tensor, shape: tuple[int, ...], codec_name: str) -> Packed:
-    """A tensor of `shape` that was encoded on its device and brought to the CPU."""
-    return Packed(codec.readable(payload), codec.dtype_of(codec_name), shape, codec_name)
+def pack_encoded(
+    payload: Tensor, shape: tuple[int, ...], codec_name: str, overflows: Sequence[Tensor | None] = ()
+) -> Packed:
+    """A tensor of `shape` that was encoded on its device and brought to the CPU; `overflows` as in the codec."""
+    is_beyond = any(map(bool, overflows))
+    return Packed(codec.readable(payload), codec.dtype_of(codec_name), shape, codec_name, is_beyond)
 
 
 def boundary(me: ReplicaId, microbatch: Microbatch, direction: Direction, attempt: int, packed: Packed) -> Letter:

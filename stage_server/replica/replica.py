@@ -386,6 +386,8 @@ class Replica:
         microbatch, side, (output, value, digest) = work.microbatch, work.direction, done.result
         waited_s = max(0.0, asyncio.get_running_loop().time() - queued_s - done.seconds)  # here and on the device
         self._commitments.made(microbatch, side, digest)
+        if output is not None and output.overflows:
+            self._commitments.overflowed(microbatch, side)
         self._hold(microbatch, side, output)
         self.links.computed(side, done.seconds)
         self._metrics.waited(self.me.stage, side.value, waited_s)
@@ -437,12 +439,15 @@ class Replica:
         codec_name = self._codec_for(microbatch, Direction.BACKWARD)
 
         def backward() -> Made:
-            g = self._received(sent, microbatch, Direction.BACKWARD)
-            encoded, finite = self._stage.backward(
-                microbatch, g, accumulate=work.accumulate, encode=lambda dx: codec.encode_there(dx, codec_name)
-            )
+            g, overflows = self._received(sent, microbatch, Direction.BACKWARD), list[Tensor | None]()
+
+            def encode(dx: Tensor) -> Tensor:
+                overflows.append(codec.overflows(dx, codec_name))
+                return codec.encode_there(dx, codec_name)
+
+            encoded, finite = self._stage.backward(microbatch, g, accumulate=work.accumulate, encode=encode)
             shape = self._stage.boundary_shape()
-            packed = None if encoded is None else pack_encoded(encoded, shape, codec_name)
+            packed = None if encoded is None else pack_encoded(encoded, shape, codec_name, overflows)
             return packed, finite, self._commitments.digest(None if packed is None else packed.payload)
 
         return self._device.timed(backward)

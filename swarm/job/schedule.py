@@ -89,6 +89,13 @@ def not_finite_fault(step: int, in_a_row: int, *, steps: int, most: int) -> str:
     return ""
 
 
+def overflow_fault(stage: int, direction: str) -> str:
+    """What pipeline.compression did to an output of a stage, and what to do: "forward" is y, "backward" dx."""
+    output = "output" if direction == "forward" else "gradient for the stage before"
+    told = f'stage {stage}\'s {output} has values beyond 65504, which pipeline.compression = "float16" cannot carry'
+    return f"{told}: use bfloat16"
+
+
 def evaluation_due(version: int, every_steps: int, steps: int) -> bool:
     """Whether weights `version` (steps committed) are evaluated: every `every_steps` (0 = never) and after the last."""
     return every_steps > 0 and version > 0 and (version % every_steps == 0 or version == steps)

@@ -56,6 +56,8 @@ SLICE_DTYPES = {name: DTYPES[name] for name in ("float32", "float64")}  # as the
 SLICE_CODECS = ("bfloat16", "int8")  # a slice's dtype names its codec
 PROPOSAL_DTYPE = "uint8"  # of what an island proposes for a unit: coded parameter by parameter
 
+FLOAT16_ROUNDS_UP = 65520.0  # halfway from float16's largest value to the one that it lacks: this becomes infinite
+
 INT8_BLOCK = 256
 INT8_TOP = 127
 # 4 MiB of float32 at a time: the passes over a tile find it in cache.
@@ -184,6 +186,15 @@ def encode(tensor: Tensor, codec: str) -> tuple[memoryview, str, Shape]:
 def encode_there(tensor: Tensor, codec: str) -> Tensor:
     """The payload of a float32 boundary tensor as flat uint8 where the tensor lies; it may share its memory."""
     return _known(codec).encode(tensor.detach())
+
+
+def overflows(tensor: Tensor, codec: str) -> Tensor | None:
+    """Whether values become infinite on the wire although all of the tensor are finite, on its device; None: they never
+    do."""
+    if codec != "float16":
+        return None
+    peak: Tensor = torch.linalg.vector_norm(tensor.detach(), math.inf)  # NaN if there is one
+    return (peak >= FLOAT16_ROUNDS_UP).logical_and(peak.isfinite())
 
 
 def dtype_of(codec: str) -> str:

@@ -34,9 +34,17 @@ from swarm.job.course import PLAIN, Course, InnerStep
 from swarm.job.islands import check_for_one_process, course_of, courses, island_spec, shares_of
 from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import unit_names
-from swarm.job.schedule import NOT_FINITE_HINT, clip, evaluation_due, learning_rate, not_finite_fault, perplexity
+from swarm.job.schedule import (
+    NOT_FINITE_HINT,
+    clip,
+    evaluation_due,
+    learning_rate,
+    not_finite_fault,
+    overflow_fault,
+    perplexity,
+)
 from swarm.job.spec import JobSpec
-from swarm.model.codec import round_trip
+from swarm.model.codec import overflows, round_trip
 from swarm.model.compiled import compile_layers
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.runtime import choose_device, configure
@@ -46,7 +54,7 @@ from swarm.process.temporary import temporary_folder
 from swarm.reference.asynchronous import AsyncOuterSteps, VirtualClock
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
 from swarm.reference.islands import OuterSteps, begin_anew, divide, tokens_before, took_part
-from swarm.types import Microbatch, UnitName
+from swarm.types import Direction, Microbatch, UnitName
 
 TOKENISE_LINE_S = 5.0
 
@@ -65,6 +73,7 @@ class StepReport:
     learning_rate: float
     skipped: bool
     tokens: int
+    cause: str = ""  # of gradients that are not finite, if it is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +228,7 @@ def _skipped_in_a_row(spec: JobSpec, step: int, report: StepReport, before: int)
         return 0
     fault = not_finite_fault(step, before + 1, steps=spec.training.steps, most=spec.limits.nonfinite_steps_max)
     if fault:
-        raise JobFailed(fault, hint=NOT_FINITE_HINT)
+        raise JobFailed(fault, hint=report.cause or NOT_FINITE_HINT)
     return before + 1
 
 
@@ -242,6 +251,7 @@ def _together(step: int, reports: Sequence[StepReport]) -> StepReport:
         reports[0].learning_rate,
         any(one.skipped for one in reports),
         tokens,
+        next(filter(None, (one.cause for one in reports)), ""),
     )
 
 
@@ -251,12 +261,12 @@ def train_step(
     """Compute, average and apply the next step on all stages; `inner` gives its portion and rate step."""
     training = spec.training
     step = stages[0].version
-    loss, finite = 0.0, True
+    loss, finite, cause = 0.0, True, ""
     for index in range(batches.microbatches_of(inner.portion)):
         version = course.version_of(step, index, overlap=spec.overlap, sync_steps=spec.sync_steps)
         microbatch = Microbatch(0, step, index)
-        microbatch_loss, microbatch_finite = _run(stages, spec, batches, inner.portion, microbatch, version)
-        loss += microbatch_loss
+        microbatch_loss, microbatch_finite, overflow = _run(stages, spec, batches, inner.portion, microbatch, version)
+        loss, cause = loss + microbatch_loss, cause or overflow
         finite = finite and microbatch_finite
     tokens = batches.tokens_of(inner.portion)
 
@@ -272,12 +282,12 @@ def train_step(
     if skip and spec.limits.on_nonfinite == "fail":
         raise JobFailed(
             f"the gradient of step {inner.rate_step} is not finite",
-            hint='lower training.learning_rate, or set limits.on_nonfinite = "skip"',
+            hint=cause or 'lower training.learning_rate, or set limits.on_nonfinite = "skip"',
         )
     rate = learning_rate(training, inner.rate_step)
     for stage in stages:
         stage.apply(step, means, learning_rate=rate, scale=scale, skip=skip)
-    return StepReport(step, loss / tokens, norm, scale, rate, skip, tokens)
+    return StepReport(step, loss / tokens, norm, scale, rate, skip, tokens, cause)
 
 
 def evaluate(stages: Sequence[Stage], spec: JobSpec, batches: Batches, version: int) -> EvaluationReport:
@@ -368,22 +378,25 @@ def _write_files(
 
 def _run(
     stages: Sequence[Stage], spec: JobSpec, batches: Batches, portion: int, microbatch: Microbatch, version: int
-) -> tuple[float, bool]:
-    """One microbatch through all stages and back: (sum of token losses, whether all gradients were finite)."""
+) -> tuple[float, bool, str]:
+    """One microbatch through all stages and back: the sum of its token losses, whether all gradients were finite, and
+    which output the codec could not carry."""
     codec = spec.unmeasured_compression
     tokens, targets = (torch.from_numpy(array) for array in batches.microbatch(portion, microbatch.index))
     x: Tensor | None = None
-    loss = 0.0
+    loss, cause = 0.0, ""
     for stage in stages:
         y, loss = stage.forward(microbatch, version, portion=portion, x=x, tokens=tokens, targets=targets)
-        x = None if y is None else round_trip(y, codec)
+        x, overflow = (None, None) if y is None else (round_trip(y, codec), overflows(y, codec))
+        cause = cause or (overflow_fault(stage.stage, Direction.FORWARD) if overflow else "")
     g: Tensor | None = None
     finite = True
     for stage in reversed(stages):
         dx, stage_finite = stage.backward(microbatch, g)
-        g = None if dx is None else round_trip(dx, codec)
+        g, overflow = (None, None) if dx is None else (round_trip(dx, codec), overflows(dx, codec))
+        cause = cause or (overflow_fault(stage.stage, Direction.BACKWARD) if overflow else "")
         finite = finite and stage_finite
-    return loss, finite
+    return loss, finite, cause
 
 
 def _means(stages: Sequence[Stage], spec: JobSpec, step: int, tokens: int) -> dict[UnitName, Tensor]:

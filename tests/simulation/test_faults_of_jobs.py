@@ -8,17 +8,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import Job, JobProgress
 from scheduler.storage.job_record import JobRecord
-from swarm.errors import DatabaseUnavailable, InvalidConfig
+from swarm.errors import DatabaseUnavailable, InvalidConfig, JobFailed
 from swarm.events import Accumulated, Saved
 from swarm.job.spec import JobSpec, parse_job
+from swarm.model.stage import Stage
 from swarm.mqtt.bus import Bus
+from swarm.reference.trainer import train_local
 from swarm.types import DEFAULT_PROJECT, JobState, PeerId, PeerState
 from tests.support import scenes
 from tests.support.devices import InlineDevice
@@ -44,8 +48,8 @@ class Scene:
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
 
 
-def play(tmp_path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
-    spec = scenes.resolved(small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3))
+def play(tmp_path: Path, act: Callable[[Scene], Awaitable[None]], **changes: object) -> None:
+    spec = scenes.resolved(small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3, **changes))
     tokens = Tokens.make(tmp_path, spec)
 
     async def on(rig: Rig) -> None:
@@ -239,6 +243,51 @@ def test_a_step_whose_loss_is_nan_is_skipped_and_committed(tmp_path: Path, monke
         assert [(row["skip"], row["loss"] is None) for row in rows] == [(False, False), (True, True), (False, False)]
 
     play(tmp_path, act)
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ("y", "stage 0's output has values beyond 65504"),
+        ("dx", "stage 1's gradient for the stage before has values beyond 65504"),
+    ],
+)
+def test_what_float16_cannot_carry_is_said_by_its_sender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, told: str
+) -> None:
+    """A model with large activations gave no finite step, and people were told to look for NaN in its weights."""
+    real_forward, real_backward = Stage.forward, Stage.backward
+
+    def forward(stage: Stage, *arguments: Any, **named: Any) -> tuple[torch.Tensor | None, float]:
+        y, loss = real_forward(stage, *arguments, **named)
+        return (y * 1e6 if y is not None and output == "y" else y), loss
+
+    def backward(stage: Stage, *arguments: Any, encode: Any = None, **named: Any) -> tuple[torch.Tensor | None, bool]:
+        times = 1e12 if output == "dx" else 1.0
+        return real_backward(stage, *arguments, encode=encode and (lambda dx: encode(dx * times)), **named)
+
+    monkeypatch.setattr(Stage, "forward", forward)
+    monkeypatch.setattr(Stage, "backward", backward)
+    said = f'{told}, which pipeline.compression = "float16" cannot carry: use bfloat16'
+
+    async def act(scene: Scene) -> None:
+        job = await scene.submit()
+        await scene.rig.finished(job)
+        assert job.record.state is JobState.FAILED
+        assert "the gradients of all 3 steps were not finite" in job.record.reason
+        assert job.record.hint.startswith(said)
+        lines = [line.message for line in scene.rig.jobs.stores.logs.of(job.record.id).kept()[0]]
+        assert f"the gradient of step 0 is not finite: the step changes no weight; {said}" in lines
+
+    play(tmp_path, act, pipeline__compression="float16")
+
+    if output == "y":  # the reference gives each stage's output to the same codec
+        spec = scenes.resolved(
+            small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3, pipeline__compression="float16")
+        )
+        with pytest.raises(JobFailed) as failed:
+            train_local(spec, Tokens.make(tmp_path, spec).batches(spec))
+        assert failed.value.hint == said
 
 
 def test_a_peer_that_was_silent_too_long_dials_again_when_it_wakes(tmp_path: Path) -> None:

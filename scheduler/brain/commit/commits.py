@@ -19,9 +19,9 @@ from scheduler.brain.state.joiners import DONORS_MAX, choose_donors
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging, may_write
 from swarm.errors import GradientRange, ReplicaDiverged
 from swarm.events import Committed
-from swarm.job.schedule import NOT_FINITE_HINT, clip, not_finite_fault
+from swarm.job.schedule import NOT_FINITE_HINT, clip, not_finite_fault, overflow_fault
 from swarm.messages import Commit, Member, UnitRound
-from swarm.types import Hop, PeerId, UnitName
+from swarm.types import Direction, Hop, PeerId, UnitName
 
 
 class Commits:
@@ -49,14 +49,16 @@ class Commits:
             run.skip = True
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if run.skip else 0
         if run.skip:
+            cause = _cause(run)
             if settings.fail_on_nonfinite:
-                hint = 'lower training.learning_rate, or set limits.on_nonfinite = "skip"'
+                hint = cause or 'lower training.learning_rate, or set limits.on_nonfinite = "skip"'
                 return Fail(GradientRange.code, f"the gradient of step {inner.rate_step} is not finite", hint)
             steps = self._state.course.inner_steps(settings.steps)
             limits = {"steps": steps, "most": settings.nonfinite_steps_max}
             if fault := not_finite_fault(inner.rate_step, self._skipped_in_a_row, **limits):
-                return Fail(GradientRange.code, fault, NOT_FINITE_HINT)
+                return Fail(GradientRange.code, fault, cause or NOT_FINITE_HINT)
             told = f"the gradient of step {inner.rate_step} is not finite: the step changes no weight"
+            told += f"; {cause}" if cause else ""
             self._state.outbox.note("warning", told)
         total = 0.0
         for loss in self._state.ledger.losses(run.step):  # left to right, as the one-process reference adds
@@ -199,3 +201,12 @@ class Commits:
     def _owes(self, peer: PeerId, run: StepRun) -> bool:
         pool = self._state.pool
         return peer not in run.commits and pool.takes_part(peer, run.step) and pool[peer].since <= run.step
+
+
+def _cause(run: StepRun) -> str:
+    """Why the gradient is not finite, if a replica says so: outputs go up the stages, and gradients back."""
+    outputs = [stage for stage, direction in run.overflows.items() if direction == Direction.FORWARD]
+    if not run.overflows:
+        return ""
+    stage = min(outputs) if outputs else max(run.overflows)
+    return overflow_fault(stage, run.overflows[stage])

@@ -113,6 +113,7 @@ class StepRun:
     disputes: Counter[UnitName] = field(default_factory=Counter)  # rounds whose members differed
     owes: PeerId | None = None  # a replica that had not reported the commit when that was last looked for
     history: list[str] = field(default_factory=list)
+    overflows: dict[int, str] = field(default_factory=dict)  # stages whose output the wire could not carry, and which
 
     def turn(self, turn: StepEvent, cause: str = "") -> None:
         """Move on; an illegal turn is a programming error and changes nothing."""

@@ -50,3 +50,18 @@ def test_sizes_of_inputs_are_told_where_the_job_wants_them() -> None:
         again = commitments.signed(DONE)
         assert isinstance(again, Accumulated)
         assert again.sizes == ((0.0, 0.0) if weighs else ())
+
+
+def test_an_output_that_the_wire_could_not_carry_is_named_with_and_without_hashes() -> None:
+    for is_on in (False, True):
+        commitments = Commitments(is_on=is_on)
+        event = Accumulated(Microbatch(0, 1, 2), 0, 1, False, 0.0, 0.0, 0.0, 0.0)
+        commitments.overflowed(event.microbatch, Direction.FORWARD)
+        commitments.overflowed(event.microbatch, Direction.BACKWARD)
+        signed = commitments.signed(event)
+        assert isinstance(signed, Accumulated)
+        assert signed.overflow == "forward", "the first is the cause of the second"
+        commitments.forget(event.microbatch)
+        signed = commitments.signed(event)
+        assert isinstance(signed, Accumulated)
+        assert signed.overflow == ""

@@ -18,6 +18,7 @@ from swarm.model.codec import (
     encode,
     encode_slice,
     encoded_bytes,
+    overflows,
     round_trip,
     slice_bytes,
 )
@@ -154,3 +155,13 @@ def test_a_slice_of_another_dtype_or_length_is_refused() -> None:
         decode_slice(bytes(4), "int8", 4)
     with pytest.raises(CorruptFrame):
         decode_slice(bytes(8), "float32", 3)
+
+
+def test_values_that_only_the_codec_makes_infinite_are_told_from_others() -> None:
+    """A large activation became infinite in float16, and people were told to look for NaN in their weights."""
+    for value in (0.0, 1.0, 65504.0, 65519.9, 65520.0, -65520.0, 1e30, math.inf, math.nan):
+        for codec, cast in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
+            tensor = torch.tensor([[1.0, value]])
+            is_beyond = bool(tensor.isfinite().all() and not tensor.to(cast).isfinite().all())
+            assert bool(overflows(tensor, codec)) == is_beyond, (value, codec)
+    assert overflows(torch.tensor([1e30]), "int8") is overflows(torch.tensor([1e30]), "none") is None
