@@ -27,7 +27,7 @@ from swarm.limits import CONNECTIONS_TAKEN_MAX, HANDSHAKE_S_MAX, RPCS_MAX, Bucke
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of
 from swarm.process.startup import files_max
-from swarm.rpc.handshake import explained
+from swarm.rpc.handshake import cause_of, explained
 from swarm.text import is_address, is_loopback
 from swarm.types import PeerId
 
@@ -270,7 +270,7 @@ def translate(
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             if (why := explained(details, address, time.time())) is not None:
                 return _as(unavailable, why)
-            return unavailable(f"{address} does not answer: {details or 'the connection broke'}")
+            return unavailable(f"{address} does not answer: {cause_of(details) or 'the connection broke'}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlinePassed(f"{address} did not answer in time")
         case grpc.StatusCode.UNIMPLEMENTED:

@@ -6,6 +6,7 @@ answering machine nor its clock: the certificate shown at the address does (`wit
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable
 from typing import TypeVar
@@ -59,6 +60,22 @@ _TABLE: tuple[_Row, ...] = (
     ),
 )
 _CLOSED = "Socket closed"
+_CAUSES = (  # of the operating system; what a peer or gRPC says itself stays as it is
+    "Connection refused",
+    "Connection reset by peer",
+    "Connection timed out",
+    "Broken pipe",
+    "Network is unreachable",
+    "Network is down",
+    "No route to host",
+    "Host is down",
+    "Host is unreachable",
+    "Permission denied",
+    "Cannot assign requested address",
+    "Address family not supported by protocol",
+    "Too many open files",
+    "Domain name not found",
+)
 
 
 def explained(details: str, address: str, now_unix_s: float) -> SwarmError | None:
@@ -73,6 +90,17 @@ def explained(details: str, address: str, now_unix_s: float) -> SwarmError | Non
             "up anew; or only one of both sides has --insecure",
         )
     return None
+
+
+def cause_of(details: str) -> str:
+    """What went wrong according to gRPC's text about a connection, which repeats addresses and names its own parts.
+
+    The operating system's words if it has some, else what follows the last address; whole if it has neither.
+    """
+    said = [(details.rfind(cause), cause) for cause in _CAUSES if cause in details]
+    if said:
+        return max(said)[1][0].lower() + max(said)[1][1:]
+    return re.sub(r"^.*\bip(?:v4|v6):\S+:\d+: +", "", details, flags=re.DOTALL).strip() or details
 
 
 def with_times(error: Error, address: str, look: Callable[..., str] = ssl.get_server_certificate) -> Error:

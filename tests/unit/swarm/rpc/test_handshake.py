@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from grpc.aio import AioRpcError, Metadata
 
 from client.connection import Scheduler
 from swarm.errors import (
@@ -24,7 +25,7 @@ from swarm.pki.authority import LIFE_S, Authority
 from swarm.pki.identity import Identity, Wallet, issue
 from swarm.pki.names import Principal, Role, scheduler_of
 from swarm.rpc.channel import bind, connect, new_server, translate
-from swarm.rpc.handshake import explained, with_times
+from swarm.rpc.handshake import cause_of, explained, with_times
 from swarm.text import utc
 from tests.support.members import LOOPBACK
 
@@ -140,3 +141,37 @@ def test_a_port_that_speaks_tls_and_no_grpc_is_named() -> None:
     found = explained("Cannot check peer: missing selected ALPN property.", "h:7949", NOW)
     assert found is not None
     assert "--join-listen" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote "
+            "host: Connection refused",
+            "connection refused",
+        ),
+        (
+            "failed to connect to all addresses; last error: FAILED_PRECONDITION: ipv4:192.168.7.2:7951: connect "
+            "failed: addr: ipv4:192.168.7.2:7951, error: connect: Network is unreachable (101)",
+            "network is unreachable",
+        ),
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv6:%5B::1%5D:1: recvmsg:No route to host (113)",
+            "no route to host",
+        ),
+        ("errors resolving a.invalid:1: [field:hostname lookup error: Domain name not found]", "domain name not found"),
+        ("recvmsg:Connection timed out (110)", "connection timed out"),
+        ("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:2: ping timeout", "ping timeout"),
+        ("ping timeout", "ping timeout"),
+        ("Socket closed", "Socket closed"),
+        ("", ""),
+    ],
+)
+def test_a_connection_that_was_not_made_is_told_in_the_words_of_the_system(said: str, cause: str) -> None:
+    """A log line of 330 characters named an address four times and "network is unreachable" once."""
+    assert cause_of(said) == cause
+    error = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), said)
+    assert translate(error, "192.168.7.2:7951").message == (
+        f"192.168.7.2:7951 does not answer: {cause or 'the connection broke'}"
+    )
