@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.records import Explanation, Job, Peer, Step
-from client.views import FittedTable, job_values, jobs_table, number, peer_values, state
+from client.views import FittedTable, job_values, jobs_table, number, peer_reason, peer_values, state
 from swarm.text import counted, duration, size
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -130,7 +130,7 @@ def _replicas(board: Board, job: Job) -> RenderableType:
                         Text(peer.device or "-"),
                         Text(size(peer.memory_bytes) if peer.memory_bytes else "-"),
                         Text(duration(board.now_unix_s - peer.since_unix_s) if peer.since_unix_s else "-"),
-                        Text(peer.reason),
+                        Text(peer_reason(peer)),
                     )
                 )
     columns = ("STAGE", "LAYERS", "PEER", "STATE", "PACE", "WORK", "DEVICE", "MEMORY", "SINCE", "REASON")

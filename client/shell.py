@@ -187,6 +187,11 @@ def utc(unix_s: float) -> str | None:
     return f"{whole}.{int(unix_s % 1 * 1000):03d}Z"
 
 
+def local(unix_s: float) -> str:
+    """A moment by this machine's clock, for tables: 2026-11-26 23:35:02; a dash for 0 and for what is no time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s)) if as_date(unix_s) else "-"
+
+
 def finite(value: float) -> float | None:
     """The value, or None where JSON has no word for it."""
     return value if math.isfinite(value) else None

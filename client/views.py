@@ -194,7 +194,7 @@ def job_table(view: Job) -> RenderableType:
     rows.append(("microbatches", Text(f"{ledger}{view.microbatches_replayed} done again")))
     for stage in view.stages:
         peers = ", ".join(stage.peers) or "no peers"
-        facts = f"{stage.layers} layers, {stage.microbatches} microbatches: {peers}"
+        facts = f"{counted(stage.layers, 'layer')}, {counted(stage.microbatches, 'microbatch')}: {peers}"
         rows.append((f"stage {stage.stage}", Text(facts)))
     for island in view.islands:
         made = f"step {island.step}, {counted(island.exchanges, 'exchange')}: {', '.join(island.peers)}; "
@@ -237,8 +237,14 @@ def _where(view: Peer) -> str:
     return f"{view.stage}{island}" if view.job else "-"
 
 
+def peer_reason(view: Peer) -> str:
+    """Why the stage server is in its state, for a table that has its job and stage in columns of their own."""
+    return "" if view.job and view.reason == f"stage {view.stage} of {view.job}" else view.reason
+
+
 def peers_table(views: Sequence[Peer]) -> RenderableType:
     now_unix_s, has_sites = time.time(), any(view.site for view in views)
+    has_addresses = any(view.address for view in views)  # shown to admins only
     rows = [
         (
             Text(view.id),
@@ -251,12 +257,13 @@ def peers_table(views: Sequence[Peer]) -> RenderableType:
             Text(size(view.memory_bytes) if view.memory_bytes else "-"),
             Text(f"{view.pace_s * 1000:.0f} ms" if view.pace_s else "-"),
             Text(str(view.outstanding)),
-            Text(view.address),
+            *((Text(view.address or "-"),) if has_addresses else ()),
             Text(duration(now_unix_s - view.since_unix_s) if view.since_unix_s else "-"),
-            Text(view.reason),
+            Text(peer_reason(view)),
         )
         for view in views
     ]
+    address = ("ADDRESS",) if has_addresses else ()
     site = ("SITE",) if has_sites else ()
     columns = (
         "PEER",
@@ -269,10 +276,10 @@ def peers_table(views: Sequence[Peer]) -> RenderableType:
         "MEMORY",
         "PACE",
         "WORK",
-        "ADDRESS",
+        *address,
         "SINCE",
     )
-    dropped_first = ("ADDRESS", "THREADS", "WORK", "DEVICE", "SINCE", "PACE", "MEMORY", *site, "STAGE", "JOB")
+    dropped_first = (*address, "THREADS", "WORK", "DEVICE", "SINCE", "PACE", "MEMORY", *site, "STAGE", "JOB")
     return FittedTable((*columns, "REASON"), rows, dropped_first=dropped_first)
 
 

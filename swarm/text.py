@@ -30,7 +30,9 @@ UNIX_S_MAX = 253_402_300_799.0  # the last second that has a date
 
 def counted(number: int, noun: str) -> str:
     """A number and its noun: 1 replica, 2 replicas, 3 microbatches."""
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    plural = f"{noun}es" if noun.endswith(("ch", "sh", "s", "x")) else f"{noun}s"
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        plural = f"{noun[:-1]}ies"
     return f"{number} {noun if number == 1 else plural}"
 
 

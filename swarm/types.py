@@ -115,6 +115,12 @@ class JobState(StrEnum):
     def is_final(self) -> bool:
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
+    @property
+    def phrase(self) -> str:
+        """The state in a sentence, behind the name of the job: has failed, was cancelled, is running."""
+        verbs = {JobState.SUCCEEDED: "has", JobState.FAILED: "has", JobState.CANCELLED: "was"}
+        return f"{verbs.get(self, 'is')} {self.value}"
+
 
 class IslandState(StrEnum):
     """What an island does."""

@@ -116,11 +116,16 @@ def port(number: int, owner: str, fault: str) -> Finding:
     return warning("ports", f"port {number}, of {owner}, cannot be used: {fault}", hint)
 
 
+ALIKE_S = 0.1  # differences that nobody sees
+
+
 def clock(ahead_s: float, within_s: float) -> Finding:
     """`ahead_s`: this machine's clock against the scheduler's, known to `within_s`."""
     numbers = {"ahead_s": ahead_s, "within_s": within_s}
     how = "ahead of" if ahead_s > 0 else "behind"
-    text = f"{spoken_duration(abs(ahead_s))} {how} the scheduler's, give or take {within_s:.3f} s"
+    text = f"{spoken_duration(abs(ahead_s))} {how} the scheduler's clock"
+    if abs(ahead_s) <= max(within_s, ALIKE_S):
+        text = f"as the scheduler's, as far as can be told within {spoken_duration(max(within_s, ALIKE_S))}"
     off_s = abs(ahead_s) - within_s
     hint = "set the clock: timedatectl set-ntp true, or your system's time service"
     if off_s > CLOCK_FAILED_S:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 
 from swarm.data.tokenizer import HuggingFaceTokenizer, Tokenizer
 from swarm.process.temporary import temporary_folder
-from swarm.text import printable
+from swarm.text import counted, printable
 
 LOOK_S_MAX = 15.0  # beyond what sending takes; the job waits for it
 # Whitespace, code, numbers, contractions, accents in both forms, other scripts: here rules of tokenizers differ.
@@ -67,6 +67,6 @@ def _told(tokenizer: Tokenizer, child: subprocess.Popen[str]) -> str:
         return ""
     return (
         f"the job's tokens are those of tokenizer.json, of which transformers.AutoTokenizer makes a {printable(name)} "
-        f"that cuts text otherwise ({len(ours)} tokens against {len(theirs)} in a sample): load the model's tokenizer "
-        "with transformers.PreTrainedTokenizerFast"
+        f"that cuts text otherwise ({counted(len(ours), 'token')} against {len(theirs)} in a sample): load "
+        "the model's tokenizer with transformers.PreTrainedTokenizerFast"
     )

@@ -18,7 +18,7 @@ from swarm.errors import InvalidConfig, InvalidModel, NotFound
 from swarm.hf.pretrained import weight_files
 from swarm.job.changes import JOB_AND_STEP, check_state, check_steps
 from swarm.job.spec import JobSpec
-from swarm.text import size
+from swarm.text import counted, size
 from swarm.wire import jobs_pb2 as pb
 
 _STATE_FILES = (MANIFEST, "trainer_state.json")
@@ -70,7 +70,7 @@ def upload(shell: Shell, scheduler: Scheduler, files: Mapping[str, File], what: 
             scheduler.put_shard(file.shard, partial(pieces, file, before_bytes), shell.say)
             before_bytes += file.size_bytes
     there = len(by_hash) - len(lacking)
-    known = f"; {there} of {len(by_hash)} files were there" if there else ""
+    known = f"; {there} of {counted(len(by_hash), 'file')} {'was' if there == 1 else 'were'} there" if there else ""
     shell.say(f"uploaded {size(total_bytes)} of {what}{known}")
     return listed
 

@@ -42,6 +42,7 @@ from swarm.pki.names import scheduler_of
 from swarm.pki.profiles import ENVIRONMENT, profiles_folder
 from swarm.process.lifecycle import check_listen, lock_folder
 from swarm.rpc.channel import connect
+from swarm.text import counted
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
@@ -185,7 +186,7 @@ class UpOptions:
     def shape(self) -> str:
         """The shape of the swarm, for a person."""
         islands = f" x {self.islands} islands" if self.islands > 1 else ""
-        return f"{self.stages} stages x {self.replicas} replicas{islands}"
+        return f"{counted(self.stages, 'stage')} x {counted(self.replicas, 'replica')}{islands}"
 
 
 async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | None = None) -> int:
@@ -373,7 +374,7 @@ async def _wait_for_peers(shell: Shell, jobs: Any, count: int, logs: Path, withi
     usable = (PeerState.IDLE.value, PeerState.SERVING.value)
     listed = 0
     with contextlib.suppress(TimeoutError):
-        told = _telling(shell, lambda: f"{listed} of {count} stage servers attached")
+        told = _telling(shell, lambda: f"{listed} of {counted(count, 'stage server')} attached")
         async with asyncio.timeout(within_s), told:
             while True:
                 with contextlib.suppress(grpc.RpcError):
@@ -383,7 +384,7 @@ async def _wait_for_peers(shell: Shell, jobs: Any, count: int, logs: Path, withi
                     return
                 await asyncio.sleep(POLL_S)
     raise DeadlinePassed(
-        f"{listed} of {count} stage servers found the scheduler in time",
+        f"{listed} of {counted(count, 'stage server')} found the scheduler in time",
         hint=f"see why in {logs}",
     )
 

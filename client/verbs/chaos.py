@@ -12,6 +12,7 @@ from client.connection import dial
 from client.flags import offers
 from client.shell import Shell
 from swarm.errors import NotAllowed
+from swarm.text import counted
 from swarm.wire import jobs_pb2 as pb
 
 WATCH_S_MAX = 90.0  # the scheduler answers that long after the fault is over, at the latest
@@ -127,7 +128,8 @@ def chaos_table(report: pb.ChaosReport) -> Table:
     open_ = report.microbatches_fed - report.microbatches_committed
     table.add_row(
         "ledger",
-        f"{report.microbatches_fed} microbatches fed = {report.microbatches_committed} committed + {open_} open",
+        f"{counted(report.microbatches_fed, 'microbatch')} fed = "
+        f"{report.microbatches_committed} committed + {open_} open",
     )
     table.add_row(
         "since then",

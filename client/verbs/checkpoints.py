@@ -12,7 +12,7 @@ from rich.text import Text
 from client.connection import dial
 from client.flags import JobName
 from client.records import Checkpoint
-from client.shell import Shell, finite, utc
+from client.shell import Shell, finite, local, utc
 from client.views import number
 from swarm.text import size
 
@@ -63,7 +63,7 @@ def _table(views: Sequence[Checkpoint], *, verified: bool) -> Table:
         good = "verified" if verified else "complete"
         table.add_row(
             str(view.step),
-            utc(view.created_unix_s) or "-",
+            local(view.created_unix_s),
             size(view.size_bytes) if view.size_bytes else "-",
             number(view.loss),
             "yes" if view.optimizer else "no",

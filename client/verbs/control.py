@@ -105,9 +105,9 @@ def resume(
         view = scheduler.resume(view.id, from_, spec_json)
         if shell.json:
             shell.data(job_values(view))
-        shell.say(f"job {view.id}: {view.reason}")
         commands = f"follow: swarm status -w {view.id}{shell.scheduler_flag}"
-        if detach:
+        if detach:  # else its reason comes with its state
+            shell.say(f"job {view.id}: {view.reason}")
             shell.say(commands)
             return 0
         return follow_to_success(shell, scheduler, view.id, commands=commands)

@@ -14,7 +14,7 @@ from client.transfer.download import download
 from client.transfer.precision import Dtype
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import UsageError
-from swarm.text import size
+from swarm.text import counted, size
 
 
 def pull(
@@ -55,4 +55,4 @@ def pull(
     else:
         print(f"path {pulled.path}")
         print(f"weights_sha256 {pulled.weights_sha256}", flush=True)
-    shell.say(f"{pulled.files} files, {size(pulled.size_bytes)}, all hashes agree")
+    shell.say(f"{counted(pulled.files, 'file')}, {size(pulled.size_bytes)}, all hashes agree")

@@ -34,6 +34,7 @@ from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc import channel
 from swarm.rpc.bulk import within_window
 from swarm.rpc.window import Window
+from swarm.text import counted
 from swarm.types import JobState, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
@@ -190,12 +191,12 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         if index >= microbatches:
             raise NotFound(f"a step of {job.record.id} has microbatches 0 to {microbatches - 1}, there is no {index}")
         if brain is None:
-            raise NotFound(f"job {job.record.id} is {job.record.state.value}: stories are kept while it is at work")
+            raise NotFound(f"job {job.record.id} {job.record.state.phrase}: stories are kept while it is at work")
         story = brain.story(step, index)
         if not story:
             raise NotFound(
                 f"nothing is known of microbatch {index} of step {step}: kept are the newest steps",
-                hint=f"{brain.counts().committed_steps} steps are committed",
+                hint=f"committed so far: {counted(brain.counts().committed_steps, 'step')}",
             )
         return explanation("microbatch", job.record.id, (Fact("story", line) for line in story))
 

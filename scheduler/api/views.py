@@ -147,7 +147,7 @@ def step_trace(job: Job, step: int, now_unix_s: float) -> pb.StepTrace:
     """The spans of a step of a job at work; 0: the newest that is complete. NotAllowed, NotFound."""
     if job.run is None:
         raise NotAllowed(
-            f"job {job.record.id} is {job.record.state.value}: only a job at work has traces of its newest steps",
+            f"job {job.record.id} {job.record.state.phrase}: only a job at work has traces of its newest steps",
             hint="ask while it trains",
         )
     trace = job.run.driver.trace

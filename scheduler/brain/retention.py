@@ -63,7 +63,7 @@ def check_removable(job: HeldJob, among: Sequence[HeldJob]) -> None:
     """NotAllowed if the job has not ended, if one of these jobs may begin at it, or if one lies in its folder."""
     if not job.state.is_final:
         raise NotAllowed(
-            f"job {job.id} is {job.state.value}; only a job that has ended can be removed",
+            f"job {job.id} {job.state.phrase}; only a job that has ended can be removed",
             hint=f"end it first: swarm cancel {job.id}",
         )
     inside = next((other for other in among if other.lies_in(job)), None)
@@ -74,7 +74,7 @@ def check_removable(job: HeldJob, among: Sequence[HeldJob]) -> None:
     user = next((other for other in among if other.may_begin_at(job)), None)
     if user is None:
         return
-    told = "can be resumed" if user.state.is_final else f"is {user.state.value}"
+    told = "can be resumed" if user.state.is_final else user.state.phrase
     first = f"swarm rm {user.id}" if user.state.is_final else f"swarm cancel {user.id}, then swarm rm {user.id}"
     raise NotAllowed(f"job {user.id} began at job {job.id} and {told}", hint=f"remove that one first: {first}")
 

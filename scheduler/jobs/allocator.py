@@ -60,7 +60,7 @@ class Allocator:
         inviter: Callable[[PeerId], str] = lambda peer: "",
     ) -> None:
         """`inviter` says who invited a stage server; "" if that is not known."""
-        self._inviter = inviter
+        self.inviter = inviter
         self._registry = registry
         self._peers = peers
         self._membership = membership
@@ -209,7 +209,7 @@ class Allocator:
             job.record.project,
             self._left(job, len(here)),
             job.spec.trust.per_inviter(job.spec.limits.min_replicas),
-            Counter((one.stage, self._inviter(one.hello.peer)) for one in here if not one.leaving),
+            Counter((one.stage, self.inviter(one.hello.peer)) for one in here if not one.leaving),
             min(sites, default="") if len(sites) == 1 else "",
             len(here) == 1 and bool(here[0].unreached),
         )
@@ -247,7 +247,7 @@ class Allocator:
                 hello.pinned_stage,
                 memory_bytes=hello.memory_bytes,
                 site=hello.site,
-                inviter=self._inviter(hello.peer),
+                inviter=self.inviter(hello.peer),
                 unreached=bool(one.unreached),
             )
             for one in sorted(peers, key=lambda one: one.hello.peer)

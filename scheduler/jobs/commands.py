@@ -72,6 +72,7 @@ class Jobs:
         self._membership = membership
         self._timelines = timelines
         self.idle = allocator.idle
+        self.inviter = allocator.inviter
         self._drains = drains
         self.removal = removal
         self._looking = asyncio.Semaphore(SUBMITS_MAX)
@@ -267,7 +268,7 @@ class Jobs:
         if state in (JobState.PAUSED, JobState.PAUSING):
             return
         if state.is_final or state is JobState.CANCELLING:
-            raise NotAllowed(f"job {job.record.id} is {state.value}: it cannot be paused")
+            raise NotAllowed(f"job {job.record.id} {state.phrase}, so it cannot be paused")
         if job.run is None:
             await self.registry.enter(job, JobState.PAUSED, reason, hint=again(job))
         else:
@@ -283,7 +284,7 @@ class Jobs:
         record = job.record
         if record.state not in _RESUMABLE or job.run is not None:
             hint = f"start another job from it: swarm submit FILE --resume-from {record.id}:latest"
-            state = "is being stopped" if job.run is not None else f"is {record.state.value}"
+            state = "is being stopped" if job.run is not None else record.state.phrase
             raise NotAllowed(
                 f"job {record.id} {state}; only a paused, failed or cancelled one can be resumed",
                 hint=hint if record.state is JobState.SUCCEEDED else f"see: swarm status {record.id}",

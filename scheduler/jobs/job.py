@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from scheduler.brain.explain.facts import Situation
-from scheduler.brain.explain.reasons import reason_at_work
+from scheduler.brain.explain.reasons import machines_lost, reason_at_work
 from scheduler.brain.fleet.allocation import UnfitPeers
 from scheduler.brain.fleet.fewer import Fewer
 from scheduler.brain.islands.rows import Rows
@@ -23,10 +23,12 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.job.islands import outer_courses
 from swarm.job.outer_log import OuterRecord
 from swarm.job.spec import JobSpec
+from swarm.text import counted
 from swarm.types import JobId, JobState, PeerId
 
 # Speed is shown over about this many steps.
 SPEED_STEPS = 8
+LOSS_SHOWN_S = 600.0  # of stage servers that a job does without, or has again
 
 
 class Announcer(Protocol):
@@ -86,7 +88,7 @@ class JobProgress:
     @property
     def skipped_text(self) -> str:
         """How many of the steps changed no weight, for a person; empty if all did."""
-        return f"{self.skipped} of {self.steps_done} steps skipped" if self.skipped else ""
+        return f"{self.skipped} of {counted(self.steps_done, 'step')} skipped" if self.skipped else ""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ class JobRun:
     driver: JobDriver
     replicas_at_start: int
     sink: CheckpointSink | None = None  # once its storage is prepared
+    lost_s: dict[PeerId, float] = field(default_factory=dict)  # stage servers that were lost, and when
 
 
 @dataclass(slots=True)
@@ -154,7 +157,16 @@ class Job:
         if record.state is JobState.RUNNING:
             team = self.brain.team()
             told = reason_at_work(told, team, awaits_database=self.awaits_database, unsaved=self.unsaved)
-        return "; ".join(filter(None, (told, self.lost)))
+        return "; ".join(filter(None, (told, self._machines_lost(), self.lost)))
+
+    def _machines_lost(self) -> str:
+        """What became of the stage servers that were lost lately, while the job runs without them, or with others."""
+        run, serving = self.run, self.record.peers
+        if run is None or self.record.state is not JobState.RUNNING:
+            return ""
+        lately = [peer for peer, at_s in run.lost_s.items() if now_s() - at_s < LOSS_SHOWN_S]
+        back = sum(peer in serving for peer in lately)
+        return machines_lost(len(lately), back, are_enough=len(serving) >= run.replicas_at_start)
 
     @property
     def lost(self) -> str:

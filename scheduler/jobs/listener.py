@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from scheduler.brain.fleet.membership import Membership, Peer, Transition
+from scheduler.brain.fleet.membership import NO_JOB, Membership, Peer, Transition
 from scheduler.brain.inputs import RelaysHere, Unreached
 from scheduler.jobs.islands import of_job, timelines
 from scheduler.jobs.job import now_s, split_of
@@ -51,6 +51,9 @@ class PeerListener:
 
     def on_transition(self, transition: Transition) -> None:
         if transition.after is PeerState.GONE:
+            job = self._registry.get(self._served.get(transition.peer, NO_JOB))
+            if job is not None and job.run is not None and transition.peer in job.record.peers:
+                job.run.lost_s[transition.peer] = now_s()
             for held in (self._served, self._lines):
                 held.pop(transition.peer, None)
             self._muted.discard(transition.peer)

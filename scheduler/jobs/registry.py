@@ -144,7 +144,7 @@ class JobRegistry:
         if state is JobState.RUNNING:
             self._metrics.job_runs(job.record.id, job.record.since_unix_s)
         await self.put(job)
-        self.say(job, "error" if state is JobState.FAILED else "info", f"job is {state.value}: {reason}")
+        self.say(job, "error" if state is JobState.FAILED else "info", f"job {state.phrase}: {reason}")
         self.changed(job)
         if state.is_final:
             self.logs.close(job.record.id)
@@ -152,7 +152,7 @@ class JobRegistry:
     def begin_timeline(self, job: Job, before: JobRecord, after: JobRecord) -> None:
         """Turn the job to its next timeline; NotAllowed, and nothing changes, if it is no longer as in `before`."""
         if job.record is not before:
-            raise NotAllowed(f"job {before.id} changed meanwhile: it is {job.record.state.value}")
+            raise NotAllowed(f"job {before.id} changed meanwhile: it {job.record.state.phrase}")
         assert (after.state, after.timeline) == (before.state, before.timeline + 1)
         job.record = after
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from swarm.errors import InvalidConfig
+from swarm.text import counted
 
 ID_FILE = "data-folder.json"
 
@@ -32,7 +33,8 @@ def bind(connection: sa.Connection, folder: Path) -> str:
         jobs = connection.execute(sa.select(sa.func.count()).select_from(_JOBS)).scalar_one()
         if jobs:
             raise InvalidConfig(
-                f"{folder} does not hold the data of the {jobs} jobs in this database: they are in {known.place}",
+                f"{folder} does not hold the data of the {counted(jobs, 'job')} in this database: "
+                f"they are in {known.place}",
                 hint=f"start with that --data-dir; if it moved, copy it whole, with {ID_FILE}",
             )
     one = present or secrets.token_hex(8)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from scheduler.api.overview import Overview
@@ -34,7 +34,8 @@ from scheduler.web.snapshot import (
     reroutes_values,
 )
 from swarm.errors import DatabaseUnavailable, NotFound
-from swarm.types import JobState
+from swarm.pki.names import Role
+from swarm.types import JobState, PeerId
 from swarm.wire import jobs_pb2 as pb
 
 LOOK_S_MIN = 0.45  # a look is shared for so long by visitors that see the same
@@ -67,6 +68,7 @@ class _Read:
     since_unix_s: float
     again_s: float  # when to read the past again: it could not be read, or nobody has looked for that long
     is_whole: bool  # the past could be read
+    before: Curves = field(default_factory=Curves)  # the job had gone further until it lost a stage
 
 
 class Feed:
@@ -110,12 +112,13 @@ class Feed:
         queue, all_jobs, pool = overview.queue(), overview.seen.all(), overview.membership.peers()
         jobs = [overview.job(one, spec=False, queue=queue) for one in _newest(all_jobs, job)]
         peers = [overview.peer(peer) for peer in _first(pool, job)]
+        is_admin = person.role is Role.ADMIN
         who = {"role": person.role.value, "name": person.name, "project": person.project}
         state: Json = {
             "scheduler": {"product": self._product, "troubles": self._troubles(), "visitor": who},
             "jobs": jobs_values(jobs, queue.waiting),
             "jobs_in_all": len(all_jobs),
-            "peers": peers_values([*overview.relay_views(), *peers]),
+            "peers": peers_values([*overview.relay_views(), *peers], self._owner if is_admin else lambda peer: ""),
             "peers_in_all": len(pool),
         }
         if job is not None and read is not None:
@@ -123,11 +126,17 @@ class Feed:
         clock_s = now_s if job is None else job.clock_s()
         return Look(now_s, self._overview.wall_s(), clock_s, state)
 
+    def _owner(self, peer: str) -> str:
+        return self._overview.jobs.inviter(PeerId(peer))
+
     def _in_full(self, overview: Overview, job: Job, read: _Read, peers: dict[str, pb.PeerView]) -> Json:
         view = overview.job(job, spec=False)
         facts = [fact for fact in overview.job_facts(job) if fact.topic not in ("state", "hint", "progress")]
         values = job_values(view, job.situation(), facts, peers)
-        values["curves"] = read.curves.values()
+        values["curves"] = read.curves.values() | ({"before": read.before.values()["loss"]} if job.lost else {})
+        values["trained"] = _trained(job.record)
+        if job.lost:
+            values["reached"] = job.record.repeats.reached
         values["news"] = news_values(read.news)
         values["reroutes"] = {} if job.brain is None else reroutes_values(job.brain.counts().reroutes)
         return values
@@ -137,7 +146,10 @@ class Feed:
         record, progress, now_s = job.record, job.progress, asyncio.get_running_loop().time()
         read = self._read.get(record.id)
         if read is None or now_s >= read.again_s or _is_stale(read, record):
-            read = self._read[record.id] = await self._read_past(job, now_s)
+            before = read.before if read is not None else Curves()
+            if read is not None and read.timeline != record.timeline and read.curves.loss:
+                before = read.curves
+            read = self._read[record.id] = replace(await self._read_past(job, now_s), before=before)
             if len(self._read) > JOBS_READ_MAX:
                 self._read.popitem(last=False)
         self._read.move_to_end(record.id)
@@ -161,6 +173,12 @@ class Feed:
         news = (await stores.logs.read(record.id)).news()
         past = curves or Curves()
         return _Read(past, news, record.timeline, record.since_unix_s, now_s + AGAIN_S, curves is not None)
+
+
+def _trained(record: JobRecord) -> Json:
+    """How long the job has run, seconds, until a moment; while it runs the page adds what has passed since."""
+    until_unix_s = record.counted_unix_s or record.since_unix_s
+    return {"for_s": round(record.times.get(JobState.RUNNING.value, 0.0)), "until_unix_s": round(until_unix_s)}
 
 
 def _is_stale(read: _Read, record: JobRecord) -> bool:

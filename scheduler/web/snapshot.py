@@ -5,7 +5,7 @@ An unknown value is left out, so a change can remove it with null (RFC 7396).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from typing import Any, TypeAlias
@@ -67,6 +67,10 @@ def _job(view: pb.JobView) -> Json:
         numbers |= {"loss": view.loss}
     if view.step and view.state == JobState.RUNNING:
         numbers |= {"tokens_per_s": view.tokens_per_s, "eta_s": view.eta_s}
+    if view.checkpoint_step:
+        numbers |= {"checkpoint_step": view.checkpoint_step, "checkpoint_unix_s": round(view.checkpoint_unix_s)}
+    if view.lost_steps:
+        numbers |= {"lost_steps": view.lost_steps}
     if view.evaluation_step:
         numbers |= {"validation_loss": view.evaluation_loss, "validation_step": view.evaluation_step}
     return {name: text for name, text in known.items() if text} | _known(numbers)
@@ -158,8 +162,8 @@ def _times(one: StepTimes) -> list[float | None]:
     return [*(round(time_s, 3) if isfinite(time_s) else None for time_s in times), float(one.repeats)]
 
 
-def peers_values(views: Iterable[pb.PeerView]) -> Json:
-    """The pool, relays included, by id."""
+def peers_values(views: Iterable[pb.PeerView], owner: Callable[[str], str] = lambda peer: "") -> Json:
+    """The pool, relays included, by id; `owner` says who invited a stage server."""
     found: Json = {}
     for view in views:
         texts = {
@@ -167,6 +171,7 @@ def peers_values(views: Iterable[pb.PeerView]) -> Json:
             "job": view.job,
             "device": view.device,
             "site": view.site,
+            "owner": owner(view.id),
             "memory": size(view.memory_bytes) if view.memory_bytes else "",
             "address": view.address,
             "version": view.product,

@@ -30,6 +30,7 @@ from swarm.errors import InvalidData
 from swarm.job.islands import island_spec
 from swarm.job.shares import Shares
 from swarm.job.spec import JobSpec, TrainingSection
+from swarm.text import counted
 
 TokenIds: TypeAlias = NDArray[np.int32]
 
@@ -101,7 +102,7 @@ def sample_count(tokens: int, sequence_length: int) -> int:
     samples = (tokens - 1) // sequence_length
     if samples < 1:
         raise InvalidData(
-            f"the data has {tokens} tokens, one sample needs {sequence_length + 1}",
+            f"the data has {counted(tokens, 'token')}, one sample needs {sequence_length + 1}",
             hint="add text to data.source, or lower data.sequence_length",
         )
     return samples
@@ -114,7 +115,7 @@ def split_samples(tokens: int, sequence_length: int, validation_ratio: float) ->
         return samples, 0
     if samples < 2:
         raise InvalidData(
-            f"the data has {tokens} tokens, {samples} sample of {sequence_length}: "
+            f"the data has {counted(tokens, 'token')}, {counted(samples, 'sample')} of {sequence_length}: "
             "nothing is left to hold out for validation",
             hint="add text to data.source, lower data.sequence_length, or set data.validation_ratio = 0",
         )

@@ -91,13 +91,14 @@ def resolve(
     if microbatch_tokens(resolved) > most:
         size = resolved.training.microbatch_sequences
         raise InvalidConfig(
-            f"a microbatch of {size} sequences of {resolved.data.sequence_length} tokens is more than {most} tokens",
+            f"a microbatch of {size} sequences "
+            f"of {counted(resolved.data.sequence_length, 'token')} is more than {most} tokens",
             hint="lower training.microbatch_sequences or data.sequence_length",
         )
     microbatches = island_spec(resolved).training.microbatches
     if island_spec(resolved).overlap > microbatches:
         raise InvalidConfig(
-            f"pipeline.overlap = {resolved.overlap} is more than the {microbatches} microbatches of a step",
+            f"pipeline.overlap = {resolved.overlap} is more than the {counted(microbatches, 'microbatch')} of a step",
             hint='lower pipeline.overlap, or set it to "auto"',
         )
     return resolved

@@ -83,7 +83,8 @@ def not_finite_fault(step: int, in_a_row: int, *, steps: int, most: int) -> str:
     It fails after `most` of them, and when all its steps were such: no weight ever changed.
     """
     if in_a_row == steps:
-        return f"the gradients of all {steps} steps were not finite: no weight was ever changed"
+        of = "the only step" if steps == 1 else f"all {steps} steps"
+        return f"the gradients of {of} were not finite: no weight was ever changed"
     if in_a_row >= most:
         return f"the gradients of {in_a_row} steps in a row were not finite (step {step} was the last of them)"
     return ""

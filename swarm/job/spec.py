@@ -26,7 +26,7 @@ from swarm.job.sections.base import Section
 from swarm.job.sections.islands import AveragingSection, IslandsSection, OuterSection, check_islands
 from swarm.job.sections.trust import TrustSection
 from swarm.limits import LAYERS_MAX, STAGES_MAX
-from swarm.text import parse_size
+from swarm.text import counted, parse_size
 from swarm.types import OnStall, Routing
 
 Auto: TypeAlias = Literal["auto"]
@@ -266,7 +266,7 @@ class JobSpec(Section):
         if pipeline.stages != "auto" and pipeline.stages > layers:
             raise ValueError(
                 f"pipeline.stages = {pipeline.stages} is more than the model's {layers} decoder layers: "
-                f"use at most {layers} stages"
+                f"use at most {counted(layers, 'stage')}"
             )
         if self.outer.fragments != "auto" and self.outer.fragments > layers:
             raise ValueError(
@@ -275,13 +275,13 @@ class JobSpec(Section):
         if pipeline.split != "auto":
             if sum(pipeline.split) != layers:
                 raise ValueError(
-                    f"pipeline.split = {list(pipeline.split)} adds up to {sum(pipeline.split)} layers, "
+                    f"pipeline.split = {list(pipeline.split)} adds up to {counted(sum(pipeline.split), 'layer')}, "
                     f"the model has {layers}: correct the split"
                 )
             if pipeline.stages not in ("auto", len(pipeline.split)):
                 raise ValueError(
-                    f"pipeline.split names {len(pipeline.split)} stages, pipeline.stages = {pipeline.stages}: "
-                    "drop one of the two"
+                    f"pipeline.split names {counted(len(pipeline.split), 'stage')}, pipeline.stages = "
+                    f"{pipeline.stages}: drop one of the two"
                 )
         return self
 

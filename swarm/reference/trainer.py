@@ -54,6 +54,7 @@ from swarm.process.temporary import temporary_folder
 from swarm.reference.asynchronous import AsyncOuterSteps, VirtualClock
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
 from swarm.reference.islands import OuterSteps, begin_anew, divide, tokens_before, took_part
+from swarm.text import counted
 from swarm.types import Direction, Microbatch, UnitName
 
 TOKENISE_LINE_S = 5.0
@@ -495,8 +496,8 @@ def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
     of = f" in each of {spec.island_count} islands" if spec.island_count > 1 else ""
     outer = f"; {spec.averaging.mode}, an exchange every {spec.outer.every_steps} steps" if spec.has_outer_steps else ""
     return (
-        f"{manifest.tokens} tokens, {passes:.2f} passes; split {split} layers; "
-        f"{share.microbatches} microbatches of {share.microbatch_sequences} sequences{of}{outer}; "
+        f"{counted(manifest.tokens, 'token')}, {passes:.2f} passes; split {split} layers; "
+        f"{counted(share.microbatches, 'microbatch')} of {share.microbatch_sequences} sequences{of}{outer}; "
         f"unigram entropy {manifest.unigram_entropy:.3f} nats"
     )
 

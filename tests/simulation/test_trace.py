@@ -109,7 +109,7 @@ def test_a_step_has_the_spans_of_each_microbatch_and_only_the_newest_steps_are_k
 
     ended = trained(tmp_path, look)
     assert checked > STEPS // 2
-    with pytest.raises(NotAllowed, match="is succeeded: only a job at work"):
+    with pytest.raises(NotAllowed, match="has succeeded: only a job at work"):
         step_trace(ended, 0, 1.0)
 
 

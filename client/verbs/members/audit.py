@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from client.shell import Shell
+from client.shell import Shell, local
 from client.views import FittedTable
 from swarm.errors import InvalidConfig
 from swarm.home import known_data_folder
 from swarm.process.audit import logs
 from swarm.process.audit import verify as breaks_of
-from swarm.text import as_date, counted, printable
+from swarm.text import counted, printable
 
 _COLUMNS = ("TIME", "ACTOR", "PROJECT", "ACTION", "TARGET", "RESULT")
 
@@ -81,7 +80,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _cells(line: dict[str, Any]) -> tuple[Text, ...]:
     at_s = line.get("time_unix_s")
-    shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(as_date(at_s))) if isinstance(at_s, int | float) else "-"
+    shown = local(at_s) if isinstance(at_s, int | float) else "-"
     return (
         Text(shown),
         *(Text(printable(str(line.get(key) or "-"))) for key in ("actor", "project", "action", "target", "result")),

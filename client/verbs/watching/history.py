@@ -15,7 +15,7 @@ from client.board import sparkline
 from client.connection import dial
 from client.flags import JobName
 from client.records import Step
-from client.shell import Shell, finite, utc
+from client.shell import Shell, finite, local, utc
 from client.views import FittedTable, number
 from swarm.errors import UsageError
 
@@ -38,7 +38,8 @@ def history(
     is_table = not (as_csv or shell.json)
     with dial(shell) as scheduler:
         view = scheduler.get(job)
-        steps = list(scheduler.history(view.id, every or (-(-view.step // ROWS) if is_table else 1)))
+        every_shown = every or (max(1, -(-view.step // ROWS)) if is_table else 1)
+        steps = list(scheduler.history(view.id, every_shown))
     if shell.json:
         shell.data([step_values(step) for step in steps])
     elif as_csv:
@@ -47,6 +48,8 @@ def history(
         writer.writerows(step_values(step) for step in steps)
     elif steps:
         shell.out.print(_table(steps))
+        if every_shown > 1:
+            shell.say(f"one of {every_shown} steps is shown; all of them: swarm history {view.id} --csv")
         shell.out.print(Text.assemble(("loss  ", "dim"), sparkline(step.loss for step in steps)))
     else:
         shell.say(f"job {view.id} has committed no step yet: {view.reason or view.state}")
@@ -68,7 +71,7 @@ def _table(steps: Sequence[Step]) -> FittedTable:
             Text("-" if step.skipped else number(step.grad_norm)),
             Text(f"{step.learning_rate:.3e}"),
             Text(str(step.tokens)),
-            Text(utc(step.committed_unix_s) or "-"),
+            Text(local(step.committed_unix_s)),
         )
         for step in steps
     ]

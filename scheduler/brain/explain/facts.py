@@ -238,7 +238,8 @@ def _overlap(job: JobStanding, situation: Situation) -> Fact:
         busy = min(1.0, job.microbatches / min(known) / job.step_s)
         text += f"; the busiest stage computes for {busy:.0%} of a step, filling, averaging and commit take the rest"
         hidden = busy * job.overlap / job.microbatches
-        text += f"; the overlap hides up to {hidden:.0%} of a step"
+        if round(100 * hidden):
+            text += f"; the overlap hides up to {hidden:.0%} of a step"
         numbers |= {"busy_ratio": busy, "hidden_ratio": hidden}
     return Fact("overlap", text, numbers)
 
@@ -326,15 +327,17 @@ def _joiner(joiner: JoinerStanding, now_s: float) -> Fact:
     does = "its state is complete and is compared" if joiner.has_reported else does
     for_s = now_s - joiner.since_s
     numbers = {"stage": float(joiner.stage), "for_s": for_s}
-    return Fact("joining", f"{joiner.peer} joins stage {joiner.stage} since {spoken_duration(for_s)}: {does}", numbers)
+    return Fact(
+        "joining", f"{joiner.peer} has been joining stage {joiner.stage} for {spoken_duration(for_s)}: {does}", numbers
+    )
 
 
 def _leaves(situation: Situation, replica: ReplicaStanding, now_s: float) -> str:
     leave = replica.leave
     assert leave is not None
-    where = f"moves from stage {replica.stage} to {leave.target}" if leave.target is not None else "leaves"
-    since = f" since {spoken_duration(now_s - replica.asked_s)}" if isfinite(replica.asked_s) else ""
-    return f"{where}{since} ({leave.reason}): {_until_released(situation, replica)}"
+    where = f"to move from stage {replica.stage} to {leave.target}" if leave.target is not None else "to leave"
+    ago = f" {spoken_duration(now_s - replica.asked_s)} ago" if isfinite(replica.asked_s) else ""
+    return f"was asked {where}{ago} ({leave.reason}): {_until_released(situation, replica)}"
 
 
 def why_it_stays(situation: Situation, peer: PeerId) -> str:
@@ -414,7 +417,11 @@ def _checkpoint(held: OpenCheckpoint | None, now_s: float) -> list[Fact]:
     for_s = now_s - held.since_s
     numbers = {"step": float(held.version), "for_s": for_s}
     return [
-        Fact("checkpoint", f"that of step {held.version} is under way since {spoken_duration(for_s)}: {doing}", numbers)
+        Fact(
+            "checkpoint",
+            f"the one of step {held.version} has been under way for {spoken_duration(for_s)}: {doing}",
+            numbers,
+        )
     ]
 
 

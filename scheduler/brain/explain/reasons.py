@@ -40,3 +40,18 @@ def reason_at_work(stored: str, team: Team, *, awaits_database: bool, unsaved: s
     if stored not in (LOADED, RESUMED):
         return stored
     return "; ".join(filter(None, (team.text, unsaved)))
+
+
+def machines_lost(lost: int, back: int, *, are_enough: bool) -> str:
+    """What became of the stage servers that a running job lost lately, for a person; "" if it lost none.
+
+    `back`: as many of them serve it again; `are_enough`: it has as many replicas as when it began.
+    """
+    if not lost:
+        return ""
+    text = "one machine was lost" if lost == 1 else f"{lost} machines were lost"
+    if back >= lost:
+        text += f" and {'is' if lost == 1 else 'are'} back"
+    elif are_enough:
+        text += " and replaced"
+    return f"{text}; no step lost"

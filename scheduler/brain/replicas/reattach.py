@@ -20,7 +20,7 @@ from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase
 from swarm.events import Hello
 from swarm.messages import Admit
-from swarm.text import listed
+from swarm.text import counted, listed
 from swarm.types import PeerId
 
 
@@ -112,7 +112,9 @@ class Reattach:
             self._state.ledger.adopt(step, census.cells(step), now_s)
             self._dispatch.refill(run, now_s, keep=True)
         missing = f"; without {listed(census.missing())}" if census.missing() else ""
-        told = f"{len(self._state.pool)} replicas are back: goes on at step {progress.committed}{missing}"
+        back = len(self._state.pool)
+        who = f"{counted(back, 'replica')} {'is' if back == 1 else 'are'} back"
+        told = f"{who}: goes on at step {progress.committed}{missing}"
         self._state.outbox.note("info", told)
 
     def _holds_version(self, version: int) -> bool:

@@ -35,6 +35,7 @@ from math import exp, fsum, inf
 from statistics import median
 
 from scheduler.brain.settings import RebalanceSettings
+from swarm.text import counted
 from swarm.types import Decision, PeerId
 
 ROUNDED_DIGITS = 9  # of a capacity, as a share of the greatest: adding and subtracting again may change the last bits
@@ -196,7 +197,9 @@ def where_to_join(pools: Sequence[StagePool], *, min_replicas: int = 1) -> Decis
     short = [pool for pool in pools if len(pool.replicas) < min_replicas]
     if short:
         pool = min(short, key=lambda pool: (len(pool.replicas), pool.stage))
-        return Decision(pool.stage, f"stage {pool.stage} has {len(pool.replicas)} of {min_replicas} replicas")
+        return Decision(
+            pool.stage, f"stage {pool.stage} has {len(pool.replicas)} of {counted(min_replicas, 'replica')}"
+        )
     speed = median(pool.work * replica.speed for pool in pools for replica in pool.replicas)
     capacities = {pool.stage: pool.capacity for pool in pools}
     unit = max(capacities.values())
@@ -210,7 +213,8 @@ def where_to_join(pools: Sequence[StagePool], *, min_replicas: int = 1) -> Decis
     after = min(capacities[stage] + (speed / pool.work if stage == pool.stage else 0.0) for stage in capacities)
     return Decision(
         pool.stage,
-        f"stage {pool.stage} does {capacities[pool.stage]:.3g} microbatches/s with {len(pool.replicas)} replicas, "
+        f"stage {pool.stage} does {capacities[pool.stage]:.3g} microbatches/s "
+        f"with {counted(len(pool.replicas), 'replica')}, "
         f"{max(capacities.values()):.3g} at best elsewhere; the pipeline goes from {rate:.3g} to {after:.3g}",
     )
 

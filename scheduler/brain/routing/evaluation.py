@@ -23,6 +23,7 @@ from scheduler.brain.routing.policies import ReplicaLoad
 from scheduler.brain.settings import BrainSettings
 from swarm.events import Evaluated
 from swarm.job.course import PLAIN, Course
+from swarm.text import counted
 from swarm.types import PeerId
 
 IN_FLIGHT_MAX = 1024  # a stage server holds at most this many inputs whose command is late
@@ -179,7 +180,9 @@ class Evaluations:
         """The evaluation under way, for a person; empty if none."""
         for run in self._runs.values():
             steps = self._course.inner_steps(run.version)
-            return f"evaluation of the weights after {steps} steps: {len(run.losses)} of {self._microbatches}"
+            return (
+                f"evaluation of the weights after {counted(steps, 'step')}: {len(run.losses)} of {self._microbatches}"
+            )
         return ""
 
     def _choose(self, stages: Sequence[Sequence[ReplicaLoad]]) -> tuple[PeerId, ...] | None:

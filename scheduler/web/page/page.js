@@ -146,7 +146,8 @@ function showJobs() {
     say(speed, figure(job.tokens_per_s));
     say(left, job.eta_s === undefined ? "" : span(job.eta_s));
     const rank = job.priority ? `, priority ${job.priority}` : "";
-    say(reason, (job.place ? `No. ${job.place} in the queue${rank}: ` : "") + (job.reason || ""));
+    const is_below = state.job && state.job.id === id;  // with its reason in full
+    say(reason, (job.place ? `No. ${job.place} in the queue${rank}: ` : "") + (is_below ? "see below" : job.reason || ""));
   });
 }
 
@@ -160,16 +161,23 @@ function showJob() {
   say($("job-hint"), (job.hint || "") + (job.project && job.project !== "default" ? ` Project ${job.project}${owner}.` : ""));
   $("job-hint").hidden = !$("job-hint").textContent;
   $("job-progress").max = job.steps;
-  $("job-progress").value = job.step;
+  const reached = Math.max(job.step, full.reached || 0);
+  $("job-progress").value = reached;
+  $("job-progress").className = reached > job.step ? "before" : "";
   const figures = [
     ["Step", `${job.step}`, ` of ${job.steps}`],
-    ["Loss", nats(job.loss) || "–", job.loss === undefined ? "" : " nats"],
+    ["Loss", nats(job.loss) || "–", ""],
     ["Validation", nats(job.validation_loss) || "–", job.validation_step ? ` after step ${job.validation_step}` : ""],
     ["Tokens/s", figure(job.tokens_per_s) || "–", ""],
     ["Time left", job.eta_s === undefined ? "–" : span(job.eta_s), ""],
-    ["Microbatches", figure(full.ledger.committed), `, ${full.ledger.in_flight} in flight`],
-    ["Done again", figure(full.ledger.replayed), full.ledger.replayed === 1 ? " hop" : " hops"],
+    ["Trained for", full.trained ? span(trainedFor(job, full.trained)) : "–", ""],
+    ["Checkpoint", job.checkpoint_step ? `step ${job.checkpoint_step}` : "none yet",
+      job.checkpoint_step ? `, ${span(nowUnix() - job.checkpoint_unix_s)} ago` : ""],
+    ["Microbatches", figure(full.ledger.committed), `, ${full.ledger.in_flight} in work`],
+    ["Done again", figure(full.ledger.replayed), full.ledger.replayed === 1 ? " microbatch" : " microbatches"],
   ];
+  if (reached > job.step) figures.splice(1, 0, ["Had come to", `step ${reached}`, ""]);
+  if (job.lost_steps) figures.push(["Lost so far", figure(job.lost_steps), job.lost_steps === 1 ? " step" : " steps"]);
   keep($("figures"), figures.map((one) => [one[0], one]),
     (name) => make("div", {}, make("dt", {}, name), make("dd", {}, make("span"), make("small"))),
     (node, [, value, unit]) => {
@@ -177,6 +185,8 @@ function showJob() {
       say(node.lastElementChild.lastElementChild, unit);
     });
 }
+
+const trainedFor = (job, {for_s, until_unix_s}) => for_s + (job.state === "running" ? Math.max(0, nowUnix() - until_unix_s) : 0);
 
 /** The islands of a job by number; a job without any is one, which has no number. */
 const islands = () => (state.job.islands ? entries(state.job.islands) : [["", state.job]]);
@@ -214,11 +224,12 @@ function showIsland(place, island, island_number, most) {
     const limits = stage.limits ? `; it limits the ${island_number === "" ? "job" : "island"}` : "";
     say(about, `${count(stage.layers, "layer")}, ${count(replicas.length, "replica")}${does}${limits}`);
     node.classList.toggle("limits", Boolean(stage.limits));
+    if (!replicas.length && !ENDED.includes(state.jobs[state.job.id]?.state)) say(about, `${count(stage.layers, "layer")}; waits for a machine`);
     keep(list, replicas, replica, (item, one, id) => {
       const [head, facts, why, load] = item.children;
       say(head.firstElementChild, id);
       badge(head.lastElementChild, one.health);
-      const work = one.load === undefined ? "" : `${count(one.load, "microbatch")} in work`;
+      const work = one.load === undefined ? "" : `${count(one.load, "microbatch")} to do`;
       say(facts, [one.pace_s === undefined ? "" : `${pace(one.pace_s)} each`, work, one.device].filter(Boolean).join(", "));
       say(why, one.health === "serving" ? "" : one.why || "");
       why.hidden = !why.textContent;
@@ -232,19 +243,29 @@ function replica() {
   return make("li", {class: "replica"}, head, make("p"), make("p"), make("span", {class: "load", "aria-hidden": "true"}, make("span")));
 }
 
+const WHY_MOVED = {
+  timeout: "as one was late or was not heard",
+  gone: "as one was gone",
+  refused: "as what one did was not accepted",
+};
+
 function showNews() {
-  const items = entries(state.job.news).reverse();
+  // While a job stalls, each line repeats the one before and adds to it: the newest says all.
+  const items = entries(state.job.news).reverse().filter(([, one], index, all) =>
+    !(index && one.text.startsWith("job is stalled: ") && all[index - 1][1].text.slice(0, 60) === one.text.slice(0, 60)));
+  const job = state.jobs[state.job.id];
   keep($("news"), items, () => make("li", {}, make("time"), make("span")), (node, one) => {
     const at = new Date(one.at_unix_s * 1000);
     node.className = one.level;
     node.firstElementChild.dateTime = at.toISOString();
     say(node.firstElementChild, at.toLocaleTimeString());
-    say(node.lastElementChild, one.text);
+    const is_above = job && job.reason && one.text.endsWith(`: ${job.reason}`);
+    say(node.lastElementChild, is_above ? `${one.text.slice(0, -job.reason.length - 2)}: see above` : one.text);
   });
   const reasons = entries(state.job.reroutes);
   const sum = reasons.reduce((all, [, number]) => all + number, 0);
-  const each = reasons.map(([reason, number]) => `${number} ${reason}`).join(", ");
-  say($("reroutes"), sum ? `${count(sum, "hop")} given to another replica: ${each}` : "No hop was given to another replica.");
+  const each = reasons.map(([reason, number]) => `${number} ${WHY_MOVED[reason] || reason}`).join(", ");
+  say($("reroutes"), sum ? `${count(sum, "microbatch")} given to another replica: ${each}. Those that had been computed already are done again.` : "No microbatch was given to another replica.");
   $("facts").replaceChildren(...state.job.facts.flatMap((fact) => [make("dt", {}, fact.topic), make("dd", {}, fact.text)]));
 }
 
@@ -312,14 +333,16 @@ function chart(place, series, summary, fromZero) {
 
 function showCurves() {
   const curves = state.job.curves;
-  const loss = points(curves.loss), validation = points(curves.validation), speed = points(curves.speed);
+  const before = points(curves.before), loss = points(curves.loss), validation = points(curves.validation), speed = points(curves.speed);
   const last = (found) => found[found.length - 1];
   const least = (found) => found.reduce((best, one) => (one[1] < best[1] ? one : best));
   const lossText = loss.length
-    ? `${nats(last(loss)[1])} nats after step ${last(loss)[0]}, from ${nats(loss[0][1])} after step ${loss[0][0]}` +
+    ? `${nats(last(loss)[1])} after step ${last(loss)[0]}, from ${nats(loss[0][1])} after step ${loss[0][0]}` +
       (validation.length ? `; validation (dashed) ${nats(last(validation)[1])}, least ${nats(least(validation)[1])} after step ${least(validation)[0]}` : "")
-    : "No step is committed yet.";
-  chart($("loss"), [["loss", "loss", loss], ["validation", "validation", validation]], lossText, false);
+    : before.length ? "" : "No step is committed yet.";
+  const lostText = before.length ? `before steps were lost (dotted): ${nats(last(before)[1])} after step ${last(before)[0]}` : "";
+  const texts = [lossText, lostText].filter(Boolean).join("; ");
+  chart($("loss"), [["loss", "loss", loss], ["validation", "validation", validation], ["before", "before", before]], texts, false);
   const mean = speed.reduce((sum, [, value]) => sum + value, 0) / speed.length;
   const speedText = speed.length ? `${figure(last(speed)[1])} tokens/s after step ${last(speed)[0]}, ${figure(mean)} on average` : "Not measured yet.";
   chart($("speed"), [["speed", "tokens/s", speed]], speedText, true);
@@ -379,11 +402,12 @@ function showTimeline() {
 
 // The pool ------------------------------------------------------------------------------------------------------------
 
-const POOL_CELLS = [["", ""], ["", "lines"], ["", ""], ["memory", "n"], ["pace", "n"], ["work", "n"], ["at", ""], ["slowest link", "lines"], ["for", "n"], ["", "text"]];
+const POOL_CELLS = [["", ""], ["", "lines"], ["", "lines"], ["memory", "n"], ["a microbatch takes", "n"], ["to do", "n"], ["at", ""], ["slowest link", "lines"], ["for", "n"], ["", "text"]];
 
 function showPool() {
   const peers = entries(state.peers).sort(([a, one], [b, other]) =>
     (one.job || "~").localeCompare(other.job || "~") || (one.stage ?? 0) - (other.stage ?? 0) || a.localeCompare(b));
+  const shown = state.job && state.jobs[state.job.id];
   $("pool-empty").hidden = peers.length > 0;
   $("pool").hidden = peers.length === 0;
   const servers = peers.filter(([, one]) => one.state !== "relay").length;
@@ -398,14 +422,15 @@ function showPool() {
     badge(name.firstElementChild, one.state);
     const island = one.island === undefined ? "" : ` in island ${one.island}`;
     say(serves, one.job ? `stage ${one.stage}${island}\nof ${one.job}` : "");
-    say(device, one.state === "relay" ? "" : (one.device || "") + (one.site ? ` at ${one.site}` : ""));
+    say(device, one.state === "relay" ? "" : (one.device || "") + (one.site ? ` at ${one.site}` : "") + (one.owner ? `\ninvited by ${one.owner}` : ""));
     say(memory, one.memory || "");
     say(speed, pace(one.pace_s));
     say(work, one.load === undefined ? "" : String(one.load));
     say(address, one.address || "");
     say(link, one.link || "");
     say(since_, span(nowUnix() - one.since_unix_s));
-    say(why, one.state === "serving" ? "" : one.why || "");
+    const is_above = shown && one.why && (shown.reason || "").includes(one.why);
+    say(why, one.state === "serving" ? "" : is_above ? "see above" : one.why || "");
   });
 }
 

@@ -26,6 +26,7 @@ import psutil
 
 from swarm.errors import CorruptFrame, Refused
 from swarm.rpc.mapping import parse
+from swarm.text import counted
 from swarm.wire import frame_pb2
 
 FILE_BYTES: Final = 16 << 20
@@ -199,7 +200,7 @@ class TakenMemory:
         self._was_offered = True
         memory = parse(frame_pb2.Memory, offer)
         if not self._files.enter():
-            raise Refused(f"{self._files.count} files of others are open, the limit")
+            raise Refused(f"{counted(self._files.count, 'file')} of others are open, the limit")
         try:
             self._descriptor = _opened(memory)
         except OSError as error:  # another process's, another container's, or /proc hides it

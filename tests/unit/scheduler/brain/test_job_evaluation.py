@@ -48,7 +48,7 @@ def test_a_version_is_evaluated_once_its_commit_was_sent_and_the_row_that_overwr
             train_to_row(swarm)
             assert len(swarm.rows) == min(step + 2, 1 + staleness), "version 1 is overwritten by this step"
         assert swarm.brain.waiting_for() == (
-            f"step {1 + staleness}: waits for the evaluation of the weights after 1 steps: 0 of 3"
+            f"step {1 + staleness}: waits for the evaluation of the weights after 1 step: 0 of 3"
         )
         order = [type(command) for _, command in swarm.inbox]
         assert set(order) == {Evaluate}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.inputs import Input, RelaysHere
+from scheduler.brain.inputs import Input, RelaysHere, Unreached
 from scheduler.jobs.listener import JobTransfer, PeerListener
 from swarm.errors import Refused
 from swarm.events import Event, Hello, Saved
@@ -30,6 +30,16 @@ def test_jobs_at_work_hear_that_no_relay_is_here() -> None:
     assert not registry.relays_here, "for those that begin later"
     listener.on_relays(True)
     assert heard == [RelaysHere(False), RelaysHere(True)]
+
+
+def test_jobs_at_work_and_those_that_begin_later_hear_whom_the_scheduler_cannot_dial() -> None:
+    heard: list[Input] = []
+    at_work = SimpleNamespace(run=SimpleNamespace(driver=SimpleNamespace(tell=heard.append)))
+    registry: Any = SimpleNamespace(all=lambda: [SimpleNamespace(run=None), at_work], unreached=())
+    ports: Any = SimpleNamespace(metrics=None, wall_s=None, stores=SimpleNamespace(logs=None))
+    none: Any = None
+    PeerListener(ports, registry, none, none, none, none, none).on_reach((PeerId("a"),))
+    assert (registry.unreached, heard) == ((PeerId("a"),), [Unreached((PeerId("a"),))])
 
 
 @pytest.mark.parametrize(("stage", "has_room"), [(0, True), (1, True), (2, False), (-1, False)])

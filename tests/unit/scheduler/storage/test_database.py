@@ -274,7 +274,7 @@ async def test_a_database_does_not_start_with_the_folder_of_another(tmp_path: Pa
     await first.close()
     moved = await Database.open(url, None, ours)
     await moved.put_job(record())
-    with pytest.raises(InvalidConfig, match=f"of the 1 jobs in this database: they are in .*:{ours}"):
+    with pytest.raises(InvalidConfig, match=f"of the 1 job in this database: they are in .*:{ours}"):
         await Database.open(url, None, other)
     await moved.check_epoch()
     await moved.put_job(record())

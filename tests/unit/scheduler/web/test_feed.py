@@ -98,6 +98,8 @@ def test_a_lost_stage_server_is_seen_to_be_suspect_then_gone_with_the_reason(tmp
         assert seen[-1] == ("none", "gone")
         news = (await feed.look(None, job.record.id)).state["job"]["news"].values()
         assert any(f"{victim} (stage 0) is gone" in one["text"] for one in news)
+        told = (await feed.look(None, job.record.id)).state["jobs"][job.record.id]["reason"]
+        assert told.endswith("; one machine was lost; no step lost"), "the headline of the page"
 
     in_simulation(tmp_path, act, training__steps=400)
 

@@ -145,12 +145,13 @@ def test_joins_moves_leaves_failures_and_saving_are_told() -> None:
         NOW_S,
     )
     says = told(facts)
-    assert says["joining"] == "d joins stage 1 since 12.0 s: it fetches the stage's state"
+    assert says["joining"] == "d has been joining stage 1 for 12.0 s: it fetches the stage's state"
     assert says["moves"] == "2 so far; the newest 1 min 00 s ago: a to stage 0: stage 0 limits"
     assert says["link"] == "a and c cannot reach each other; avoided for 4.0 s more"
-    assert says["checkpoint"] == "that of step 4 is under way since 3.0 s: waits for stage 1 (c)"
+    assert says["checkpoint"] == "the one of step 4 has been under way for 3.0 s: waits for stage 1 (c)"
     assert says["leaving"] == (
-        "b leaves since 1.0 s (drained by its user): it takes no new work; 2 steps to finish, 1 microbatch outstanding"
+        "b was asked to leave 1.0 s ago (drained by its user): it takes no new work; 2 steps to finish, "
+        "1 microbatch outstanding"
     )
     assert [fact.text for fact in facts if fact.topic == "idle"] == ["e is not used: no stage fits its memory"]
 
@@ -225,7 +226,7 @@ def test_a_peer_says_that_it_is_suspect_joins_leaves_or_has_broken_links() -> No
     assert suspect["link"] == "b and c cannot reach each other; avoided for 1.0 s more"
     joiner = situation(joiners=(JoinerStanding(D, 1, 88.0, True),))
     joining = told(explain_peer(peer(D, PeerState.LOADING, stage=1), joiner, None, {}, NOW_S))
-    assert joining["joining"] == "d joins stage 1 since 12.0 s: its state is complete and is compared"
+    assert joining["joining"] == "d has been joining stage 1 for 12.0 s: its state is complete and is compared"
     assert "work" not in joining
     guest = situation(joiners=(JoinerStanding(D, 1, 88.0, False, waits=True),))
     waits = told(explain_peer(peer(D, PeerState.LOADING, stage=1), guest, None, {}, NOW_S))
@@ -235,7 +236,9 @@ def test_a_peer_says_that_it_is_suspect_joins_leaves_or_has_broken_links() -> No
     assert leaning["joining"].startswith("it computes")
     assert "work" in leaning
     moving = situation(replicas=changed(B, leave=Leave("stage 1 limits", 1, 5)))
-    assert told(explain_peer(peer(), moving, None, {}, NOW_S))["leaving"].startswith("moves from stage 0 to 1 (stage 1")
+    assert told(explain_peer(peer(), moving, None, {}, NOW_S))["leaving"].startswith(
+        "was asked to move from stage 0 to 1 (stage 1"
+    )
 
 
 def test_an_idle_peer_says_why_each_job_does_not_use_it() -> None:

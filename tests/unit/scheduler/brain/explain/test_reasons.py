@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.brain.explain.reasons import AWAITS_DATABASE, LOADED, RESUMED, Team, reason_at_work
+from scheduler.brain.explain.reasons import AWAITS_DATABASE, LOADED, RESUMED, Team, machines_lost, reason_at_work
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,21 @@ def test_what_was_decided_on_the_way_stands_and_the_database_comes_first() -> No
     stored = "cannot pause, goes on: the checkpoint at step 20 could not be written"
     assert reason_at_work(stored, Team(2), awaits_database=False, unsaved="x") == stored
     assert reason_at_work(stored, Team(2), awaits_database=True, unsaved="x") == AWAITS_DATABASE
+
+
+@pytest.mark.parametrize(
+    ("lost", "back", "are_enough", "told"),
+    [
+        (0, 0, True, ""),
+        (1, 0, False, "one machine was lost; no step lost"),
+        (1, 1, True, "one machine was lost and is back; no step lost"),
+        (1, 0, True, "one machine was lost and replaced; no step lost"),
+        (2, 2, True, "2 machines were lost and are back; no step lost"),
+        (2, 1, False, "2 machines were lost; no step lost"),
+    ],
+)
+def test_a_job_says_which_machines_it_lost_and_that_no_step_went_with_them(
+    lost: int, back: int, are_enough: bool, told: str
+) -> None:
+    """After a kill the headline stayed "trains with 4 stage servers", and nobody saw that something had happened."""
+    assert machines_lost(lost, back, are_enough=are_enough) == told
