@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from stage_server.brain.link_codecs import LinkCodecs
@@ -29,13 +30,18 @@ HANGING_S = 5.0
 _Key: TypeAlias = tuple[Hashable, PeerId, int]
 
 
+@dataclass(slots=True)
+class _UnderWay:
+    moved_s: float  # when it began, or last came further
+
+
 class Deliveries:
     """The tensors and questions that one replica is sending."""
 
     def __init__(self, ports: ReplicaPorts, codecs: LinkCodecs) -> None:
         self._ports = ports
         self._codecs = codecs  # learns how fast the links are
-        self._under_way: dict[_Key, float] = {}
+        self._under_way: dict[_Key, _UnderWay] = {}
         self._addresses: dict[tuple[PeerId, int], str] = {}
 
     def learn(self, hops: Iterable[Hop]) -> None:
@@ -65,17 +71,22 @@ class Deliveries:
         """
         key = (subject, to.peer, to.attempt)
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._under_way.get(key, -HANGING_S) < HANGING_S:
+        before = self._under_way.get(key)
+        if before is not None and now_s - before.moved_s < HANGING_S:
             return
-        self._under_way[key] = now_s
-        self._ports.work.start(self._deliver(key, to, letter, matters))
+        under_way = self._under_way[key] = _UnderWay(now_s)
+        self._ports.work.start(self._deliver(key, under_way, to, letter, matters))
 
     async def _deliver(
-        self, key: _Key, to: Hop, letter: Callable[[], Letter | None], matters: Callable[[], bool]
+        self,
+        key: _Key,
+        under_way: _UnderWay,
+        to: Hop,
+        letter: Callable[[], Letter | None],
+        matters: Callable[[], bool],
     ) -> None:
         loop = asyncio.get_running_loop()
-        started_s = self._under_way[key]
-        report_s = started_s + UNDELIVERED_S
+        report_s = under_way.moved_s + UNDELIVERED_S
         pause_s = PAUSE_S[0]
         try:
             while (sent := letter()) is not None:
@@ -83,7 +94,7 @@ class Deliveries:
                     address = self._addresses.get((to.peer, to.incarnation))
                     if address is None:
                         raise PeerUnavailable(f"no route has told yet where {to.peer} is")
-                    await self._send(address, to.peer, sent)
+                    await self._send(address, to.peer, sent, under_way)
                     return
                 except StaleMessage as error:
                     # It has moved on, or is not as far as we are; if it lacks the tensor it will ask.
@@ -102,13 +113,17 @@ class Deliveries:
                     return
                 pause_s = min(2 * pause_s, PAUSE_S[1])
         finally:
-            if self._under_way.get(key) == started_s:
+            if self._under_way.get(key) is under_way:
                 del self._under_way[key]
 
-    async def _send(self, address: str, to: PeerId, sent: Letter) -> None:
+    async def _send(self, address: str, to: PeerId, sent: Letter, under_way: _UnderWay) -> None:
         loop = asyncio.get_running_loop()
+
+        def moved() -> None:
+            under_way.moved_s = loop.time()
+
         start = self._codecs.start(to, loop.time())
-        await self._ports.links.send(address, sent.header, sent.payload, to=to)
+        await self._ports.links.send(address, sent.header, sent.payload, to=to, moved=moved)
         if isinstance(sent.header, Boundary):
             self._codecs.delivered(to, start, sent.header.total_bytes, loop.time())
 
