@@ -177,13 +177,13 @@ class Tickets:
     """Of the sessions that are open at one server."""
 
     def __init__(self) -> None:
-        self._open: dict[bytes, _Context] = {}
+        self._open: dict[bytes, tuple[_Context, list[Window]]] = {}
 
     @asynccontextmanager
     async def given(self, context: _Context) -> AsyncIterator[None]:
         """Give the caller a ticket that is good until the block ends."""
         ticket = secrets.token_bytes(_TICKET_BYTES)
-        self._open[ticket] = context
+        self._open[ticket] = context, []
         try:
             await context.send_initial_metadata(((_TICKET, ticket),))
             yield
@@ -192,10 +192,17 @@ class Tickets:
 
     def connection(self, context: _Context) -> str:
         """The connection of the session whose ticket the call shows, if the caller proved the same; else its own."""
-        session = self._open.get(dict(ticket_in(context.invocation_metadata())).get(_TICKET, b""))
-        if session is None or _proved(session) != _proved(context):
-            return str(context.peer())
-        return str(session.peer())
+        return str(self._session(context)[0].peer())
+
+    def windows(self, context: _Context) -> list[Window]:
+        """Windows of the call's session that nobody uses now; each has learned of the line."""
+        return self._session(context)[1]
+
+    def _session(self, context: _Context) -> tuple[_Context, list[Window]]:
+        known = self._open.get(dict(ticket_in(context.invocation_metadata())).get(_TICKET, b""))
+        if known is None or _proved(known[0]) != _proved(context):
+            return context, []
+        return known
 
 
 def ticket_in(metadata: Iterable[Any] | None) -> Ticket:

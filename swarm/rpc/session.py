@@ -159,7 +159,7 @@ class GrpcSchedulerLink:
         content = content.cast("B") if content.nbytes else content
         loop = asyncio.get_running_loop()
         window = self._up.pop() if self._up else Window(loop.time())
-        window.restart(loop.time())
+        window.restart(loop.time(), has_ended=not window.unacknowledged_bytes)
         call: _Call = self._bulk.stream_stream(f"/{SERVICE}/Store")(metadata=self._ticket)
         try:
             return await Storing(call, header, content, window, self._address).run()
@@ -341,11 +341,14 @@ class _SessionService:
                     yield parse(session_pb2.FetchCall, data).arrived
 
             async with aclosing(self._handler.fetch(request)) as chunks:
-                window = Window(asyncio.get_running_loop().time())
+                loop, idle = asyncio.get_running_loop(), self._tickets.windows(context)
+                window = idle.pop() if idle else Window(loop.time())
                 async with aclosing(within_window(chunks, arrived(), window)) as pieces:
                     async for piece in pieces:
                         assert isinstance(piece, bytes)
                         yield session_pb2.FetchChunk(payload=piece).SerializeToString()
+                window.restart(loop.time(), has_ended=True)
+                idle.append(window)
 
 
 async def serve_session(

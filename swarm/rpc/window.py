@@ -122,12 +122,16 @@ class Window:
         """Whether something is on its way, and nothing was acknowledged for too long."""
         return self.unacknowledged_bytes > 0 and self.dead_in_s(now_s) <= 0
 
-    def restart(self, now_s: float) -> None:
-        """The connection broke: what was on its way is lost, and what was learned of the line still holds."""
+    def restart(self, now_s: float, *, has_ended: bool = False) -> None:
+        """The connection broke: what was on its way is lost, and the window is as at first again.
+
+        `has_ended`: it did not break; what was on its way has arrived, and the next transfer may begin as large.
+        """
         self.unacknowledged_bytes = self._hold_bytes = 0
         self._pieces.clear()
         self._progress_s = now_s
-        self.size_bytes = min(self.size_bytes, START_BYTES)
+        if not has_ended:
+            self.size_bytes = min(self.size_bytes, START_BYTES)
 
     def _measured(self, piece_bytes: int, delay_s: float, was_full: bool, now_s: float) -> None:
         queue_s = delay_s - self._take_delay(delay_s, now_s)

@@ -114,3 +114,17 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
         window.acknowledged(1001, 0.1)
     with pytest.raises(CorruptFrame, match="-1 bytes"):
         window.acknowledged(-1, 0.1)
+
+
+def test_a_window_stays_as_large_for_the_next_transfer_and_not_after_a_break() -> None:
+    window = Window(0.0)
+    for moment in range(200):
+        while window.room_bytes:
+            window.sent(min(window.piece_bytes, window.room_bytes), moment / 1000)
+        window.acknowledged(window.unacknowledged_bytes, moment / 1000)
+    grown_bytes = window.size_bytes
+    window.restart(1.0, has_ended=True)
+    assert window.size_bytes == grown_bytes > START_BYTES
+    window.sent(1000, 1.0)
+    window.restart(2.0)
+    assert (window.size_bytes, window.unacknowledged_bytes) == (START_BYTES, 0)
