@@ -444,7 +444,7 @@ def test_a_job_without_islands_is_trained_in_as_many_as_were_asked_for(here: Pat
     (here / "job.toml").write_text(JOB)
     up = _started(here, made, job=str(here / "job.toml"), islands=2)
     assert up.end() == 0
-    assert "starting 2 stages x 1 replicas x 2 islands" in up.seen
+    assert "starting 2 stages x 1 replica x 2 islands" in up.seen
     assert "--set islands.count=2 --set averaging.mode=diloco" in up.seen
     assert len(list(here.glob("data/peer-*/ended"))) == 4
 

@@ -46,7 +46,7 @@ def test_the_last_of_a_stage_is_drained_once_another_has_joined_and_both_are_exp
         new = add_peer(run, "new", stage=0)
         while new not in {one.replica.peer for one in run.job.brain._state.joiners}:  # type: ignore[union-attr]
             await asyncio.sleep(0.001)
-        assert about_job(run)["joining"].startswith("new joins stage 0 since")
+        assert about_job(run)["joining"].startswith("new has been joining stage 0 for")
         assert "new joins" in about_job(run)["leaving"]
         await serves(run, new)
         for said in await asyncio.gather(*waits):
