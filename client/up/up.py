@@ -30,7 +30,7 @@ from client.up.actors import Cluster, Crew, connected
 from client.up.between import Between, SlowLink, host_of
 from client.up.demo import NAME, demo_job, free_name, report
 from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
-from client.up.open_jobs import going_on, left_open, telling_what_is_unsaved
+from client.up.open_jobs import go_on, going_on, left_open, saving_jobs
 from client.verbs.submit import check_job
 from swarm.checkpoint.storage import local_folder
 from swarm.errors import DeadlinePassed, InvalidConfig, UsageError
@@ -250,7 +250,7 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         address = scheduler.ready["address"]
         jobs = await stack.enter_async_context(_jobs(shell, address))
         if options.data_dir is not None:
-            await stack.enter_async_context(telling_what_is_unsaved(shell, jobs))
+            await stack.enter_async_context(saving_jobs(shell, jobs, folder))
         crew: Crew | None = None
         if cluster is not None:
             crew = Crew(cluster, shell, address, fleet.logs, ["--allow-chaos"] * options.allow_chaos)
@@ -261,6 +261,7 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         if crew is not None:
             await fleet.guard(crew.beside(crew.complete()))
         _show(shell, broker, scheduler, crew.ready if crew else [server.ready for server in servers], fleet.logs)
+        await fleet.guard(go_on(shell, jobs, folder))
         if options.demo:
             return await fleet.guard(_demo(shell, programs, fleet, jobs, address, folder, options), shell)
         if spec is not None:

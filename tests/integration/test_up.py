@@ -41,10 +41,25 @@ flags = flags.parse_args()
 folder = pathlib.Path(flags.data_dir)
 folder.mkdir(parents=True, exist_ok=True)
 class Jobs(jobs_pb2_grpc.JobsServicer):
+    paused = {}
+    def Pause(self, request, context):
+        if (folder.parent.parent / "hangs").exists():
+            print("told to pause", file=sys.stderr, flush=True)
+            time.sleep(600)
+        self.paused[request.job] = 0
+        return pb.JobView(id=request.job, state="pausing")
+    def Resume(self, request, context):
+        (folder / "resumed").open("a").write(request.job + " ")
+        return pb.JobView(id=request.job, state="queued")
     def Peers(self, request, context):
         here = list(folder.parent.glob("peer-*/here"))
         return pb.PeerList(peers=[pb.PeerView(id=path.parent.name, state="idle") for path in here])
     def Get(self, request, context):
+        if request.job in self.paused:
+            self.paused[request.job] += 1
+            state = "pausing" if self.paused[request.job] < 3 else "paused"
+            step, reason = (118, "waits for step 120") if state == "pausing" else (120, "")
+            return pb.JobView(id=request.job, state=state, step=step, reason=reason)
         loss = json.loads((folder.parent.parent / "loss").read_text())
         return pb.JobView(id=request.job, state="succeeded", loss=loss, unigram_entropy=3.0, steps=1, step=1)
     def List(self, request, context):
@@ -63,6 +78,8 @@ ready = {"schema": "swarm.ready/1", "role": "scheduler", "address": f"127.0.0.1:
 print(json.dumps(ready), flush=True)
 time.sleep(600)
 """
+
+PAUSED = 'paused = {"old-2": 2, "never-3": 2}'
 
 STAGE_SERVER = """
 import argparse, json, pathlib, signal, sys, time
@@ -271,17 +288,42 @@ def test_it_shows_what_runs_where_and_stops_on_ctrl_c(here: Path, made: list[Up]
     assert len(list(here.glob("data/peer-*/ended"))) == 4
 
 
-def test_ctrl_c_says_from_which_step_jobs_at_work_go_on(here: Path, made: list[Up]) -> None:
-    """A job at step 118 began again at 0, as it saves every 500 steps, and nothing had said so."""
+def test_the_first_ctrl_c_saves_jobs_and_the_next_start_goes_on_with_them(here: Path, made: list[Up]) -> None:
+    """A job at step 46 began again at 0, as it saves every 500 steps: what one Ctrl-C ended was lost."""
     up = _started(here, made)
     up.until("Ctrl-C stops everything")
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 130
-    told = "job old-2 is at step 118; the next swarm up goes on with it from step 100, its newest checkpoint"
-    assert told in up.seen
-    assert "job never-3 is at step 118; the next swarm up goes on with it from step 0, as" in up.seen
-    assert "swarm pause never-3" in up.seen
+    assert "saving 2 jobs: old-2, never-3; once more kills" in up.seen
+    for job in ("old-2", "never-3"):
+        assert f"job {job} is pausing at step 118: waits for step 120\njob" in up.seen
+        assert f"job {job} is saved at step 120\n" in up.seen
     assert "saved-1" not in up.seen
+    assert json.loads((here / "data" / "saved-jobs.json").read_text()) == ["old-2", "never-3"]
+
+    (here / "scheduler.py").write_text((here / "scheduler.py").read_text().replace("paused = {}", PAUSED))
+    again = _started(here, made)
+    again.until("Ctrl-C stops everything")
+    assert "job never-3 goes on from step 120" in again.seen
+    assert (here / "data" / "scheduler" / "resumed").read_text() == "old-2 never-3 "
+    assert not (here / "data" / "saved-jobs.json").exists()
+    again.process.kill()
+
+
+def test_a_second_ctrl_c_does_not_wait_for_jobs_and_says_from_where_they_go_on(here: Path, made: list[Up]) -> None:
+    (here / "hangs").touch()
+    up = _started(here, made)
+    up.until("Ctrl-C stops everything")
+    up.process.send_signal(signal.SIGINT)
+    up.until("saving 2 jobs")
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    told = (
+        "job old-2 is at step 118 and not saved; the next swarm up goes on with it from step 100, its newest checkpoint"
+    )
+    assert told in up.seen
+    assert "job never-3 is at step 118 and not saved; the next swarm up goes on with it from step 0, as" in up.seen
+    assert json.loads((here / "data" / "saved-jobs.json").read_text()) == ["old-2", "never-3"], "they may pause yet"
 
 
 def test_sigterm_is_143(here: Path, made: list[Up]) -> None:
