@@ -38,7 +38,7 @@ from client.transfer.precision import Dtype
 from client.transfer.submission import check, send
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import SchedulerUnreachable
-from swarm.job.changes import changed_values
+from swarm.job.changes import changed_spec, changed_values
 from swarm.job.overrides import put_value
 from swarm.job.spec import JobSpec, parse_job, read_job
 from swarm.limits import JOBS_LISTED_MAX
@@ -128,7 +128,8 @@ class Client:
         if changes:
             before = self._scheduler.get(name).spec
             keys = [f"{key}=" for key in changes]
-            spec_json = parse_job(_changed(changed_values(before, keys), changes), "changes").model_dump_json()
+            after = _changed(changed_values(deepcopy(before), keys), changes)
+            spec_json = changed_spec(before, after, "changes").model_dump_json()
         return self._scheduler.resume(name, LATEST if step is None else str(step), spec_json)
 
     def remove(self, job: str | Job) -> int:

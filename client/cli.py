@@ -31,41 +31,54 @@ class VerbEntry:
 
 
 # A verb's module is imported when the verb is called: `swarm --help` needs none of them.
-VERBS = {
-    "up": VerbEntry("client.up.up", "Run a whole swarm on this machine."),
-    "submit": VerbEntry("client.verbs.submit", "Send a job to the scheduler and follow it."),
-    "ls": VerbEntry("client.verbs.watching.overview", "List jobs."),
-    "status": VerbEntry("client.verbs.watching.overview", "Show one job."),
-    "islands": VerbEntry("client.verbs.watching.islands", "Show what each island of a job does and waits for."),
-    "wait": VerbEntry("client.verbs.watching.wait", "Wait until jobs have ended; a command can follow."),
-    "top": VerbEntry("client.verbs.watching.top", "Show jobs, stages and stage servers, live."),
-    "history": VerbEntry("client.verbs.watching.history", "Show the loss of each step, as a table, CSV or JSON."),
-    "logs": VerbEntry("client.verbs.watching.logs", "Show what the processes of a job logged."),
-    "cancel": VerbEntry("client.verbs.control", "Save what was trained, then stop jobs."),
-    "chaos": VerbEntry("client.verbs.chaos", "Harm a stage server and show how its job recovers."),
-    "pause": VerbEntry("client.verbs.control", "Save a job and free its stage servers."),
-    "resume": VerbEntry("client.verbs.control", "Continue a job from a checkpoint."),
-    "rm": VerbEntry("client.verbs.removal", "Remove jobs that have ended, with all that they made."),
-    "gc": VerbEntry("client.verbs.removal", "Free disk space from what no job needs."),
-    "checkpoints": VerbEntry("client.verbs.checkpoints", "List the checkpoints of a job."),
-    "peers": VerbEntry("client.verbs.peers", "List stage servers, or drain one."),
-    "explain": VerbEntry("client.verbs.watching.explain", "Say why a job waits or a stage server is idle."),
-    "trace": VerbEntry("client.verbs.watching.trace", "Write down where the time of a step goes."),
-    "pull": VerbEntry("client.verbs.pull", "Fetch the model of a job as a Hugging Face folder."),
-    "login": VerbEntry("client.verbs.members.login", "Join a swarm as a person, with a token."),
-    "token": VerbEntry("client.verbs.members.login", "Let others join: make, list or revoke tokens."),
-    "identity": VerbEntry("client.verbs.members.login", "List members, show yourself, or take a member out."),
-    "project": VerbEntry("client.verbs.members.projects", "List projects, make one, or change its quota."),
-    "ca": VerbEntry("client.verbs.members.ca", "Show the swarm's authority, or put another in its place."),
-    "audit": VerbEntry("client.verbs.members.audit", "Show or verify what was asked of a scheduler here."),
-    "track": VerbEntry("client.verbs.watching.track", "Write the steps of a job for TensorBoard, MLflow or W&B."),
-    "doctor": VerbEntry("client.verbs.doctor", "Find what keeps a swarm from working, and say what to do."),
-    "version": VerbEntry("client.verbs.watching.overview", "Show the versions of this command and the scheduler."),
-    "scheduler": VerbEntry("scheduler", "Run the scheduler in this process.", program=True),
-    "stage-server": VerbEntry("stage_server", "Serve a stage with one device.", program=True),
-    "relay": VerbEntry("swarm.relay", "Carry bytes to stage servers that can only dial out.", program=True),
-    "train-local": VerbEntry("swarm.reference", "Train a job in this one process.", program=True),
+VERB_GROUPS = {
+    "Start": {
+        "up": VerbEntry("client.up.up", "Run a whole swarm on this machine."),
+        "submit": VerbEntry("client.verbs.submit", "Send a job to the scheduler and follow it."),
+        "doctor": VerbEntry("client.verbs.doctor", "Find what keeps a swarm from working, and say what to do."),
+        "version": VerbEntry("client.verbs.watching.overview", "Show the versions of this command and the scheduler."),
+    },
+    "Watch": {
+        "ls": VerbEntry("client.verbs.watching.overview", "List jobs."),
+        "status": VerbEntry("client.verbs.watching.overview", "Show one job."),
+        "top": VerbEntry("client.verbs.watching.top", "Show jobs, stages and stage servers, live."),
+        "wait": VerbEntry("client.verbs.watching.wait", "Wait until jobs have ended; a command can follow."),
+        "explain": VerbEntry("client.verbs.watching.explain", "Say why a job waits or a stage server is idle."),
+        "history": VerbEntry("client.verbs.watching.history", "Show the loss of each step, as a table, CSV or JSON."),
+        "logs": VerbEntry("client.verbs.watching.logs", "Show what the processes of a job logged."),
+        "trace": VerbEntry("client.verbs.watching.trace", "Write down where the time of a step goes."),
+        "track": VerbEntry("client.verbs.watching.track", "Write the steps of a job for TensorBoard, MLflow or W&B."),
+        "islands": VerbEntry("client.verbs.watching.islands", "Show what each island of a job does and waits for."),
+    },
+    "Change": {
+        "pause": VerbEntry("client.verbs.control", "Save a job and free its stage servers."),
+        "resume": VerbEntry("client.verbs.control", "Continue a job from a checkpoint."),
+        "cancel": VerbEntry("client.verbs.control", "Save what was trained, then stop jobs."),
+        "checkpoints": VerbEntry("client.verbs.checkpoints", "List the checkpoints of a job."),
+        "pull": VerbEntry("client.verbs.pull", "Fetch the model of a job as a Hugging Face folder."),
+        "rm": VerbEntry("client.verbs.removal", "Remove jobs that have ended, with all that they made."),
+        "gc": VerbEntry("client.verbs.removal", "Free disk space from what no job needs."),
+    },
+    "Machines": {
+        "peers": VerbEntry("client.verbs.peers", "List stage servers, or drain one."),
+        "chaos": VerbEntry("client.verbs.chaos", "Harm a stage server and show how its job recovers."),
+    },
+    "People": {
+        "login": VerbEntry("client.verbs.members.login", "Join a swarm as a person, with a token."),
+        "token": VerbEntry("client.verbs.members.login", "Let others join: make, list or revoke tokens."),
+        "identity": VerbEntry("client.verbs.members.login", "List members, show yourself, or take a member out."),
+        "project": VerbEntry("client.verbs.members.projects", "List projects, make one, or change its quota."),
+        "ca": VerbEntry("client.verbs.members.ca", "Show the swarm's authority, or put another in its place."),
+        "audit": VerbEntry("client.verbs.members.audit", "Show or verify what was asked of a scheduler here."),
+    },
+    "Programs": {
+        "scheduler": VerbEntry("scheduler", "Run the scheduler in this process.", program=True),
+        "stage-server": VerbEntry("stage_server", "Serve a stage with one device.", program=True),
+        "relay": VerbEntry("swarm.relay", "Carry bytes to stage servers that can only dial out.", program=True),
+        "train-local": VerbEntry("swarm.reference", "Train a job in this one process.", program=True),
+    },
 }
+VERBS = {name: entry for verbs in VERB_GROUPS.values() for name, entry in verbs.items()}
 ALIASES = {"stop": "cancel"}
 
 
@@ -80,11 +93,23 @@ class Swarm(Root):
             command = typer.main.get_command(one)
         return name, command, rest
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """List the verbs in groups, and the flags behind them."""
+        width = max(map(len, VERBS))
+        for title, verbs in VERB_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), entry.words) for name, entry in verbs.items()])
+        super().format_options(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Nothing: they are listed already."""
+
 
 app = typer.Typer(
     name="swarm",
     cls=Swarm,
-    help="Train one large model through pools of stage servers on unreliable, unequal machines.",
+    help="New here? swarm up --demo\n\n"
+    "Train one large model through pools of stage servers on unreliable, unequal machines.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings=HELP,

@@ -31,7 +31,7 @@ from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.identity import Identity
 from swarm.pki.joining import renew_ended
 from swarm.pki.names import scheduler_of
-from swarm.pki.profiles import find_profile, profile_folder
+from swarm.pki.profiles import find_profile, memberships, profile_folder
 from swarm.rpc.channel import connect_sync, translate
 from swarm.rpc.handshake import with_times
 from swarm.rpc.members import renewed
@@ -49,6 +49,7 @@ SECONDS_PER_MIB = 128.0
 READING_S_MAX = 3600.0
 PROBE_S_MAX = 5.0
 REDIAL_S = 0.5
+MEMBERSHIPS_TOLD_MAX = 3
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -90,7 +91,7 @@ def identity_for(shell: Shell) -> Identity | None:
         raise NotAdmitted(
             f"no certificate for the scheduler at {address}",
             hint="join first: swarm login --join LINE, which an admin prints with swarm token create; "
-            "for a scheduler that was started with --insecure, add --insecure here too",
+            f"or name another: {_another(address)}; for one that was started with --insecure, add --insecure here too",
         )
     if time.time() >= identity.ends_unix_s:
         identity = _after_absence(address, identity)
@@ -128,8 +129,14 @@ def _listens(address: str) -> bool:
 def _nobody(address: str) -> SchedulerUnreachable:
     return SchedulerUnreachable(
         f"no scheduler answers at {address}",
-        hint="start one with: swarm up, or name another: --scheduler HOST:PORT",
+        hint=f"start one with: swarm up, or name another: {_another(address)}",
     )
+
+
+def _another(address: str) -> str:
+    """The flag that names another scheduler: one of those that this person joined."""
+    joined = [one for one in memberships() if one != address]
+    return " or ".join(f"--scheduler {one}" for one in joined[:MEMBERSHIPS_TOLD_MAX]) or "--scheduler HOST:PORT"
 
 
 def _stranger(address: str) -> WrongSwarm:

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from typing import Any, Literal, TypeAlias
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from client.profiles import DEFAULT, find_profile
-from swarm.errors import CorruptFrame, SwarmError, UsageError
+from swarm.errors import CorruptFrame, NotAllowed, SwarmError, UsageError
 from swarm.text import as_date, is_address, printable, size
 
 SCHEMA = "swarm.cli/1"
@@ -70,6 +71,10 @@ class Shell:
             name = "timeout_s" if key == "timeout" else key
             if name not in self._given:
                 setattr(self, name, value)
+        if "scheduler" not in self._given | found.keys() and not self.insecure:
+            # The only membership of whoever has one is meant.
+            joined = import_module("swarm.pki.profiles").memberships()
+            self.scheduler = joined[0] if len(joined) == 1 else self.scheduler
         if not is_address(self.scheduler):
             raise UsageError(
                 f'--scheduler is HOST:PORT, not "{self.scheduler}"',
@@ -118,6 +123,14 @@ class Shell:
         """A message for a person."""
         if not self.quiet:
             self.err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def confirm(self, deed: str) -> None:
+        """Ask whether the person means it, unless --yes says so; Abort if not, NotAllowed if nobody can answer."""
+        if self.yes:
+            return
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise NotAllowed(f"this would {deed}", hint="say that it is meant: --yes")
+        typer.confirm(f"{deed}?", abort=True, err=True)
 
     def data(self, data: Any) -> None:
         """The answer as JSON; CorruptFrame if a scheduler sent what has no words there."""

@@ -178,7 +178,7 @@ def job_table(view: Job) -> RenderableType:
         rows.append(("priority", Text(str(view.priority))))
     if view.step:
         rows += [
-            ("loss", Text(f"{number(view.loss)} nats (unigram entropy of the data: {number(view.unigram_entropy)})")),
+            ("loss", Text(f"{number(view.loss)} nats (guessing by frequency alone: {number(view.unigram_entropy)})")),
             ("gradient norm", Text(f"{view.grad_norm:.4f}")),
             ("learning rate", Text(f"{view.learning_rate:.3e}")),
             ("tokens", Text(f"{view.tokens} ({view.tokens_per_s:.0f} per second)")),

@@ -42,6 +42,7 @@ PROBES = 3  # of each direction; the best counts
 PEERS_DIALLED_MAX = 64
 LISTEN_PORT, HTTP_PORT = 7951, 9464
 WORD_BYTES = 16
+_PROGRAMS = {"scheduler": "scheduler", "stage_server": "stage-server", "swarm.relay": "relay"}  # by module
 
 # Run in a process of its own: the client has no torch.
 _TORCH = """
@@ -66,7 +67,8 @@ def machine() -> Iterator[Finding]:
         yield rules.no_home(error)
     yield rules.device(_torch(), _gpus(), has_bfloat16())
     for number, owner in ((LISTEN_PORT, "the first stage server"), (HTTP_PORT, "the metrics of the first process")):
-        yield rules.port(number, owner, _listen_fault(number))
+        fault = _listen_fault(number)
+        yield rules.port(number, owner, fault, _holder(number) if fault else "")
 
 
 def has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
@@ -214,6 +216,22 @@ def _listen_fault(port: int) -> str:
             server.bind(("127.0.0.1", port))
         except OSError as error:
             return error.strerror or str(error)
+    return ""
+
+
+def _holder(port: int) -> str:
+    """The program of a swarm that listens at the port of this machine, as `swarm NAME`; empty if none is seen."""
+    try:
+        listening = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
+        return ""
+    for one in listening:
+        if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port:
+            with suppress(psutil.Error, OSError):
+                command = psutil.Process(one.pid).cmdline()
+                module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
+                if module in _PROGRAMS:
+                    return f"swarm {_PROGRAMS[module]}"
     return ""
 
 

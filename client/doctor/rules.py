@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from client.records import Job, Peer
-from swarm.errors import SwarmError
+from swarm.errors import NotAdmitted, SwarmError
 from swarm.home import NoHome
 from swarm.text import bandwidth as spoken_rate
 from swarm.text import counted, listed, size, spoken_duration
@@ -22,6 +22,7 @@ CLOCK_WARNING_S, CLOCK_FAILED_S = 2.0, 60.0
 LATENCY_WARNING_S = 0.5
 BITS_PER_S_WARNING = 10e6
 CERTIFICATE_WARNING_S = 3600.0
+RELAY = "relay"  # in the place of a relay's state
 NOT_REACHED = "(not reached)"  # behind the address of a stage server that the scheduler cannot dial
 
 
@@ -61,6 +62,14 @@ def skipped(check: str, why: str) -> Finding:
 
 def of_error(check: str, error: SwarmError) -> Finding:
     return failed(check, error.message, error.hint)
+
+
+def not_asked(error: SwarmError) -> Finding:
+    """The scheduler cannot be asked: an identity is missing or is of no use, or nobody answers."""
+    if error.code != NotAdmitted.code:
+        return of_error("scheduler", error)
+    hint = "the doctor asks as a person: an admin prints a line with swarm token create --role viewer; then here: "
+    return failed("scheduler", error.message, f"{hint}swarm login --join LINE, which is no obstacle to a stage server")
 
 
 def disk(folder: str, free_bytes: int) -> Finding:
@@ -108,10 +117,14 @@ def device(torch: Mapping[str, Any] | str, gpus: Sequence[str], bfloat16: bool) 
     return ok("device", f"torch {version} on the CPU, {counted(int(torch['threads']), 'thread')}{slow}")
 
 
-def port(number: int, owner: str, fault: str) -> Finding:
-    """`fault` says why the port cannot be listened at; empty: it is free."""
+def port(number: int, owner: str, fault: str, holder: str = "") -> Finding:
+    """`fault` says why the port cannot be listened at; empty: it is free. `holder`: the process of a swarm that has it,
+    if it is one.
+    """
     if not fault:
         return ok("ports", f"port {number} is free for {owner}")
+    if holder:
+        return ok("ports", f"port {number}, of {owner}, is that of {holder} here; the next process takes a free one")
     hint = "if that is no process of this swarm, choose another one: --listen HOST:PORT, --http-port PORT"
     return warning("ports", f"port {number}, of {owner}, cannot be used: {fault}", hint)
 
@@ -192,7 +205,8 @@ def dial_back(caller: str, number: int, fault: str) -> Finding:
 
 
 def peers(views: Sequence[Peer]) -> list[Finding]:
-    """The stage servers that are here, and those that the scheduler cannot dial or hear."""
+    """The stage servers that are here, and those that the scheduler cannot dial or hear; relays are none."""
+    views = [one for one in views if one.state != RELAY]
     if not views:
         return [warning("stage servers", "there are none", "start one: swarm stage-server --scheduler HOST:PORT")]
     usable = [one for one in views if one.state in (PeerState.IDLE, PeerState.SERVING)]

@@ -13,6 +13,7 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import check_absolute
 from swarm.data.corpus import Corpus, open_corpus, tokenise
 from swarm.data.shards import remarks, token_dtype
+from swarm.data.tokenizer import byte_text
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.hf.pretrained import ground, look_at_model
 from swarm.job.changes import JOB_AND_STEP
@@ -52,6 +53,8 @@ def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> J
             end_of_text=corpus.tokenizer.end_of_text,
         )
     )
+    if told := byte_text(spec, corpus.tokenizer):
+        shell.say(told)
     if spec.model.dtype != "float32" and (told := slow_text(spec.model.dtype, scheduler.peers())):
         shell.say(told)
     if shell.quiet:
@@ -73,7 +76,7 @@ def _send(
             manifest = tokenise(spec, folder, advance, corpus)
         shell.say(
             f"{manifest.tokens} tokens in {counted(len(manifest.shards), 'shard')}, "
-            f"unigram entropy {manifest.unigram_entropy:.3f} nats"
+            f"guessing by frequency alone gives a loss of {manifest.unigram_entropy:.3f} nats"
         )
         for remark in remarks(spec, manifest):
             shell.say(remark)

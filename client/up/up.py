@@ -61,7 +61,8 @@ def up(
             min=1,
             max=64,
             envvar="SWARM_STAGES",
-            help="Start STAGES x REPLICAS stage servers; a job decides how they are used.",
+            help="Start STAGES x REPLICAS stage servers, each with its share of the cores and of the device's free "
+            "memory; a job decides how they are used.",
         ),
     ] = 2,
     replicas: Annotated[int, typer.Option(min=1, max=64, envvar="SWARM_REPLICAS", help="Stage servers per stage.")] = 2,
@@ -81,7 +82,9 @@ def up(
             show_default="none",
         ),
     ] = "",
-    device: Annotated[str, typer.Option(envvar="SWARM_DEVICE", help="auto, cpu, cuda:N or mps.")] = "auto",
+    device: Annotated[
+        str, typer.Option(envvar="SWARM_DEVICE", help="Device of all stage servers: auto, cpu, cuda:N or mps.")
+    ] = "auto",
     job: Annotated[
         Path | None,
         typer.Option(

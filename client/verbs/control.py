@@ -17,9 +17,8 @@ from client.verbs.watching.follow import follow_to_success
 from client.views import job_values
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import SchedulerUnreachable, SwarmError
-from swarm.job.changes import changed_values
+from swarm.job.changes import changed_spec, changed_values
 from swarm.job.overrides import apply_overrides
-from swarm.job.spec import parse_job
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
@@ -101,7 +100,7 @@ def resume(
         spec_json = ""
         if set_:
             values = apply_overrides(changed_values(view.spec, set_), set_)
-            spec_json = parse_job(values, where="--set").model_dump_json()
+            spec_json = changed_spec(view.spec, values, "--set").model_dump_json()
         view = scheduler.resume(view.id, from_, spec_json)
         if shell.json:
             shell.data(job_values(view))

@@ -84,7 +84,7 @@ def _all(shell: Shell, port: int, broker: str, job: Path | None, swarm: dict[str
         identity = identity_for(shell)
         scheduler = dial(shell)
     except SwarmError as error:
-        yield rules.of_error("scheduler", error)
+        yield rules.not_asked(error)
         return
     with scheduler:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -26,14 +25,15 @@ _WORDS = {
 
 def rm(context: typer.Context, jobs: JobNames) -> int:
     """Remove jobs that have ended: weights, checkpoints, logs, and the uploads that no other job names. This cannot be
-    undone. A job from which another job may still start is kept; checkpoints at a URL stay there."""
+    undone, so scripts pass --yes. A job from which another job may still start is kept; checkpoints at a URL stay
+    there."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         found, errors = each(shell, jobs, scheduler.get)
         # The youngest first: a job is kept for those that began at it.
         ids = list(dict.fromkeys(view.id for view in sorted(found, key=lambda view: -view.created_unix_s)))
         if ids:
-            _confirm(shell, f"remove {', '.join(ids)} with all weights, checkpoints and logs?")
+            shell.confirm(f"remove {', '.join(ids)} with all weights, checkpoints and logs")
         removed, more = each(shell, ids, scheduler.remove)
     if shell.json and (removed or len(jobs) > 1):
         shell.data([{"id": one.id, "freed_bytes": one.freed_bytes, "left": one.left or None} for one in removed])
@@ -49,14 +49,14 @@ def gc(
 ) -> None:
     """Remove files that no job needs and that were not touched for an hour: uploads that no job names, folders of jobs
     that are not listed, and jobs beyond `swarm scheduler --keep-jobs`. All but the folders are also removed by
-    themselves, uploads after a day."""
+    themselves, uploads after a day. Scripts pass --yes."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         waste = scheduler.collect(dry_run=True)
         if waste and not shell.json:
             shell.out.print(_table(waste))
         if waste and not dry_run:
-            _confirm(shell, f"remove this, {_total(waste)}?")
+            shell.confirm(f"remove this, {_total(waste)}")
             waste = scheduler.collect(dry_run=False)
     if shell.json:
         shell.data([{"kind": one.kind, "name": one.name, "size_bytes": one.size_bytes} for one in waste])
@@ -64,11 +64,6 @@ def gc(
         shell.say(f"{_total(waste)} {'can be freed with: swarm gc' if dry_run else 'freed'}")
     else:
         shell.say("nothing to remove")
-
-
-def _confirm(shell: Shell, question: str) -> None:
-    if not shell.yes and sys.stdin.isatty() and sys.stderr.isatty():
-        typer.confirm(question, abort=True, err=True)
 
 
 def _total(waste: Sequence[pb.Waste]) -> str:

@@ -24,22 +24,34 @@ from client.transfer.submission import check, send
 from client.verbs.example import example_job
 from client.verbs.watching.follow import follow_to_success
 from client.views import job_values
+from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.corpus import Corpus
+from swarm.data.tokenizer import ByteTokenizer, byte_text
 from swarm.errors import UsageError
+from swarm.job.footprint import stage_parameters
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
 from swarm.job.spec import JobSpec, load_job, spec_from_json
 from swarm.text import counted, size
 
 JOB_FILE_BYTES_MAX = 16 << 20
+_BY_THE_FLEET = ("stages", "split", "overlap")  # keys of [pipeline] of which "auto" depends on the stage servers
 
 
 def submit(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file (TOML); - reads stdin.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Job file (TOML): the model, the data and how it is trained; swarm submit --example prints one. "
+            "- reads stdin.",
+        ),
+    ] = None,
     detach: Detach = False,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file, such as training.steps=100."),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the job, instead of the file's.", show_default=False)] = "",
     priority: Annotated[
@@ -61,7 +73,10 @@ def submit(
     example: Annotated[bool, typer.Option("--example", help="Print a complete job file.")] = False,
     managed: Annotated[bool, typer.Option("--managed", hidden=True, help="Started by swarm up.")] = False,
 ) -> int:
-    """Check a job file, tokenise and upload its data, start the job and follow it; Ctrl-C detaches."""
+    """Check a job file, tokenise and upload its data, start the job and follow it; Ctrl-C detaches.
+
+    Example: swarm submit --example > job.toml, then swarm submit job.toml --set training.steps=100
+    """
     shell: Shell = context.obj
     if example:
         print(example_job(), end="")
@@ -147,6 +162,7 @@ def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     spec, corpus = check_job(path, overrides, shell.say)
     values = origins(spec, corpus, path, overrides)
     formats = sorted({source.format for source in corpus.sources})
+    work = _work_of(corpus.resolve(spec), corpus)
     if shell.json:
         shell.data(
             {
@@ -155,6 +171,9 @@ def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
                 "size_bytes": corpus.size_bytes,
                 "formats": formats,
                 "vocabulary_size": corpus.tokenizer.vocabulary_size,
+                "parameters": work.parameters,
+                "tokens": work.tokens,
+                "epochs": work.epochs,
             }
         )
         return
@@ -168,7 +187,32 @@ def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     if formats == ["hf"]:
         kinds = "a Hugging Face data set"
     total = size(corpus.size_bytes) if corpus.size_bytes else "not downloaded yet"
+    epochs = "" if work.epochs is None else f", about {work.epochs:.3g} times all of the data"
+    shell.say(f"model: {work.parameters:,} parameters; it is trained on {work.tokens:,} tokens{epochs}")
+    if told := byte_text(spec, corpus.tokenizer):
+        shell.say(told)
     shell.say(f"data: {kinds}, {total}; vocabulary of {corpus.tokenizer.vocabulary_size}; nothing was sent")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The size of the model and of the training."""
+
+    parameters: int
+    tokens: int
+    epochs: float | None  # None: only tokenising tells how many tokens the data has
+
+
+def _work_of(resolved: JobSpec, corpus: Corpus) -> _Work:
+    training, data = resolved.training, resolved.data
+    tokens = training.steps * training.global_batch_sequences * data.sequence_length
+    parameters = stage_parameters(resolved, resolved.layers, first=True, last=True)
+    width = TOKEN_DTYPES[data.bin_dtype].itemsize
+    kinds = {source.format for source in corpus.sources}
+    has_known_length = kinds == {"bin"} or (kinds == {"text"} and isinstance(corpus.tokenizer, ByteTokenizer))
+    held = corpus.size_bytes / (width if kinds == {"bin"} else 1)
+    trained = (1.0 - data.validation_ratio) * held
+    return _Work(parameters, tokens, tokens / trained if has_known_length and trained else None)
 
 
 def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str]) -> list[Value]:
@@ -179,8 +223,12 @@ def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str])
     by_flag = {_final_key(override.partition("=")[0].strip(), family) for override in overrides}
     written = _leaves(spec.model_dump(mode="json"))
     final = _leaves(resolved.model_dump(mode="json"))
-    if spec.pipeline.stages == "auto" and spec.pipeline.split == "auto":
-        final |= {"pipeline.stages": "auto", "pipeline.split": "auto"}
+    chosen = [key for key in _BY_THE_FLEET if written[f"pipeline.{key}"] == "auto"]
+    if spec.pipeline.split != "auto":
+        chosen = [key for key in chosen if key != "stages"]
+    elif spec.pipeline.stages != "auto":
+        chosen = [key for key in chosen if key != "split"]
+    final |= {f"pipeline.{key}": "auto" for key in chosen}
     values = []
     for key, value in final.items():
         if _named(key, by_flag):
@@ -191,7 +239,9 @@ def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str])
             origin = "model.id"
         else:
             origin = "default"
-        if key in ("pipeline.stages", "pipeline.split", "pipeline.max_in_flight") and value == "auto":
+        if key.removeprefix("pipeline.") in chosen:
+            origin += ", chosen when it is submitted"
+        elif key == "pipeline.max_in_flight" and value == "auto":
             origin += ", chosen when the job starts"
         elif value != written.get(key, value):
             origin += ", auto"

@@ -259,6 +259,18 @@ def _json_object(files: Mapping[str, bytes], name: str, where: str) -> dict[str,
     return value
 
 
+def byte_text(spec: JobSpec, tokenizer: Tokenizer) -> str:
+    """A warning where the model has another vocabulary than the bytes that it reads, as nobody named a tokenizer."""
+    wanted = spec.model.config.get("vocab_size")
+    is_meant = spec.model.tokenizer or spec.model.id or not isinstance(tokenizer, ByteTokenizer)
+    if is_meant or wanted in (None, tokenizer.vocabulary_size):
+        return ""
+    return (
+        f"the data is read as bytes, {tokenizer.vocabulary_size} tokens, though model.config.vocab_size = {wanted}: "
+        "name the tokenizer that belongs to it, with model.tokenizer"
+    )
+
+
 class ByteTokenizer:
     """UTF-8 bytes as tokens: ids 0 to 255 are the bytes, 256 is the end of a text. Needs no files."""
 

@@ -7,12 +7,13 @@ all of them mean something else to weights that have seen them. Pure functions o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from swarm.errors import InvalidConfig
 from swarm.job.islands import course_of
-from swarm.job.spec import JobSpec
+from swarm.job.model_config import common_name
+from swarm.job.spec import JobSpec, parse_job
 
 JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")  # names a checkpoint of a scheduler's job
 # Sections and keys that a job keeps for its whole life, and why; all others may change when it goes on.
@@ -33,12 +34,32 @@ _KEPT = {
 
 def check_changes(old: JobSpec, new: JobSpec) -> None:
     """InvalidConfig names the first value that a job may not change when it goes on; both specs are resolved."""
-    before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
-    for key, why in _KEPT.items():
+    _check_kept(old.model_dump(mode="json"), new.model_dump(mode="json"))
+
+
+def changed_spec(before: dict[str, Any], after: dict[str, Any], where: str) -> JobSpec:
+    """The spec of a job's values as a person changed them; InvalidConfig. A change of the model is named here: values
+    that go with another family would be unknown in the stored config.
+    """
+    was, new = parse_job(before), parse_job(after, where)
+    _check_kept(_common(was), _common(new), [key for key in _KEPT if key.startswith("model.")])
+    return new
+
+
+def _common(spec: JobSpec) -> dict[str, Any]:
+    """The values of a spec, those of the model's config under their common names."""
+    values, model = spec.model_dump(mode="json"), spec.model
+    values["model"]["config"] = {common_name(model.family, key): value for key, value in model.config.items()}
+    return values
+
+
+def _check_kept(before: Mapping[str, Any], after: Mapping[str, Any], keys: Iterable[str] = _KEPT) -> None:
+    """InvalidConfig names the first kept value that differs."""
+    for key in keys:
         if (was := _value(before, key)) != (wanted := _value(after, key)):
             where, was, wanted = _narrow(key, was, wanted)
             raise InvalidConfig(
-                f"{where} cannot change from {was!r} to {wanted!r} when a job goes on: {why}",
+                f"{where} cannot change from {was!r} to {wanted!r} when a job goes on: {_KEPT[key]}",
                 hint="leave it as it is, or start a new job: swarm submit FILE --resume-from JOB:STEP",
             )
 

@@ -213,7 +213,8 @@ def shape_text(spec: JobSpec) -> str:
         shape += f"; {exchanges}"
     if not spec.overlap:
         return f"{shape}; steps do not overlap"
-    first = f", after {counted(spec.sync_steps, 'step')} without" if spec.sync_steps else ""
+    first = f"; the first {spec.sync_steps} steps do not overlap" if spec.sync_steps > 1 else ""
+    first = "; the first step does not overlap" if spec.sync_steps == 1 else first
     return (
         f"{shape}; {spec.late_microbatches} of {counted(microbatches, 'microbatch')} overlap the step before, "
         f"to keep the pipeline busy while it is averaged{first}"

@@ -46,13 +46,16 @@ class Joined:
     scheduler: str  # HOST:PORT
 
 
-def join(line: JoinLine, name: str, application: Application, wall_s: Callable[[], float] = time.time) -> Joined:
-    """Become a member; blocking. `name` may be empty if the token fixes it.
+def join(
+    line: JoinLine, name: str, application: Application, wall_s: Callable[[], float] = time.time, *, verb: str = ""
+) -> Joined:
+    """Become a member; blocking. `name` may be empty if the token fixes it. A line for another command of `swarm` than
+    `verb` is refused, and can still be used there.
 
     The same application may be handed in again if the answer was lost. Raises SchedulerUnreachable, WrongSwarm,
     ClocksDiffer, or the scheduler's error (BadToken, Refused).
     """
-    asked = {"id": line.id, "secret": line.secret, "name": name, "csr": application.request_pem.decode()}
+    asked = {"id": line.id, "secret": line.secret, "name": name, "csr": application.request_pem.decode(), "verb": verb}
     answer = _ask(line.address, (line.pin,), "token", JOIN_PATH, asked, wall_s)
     identity = application.granted(_text(answer, "certificate").encode(), _text(answer, "ca").encode())
     if identity.principal.role is Role.SCHEDULER:

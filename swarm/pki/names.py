@@ -39,6 +39,11 @@ PEOPLE = (Role.VIEWER, Role.SUBMITTER, Role.ADMIN)
 MEMBERS = (Role.STAGE_SERVER, Role.RELAY, *PEOPLE, Role.METRICS)
 
 
+def verb_of(role: Role) -> str:
+    """The command of `swarm` with which holders of the role join."""
+    return role.value if role in (Role.STAGE_SERVER, Role.RELAY) else "login"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Principal:
     """The holder of a certificate."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from swarm.home import known_config_folder
+from swarm.home import NoHome, known_config_folder
 from swarm.pki.identity import Identity
+from swarm.text import is_address
 
 ENVIRONMENT = "SWARM_PROFILES"
+SCHEDULER_FILE = "scheduler"  # HOST:PORT, in profiles of `swarm login`
 
 
 def profiles_folder() -> Path:
@@ -25,6 +27,23 @@ def profiles_folder() -> Path:
 def profile_folder(scheduler: str) -> Path:
     """The folder of the identity for the scheduler at HOST:PORT."""
     return profiles_folder() / scheduler.replace(":", "-").replace("[", "").replace("]", "")
+
+
+def memberships() -> list[str]:
+    """The schedulers, as HOST:PORT, for which this person has an identity."""
+    try:
+        folders = sorted(path for path in profiles_folder().iterdir() if (path / "cert.pem").exists())
+    except (OSError, NoHome):
+        return []
+    return [address for address in map(_scheduler_of, folders) if is_address(address)]
+
+
+def _scheduler_of(folder: Path) -> str:
+    try:
+        return (folder / SCHEDULER_FILE).read_text().strip()
+    except (OSError, UnicodeDecodeError):  # a folder's name says it too, if the host is no IPv6 address
+        host, _, port = folder.name.rpartition("-")
+        return "" if "--" in host else f"{host}:{port}"
 
 
 def find_profile(scheduler: str) -> Identity | None:

@@ -498,7 +498,7 @@ def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
     return (
         f"{counted(manifest.tokens, 'token')}, {passes:.2f} passes; split {split} layers; "
         f"{counted(share.microbatches, 'microbatch')} of {share.microbatch_sequences} sequences{of}{outer}; "
-        f"unigram entropy {manifest.unigram_entropy:.3f} nats"
+        f"guessing by frequency alone gives a loss of {manifest.unigram_entropy:.3f} nats"
     )
 
 

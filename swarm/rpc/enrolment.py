@@ -20,7 +20,7 @@ from swarm.errors import BadToken, InvalidConfig, NotAdmitted, Revoked, Schedule
 from swarm.pki.files import read_private, write_private
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import JOINS_FILE, join, renew_ended
-from swarm.pki.names import Role
+from swarm.pki.names import Role, verb_of
 from swarm.pki.profiles import find_profile
 from swarm.pki.tokens import JoinLine
 from swarm.process.logs import Logger
@@ -83,7 +83,7 @@ class Enrolment:
         application = Application(self._name, read_private(kept) if kept.exists() else b"")
         write_private(kept, application.key_pem)
         try:
-            joined = await asyncio.to_thread(join, line, self._name, application)
+            joined = await asyncio.to_thread(join, line, self._name, application, verb=verb_of(self._role))
         except (BadToken, WrongSwarm) as error:
             # A swarm that proved to be the line's, and is not the one of the certificate, is meant.
             if held is None or (isinstance(error, BadToken) and line.pin not in held.pins):

@@ -26,7 +26,7 @@ import grpc
 import pytest
 import structlog
 
-from client.cli import run
+from client.cli import VERBS, run
 from client.connection import Scheduler
 from swarm.errors import NotAllowed, NotFound, OutOfMemory, SwarmError
 from swarm.events import ParameterHash
@@ -84,6 +84,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     protocol: int = PROTOCOL_VERSION
     shards: dict[str, bytes] = field(default_factory=dict)
     submitted: list[pb.SubmitRequest] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
     misfit: SwarmError | None = None  # Check refuses with it
     patience_s: list[float] = field(default_factory=list)  # of each Submit
     cancelled: list[str] = field(default_factory=list)
@@ -128,6 +129,10 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
         assert len(content) == shard.size_bytes
         self.shards[shard.sha256] = content
         yield pb.PutShardReply(sha256=shard.sha256)
+
+    def Remove(self, request: pb.JobRequest, context: grpc.ServicerContext) -> pb.RemovedView:
+        self.removed.append(request.job)
+        return pb.RemovedView(id=request.job, freed_bytes=5)
 
     def Check(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.CheckReply:
         if self.misfit is not None:
@@ -523,7 +528,9 @@ def test_dry_run_names_the_origin_of_every_value(swarm: Any, fake: FakeJobs) -> 
     assert values["training.eps"] == (1e-8, "default")
     assert values["model.config.hidden_size"] == (16, "file")
     assert values["training.microbatch_sequences"] == (1, "default, auto")
-    assert values["pipeline.stages"] == ("auto", "default, chosen when the job starts")
+    for key in ("stages", "split", "overlap"):  # what the scheduler makes of them depends on its stage servers
+        assert values[f"pipeline.{key}"] == ("auto", "default, chosen when it is submitted")
+    assert values["pipeline.max_in_flight"] == ("auto", "default, chosen when the job starts")
     assert _data(out)["files"] == 1
     table = swarm("submit", "--dry-run", "job.toml")[1]
     assert re.search(r"training.steps +20 +file", table)
@@ -535,6 +542,13 @@ def test_dry_run_says_what_the_data_are(swarm: Any, tmp_path: Path) -> None:
     (tmp_path / "b.bin").write_bytes(b"12345678")
     found = _data(swarm("submit", "--dry-run", "job.toml", "--set", "data.source=a.jsonl", "-o", "json")[1])
     assert (found["files"], found["size_bytes"], found["formats"]) == (1, 14, ["jsonl"])
+    assert found["epochs"] is None  # only a tokeniser knows how many tokens these lines hold
+    assert found["parameters"] > 257 * 16
+    code, out, said = swarm("submit", "--dry-run", "job.toml", "-o", "json")
+    told = _data(out)
+    assert told["epochs"] == pytest.approx(told["tokens"] / told["size_bytes"])
+    said = swarm("submit", "--dry-run", "job.toml")[2]
+    assert f"model: {told['parameters']:,} parameters; it is trained on {told['tokens']:,} tokens, about" in said
     said = swarm("submit", "--dry-run", "job.toml", "--set", "data.source=hf:a/b")[2]
     assert "data: a Hugging Face data set, not downloaded yet; vocabulary of 257; nothing was sent" in said
     arguments = ("--set", "data.source=b.bin", "--set", "model.config.vocab_size=999")
@@ -900,6 +914,34 @@ def test_a_fault_of_ours_is_one_line_too(swarm: Any, monkeypatch: pytest.MonkeyP
     assert "error[E0000]: unexpected error: RuntimeError: what is this, at client.verbs." in err
     assert "this is a bug of swarm" in err
     assert "-vv" in err
+
+
+def test_a_model_with_the_vocabulary_of_a_tokenizer_that_nobody_named_is_warned_of(swarm: Any, fake: FakeJobs) -> None:
+    """A job with vocab_size = 128256 and no tokenizer trained on bytes without a word."""
+    words = "the data is read as bytes, 257 tokens, though model.config.vocab_size = 128256"
+    wide = ("--set", "model.config.vocab_size=128256")
+    assert words in swarm("submit", "--dry-run", "job.toml", *wide)[2]
+    assert words in swarm("submit", "-d", "job.toml", *wide)[2]
+    for meant in ((), ("--set", "model.config.vocab_size=257"), (*wide, "--set", "model.tokenizer=byte")):
+        assert "read as bytes" not in swarm("submit", "--dry-run", "job.toml", *meant)[2]
+
+
+def test_removing_wants_a_yes_where_nobody_can_be_asked(swarm: Any, fake: FakeJobs) -> None:
+    """`swarm rm JOB` in a script removed at once, while `swarm chaos` wanted --yes."""
+    code, _, err = swarm("rm", "tiny-1a2b3c")
+    assert code == NotAllowed.exit_code
+    assert "this would remove tiny-1a2b3c with all weights, checkpoints and logs" in err
+    assert "--yes" in err
+    assert fake.removed == []
+    assert swarm("rm", "tiny-1a2b3c", "-y")[0] == 0
+    assert fake.removed == ["tiny-1a2b3c"]
+
+
+def test_help_lists_the_verbs_in_groups_before_the_flags(swarm: Any) -> None:
+    out = swarm("--help")[1]
+    places = [out.index(word) for word in ("New here? swarm up --demo", "Start:", "Watch:", "Programs:", "Options:")]
+    assert places == sorted(places)
+    assert all(f"\n  {verb} " in out for verb in VERBS)
 
 
 def test_help_is_exit_0(swarm: Any) -> None:

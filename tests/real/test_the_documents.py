@@ -99,7 +99,7 @@ def test_the_readme_from_its_first_command_to_its_last(reader: Reader) -> None:
     reader.types("swarm resume JOB --set pipeline.stages=3 --from STEP", "--detach")
     reader.types("swarm checkpoints JOB --verify")
     reader.names["JOB"] = "other"
-    reader.types("swarm rm JOB")
+    reader.types("swarm rm JOB", "--yes")  # at a terminal it asks
     reader.types("swarm gc --dry-run")
     reader.also("swarm cancel long")
     reader.names |= {"JOB": "long", "STEP": str(max(steps(reader, "long")))}
@@ -214,7 +214,7 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.types("swarm identity ls")
     reader.types("swarm token create --role stage-server")
     reader.also("swarm cancel JOB")
-    reader.also("swarm rm JOB")
+    reader.also("swarm rm JOB --yes")
 
     reader.opens("docs/security.md")
     reader.types("swarm doctor")

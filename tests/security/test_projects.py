@@ -347,7 +347,7 @@ def test_jobs_are_removed_by_their_owner_once_they_have_ended(
         assert next(one for one in carl.projects()).upload_bytes == held, "others name the same"
         assert [folder.exists() for folder in folders] == [False, True, True]
         carl.cancel(jobs[2], "")
-    code, told = swarm("rm", jobs[2], jobs[1], "none")
+    code, told = swarm("rm", jobs[2], jobs[1], "none", "--yes")
     assert (code, [one.get("code") for one in told[:1]]) == (7, [NotFound.code])
     assert [one["id"] for one in told[1]] == [jobs[2], jobs[1]]
     assert not any(folder.exists() for folder in folders)

@@ -159,7 +159,7 @@ def test_a_resume_at_another_cut_keeps_the_overlap_or_chooses_it_anew_and_the_ch
                 job.spec.overlap,
                 "2 of 8 microbatches overlap .*, as with the cut before; --set pipeline.overlap=auto",
             ),
-            (4, "auto", "3 of 8 microbatches overlap .* after 1 step without$"),
+            (4, "auto", "3 of 8 microbatches overlap .*; the first step does not overlap$"),
         ):
             await desk.until_step(job, until)
             await jobs.pause(job, "paused by its user")

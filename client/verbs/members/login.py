@@ -19,11 +19,13 @@ from swarm.pki.files import write_private
 from swarm.pki.identity import Application
 from swarm.pki.joining import JOINS_FILE
 from swarm.pki.joining import join as join_swarm
-from swarm.pki.names import MEMBERS, Role, check_name, check_role
-from swarm.pki.profiles import profile_folder
+from swarm.pki.names import MEMBERS, PEOPLE, Role, check_name, check_role, verb_of
+from swarm.pki.profiles import SCHEDULER_FILE, profile_folder
 from swarm.pki.tokens import read_line
-from swarm.text import duration, seconds
+from swarm.text import duration, is_loopback, seconds
 from swarm.wire import members_pb2 as pb
+
+_LISTENS = {Role.STAGE_SERVER: 7951, Role.RELAY: 7955}  # ports that others dial
 
 
 def login(
@@ -41,10 +43,12 @@ def login(
     line = read_line(join, join_file)
     if line is None:
         raise UsageError("missing --join LINE", hint="an admin prints one: swarm token create --role submitter")
-    joined = join_swarm(line, check_name(name or _login_name()), Application(name or _login_name()))
+    own = check_name(name or _login_name())
+    joined = join_swarm(line, own, Application(own), verb="login")
     folder = profile_folder(joined.scheduler)
     joined.identity.save(folder)
     write_private(folder / JOINS_FILE, line.address.encode())
+    write_private(folder / SCHEDULER_FILE, joined.scheduler.encode())
     if shell.json:
         principal = joined.identity.principal
         shell.data({"scheduler": joined.scheduler, "role": principal.role, "name": principal.name})
@@ -90,8 +94,8 @@ def token(
             shell.data({"line": made.line} | _token_values(made.token))
         else:
             print(made.line, flush=True)
-        verb = made.token.role if made.token.role in (Role.STAGE_SERVER, Role.RELAY) else "login"
-        shell.say(f"good for {duration(_seconds(ttl))}; on the other machine: swarm {verb} --join LINE")
+        command = _joining(Role(made.token.role), made.line)
+        shell.say(f"good for {duration(_seconds(ttl))}; on the other machine: {command}")
         return 0
     with dial(shell) as scheduler:
         tokens = [scheduler.revoke_token(_given(id, "ID"))] if action == "revoke" else scheduler.tokens()
@@ -136,7 +140,7 @@ def identity(
         shell.data([_member_values(one) for one in members])
     elif action == "revoke":
         one = members[0]
-        shell.say(f"{one.role} {one.name} is out; its certificate is refused from now on, its work is done by others")
+        shell.say(f"{one.role} {one.name} is out; its certificate is refused from now on{_after(one.role)}")
     else:
         shell.out.print(_member_table(members))
     return 0
@@ -149,6 +153,22 @@ def _release(shell: Shell, name: str) -> int:
         shell.data({"name": freed})
     shell.say(f"stage server {freed} is given stages again; nothing is held against it any more")
     return 0
+
+
+def _joining(role: Role, line: str) -> str:
+    """What whoever is invited types. Others must reach a stage server and a relay, so these say where they listen."""
+    command, port = f"swarm {verb_of(role)} --join LINE", _LISTENS.get(role)
+    if port is None or is_loopback(line.partition("#")[0].rpartition(":")[0]):
+        return command
+    command += f" --listen THIS_MACHINE:{port}, where THIS_MACHINE is the address at which others reach it"
+    return command if role is Role.RELAY else f"{command} (without one: --via-relay)"
+
+
+def _after(role: str) -> str:
+    """What becomes of the work of a member that was taken out."""
+    if role == Role.STAGE_SERVER:
+        return ", its work is done by others"
+    return ", its jobs go on" if role in PEOPLE else ""
 
 
 def check_proved(shell: Shell) -> None:

@@ -27,12 +27,13 @@ from scheduler.storage.members.projects import Projects
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.messages import CutOff
 from swarm.pki.authority import AWAY_S, LIFE_S
+from swarm.pki.files import write_private
 from swarm.pki.https import Https
 from swarm.pki.identity import RENEW_AT, Identity, Wallet, issue
 from swarm.pki.joining import DEFAULT_JOIN_PORT
 from swarm.pki.names import Principal, Role, scheduler_of
 from swarm.pki.passes import PassKey
-from swarm.pki.profiles import profile_folder
+from swarm.pki.profiles import SCHEDULER_FILE, profile_folder
 from swarm.pki.succession import Succession, SuccessionPhase
 from swarm.process.audit import Audit
 from swarm.process.logs import Logger
@@ -188,6 +189,7 @@ class Gatekeeper:
         try:
             for address in self._addresses:
                 await asyncio.to_thread(identity.save, profile_folder(address))
+                write_private(profile_folder(address) / SCHEDULER_FILE, address.encode())
         except InvalidConfig as error:
             self._log.warning("no profile for the local admin", reason=error.message)
 

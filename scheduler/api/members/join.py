@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
+from types import MappingProxyType
 from typing import Any
 
 from scheduler.storage.members.book import Members
@@ -68,10 +69,11 @@ class JoinEndpoint:
 
     def join(self, body: bytes, address: str) -> dict[str, str]:
         """The answer to a join; BadToken, Refused, RetryElsewhere. Runs on the request's thread."""
-        asked = _asked(body, ("id", "secret", "name", "csr"))
+        asked = _asked(body, ("id", "secret", "name", "csr"), {"verb": ""})
 
         async def work() -> bytes:
-            return await self._members.join(asked["id"], asked["secret"], asked["name"], asked["csr"].encode())
+            csr = asked["csr"].encode()
+            return await self._members.join(asked["id"], asked["secret"], asked["name"], csr, asked["verb"])
 
         return self._ask_loop(self._answer(work, "Join", f"token {asked['id'][:20]}", asked["name"], address))
 
@@ -120,10 +122,11 @@ class JoinEndpoint:
             raise RetryElsewhere("the scheduler is busy", hint="try again") from None
 
 
-def _asked(body: bytes, keys: Sequence[str]) -> dict[str, str]:
+def _asked(body: bytes, keys: Sequence[str], others: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """The values of `keys`, and of `others` where they are not given; Refused."""
     try:
-        asked = json.loads(body)
-        wanted = {key: asked[key] for key in keys}
+        asked = {**others, **json.loads(body)}
+        wanted = {key: asked[key] for key in (*keys, *others)}
     except (ValueError, KeyError, TypeError, RecursionError):
         wanted = {}
     if not wanted or not all(isinstance(value, str) and value.isascii() for value in wanted.values()):

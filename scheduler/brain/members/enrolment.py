@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from swarm.errors import BadToken, CertificateEnded, Revoked
-from swarm.pki.names import Principal, Role, check_name
+from swarm.pki.names import Principal, Role, check_name, verb_of
 from swarm.text import duration
 from swarm.types import DEFAULT_PROJECT
 
@@ -66,13 +66,22 @@ class Grant:
     spent: Token | None  # the token with one use less; None: this key has joined with it, and asks again
 
 
-def grant_join(token: Token | None, book: Book, name: str, fingerprint: str, now_unix_s: float) -> Grant:
+def grant_join(
+    token: Token | None, book: Book, name: str, fingerprint: str, now_unix_s: float, verb: str = ""
+) -> Grant:
     """The grant for a joiner with this key and this token's secret; None: no token has this secret.
+
+    `verb` is the command of `swarm` that joins; "": an older one, which does not say it.
 
     The same key may ask again while the token lives, as its answer may have been lost. BadToken, Revoked, UsageError.
     """
     if token is None or now_unix_s >= token.expires_unix_s:
         raise _bad_token()
+    if verb and verb != (meant := verb_of(token.role)):
+        raise BadToken(
+            f"this line is for swarm {meant} ({token.role}), not for swarm {verb}",
+            hint=f"it is not used up: swarm {meant} --join LINE",
+        )
     name = check_name(name or (token.names if "*" not in token.names else ""))
     joined: dict[str, str] = json.loads(token.joined_json)
     known = book.get((token.role, name))

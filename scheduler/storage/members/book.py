@@ -198,14 +198,14 @@ class Members:
             member = grant_return(known, principal, fingerprint.hex(), now_unix_s, self.life_s, self._grace_s)
             return await self._certify(key, member)
 
-    async def join(self, id: str, secret: str, name: str, csr_pem: bytes) -> bytes:
-        """A certificate for the holder of a token; BadToken for others."""
+    async def join(self, id: str, secret: str, name: str, csr_pem: bytes, verb: str = "") -> bytes:
+        """A certificate for the holder of a token; BadToken for others, and for a token of another verb of `swarm`."""
         key = keys.requested_key(csr_pem)
         async with self._changing:
             token = self._tokens.get(id)
             is_right = hmac.compare_digest(secret_hash(secret), token.secret_hash if token else "0" * 64)
-            fingerprint = keys.fingerprint(key).hex()
-            granted = grant_join(token if is_right else None, self._members, name, fingerprint, self._wall_s())
+            fingerprint, now_unix_s = keys.fingerprint(key).hex(), self._wall_s()
+            granted = grant_join(token if is_right else None, self._members, name, fingerprint, now_unix_s, verb)
             if granted.spent is not None:
                 # The use is spent before the certificate exists: if the database fails now, ask again.
                 await self._put_token(granted.spent, token)

@@ -118,3 +118,17 @@ async def test_a_person_who_was_away_for_a_week_goes_on_without_a_token(
     monkeypatch.setattr(joining, "DEFAULT_JOIN_PORT", 1)
     with pytest.raises(SchedulerUnreachable, match=r"no scheduler answers at 127.0.0.1:1"):
         await asyncio.to_thread(identity_for, shell)
+
+
+def test_who_names_a_scheduler_that_does_not_answer_is_told_of_those_that_he_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined = ["127.0.0.1:1", "10.77.0.1:7950", "10.77.0.2:7950"]
+    monkeypatch.setattr(connection, "memberships", lambda: joined)
+    with pytest.raises(SchedulerUnreachable) as caught:
+        identity_for(Shell(scheduler="127.0.0.1:1"))
+    assert "--scheduler 10.77.0.1:7950 or --scheduler 10.77.0.2:7950" in caught.value.hint
+    joined.clear()
+    with pytest.raises(SchedulerUnreachable) as caught:
+        identity_for(Shell(scheduler="127.0.0.1:1"))
+    assert "--scheduler HOST:PORT" in caught.value.hint

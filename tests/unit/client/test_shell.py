@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from client.shell import Shell
+from client.shell import DEFAULT_SCHEDULER, Shell
 from swarm.errors import CorruptFrame
 
 
@@ -25,3 +27,35 @@ def test_what_a_scheduler_sends_is_told_in_json_or_as_its_fault() -> None:
 def test_words_of_others_in_an_error_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     Shell().error(CorruptFrame("first\x1b[2J\nsecond\u202e[red]", hint="\x07again"))
     assert capsys.readouterr().err == "error[E1202]: first [2J\nsecond [red]\nhint:  again\n"
+
+
+@pytest.mark.parametrize(
+    ("joined", "given", "used"),
+    [
+        (["10.77.0.1:7950"], {}, "10.77.0.1:7950"),
+        (["10.77.0.1:7950", "10.77.0.2:7950"], {}, DEFAULT_SCHEDULER),
+        ([], {}, DEFAULT_SCHEDULER),
+        (["10.77.0.1:7950"], {"scheduler": "far:7950"}, "far:7950"),
+        (["10.77.0.1:7950"], {"insecure": True}, DEFAULT_SCHEDULER),
+    ],
+    ids=["the only one", "one of two", "none", "another is named", "plaintext"],
+)
+def test_the_scheduler_of_whoever_joined_one_swarm_is_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, joined: list[str], given: dict[str, object], used: str
+) -> None:
+    """After `swarm login`, `swarm ls` said that no scheduler answers at 127.0.0.1:7950, and to start one."""
+    monkeypatch.setattr("swarm.pki.profiles.memberships", lambda: joined)
+    shell = Shell(config=str(tmp_path / "none.toml"))
+    shell.take(**given)
+    shell.settle()
+    assert shell.scheduler == used
+
+
+def test_a_scheduler_of_the_users_config_file_wins_over_a_membership(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("swarm.pki.profiles.memberships", lambda: ["10.77.0.1:7950"])
+    (tmp_path / "config.toml").write_text('[profile.default]\nscheduler = "lab:7950"\n')
+    shell = Shell(config=str(tmp_path / "config.toml"))
+    shell.settle()
+    assert shell.scheduler == "lab:7950"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +73,19 @@ def test_whoever_hangs_up_while_the_scheduler_is_awaited_ends_nothing(monkeypatc
         with socket.create_connection(("127.0.0.1", port), timeout=10.0) as scheduler:
             assert scheduler.recv(16) == word[:16]
     assert faults == []
+
+
+def test_a_port_that_a_process_of_a_swarm_has_is_known_as_its(tmp_path: Path) -> None:
+    """In a swarm that was well the doctor warned of port 9464, which its own scheduler had."""
+    (tmp_path / "scheduler.py").write_text(
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+    )
+    command = [sys.executable, "-m", "scheduler"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        assert probes._holder(port) == "swarm scheduler"
+        process.stdin.close()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert probes._holder(other.getsockname()[1]) == ""

@@ -7,6 +7,7 @@ import pytest
 from client.doctor import rules
 from client.doctor.rules import GIB, Finding, Grade
 from client.records import Job, Link, Peer
+from swarm.errors import NotAdmitted, SchedulerUnreachable
 
 TORCH = {"version": "2.13.0", "cuda": [], "mps": False, "threads": 2}
 CASES = [
@@ -22,6 +23,9 @@ CASES = [
     (rules.device(TORCH | {"cuda": ["H200"]}, ["H200 (driver 570)"], True), "ok"),
     (rules.port(7951, "the first stage server", ""), "ok"),
     (rules.port(7951, "the first stage server", "Address already in use"), "warning"),
+    (rules.port(9464, "the metrics", "Address already in use", "swarm scheduler"), "ok"),
+    (rules.not_asked(NotAdmitted("no certificate")), "failed"),
+    (rules.not_asked(SchedulerUnreachable("nobody answers", hint="start one")), "failed"),
     (rules.clock(-1.5, 0.01), "ok"),
     (rules.clock(-30.0, 0.01), "warning"),
     (rules.clock(90.0, 0.01), "failed"),
@@ -66,3 +70,15 @@ def test_a_slow_link_is_named_with_what_takes_long_and_what_helps() -> None:
     own = rules.bandwidth(125_000.0, 125e6)
     assert own.text.startswith("1.0 Mbit/s to the scheduler")
     assert "8 MiB take" in own.hint
+
+
+def test_a_relay_is_no_stage_server_that_idles() -> None:
+    """In a swarm of two stage servers and a relay the doctor said that 2 of 3 are idle or at work."""
+    seen = [Peer(id="a", state="idle"), Peer(id="b", state="serving"), Peer(id="r", state="relay")]
+    assert rules.peers(seen)[0].text == "2 of 2 are idle or at work"
+    assert rules.peers([seen[2]])[0].text == "there are none"
+
+
+def test_whoever_has_not_joined_is_told_that_the_doctor_asks_as_a_person() -> None:
+    assert "--role viewer" in rules.not_asked(NotAdmitted("no certificate", hint="join first")).hint
+    assert rules.not_asked(SchedulerUnreachable("nobody answers", hint="start one")).hint == "start one"

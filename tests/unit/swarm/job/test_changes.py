@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from scheduler.storage.checkpoints.catalog import job_and_step
 from swarm.errors import InvalidConfig, UsageError
-from swarm.job.changes import changed_values, check_changes, check_leases, check_state, check_steps
+from swarm.job.changes import changed_spec, changed_values, check_changes, check_leases, check_state, check_steps
 from swarm.job.islands import courses
-from swarm.job.overrides import apply_overrides
+from swarm.job.overrides import apply_overrides, put_value
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from tests.support.simulated import small_spec
@@ -177,3 +178,35 @@ def test_a_start_is_a_job_and_a_step(text: str) -> None:
     assert job_and_step("demo:latest") == ("demo", "latest")
     with pytest.raises(InvalidConfig, match="JOB:STEP"):
         job_and_step(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("model.family", "gpt2"), ("model.config.n_layer", 2), ("model.config.hidden_sise", 64)]
+)
+def test_a_change_of_the_model_is_told_as_that_and_not_as_an_unknown_key(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    """`resume --set model.family=gpt2` said: unknown key model.config.intermediate_size, and listed 18 others."""
+    before = resolved(tmp_path)
+    after = put(before, key, value)
+    with pytest.raises(InvalidConfig, match=f"{key} cannot change .* when a job goes on: the weights are"):
+        changed_spec(before, after, "--set")
+
+
+def test_other_changes_are_told_as_they_are(tmp_path: Path) -> None:
+    before = resolved(tmp_path)
+    with pytest.raises(InvalidConfig, match=r"unknown key training\.stepps"):
+        changed_spec(before, put(before, "training.stepps", 5), "--set")
+    same = put(before, "model.config.hidden_size", before["model"]["config"]["hidden_size"])
+    assert changed_spec(before, put(same, "training.steps", 50), "--set").training.steps == 50
+
+
+def resolved(folder: Path) -> dict[str, Any]:
+    values = resolve(small_spec(folder / "a.txt", pipeline__stages=2), vocabulary_size=257, stages_if_auto=2)
+    return values.model_dump(mode="json")
+
+
+def put(values: dict[str, Any], key: str, value: object) -> dict[str, Any]:
+    changed = deepcopy(values)
+    put_value(changed, key, value)
+    return changed

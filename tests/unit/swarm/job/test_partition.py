@@ -191,7 +191,7 @@ def test_what_was_chosen_is_said_in_one_line() -> None:
     training = {"global_batch_sequences": 64, "microbatch_sequences": 4, "warmup_steps": 5}
     said = shape_text(resolved(job(training=training), stages=2))
     assert said.startswith("2 stages of 4 + 4 layers; 2 of 16 microbatches overlap the step before"), said
-    assert said.endswith("after 5 steps without"), said
+    assert said.endswith("; the first 5 steps do not overlap"), said
     islands = {"islands": {"count": 2}, "averaging": {"mode": "diloco"}, "pipeline": {"overlap": "all"}}
     assert "; 16 of 16 microbatches overlap" in shape_text(resolved(job(training=training, **islands), stages=2))
     for shares in ("equal", "speed"):

@@ -133,8 +133,11 @@ async def test_a_profile_that_is_written_a_little_later_is_found(
 async def test_a_token_for_a_person_makes_no_stage_server(tmp_path: Path, role: Role) -> None:
     async with scheduler_side(tmp_path / "data") as side:
         enrolment, wallet = enrolling(tmp_path)
-        with pytest.raises(NotAdmitted, match=f"the token is for {role} gpu-1, not for stage server gpu-1"):
-            await enrolment.join(await side.token(role))
+        line = await side.token(role)
+        with pytest.raises(NotAdmitted, match=rf"this line is for swarm login \({role}\), not for swarm stage-server"):
+            await enrolment.join(line)
+        joined = await asyncio.to_thread(joining.join, line, "ann", Application("ann"), verb="login")
+        assert joined.identity.principal.role is role
         assert wallet.identity is None
         assert enrolling(tmp_path)[1].identity is None
 

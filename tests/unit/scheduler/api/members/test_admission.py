@@ -74,7 +74,7 @@ async def test_a_first_start_makes_a_swarm_whose_admin_types_nothing(tmp_path: P
         made = await asyncio.to_thread(vouched, side.address, admin, Role.VIEWER, "ann", 10.0)
     folders = [tmp_path / "data/pki", tmp_path / "data/pki/metrics", profile_folder(side.address)]
     files = [path for folder in folders for path in folder.iterdir() if path.is_file()]
-    assert len(files) == 9
+    assert len(files) == 10
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
     async with scheduler_side(tmp_path / "data") as side:

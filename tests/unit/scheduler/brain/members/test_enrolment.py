@@ -62,6 +62,20 @@ def test_nobody_else_joins(case: str) -> None:
         asked(**words)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("role", "verb", "other"),
+    [(Role.RELAY, "relay", "login"), (GPU, "stage-server", "relay"), (Role.VIEWER, "login", "stage-server")],
+)
+def test_a_line_for_another_command_is_refused_and_not_used_up(role: Role, verb: str, other: str) -> None:
+    """`swarm login` with a relay's line used it up, and wrote a relay's key where the person's belongs."""
+    token = replace(TOKEN, role=role)
+    with pytest.raises(BadToken, match=rf"this line is for swarm {verb} \({role}\), not for swarm {other}") as caught:
+        grant_join(token, {}, "gpu-1", KEY, NOW_S, other)
+    assert f"swarm {verb} --join LINE" in caught.value.hint
+    for said in (verb, ""):  # an older program does not say it
+        assert grant_join(token, {}, "gpu-1", KEY, NOW_S, said).spent is not None
+
+
 def test_a_token_for_one_name_gives_it_to_whoever_says_none() -> None:
     assert asked(replace(TOKEN, names="gpu-7"), name="").member.name == "gpu-7"
 
