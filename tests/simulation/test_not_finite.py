@@ -37,10 +37,10 @@ def train(
     spec = small_spec(write_text(folder), training__steps=4, pipeline__stages=1, checkpoint__every_steps=0, **keys)
     tokens, real = Tokens.make(folder, spec), JobDriver.on_event
 
-    def poison(driver: JobDriver, peer: Any, event: Any) -> None:
+    def poison(driver: JobDriver, peer: Any, event: Any, *room: int) -> None:
         if isinstance(event, Accumulated) and poisoned(event.microbatch.step):
             event = replace(event, finite=False)
-        real(driver, peer, event)
+        real(driver, peer, event, *room)
 
     monkeypatch.setattr(JobDriver, "on_event", poison)
     ends: list[tuple[JobState, str, list[bool]]] = []
@@ -85,7 +85,10 @@ def test_too_many_steps_in_a_row_that_are_not_finite_fail_the_job(
     most = {"limits__nonfinite_steps_max": 3}
     state, reason, skipped = train(tmp_path, lambda step: True, monkeypatch, restart=restart, **most)
     assert (state, skipped) == (JobState.FAILED, [True] * 2)
-    assert reason == "the gradients of 3 steps in a row were not finite (step 2 was the last of them)"
+    assert (
+        reason
+        == "the gradients of 3 steps in a row were not finite (step 2 was the last of them); 2 steps are lost: no checkpoint"
+    )
 
 
 def test_a_job_that_skipped_some_steps_succeeds_and_counts_them(

@@ -170,6 +170,9 @@ class Context:
     def details(self) -> str:
         return self.answered
 
+    async def send_initial_metadata(self, metadata: object) -> None:
+        """It leaves before anything is read."""
+
     async def write(self, message: bytes) -> None:
         await asyncio.Event().wait()
 
