@@ -61,6 +61,11 @@ def database() -> bytes:
     return connection.serialize()
 
 
+def named(value: object) -> str | None:
+    """No bytes in the name of a test: what packs them may write the time into them, and workers must agree on names."""
+    return "bytes" if isinstance(value, bytes) else None
+
+
 def texts_of(source: object, **values: Any) -> list[str]:
     section = DataSection.model_validate({"source": str(source), **values})
     return [piece.text for found in find_sources(section) for piece in read_texts(found, section)]
@@ -93,6 +98,7 @@ def texts_of(source: object, **values: Any) -> list[str]:
         ("a.txt", b"a\0b", {"format": "text"}, ["a\0b"]),
         ("a.data", parquet(), {"format": "parquet"}, TEXTS),
     ],
+    ids=named,
 )
 def test_a_file_is_read_as_what_it_is(
     tmp_path: Path, name: str, content: bytes, values: dict[str, str], texts: list[str]
@@ -137,6 +143,7 @@ def test_a_file_is_read_as_what_it_is(
         ),
         ("a.jsonl", LINES.decode().encode("utf-16-le"), r"is binary \(it holds bytes of 0\), not text", "UTF-8"),
     ],
+    ids=named,
 )
 def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes, message: str, hint: str) -> None:
     (tmp_path / name).write_bytes(content)
@@ -153,6 +160,7 @@ def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes, mes
         (b"\x28\xb5\x2f\xfd\x04\xa9" + bytes(20), "2.2 GiB"),
         (b"\x28\xb5\x2f\xfd\xa0" + (200 << 20).to_bytes(4, "little") + bytes(20), "200.0 MiB"),  # a single segment
     ],
+    ids=named,
 )
 def test_a_window_that_the_library_does_not_unpack_is_named(tmp_path: Path, head: bytes, size_text: str) -> None:
     path = tmp_path / "a.jsonl.zst"
