@@ -75,7 +75,8 @@ def test_a_job_whose_steps_were_all_not_finite_has_failed(
 ) -> None:
     state, reason, skipped = train(tmp_path, lambda step: True, monkeypatch, restart=restart)
     assert (state, skipped) == (JobState.FAILED, [True] * 3)
-    assert reason == "the gradients of all 4 steps were not finite: no weight was ever changed"
+    why = "the gradients of all 4 steps were not finite: no weight was ever changed"
+    assert reason == f"{why}; 3 steps are lost: no checkpoint"
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -85,10 +86,8 @@ def test_too_many_steps_in_a_row_that_are_not_finite_fail_the_job(
     most = {"limits__nonfinite_steps_max": 3}
     state, reason, skipped = train(tmp_path, lambda step: True, monkeypatch, restart=restart, **most)
     assert (state, skipped) == (JobState.FAILED, [True] * 2)
-    assert (
-        reason
-        == "the gradients of 3 steps in a row were not finite (step 2 was the last of them); 2 steps are lost: no checkpoint"
-    )
+    why = "the gradients of 3 steps in a row were not finite (step 2 was the last of them)"
+    assert reason == f"{why}; 2 steps are lost: no checkpoint"
 
 
 def test_a_job_that_skipped_some_steps_succeeds_and_counts_them(
