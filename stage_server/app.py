@@ -40,6 +40,7 @@ from swarm.mqtt.discovery import find_scheduler
 from swarm.pki.https import Https
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
+from swarm.process.cores import cores
 from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import Farewell, lock_first, say_ready
 from swarm.process.logs import Logger, configure, get_logger
@@ -75,7 +76,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
     if memory_bytes > free:
         log = get_logger("stage-server")
         log.warning("--max-memory is more than is free now", max_memory=size(memory_bytes), free=size(free))
-    threads = options.threads or torch.get_num_threads()  # all cores that are ours, or OMP_NUM_THREADS
+    threads = options.threads or min(torch.get_num_threads(), cores())  # torch knows OMP_NUM_THREADS, and no quota
     product = metadata.version("swarm-stages")
     metrics = StageServerMetrics(product, PROTOCOL_VERSION)
     loop = asyncio.get_running_loop()

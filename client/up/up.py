@@ -40,6 +40,7 @@ from swarm.limits import ISLANDS_IN_SWARM_MAX
 from swarm.mqtt.broker import local_broker
 from swarm.pki.names import scheduler_of
 from swarm.pki.profiles import ENVIRONMENT, profiles_folder
+from swarm.process.cores import cores
 from swarm.process.lifecycle import check_listen, lock_folder
 from swarm.rpc.channel import connect
 from swarm.text import counted
@@ -339,11 +340,10 @@ async def _start(
 
 
 def _stage_server_flags(device: str, count: int, folder: Path, host: str) -> list[str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [
         *("--listen", f"{host}:0"),
         *("--http-port", "0"),
-        *("--threads", str(max(1, cores // count))),
+        *("--threads", str(max(1, cores() // count))),
         *("--device", device),
         # All start at once and see the same free memory: each may have its share.
         *("--max-memory", f"{90 / count:.2f}%"),
