@@ -135,6 +135,14 @@ def test_an_impossible_model_is_refused_with_its_field(config: dict[str, Any], w
         resolved(job(config))
 
 
+def test_only_learned_positions_limit_the_length_of_sequences() -> None:
+    """Rotary positions go on beyond max_position_embeddings, and were refused there."""
+    assert resolved(job({"max_position_embeddings": 16})).model.config["max_position_embeddings"] == 16
+    learned = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 16}
+    with pytest.raises(InvalidConfig, match=r"less than data\.sequence_length"):
+        resolved(job(model={"family": "gpt2", "config": learned}))
+
+
 def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
     with pytest.raises(InvalidConfig) as caught:
         resolved(job({"hiden_size": 64}))
