@@ -157,7 +157,13 @@ async def _greets(port: int) -> bool:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
+        try:
+            probe.bind((HOST, 0))
+        except OSError as error:
+            raise InvalidConfig(
+                f"this machine has no {HOST}: {error.strerror}",
+                hint=f"add it (ip address add {HOST}/8 dev lo), or run swarm scheduler with --broker none",
+            ) from None
         return int(probe.getsockname()[1])
 
 
