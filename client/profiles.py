@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import InvalidConfig
-from swarm.home import NoHome, known_config_folder
+from swarm.errors import InvalidConfig, NoHome
+from swarm.home import known_config_folder
 
 DEFAULT = "default"
 KEYS: Mapping[str, tuple[type, ...]] = {

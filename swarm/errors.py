@@ -55,6 +55,12 @@ class InvalidConfig(SwarmError):
     exit_code = 3
 
 
+class NoHome(InvalidConfig):
+    """The user has no home folder, or none that can be written, and nothing names another place."""
+
+    code = "E0304"
+
+
 class InvalidData(InvalidConfig):
     """The training data is missing, unreadable, too short or does not fit the model."""
 

@@ -13,11 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
-from swarm.errors import InvalidConfig
-
-
-class NoHome(InvalidConfig):
-    """The user has no home folder, or none that can be written, and nothing names another place."""
+from swarm.errors import NoHome
 
 
 def data_folder() -> Path:

@@ -26,8 +26,8 @@ from client.doctor import rules
 from client.doctor.rules import Finding
 from client.records import Peer
 from client.shell import product
-from swarm.errors import InvalidConfig, SwarmError
-from swarm.home import NoHome, data_folder
+from swarm.errors import InvalidConfig, NoHome, SwarmError
+from swarm.home import data_folder
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt.endpoint import parse_url
 from swarm.pki.identity import Identity

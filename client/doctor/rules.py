@@ -9,8 +9,7 @@ from math import inf
 from typing import Any
 
 from client.records import Job, Peer
-from swarm.errors import NotAdmitted, SwarmError
-from swarm.home import NoHome
+from swarm.errors import NoHome, NotAdmitted, SwarmError
 from swarm.text import bandwidth as spoken_rate
 from swarm.text import counted, listed, size, spoken_duration
 from swarm.types import JobState, PeerState

@@ -33,8 +33,8 @@ from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
 from client.up.open_jobs import go_on, going_on, left_open, saving_jobs
 from client.verbs.submit import check_job
 from swarm.checkpoint.storage import local_folder
-from swarm.errors import DeadlinePassed, InvalidConfig, UsageError
-from swarm.home import NoHome, check_writable, data_folder
+from swarm.errors import DeadlinePassed, InvalidConfig, NoHome, UsageError
+from swarm.home import check_writable, data_folder
 from swarm.job.spec import JobSpec
 from swarm.limits import ISLANDS_IN_SWARM_MAX
 from swarm.mqtt.broker import local_broker

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import torch
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from stage_server.replica.averaging.leftovers import Coded
 from swarm.errors import RetryElsewhere
 from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model import codec
+from swarm.model.runtime import to_host
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.rpc.links.peers import Moved, PeerLinks
 from swarm.types import Direction, EvaluationBatch, Microbatch
@@ -55,17 +56,24 @@ class Letter:
 
 
 def pack(tensor: Tensor, codec_name: str) -> Packed:
-    """Encode a tensor for the wire; call it on the compute thread."""
-    payload, dtype, shape = codec.encode(tensor, codec_name)
-    return Packed(payload, dtype, shape, codec_name, bool(codec.overflows(tensor, codec_name)))
+    """Encode a tensor for the wire; call it on the compute thread. The host waits once."""
+    (encoded,) = to_host(encode(tensor, codec_name))
+    return pack_encoded(encoded, tuple(tensor.shape), codec_name)
 
 
-def pack_encoded(
-    payload: Tensor, shape: tuple[int, ...], codec_name: str, overflows: Sequence[Tensor | None] = ()
-) -> Packed:
-    """A tensor of `shape` that was encoded on its device and brought to the CPU; `overflows` as in the codec."""
-    is_beyond = any(map(bool, overflows))
-    return Packed(codec.readable(payload), codec.dtype_of(codec_name), shape, codec_name, is_beyond)
+def encode(tensor: Tensor, codec_name: str) -> Tensor:
+    """The payload where the tensor lies, for `pack_encoded`. If the codec can make values infinite, one byte more says
+    whether it did, so that the host need not wait for that alone."""
+    payload, overflows = codec.encode_there(tensor, codec_name), codec.overflows(tensor, codec_name)
+    return payload if overflows is None else torch.cat([payload, overflows.view(1).to(torch.uint8)])
+
+
+def pack_encoded(encoded: Tensor, shape: tuple[int, ...], codec_name: str) -> Packed:
+    """A tensor of `shape` that `encode` made, on the CPU now."""
+    dtype = codec.dtype_of(codec_name)
+    payload = encoded[: codec.encoded_bytes(dtype, shape, codec_name)]
+    is_beyond = payload.numel() < encoded.numel() and bool(encoded[-1])
+    return Packed(codec.readable(payload), dtype, shape, codec_name, is_beyond)
 
 
 def boundary(me: ReplicaId, microbatch: Microbatch, direction: Direction, attempt: int, packed: Packed) -> Letter:

@@ -36,7 +36,7 @@ from stage_server.replica.averaging.rounds import RoundRunner, expected_set
 from stage_server.replica.checker import Checker
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
-from stage_server.replica.packing import Letter, Packed, boundary, pack, pack_encoded, question
+from stage_server.replica.packing import Letter, Packed, boundary, encode, pack, pack_encoded, question
 from stage_server.replica.reports import Reports
 from stage_server.state.donor import Donor
 from stage_server.state.saving import Saving
@@ -439,15 +439,11 @@ class Replica:
         codec_name = self._codec_for(microbatch, Direction.BACKWARD)
 
         def backward() -> Made:
-            g, overflows = self._received(sent, microbatch, Direction.BACKWARD), list[Tensor | None]()
-
-            def encode(dx: Tensor) -> Tensor:
-                overflows.append(codec.overflows(dx, codec_name))
-                return codec.encode_there(dx, codec_name)
-
-            encoded, finite = self._stage.backward(microbatch, g, accumulate=work.accumulate, encode=encode)
-            shape = self._stage.boundary_shape()
-            packed = None if encoded is None else pack_encoded(encoded, shape, codec_name, overflows)
+            g = self._received(sent, microbatch, Direction.BACKWARD)
+            encoded, finite = self._stage.backward(
+                microbatch, g, accumulate=work.accumulate, encode=lambda dx: encode(dx, codec_name)
+            )
+            packed = None if encoded is None else pack_encoded(encoded, self._stage.boundary_shape(), codec_name)
             return packed, finite, self._commitments.digest(None if packed is None else packed.payload)
 
         return self._device.timed(backward)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from swarm.home import NoHome, known_config_folder
+from swarm.errors import NoHome
+from swarm.home import known_config_folder
 from swarm.pki.identity import Identity
 from swarm.text import is_address
 

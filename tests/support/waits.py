@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stage_server.replica.packing import pack
+from stage_server.replica.packing import encode, pack
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model import codec, exact_sums, optimizers
@@ -120,7 +120,7 @@ def _microbatch(far: Far, stage: Stage, codec_name: str = "none") -> list[str]:
     if y is not None:
         pack(y, codec_name)
     g = None if y is None else _there(_boundary(stage, 2), codec_name)
-    _, finite = stage.backward(MICROBATCH, g, encode=lambda dx: codec.encode_there(dx, codec_name))
+    _, finite = stage.backward(MICROBATCH, g, encode=lambda dx: encode(dx, codec_name))
     assert finite
     return far.taken()
 

@@ -15,7 +15,8 @@ from client.completion import jobs
 from client.profiles import find_profile
 from client.shell import Shell
 from client.up.up import _show_profiles
-from swarm.home import NoHome, check_writable, data_folder, known_config_folder
+from swarm.errors import NoHome
+from swarm.home import check_writable, data_folder, known_config_folder
 from swarm.pki.profiles import profile_folder
 
 ROOT = Path(__file__).parents[3]
@@ -121,7 +122,7 @@ def test_no_program_fails_without_words_where_there_is_no_home_folder(words: lis
         text=True,
     )
     needs_none = words[0] == "train-local"
-    assert ("error[E0300]: no home folder" in done.stderr) != needs_none, done.stderr
+    assert ("error[E0304]: no home folder" in done.stderr) != needs_none, done.stderr
     assert ("hint: set HOME, or SWARM_PROFILES and --data-dir" in done.stderr) != needs_none
     assert "E0000" not in done.stderr
     assert "Traceback" not in done.stderr
