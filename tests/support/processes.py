@@ -120,6 +120,9 @@ def _run(arguments: list[str], stdout: Connection, log: Path | None, environ: di
         with log.open("a") as err:
             os.dup2(err.fileno(), 2)
     stdout.close()
+    # Made anew, as those of the fork server know what its descriptors were.
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # as long as the process lives
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv = arguments
     if arguments[0].endswith(".py"):
         runpy.run_path(arguments[0], run_name="__main__")
