@@ -23,11 +23,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from client.profiles import DEFAULT, find_profile
 from swarm.errors import CorruptFrame, NotAllowed, SwarmError, UsageError
+from swarm.listening import LOOPBACK
 from swarm.text import as_date, is_address, printable, size
 
 SCHEMA = "swarm.cli/1"
 PROGRESS_LINE_S = 5.0
-DEFAULT_SCHEDULER = "127.0.0.1:7950"
+DEFAULT_SCHEDULER = f"{LOOPBACK}:7950"
 DEFAULT_TIMEOUT_S = 30.0
 
 Advance: TypeAlias = Callable[[int, int | None], None]  # bytes done, of

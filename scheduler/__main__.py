@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swarm.listening import LOOPBACK
 from swarm.process.startup import quiet_start
 
 with quiet_start():
@@ -34,11 +35,11 @@ cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def scheduler(
     listen: Annotated[
         str, typer.Option(help="HOST:PORT for clients and stage servers; port 0 = any.")
-    ] = "127.0.0.1:7950",
+    ] = f"{LOOPBACK}:7950",
     announce: Annotated[
         str, typer.Option(help="HOST:PORT at which others reach the scheduler.", show_default="where it listens")
     ] = "",
-    http_host: HttpHost = "127.0.0.1",
+    http_host: HttpHost = LOOPBACK,
     http_port: Annotated[str, typer.Option(help="Port of /metrics and /healthz; 0 = any, none = off.")] = "9464",
     db: Annotated[
         str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swarm.listening import LOOPBACK
 from swarm.process.startup import quiet_start
 
 with quiet_start():
@@ -57,7 +58,7 @@ def stage_server(
     max_memory: Annotated[
         str, typer.Option(metavar="SIZE|PERCENT", help="Memory to use: 20GiB, or a share of what is free now.")
     ] = DEFAULT_SHARE,
-    http_host: lifecycle.HttpHost = "127.0.0.1",
+    http_host: lifecycle.HttpHost = LOOPBACK,
     http_port: Annotated[
         str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
     ] = "9464",

@@ -24,6 +24,7 @@ from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.errors import InvalidConfig, RoleForbids, SchedulerUnreachable, SwarmError
 from swarm.events import Hello
 from swarm.limits import Bucket
+from swarm.listening import LOOPBACK, check_free
 from swarm.messages import PROTOCOL_VERSION
 from swarm.model.runtime import (
     choose_device,
@@ -85,6 +86,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         # Two processes under one identity would push each other out for ever.
         folder, lock = lock_first(options.data_dirs)
         stack.enter_context(lock)
+        check_free(options.listens)
         peer = PeerId(own_name(folder))
         wallet = Wallet()
         enrolment: Enrolment | None = None
@@ -182,8 +184,8 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         listener: RelayListener | None = None
         if options.via_relay:
-            host = (options.listen or "127.0.0.1:0").rpartition(":")[0]
-            own = f"{'127.0.0.1' if is_wildcard(host) else host}:{port}"
+            host = options.listens.rpartition(":")[0]
+            own = f"{LOOPBACK if is_wildcard(host) else host}:{port}"
             listener = RelayListener(paths, peer, own, wallet, get_logger("stage-server"))
         ports = ServerPorts(
             device,
@@ -302,7 +304,7 @@ def _bind_free(server: grpc.aio.Server, wallet: Wallet | None) -> int:
     """The default port, or the next free one: several stage servers share a machine."""
     for port in range(7951, 7951 + PORTS_TRIED_MAX):
         try:
-            return bind(server, f"127.0.0.1:{port}", wallet)
+            return bind(server, f"{LOOPBACK}:{port}", wallet)
         except InvalidConfig:
             continue
-    return bind(server, "127.0.0.1:0", wallet)
+    return bind(server, f"{LOOPBACK}:0", wallet)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.errors import InvalidConfig, UsageError
+from swarm.listening import LOOPBACK
 from swarm.pki.tokens import JoinLine
 from swarm.process.lifecycle import check_announce, check_listen, own_addresses
 from swarm.process.logs import LogFormat
@@ -87,14 +88,19 @@ class StageServerOptions:
     proxy: str = ""  # an HTTP proxy on the way to all hosts but the own
 
     @property
+    def listens(self) -> str:
+        """HOST:PORT where it listens; port 0: any."""
+        return self.listen or f"{LOOPBACK}:0"
+
+    @property
     def is_alone(self) -> bool:
         """Whether only this machine can reach it. Tensors then travel in plaintext, because that is faster."""
-        hosts = [address.rpartition(":")[0] for address in (self.listen or "127.0.0.1:0", self.announce) if address]
+        hosts = [address.rpartition(":")[0] for address in (self.listens, self.announce) if address]
         return not self.via_relay and all(map(is_loopback, hosts))
 
     def address(self, port: int) -> str:
         """The address at which others dial this server, given its own port; empty: through relays alone."""
-        host = (self.listen or "127.0.0.1:0").rpartition(":")[0]
+        host = self.listens.rpartition(":")[0]
         if self.via_relay and not self.announce and (is_loopback(host) or is_wildcard(host)):
             return ""
         return self.announce or f"{host}:{port}"
@@ -135,6 +141,6 @@ class StageServerOptions:
             raise UsageError(f'--proxy is HOST:PORT, not "{self.proxy}"', hint="--proxy 127.0.0.1:3128")
         if self.via_relay and self.insecure:
             raise UsageError("--via-relay needs certificates", hint="leave out --insecure")
-        check_listen(self.listen or "127.0.0.1:0")
+        check_listen(self.listens)
         if not self.via_relay:
-            check_announce(self.listen or "127.0.0.1:0", self.announce)
+            check_announce(self.listens, self.announce)

@@ -28,6 +28,7 @@ from client.records import Peer
 from client.shell import product
 from swarm.errors import InvalidConfig, NoHome, SwarmError
 from swarm.home import data_folder
+from swarm.listening import LOOPBACK, bind_fault
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt.endpoint import parse_url
 from swarm.pki.identity import Identity
@@ -210,13 +211,8 @@ def _dial_fault(address: str) -> str:
 
 
 def _listen_fault(port: int) -> str:
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind(("127.0.0.1", port))
-        except OSError as error:
-            return error.strerror or str(error)
-    return ""
+    fault = bind_fault(LOOPBACK, port)
+    return "" if fault is None else fault.strerror or str(fault)
 
 
 def _holder(port: int) -> str:

@@ -33,6 +33,7 @@ from client.shell import Shell
 from client.up.fleet import END_S_MAX, POLL_S, START_S_MAX, TAIL_LINES, how_it_ended, ready_line
 from client.up.revival import Revival
 from swarm.errors import DeadlinePassed, IncompatibleVersion, InvalidConfig, ProcessEnded, SwarmError, UsageError
+from swarm.listening import LOOPBACK
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.names import Role
 from swarm.process.children import dying_with_parent, end
@@ -41,7 +42,6 @@ from swarm.text import counted, duration, is_address, is_loopback, is_wildcard
 from swarm.wire import members_pb2 as pb
 
 PRODUCT = "swarm-stages"
-LOOPBACK = "127.0.0.1"
 PROBE_S_MAX = 5.0
 FOLDER_PREFIX = "swarm-ray-"
 TOKEN_S = 900.0
@@ -227,7 +227,7 @@ def _no_cluster(address: str) -> InvalidConfig:
 
 
 def _own_addresses() -> set[str]:
-    return {entry.address for entries in psutil.net_if_addrs().values() for entry in entries} | {LOOPBACK}
+    return {entry.address for entries in psutil.net_if_addrs().values() for entry in entries} | {LOOPBACK.strip("[]")}
 
 
 def _address_towards(node: str) -> str:

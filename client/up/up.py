@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -33,10 +32,11 @@ from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
 from client.up.open_jobs import go_on, going_on, left_open, saving_jobs
 from client.verbs.submit import check_job
 from swarm.checkpoint.storage import local_folder
-from swarm.errors import DeadlinePassed, InvalidConfig, NoHome, UsageError
+from swarm.errors import DeadlinePassed, NoHome, UsageError
 from swarm.home import check_writable, data_folder
 from swarm.job.spec import JobSpec
 from swarm.limits import ISLANDS_IN_SWARM_MAX
+from swarm.listening import LOOPBACK, bind_fault, check_free
 from swarm.mqtt.broker import local_broker
 from swarm.pki.names import scheduler_of
 from swarm.pki.profiles import ENVIRONMENT, profiles_folder
@@ -48,7 +48,6 @@ from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
-HOST = "127.0.0.1"
 DEFAULT_PORT = int(DEFAULT_SCHEDULER.rpartition(":")[2])
 HTTP_PORT = 9464
 SILENT_S = 4.0  # a start that takes longer says how far it is
@@ -180,7 +179,7 @@ class UpOptions:
     @property
     def host(self) -> str:
         """Where the scheduler listens."""
-        return HOST if self.cluster is None else self.cluster.listen_host
+        return LOOPBACK if self.cluster is None else self.cluster.listen_host
 
     @property
     def stage_servers(self) -> int:
@@ -231,8 +230,8 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
     asked = [] if options.job is None else _asked_for(options, check_job(options.job, ())[0])
     spec = None if options.job is None else check_job(options.job, asked)[0]
     cluster = options.cluster
-    if options.port and not _is_free(options.port, options.host):
-        raise InvalidConfig(f"port {options.port} is taken", hint="choose another --port; 0 takes any free one")
+    if options.port:
+        check_free(f"{options.host}:{options.port}")
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_data_folder(shell, options.data_dir))
         if not shell.insecure:
@@ -313,8 +312,8 @@ async def _start(
     shared = ["--broker", broker, *(["--allow-chaos"] * options.allow_chaos)]
     port = options.port
     if port is None:
-        port = DEFAULT_PORT if _is_free(DEFAULT_PORT, options.host) else 0
-    http_port = HTTP_PORT if _is_free(HTTP_PORT) else 0
+        port = DEFAULT_PORT if bind_fault(options.host, DEFAULT_PORT) is None else 0
+    http_port = HTTP_PORT if bind_fault(LOOPBACK, HTTP_PORT) is None else 0
     flags = ["--listen", f"{options.host}:{port}", "--http-port", str(http_port)]
     flags += ["--data-dir", str(folder / "scheduler")]
     flags += [flag for root in checkpoint_roots for flag in ("--checkpoint-root", str(root))]
@@ -324,7 +323,7 @@ async def _start(
     servers = []
     for index in range(count if options.cluster is None else 0):
         name, island = f"peer-{index}", index * options.islands // count
-        flags = _stage_server_flags(options.device, count, folder / name, host_of(island) if proxies else HOST)
+        flags = _stage_server_flags(options.device, count, folder / name, host_of(island) if proxies else LOOPBACK)
         if proxies:
             flags += ["--site", f"site-{island}", "--proxy", proxies[island]]
         servers.append(await fleet.start(name, [*programs.stage_server, *shared, *flags]))
@@ -489,14 +488,3 @@ def _show_profiles(shell: Shell, folder: Path) -> None:
     except NoHome as error:
         place = os.environ[ENVIRONMENT] = str(folder / "profiles")
         shell.say(f"{error.message}; your identity is in {place}: in other terminals, export {ENVIRONMENT}={place}")
-
-
-def _is_free(port: int, host: str = HOST) -> bool:
-    """Whether a server of ours could listen at this port."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ended connections do not matter
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError:
-            return False
-    return True

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Literal
 
 from swarm.errors import InvalidConfig, SwarmError
+from swarm.listening import IPV4, IPV6, LOOPBACK
 from swarm.process.children import dying_with_parent, end
 from swarm.process.logs import get_logger
 
-HOST = "127.0.0.1"
 START_S_MAX = 20.0  # importing amqtt on a busy machine takes seconds
 ATTEMPTS = 3
 RESTART_S = 0.5
@@ -59,8 +59,8 @@ async def local_broker(
         children = [child]
         keeper = asyncio.create_task(_keep(children, binary, bound, Path(folder), log))
         try:
-            _log.info("broker started", broker=f"mqtt://{HOST}:{bound}", kind="mosquitto" if binary else "amqtt")
-            yield f"mqtt://{HOST}:{bound}"
+            _log.info("broker started", broker=f"mqtt://{LOOPBACK}:{bound}", kind="mosquitto" if binary else "amqtt")
+            yield f"mqtt://{LOOPBACK}:{bound}"
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
@@ -85,7 +85,7 @@ async def _start(binary: str | None, port: int, folder: Path, log: Path) -> tupl
         _log.info("broker did not start", port=bound, attempt=attempt + 1)
         await end(child)
     raise InvalidConfig(
-        f"the broker did not start at {HOST}:{bound}: {_last_line(log)}",
+        f"the broker did not start at {LOOPBACK}:{bound}: {_last_line(log)}",
         hint="check that the port is free, or give the URL of a running broker with --broker",
     )
 
@@ -105,8 +105,9 @@ async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> asyn
     if binary:
         config = folder / "mosquitto.conf"
         config.write_text(
-            f"listener {port} {HOST}\nallow_anonymous true\npersistence false\nmax_connections {CONNECTIONS_MAX}\n"
-            "message_size_limit 262144\n" + ("user root\n" if os.geteuid() == 0 else "")
+            f"listener {port} {LOOPBACK.strip('[]')}\nallow_anonymous true\npersistence false\n"
+            f"max_connections {CONNECTIONS_MAX}\nmessage_size_limit 262144\n"
+            + ("user root\n" if os.geteuid() == 0 else "")
             # Started by root, mosquitto changes its user, and the kernel then forgets to end it with its parent.
         )
         command = [binary, "-c", str(config)]
@@ -143,7 +144,7 @@ def _last_line(log: Path) -> str:
 
 
 async def _greets(port: int) -> bool:
-    reader, writer = await asyncio.open_connection(HOST, port)
+    reader, writer = await asyncio.open_connection(LOOPBACK.strip("[]"), port)
     try:
         writer.write(_CONNECT)
         answer = await reader.readexactly(len(_ACCEPTED))
@@ -156,13 +157,13 @@ async def _greets(port: int) -> bool:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if LOOPBACK == IPV6 else socket.AF_INET) as probe:
         try:
-            probe.bind((HOST, 0))
+            probe.bind((LOOPBACK.strip("[]"), 0))
         except OSError as error:
             raise InvalidConfig(
-                f"this machine has no {HOST}: {error.strerror}",
-                hint=f"add it (ip address add {HOST}/8 dev lo), or run swarm scheduler with --broker none",
+                f"this machine has no {IPV4} and no {IPV6}: {error.strerror}",
+                hint="set its loopback up (ip link set lo up), or run swarm scheduler with --broker none",
             ) from None
         return int(probe.getsockname()[1])
 
@@ -181,7 +182,7 @@ async def serve_amqtt(port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     config = BrokerConfig(
-        listeners={"default": ListenerConfig(bind=f"{HOST}:{port}", max_connections=CONNECTIONS_MAX)},
+        listeners={"default": ListenerConfig(bind=f"{LOOPBACK}:{port}", max_connections=CONNECTIONS_MAX)},
         # Only this plug-in: that for passwords stalls the loop, and that for $SYS topics tells strangers about us.
         plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
     )
@@ -189,7 +190,7 @@ async def serve_amqtt(port: int) -> None:
     try:
         await broker.start()
     except BrokerError as error:
-        raise SwarmError(f"broker does not start at {HOST}:{port}: {error}") from error
+        raise SwarmError(f"broker does not start at {LOOPBACK}:{port}: {error}") from error
     await stop.wait()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):

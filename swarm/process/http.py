@@ -117,7 +117,7 @@ class HttpEndpoint:
         last = min(self._port + PORTS_TRIED_MAX, 65535) if self._next_free and self._port else self._port
         for port in range(self._port, last + 1):
             try:
-                return BoundedServer((self._host, port), self._handler, self._door)
+                return BoundedServer((self._host.strip("[]"), port), self._handler, self._door)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise cannot_listen(self._host, str(port), error) from None

@@ -134,14 +134,14 @@ def check_listen(listen: str, flag: str = "--listen") -> None:
 
 
 def check_host(host: str, flag: str = "--http-host") -> str:
-    """The host; InvalidConfig if it can be no host's name."""
+    """The host, in brackets if it is an IPv6 address; InvalidConfig if it can be no host's name."""
     try:
         host.strip("[]").encode("idna")
     except UnicodeError:
         raise InvalidConfig(
             f"{flag} {printable(host[:80])} names no host", hint=f"for example {flag} 127.0.0.1"
         ) from None
-    return host
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def check_announce(listen: str, announce: str) -> None:

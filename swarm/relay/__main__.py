@@ -11,6 +11,7 @@ with quiet_start():
     import typer
 
     from swarm.home import data_folder
+    from swarm.listening import LOOPBACK
     from swarm.pki.tokens import read_line
     from swarm.process.lifecycle import (
         HttpHost,
@@ -33,7 +34,7 @@ cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def relay(
     listen: Annotated[
         str, typer.Option(help="HOST:PORT for stage servers, which all must reach; port 0 = any.")
-    ] = "127.0.0.1:7955",
+    ] = f"{LOOPBACK}:7955",
     announce: Annotated[
         str, typer.Option(help="HOST:PORT at which stage servers reach the relay.", show_default="where it listens")
     ] = "",
@@ -52,7 +53,7 @@ def relay(
     max_bytes_per_job: Annotated[
         str, typer.Option(help="Carry no more than this for a job, such as 2TiB.", show_default="no limit")
     ] = "",
-    http_host: HttpHost = "127.0.0.1",
+    http_host: HttpHost = LOOPBACK,
     http_port: Annotated[
         str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
     ] = "9464",

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from swarm.errors import InvalidConfig, SchedulerUnreachable
+from swarm.listening import check_free
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.https import Https
 from swarm.pki.identity import Wallet
@@ -56,6 +57,7 @@ async def serve(options: RelayOptions) -> None:
     log, product = get_logger("relay"), metadata.version("swarm-stages")
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.data_dir))
+        check_free(options.listen)
         name, wallet = own_name(options.data_dir), Wallet()
         enrolment = Enrolment(name, options.data_dir / "pki", wallet, log, role=Role.RELAY)
         if options.join is not None:

@@ -24,6 +24,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave
 
 from swarm import errors
 from swarm.limits import CONNECTIONS_TAKEN_MAX, HANDSHAKE_S_MAX, RPCS_MAX, Bucket
+from swarm.listening import bind_fault, cannot_listen
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of
 from swarm.process.startup import files_max
@@ -210,7 +211,7 @@ def new_server(
 
 
 def bind(server: grpc.aio.Server, address: str, wallet: Wallet | None = None) -> int:
-    """Listen at `host:port` (port 0: any) and give the port; InvalidConfig if it is taken or not allowed.
+    """Listen at `host:port` (port 0: any) and give the port; InvalidConfig if that cannot be.
 
     With a wallet, callers must prove who they are, and each handshake shows the certificate that it holds then.
     """
@@ -223,10 +224,8 @@ def bind(server: grpc.aio.Server, address: str, wallet: Wallet | None = None) ->
     except RuntimeError:
         port = 0
     if port == 0:
-        raise errors.InvalidConfig(
-            f"cannot listen at {address}: the port is in use or the address is not this machine's",
-            hint="choose another port, or stop the process that holds it",
-        )
+        host, _, number = address.rpartition(":")
+        raise cannot_listen(address, bind_fault(host, int(number)))
     return port
 
 

@@ -523,7 +523,7 @@ def test_the_port_of_the_scheduler_can_be_chosen_and_a_taken_one_is_told(here: P
         port = taken.getsockname()[1]
         refused = _started(here, made, port=port)
         assert refused.end() == 3
-        assert f"port {port} is taken" in refused.seen
+        assert f"cannot listen at 127.0.0.1:{port}: the port is in use" in refused.seen
         usual = _started(here, made, usual_port=port)
         usual.until("Ctrl-C stops everything")
         assert re.search(rf"port {port} is taken: the scheduler listens at 127.0.0.1:\d+;", usual.seen)

@@ -25,6 +25,7 @@ from scheduler.storage.database import Database
 from scheduler.storage.members.book import Members
 from scheduler.storage.members.projects import Projects
 from swarm.errors import InvalidConfig, SwarmError
+from swarm.listening import LOOPBACK
 from swarm.messages import CutOff
 from swarm.pki.authority import AWAY_S, LIFE_S
 from swarm.pki.files import write_private
@@ -111,7 +112,7 @@ class Gatekeeper:
         """
         host, _, port = listen.rpartition(":")
         # Wherever others reach it, a person on this machine dials where it listens.
-        self._addresses = {address, f"{'127.0.0.1' if is_wildcard(host) else host}:{bound}"}
+        self._addresses = {address, f"{LOOPBACK if is_wildcard(host) else host}:{bound}"}
         self._joins = JoinEndpoint(self.members, lambda: address, loop, self.https, self._trail.joined)
         if join_listen:
             host, _, port = join_listen.rpartition(":")

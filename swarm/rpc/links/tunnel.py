@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from swarm.errors import CorruptFrame, PeerUnavailable, RelaySilent, SwarmError
+from swarm.listening import LOOPBACK
 from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Principal, Role
@@ -104,10 +105,9 @@ async def _listen_once(channel: grpc.aio.Channel, call: _Call) -> Tunnel:
         server.close()
         tunnel.task = asyncio.create_task(carry(reader, writer, call))  # its own: asyncio complains of cancelled ones
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=READ_BYTES, backlog=1)
+    server = await asyncio.start_server(serve, LOOPBACK.strip("[]"), 0, limit=READ_BYTES, backlog=1)
     _narrow(server.sockets[0])  # the connections that it takes are alike
-    host, port = server.sockets[0].getsockname()
-    tunnel = Tunnel(f"{host}:{port}", channel, server)
+    tunnel = Tunnel(f"{LOOPBACK}:{server.sockets[0].getsockname()[1]}", channel, server)
     return tunnel
 
 

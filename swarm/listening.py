@@ -1,0 +1,63 @@
+"""Where a process of ours can listen on this machine, and why it cannot elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from swarm.errors import InvalidConfig
+
+IPV4, IPV6 = "127.0.0.1", "[::1]"
+
+
+def bind_fault(host: str, port: int) -> OSError | None:
+    """Why no server could listen at this port (0: any) of the host, a name or an address, in brackets or not.
+
+    None if it could at one of the host's addresses.
+    """
+    fault: OSError | None = None
+    try:
+        found = socket.getaddrinfo(host.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        return error
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # as servers do: ended connections do not matter
+                probe.bind(address)
+                return None
+        except OSError as error:
+            fault = error
+    return fault
+
+
+def check_free(address: str) -> None:
+    """InvalidConfig unless a server could listen at HOST:PORT now."""
+    host, _, port = address.rpartition(":")
+    if (fault := bind_fault(host, int(port))) is not None:
+        raise cannot_listen(address, fault)
+
+
+def cannot_listen(address: str, fault: OSError | None) -> InvalidConfig:
+    """The error for a person whose server cannot listen at HOST:PORT, for this reason; None: the probe found none."""
+    if fault is None:
+        why, hint = "the port was in use a moment ago", "start it again"
+    elif fault.errno == errno.EADDRINUSE:
+        why, hint = "the port is in use", "choose another port, or stop the process that holds it"
+    elif fault.errno == errno.EADDRNOTAVAIL:
+        why, hint = "the address is not this machine's", "choose an address of this machine"
+    elif isinstance(fault, PermissionError):
+        why, hint = "this user may not listen at that port", "choose a port from 1024 on"
+    else:
+        why, hint = fault.strerror or str(fault), "choose an address of this machine"
+    return InvalidConfig(f"cannot listen at {address}: {why}", hint=hint)
+
+
+def loopback() -> str:
+    """The loopback host of this machine, as an address names it: 127.0.0.1, or [::1] where only that can be bound."""
+    return IPV6 if bind_fault(IPV4, 0) is not None and bind_fault(IPV6, 0) is None else IPV4
+
+
+LOOPBACK = loopback()
