@@ -23,6 +23,7 @@ from typing import Any
 
 from swarm.errors import InvalidConfig, NoHome
 from swarm.home import known_config_folder
+from swarm.text_file import read_small
 
 DEFAULT = "default"
 KEYS: Mapping[str, tuple[type, ...]] = {
@@ -56,7 +57,7 @@ def read_profile(path: Path, name: str, *, is_named: bool) -> dict[str, Any]:
     InvalidConfig if the file or a value is wrong, or if somebody named a profile (`is_named`) that is not there.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        values = tomllib.loads(read_small(path))
     except FileNotFoundError:
         if is_named:
             raise InvalidConfig(
@@ -64,7 +65,7 @@ def read_profile(path: Path, name: str, *, is_named: bool) -> dict[str, Any]:
                 hint=f'write [profile.{name}] and scheduler = "HOST:PORT" into it',
             ) from None
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidConfig(f"{path} cannot be read: {error}", hint="it is a TOML file with [profile.NAME]") from None
     _known(values, ("profile",), str(path))
     profiles = values.get("profile", {})

@@ -33,6 +33,7 @@ from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
 from swarm.job.spec import JobSpec, load_job, spec_from_json
 from swarm.text import counted, size
+from swarm.text_file import read_small
 
 JOB_FILE_BYTES_MAX = 16 << 20
 _BY_THE_FLEET = ("stages", "split", "overlap")  # keys of [pipeline] of which "auto" depends on the stage servers
@@ -219,7 +220,7 @@ def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str])
     """Every value of the spec in the order of the job file, resolved as far as it can be without a scheduler."""
     resolved = corpus.resolve(spec)
     family = resolved.model.family
-    in_file = {_final_key(key, family) for key in _leaves(tomllib.loads(path.read_text(encoding="utf-8-sig")))}
+    in_file = {_final_key(key, family) for key in _leaves(tomllib.loads(read_small(path)))}
     by_flag = {_final_key(override.partition("=")[0].strip(), family) for override in overrides}
     written = _leaves(spec.model_dump(mode="json"))
     final = _leaves(resolved.model_dump(mode="json"))

@@ -27,6 +27,7 @@ from swarm.job.sections.islands import AveragingSection, IslandsSection, OuterSe
 from swarm.job.sections.trust import TrustSection
 from swarm.limits import LAYERS_MAX, STAGES_MAX
 from swarm.text import counted, parse_size
+from swarm.text_file import read_small
 from swarm.types import OnStall, Routing
 
 Auto: TypeAlias = Literal["auto"]
@@ -369,13 +370,12 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 def read_job(path: Path) -> dict[str, Any]:
     """The content of a job file, unchecked; InvalidConfig if it is missing or not TOML."""
     try:
-        # utf-8-sig: editors on Windows put a byte-order mark in front.
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_small(path)
     except FileNotFoundError:
         raise InvalidConfig(
             f"job file {path} does not exist", hint="write one with: swarm submit --example > job.toml"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidConfig(f"job file {path} cannot be read: {error}", hint="it must be a UTF-8 text file") from error
     try:
         return tomllib.loads(text)

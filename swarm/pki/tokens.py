@@ -16,6 +16,7 @@ from swarm.errors import UsageError
 from swarm.pki.authority import PIN_CHARACTERS
 from swarm.pki.keys import base32
 from swarm.text import is_address
+from swarm.text_file import read_small
 
 PREFIX = "swm1"
 ID_CHARACTERS = 8
@@ -62,9 +63,11 @@ def read_line(text: str, path: Path | None = None) -> JoinLine | None:
     """The line as given, or from a file; None if there is neither. UsageError."""
     if path is not None:
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+            text = read_small(path)
+        except UnicodeDecodeError:
+            text = ""  # no line, either
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return parse_line(text) if text or path is not None else None
 
 

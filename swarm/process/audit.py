@@ -26,6 +26,7 @@ from swarm.text import printable
 FIRST_HASH = "0" * 64
 TEXT_CHARACTERS_MAX = 400
 TAIL_BYTES = 64 << 10  # more than a line can have
+PIECE_CHARACTERS = 1 << 20  # of a line that is none of ours
 FILE_BYTES_MAX = 64 << 20
 FILES_MAX = 16  # the oldest go
 CONTINUES = "Continue"  # the action of the first line of a file
@@ -135,25 +136,38 @@ def logs(path: Path) -> list[Path]:
 
 def _verify(path: Path, before: str | None) -> Generator[Break, None, str | None]:
     """The breaks in one file; gives its last hash. `before` is None where the file before it is not there."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, text in enumerate(file, 1):
-            try:
-                line = json.loads(text)
-                said = str(line.pop("hash"))
-            except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-                yield Break(path, number, "is no line of an audit log")
-                continue
-            if before is None:
-                before = str(line.get("follows"))
-            # The text too: of two facts with one name, JSON shows the second only.
-            if said != _hash(before, line) or text.rstrip("\n") != json.dumps(line | {"hash": said}):
-                yield Break(path, number, _WRONG)
-            before = said
+    for number, text in enumerate(lines_of(path), 1):
+        try:
+            line = json.loads(text)
+            said = str(line.pop("hash"))
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            yield Break(path, number, "is no line of an audit log")
+            continue
+        if before is None:
+            before = str(line.get("follows"))
+        # The text too: of two facts with one name, JSON shows the second only.
+        if said != _hash(before, line) or text.rstrip("\n") != json.dumps(line | {"hash": said}):
+            yield Break(path, number, _WRONG)
+        before = said
     return before
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of one file, each with its end, longer ones in pieces; OSError if it is no regular file."""
+    _check_regular(path)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from iter(lambda: file.readline(PIECE_CHARACTERS), "")
+
+
+def _check_regular(path: Path) -> None:
+    """OSError for a device or a pipe, which might not end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def _place(path: Path) -> tuple[int, int]:
     """(number of this file, number of the oldest that is kept), as its first line says; (0, 0) if it says neither."""
+    _check_regular(path)
     with path.open("rb") as file:
         first = file.readline(TAIL_BYTES)
     try:

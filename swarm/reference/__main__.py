@@ -105,6 +105,8 @@ def main() -> None:
 
 def _log(file: Path) -> tuple[OuterRecord, ...]:
     try:
+        if file.exists() and not file.is_file():  # a device or a pipe might not end
+            raise UsageError(f"--outer-log {file}: it is no regular file")
         return read(file.read_bytes())
     except OSError as error:
         raise UsageError(f"--outer-log {file}: {error.strerror}") from None

@@ -13,7 +13,7 @@ from client.shell import Shell, local
 from client.views import FittedTable
 from swarm.errors import InvalidConfig
 from swarm.home import known_data_folder
-from swarm.process.audit import logs
+from swarm.process.audit import lines_of, logs
 from swarm.process.audit import verify as breaks_of
 from swarm.text import counted, printable
 
@@ -55,7 +55,7 @@ def _verify(shell: Shell, file: Path) -> int:
 def _show(shell: Shell, file: Path, actor: str, last: int) -> int:
     lines: list[dict[str, Any]] = []
     for one in reversed(logs(file)):  # the newest first: older files are read only if they are needed
-        parsed = [line for line in map(_parsed, one.read_text(errors="replace").splitlines()) if line]
+        parsed = [line for line in map(_parsed, lines_of(one)) if line]
         lines = [line for line in parsed if actor in str(line.get("actor", ""))] + lines
         if len(lines) >= last:
             break
