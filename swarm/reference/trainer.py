@@ -50,6 +50,7 @@ from swarm.model.exact_sums import mean_of_parts
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, read_initial, weights_file
+from swarm.process.cores import cores
 from swarm.process.temporary import temporary_folder
 from swarm.reference.asynchronous import AsyncOuterSteps, VirtualClock
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
@@ -436,6 +437,7 @@ def train_and_save(
     device, InvalidConfig if the folder cannot be written.
     """
     where = choose_device(device)
+    threads = threads or min(torch.get_num_threads(), cores())  # torch knows OMP_NUM_THREADS, and no quota
     configure(where, threads=threads, reproducible=spec.training.reproducible)
     with temporary_folder("swarm-tokens-") as folder:
         manifest = tokenise(spec, folder, _TokeniseProgress(), corpus)

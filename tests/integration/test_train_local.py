@@ -214,3 +214,20 @@ def test_a_model_for_which_the_disk_has_no_room_is_written_elsewhere(
     assert done.code == 0, done.err
     assert f"what was written of the model stays in {folder / 'volume'}" in done.err
     assert sample(folder / "volume" / "model", "the quick", tokens=5, seed=1).startswith("the quick")
+
+
+def test_threads_auto_takes_no_more_than_the_quota_of_the_container(
+    train_local: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container of 1 CPU it started a thread for each core of the machine, and they waited for each other."""
+    asked: list[int | None] = []
+
+    def configure(where: torch.device, *, threads: int | None, reproducible: bool) -> None:
+        asked.append(threads)
+        torch.set_num_threads(1)
+
+    monkeypatch.setattr(trainer, "cores", lambda: 1)
+    monkeypatch.setattr(trainer, "configure", configure)
+    torch.set_num_threads(2)
+    done = train_local("job.toml", "--out", "model", "--threads", "auto", *SHORT[2:])
+    assert (done.code, asked) == (0, [1])
