@@ -191,7 +191,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             device,
             links,
             find,
-            lambda address: GrpcSchedulerLink(address, wallet.identity),
+            lambda address: GrpcSchedulerLink(address, wallet),
             tasks,
             metrics,
             get_logger("stage-server"),

@@ -248,6 +248,9 @@ class Line:
     def done(self) -> bool:
         return False
 
+    async def send_initial_metadata(self, metadata: object) -> None:
+        """The ticket for bulk, which no modelled stage server sends."""
+
     async def write(self, data: bytes) -> None:
         with self._swarm.apart:
             self._swarm.arrived(self._peer, data)

@@ -28,7 +28,7 @@ from swarm.relay.budget import Budget
 from swarm.relay.metrics import RelayMetrics
 from swarm.relay.switchboard import Opening, Switchboard
 from swarm.rpc import passes
-from swarm.rpc.channel import answering
+from swarm.rpc.channel import answering, reply_with
 from swarm.rpc.guard import CALLER, Caller
 from swarm.rpc.links.tunnel import CONNECTION_KEY, OPEN_S_MAX, SERVICE, TO_KEY
 from swarm.rpc.mapping import parse
@@ -116,14 +116,14 @@ class RelayService:
             older = self._board.listen(peer, line)
             if older is not None:
                 older.openings.put_nowait(None)
-            await context.write(relay_pb2.ListenDown().SerializeToString())
+            await reply_with(context, relay_pb2.ListenDown().SerializeToString())
             reading = asyncio.create_task(self._hear(peer, line, requests))
             try:
                 while (opening := await line.openings.get()) is not None:
                     told = relay_pb2.ListenDown(
                         connection=opening.connection, sender=opening.shown.peer, job=opening.shown.job
                     )
-                    await context.write(told.SerializeToString())
+                    await reply_with(context, told.SerializeToString())
             finally:
                 reading.cancel()
                 self._board.hang_up(peer, line)
@@ -162,7 +162,7 @@ class RelayService:
                         theirs, answers = await link.accepted
                 except TimeoutError:
                     raise PeerUnavailable(f"{to} did not accept within {OPEN_S_MAX:g} s") from None
-                await context.write(relay_pb2.Bytes().SerializeToString())
+                await reply_with(context, relay_pb2.Bytes().SerializeToString())
                 pumps = (
                     self._pump(link, requests, answers, "to_listener"),
                     self._pump(link, theirs, context, "from_listener"),

@@ -8,7 +8,7 @@
                                       ◀───   sha256 of the stored bytes
 
 A session shows by a ticket which calls on the other channel are its own: random bytes in the first metadata of Attach,
-good as long as the session, and with the same certificate only.
+good as long as the session, and for the same member only. Its certificate may have been renewed since.
 
 Not chosen: longer patience of the session's own pings, because who is dead would be noticed as late. Nor parts that are
 asked for one by one, because each would open its file anew.
@@ -26,7 +26,9 @@ import grpc.aio
 
 from swarm.errors import CorruptFrame, SchedulerUnreachable
 from swarm.messages import StoreHeader
+from swarm.pki.names import Principal
 from swarm.rpc.channel import write
+from swarm.rpc.guard import CALLER
 from swarm.rpc.mapping import parse, to_message
 from swarm.rpc.window import Window
 from swarm.wire import session_pb2
@@ -177,13 +179,13 @@ class Tickets:
     """Of the sessions that are open at one server."""
 
     def __init__(self) -> None:
-        self._open: dict[bytes, tuple[_Context, list[Window]]] = {}
+        self._open: dict[bytes, tuple[_Context, Principal | None, list[Window]]] = {}
 
     @asynccontextmanager
     async def given(self, context: _Context) -> AsyncIterator[None]:
         """Give the caller a ticket that is good until the block ends."""
         ticket = secrets.token_bytes(_TICKET_BYTES)
-        self._open[ticket] = context, []
+        self._open[ticket] = context, _member(), []
         try:
             await context.send_initial_metadata(((_TICKET, ticket),))
             yield
@@ -192,23 +194,27 @@ class Tickets:
 
     def connection(self, context: _Context) -> str:
         """The connection of the session whose ticket the call shows, if the caller proved the same; else its own."""
-        return str(self._session(context)[0].peer())
+        session = self._session(context)
+        return str((context if session is None else session[0]).peer())
 
     def windows(self, context: _Context) -> list[Window]:
         """Windows of the call's session that nobody uses now; each has learned of the line."""
-        return self._session(context)[1]
+        session = self._session(context)
+        return [] if session is None else session[1]
 
-    def _session(self, context: _Context) -> tuple[_Context, list[Window]]:
+    def _session(self, context: _Context) -> tuple[_Context, list[Window]] | None:
         known = self._open.get(dict(ticket_in(context.invocation_metadata())).get(_TICKET, b""))
-        if known is None or _proved(known[0]) != _proved(context):
-            return context, []
-        return known
+        if known is None or known[1] != _member():
+            return None
+        return known[0], known[2]
+
+
+def _member() -> Principal | None:
+    """The member whose call is being answered; None: over plaintext nobody proves anything."""
+    caller = CALLER.get()
+    return None if caller is None else caller.principal
 
 
 def ticket_in(metadata: Iterable[Any] | None) -> Ticket:
     """The ticket among metadata; empty: there is none."""
     return tuple((key, bytes(value)) for key, value in metadata or () if key == _TICKET)[:1]
-
-
-def _proved(context: _Context) -> tuple[bytes, ...]:
-    return tuple(context.auth_context().get("x509_pem_cert", ()))

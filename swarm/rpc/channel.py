@@ -66,6 +66,7 @@ _CODE_KEY = "swarm-code"
 _CODE = re.compile(r"^E[0-9]{4}$")
 _HINT_KEY = "swarm-hint-bin"  # "-bin": hints are UTF-8, plain metadata is ASCII
 _TEXT_BYTES_MAX = 1 << 10  # of details or hint: both together stay well below MAX_METADATA_BYTES
+LEAVES_S_MAX = 1.0  # of a message whose call is to end; longer if the caller does not read
 
 _GRPC_LOGGER = "grpc._cython.cygrpc"
 _MALFORMED_TOLD_PER_S, _MALFORMED_TOLD_AT_ONCE = 1.0, 10
@@ -183,6 +184,23 @@ async def write(
         await cast(Any, call)._cython_call.send_serialized_message(message)
     except cygrpc.InternalError:
         raise asyncio.InvalidStateError("the call has ended") from None
+
+
+async def reply_with(context: grpc.aio.ServicerContext[Any, Any], message: bytes) -> None:
+    """Write to a caller. If cancelled, give the message a moment to leave.
+
+    gRPC sends no status while a message leaves, so the caller would wait in vain for the reason that its call ended.
+    """
+    writing = asyncio.ensure_future(context.write(message))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait({writing}, timeout=LEAVES_S_MAX)
+        if not writing.done():
+            writing.cancel()
+        elif not writing.cancelled():
+            writing.exception()  # looked at: the call ends anyway
+        raise
 
 
 def new_server(

@@ -22,7 +22,7 @@ from swarm.errors import CorruptFrame, PeerUnavailable, Refused, SchedulerUnreac
 from swarm.events import Event, Forwarded, Heartbeat, Hello, Logged
 from swarm.limits import MESSAGE_ASIDE_BYTES
 from swarm.messages import Command, FetchRequest, StoreHeader
-from swarm.pki.identity import Identity
+from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import scheduler_of
 from swarm.rpc.batching import Batches, parts
 from swarm.rpc.bulk import Storing, Ticket, Tickets, ticket_in, within_window
@@ -33,6 +33,7 @@ from swarm.rpc.channel import (
     check_address,
     connect,
     public_error,
+    reply_with,
     translate,
     write,
 )
@@ -119,13 +120,14 @@ class SessionHandler(Protocol):
 class GrpcSchedulerLink:
     """SchedulerLink over gRPC to the scheduler at `address` ("host:port"); without an identity in plaintext."""
 
-    def __init__(self, address: str, identity: Identity | None = None) -> None:
+    def __init__(self, address: str, wallet: Wallet | None = None) -> None:
         self._address = address
-        server_name = "" if identity is None else scheduler_of(identity.cluster).dns
-        self._channel = connect(address, identity, server_name)
-        # Beside it, so that neither pings nor events wait behind files. Both end with the session, so neither outlives
-        # its certificate.
-        self._bulk = connect(address, identity, server_name, BULK)
+        self._wallet = Wallet() if wallet is None else wallet
+        self._identity = self._wallet.identity  # that the channel for bulk was made with
+        self._channel = connect(address, self._identity, _name_of(self._identity))
+        # Beside it, so that neither pings nor events wait behind files.
+        self._bulk = connect(address, self._identity, _name_of(self._identity), BULK)
+        self._older_bulk: grpc.aio.Channel | None = None
         self._ticket: Ticket = ()
         self._up: list[Window] = []  # that nobody uses now; each has learned of the line
 
@@ -160,7 +162,7 @@ class GrpcSchedulerLink:
         loop = asyncio.get_running_loop()
         window = self._up.pop() if self._up else Window(loop.time())
         window.restart(loop.time(), has_ended=not window.unacknowledged_bytes)
-        call: _Call = self._bulk.stream_stream(f"/{SERVICE}/Store")(metadata=self._ticket)
+        call: _Call = (await self._beside()).stream_stream(f"/{SERVICE}/Store")(metadata=self._ticket)
         try:
             return await Storing(call, header, content, window, self._address).run()
         except grpc.RpcError as error:
@@ -172,7 +174,7 @@ class GrpcSchedulerLink:
             self._up.append(window)
 
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        call: _Call = self._bulk.stream_stream(f"/{SERVICE}/Fetch")(metadata=self._ticket)
+        call: _Call = (await self._beside()).stream_stream(f"/{SERVICE}/Fetch")(metadata=self._ticket)
 
         async def payloads() -> AsyncGenerator[bytes, None]:
             await write(call, session_pb2.FetchCall(request=to_message(request)).SerializeToString())
@@ -195,6 +197,16 @@ class GrpcSchedulerLink:
         finally:
             call.cancel()
 
+    async def _beside(self) -> grpc.aio.Channel:
+        """The channel for bulk, with the present certificate: a session may outlive the one that it began with."""
+        if self._identity is not self._wallet.identity:
+            if self._older_bulk is not None:
+                await self._older_bulk.close()
+            # What is under way there goes on.
+            self._older_bulk, self._identity = self._bulk, self._wallet.identity
+            self._bulk = connect(self._address, self._identity, _name_of(self._identity), BULK)
+        return self._bulk
+
     def _unless_cancelled(self) -> BaseException:
         """What to raise for a CancelledError: gRPC raises one too if the channel was closed, as the session ended."""
         task = asyncio.current_task()
@@ -203,8 +215,15 @@ class GrpcSchedulerLink:
         return SchedulerUnreachable(f"{self._address} does not answer: the session ended")
 
     async def close(self) -> None:
+        if self._older_bulk is not None:
+            await self._older_bulk.close()
         await self._bulk.close()
         await self._channel.close()
+
+
+def _name_of(identity: Identity | None) -> str:
+    """The name that the scheduler must prove."""
+    return "" if identity is None else scheduler_of(identity.cluster).dns
 
 
 async def _send_events(call: _Call, events: AsyncIterator[Event]) -> None:
@@ -276,7 +295,7 @@ class _SessionService:
     async def attach(self, requests: AsyncIterator[bytes], context: _Context) -> None:
         async def send(data: bytes) -> None:
             try:
-                await context.write(data)
+                await reply_with(context, data)
             except Exception as error:
                 # A connection that breaks within a write fails the write before the call is known to be done.
                 if not (context.done() or isinstance(error, grpc.aio.InternalError)):
@@ -317,15 +336,15 @@ class _SessionService:
 
             async def arriving() -> AsyncGenerator[bytes, None]:
                 held_bytes = start
-                await context.write(session_pb2.StoreReply(held_bytes=held_bytes).SerializeToString())
+                await reply_with(context, session_pb2.StoreReply(held_bytes=held_bytes).SerializeToString())
                 async for payload in _payloads(first, chunks):
                     yield payload
                     held_bytes += len(payload)  # the handler took it, as it asks for the next one
-                    await context.write(session_pb2.StoreReply(held_bytes=held_bytes).SerializeToString())
+                    await reply_with(context, session_pb2.StoreReply(held_bytes=held_bytes).SerializeToString())
 
             weights = exactly(arriving(), header.total_bytes, "the weights", "the header says", start)
             sha256 = await self._handler.store(header, weights)
-            await context.write(session_pb2.StoreReply(sha256=sha256).SerializeToString())
+            await reply_with(context, session_pb2.StoreReply(sha256=sha256).SerializeToString())
 
     async def fetch(self, requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
         CONNECTION.set(self._tickets.connection(context))

@@ -27,6 +27,8 @@ LEFT_OUT = {
     r"swarm up --job job\.toml": "tests/integration/test_up.py",
     r"swarm relay( .*)?|.*--via-relay.*|.* --role relay .*": "tests/integration/test_relay_processes.py",
     r"swarm track .*--to mlflow": "a large package; tests/real/test_tracking.py",
+    r"swarm scheduler --certificate-grace DAYS": "tests/unit/scheduler/brain/members/test_enrolment.py",
+    r"swarm token create --role ROLE --name NAME": "--name is typed in tests/security/test_who_is_who.py",
     r"swarm identity release NAME": "needs a machine that computes wrong; tests/unit/scheduler/jobs/test_commands.py",
     r"swarm .*mqtts://BROKER.*": "needs a broker with certificates; tests/real/test_brokers_and_databases.py",
     r"mosquitto_sub .*": "needs the package mosquitto-clients; tests/unit/test_references.py holds the topics",
@@ -231,6 +233,7 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.types("swarm project rm P")
     reader.also("swarm project create P")
     reader.also("swarm token create --role submitter --project P")
+    reader.passes_all(LEFT_OUT)
     reader.passes("swarm identity revoke NAME")  # of the runbook
     reader.types("swarm ca rotate")
     reader.types("swarm ca show")
@@ -259,6 +262,8 @@ def test_pages_that_start_programs(reader: Reader) -> None:
 
     reader.opens("docs/networks.md")
     reader.types("swarm doctor --scheduler HOST:7950")
+    reader.types("swarm token create --role viewer")
+    reader.passes("swarm login --join LINE")  # of the README
     reader.types("swarm peers")
     reader.names["LINE"] = f"'{reader.also('swarm token create --role stage-server --scheduler SCHEDULER:7950')}'"
     peer = reader.runs("swarm stage-server --join LINE --listen PEER:7951 --device cpu")["peer"]
@@ -286,6 +291,9 @@ def test_pages_that_start_programs(reader: Reader) -> None:
     reader.passes("swarm ls")  # in a sentence, and typed below
     reader.passes_all(LEFT_OUT)
     reader.passes("swarm peers")
+    reader.passes_all(LEFT_OUT)
+    reader.passes("swarm pause JOB")  # of the page about checkpoints, and so is the next
+    reader.passes("swarm resume JOB")
     reader.passes_all(LEFT_OUT)
     reader.passes("swarm up")
     reader.passes_all(LEFT_OUT)

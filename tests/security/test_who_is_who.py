@@ -24,10 +24,12 @@ from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION
 from swarm.peer_messages import Pass, StateRequest
 from swarm.pki.authority import Authority
-from swarm.pki.identity import Identity, Wallet, issue
+from swarm.pki.identity import Application, Identity, Wallet, issue
+from swarm.pki.joining import join
 from swarm.pki.names import Principal, Role, scheduler_of
 from swarm.pki.passes import PassKey
 from swarm.pki.profiles import ENVIRONMENT, profile_folder
+from swarm.pki.tokens import parse_line
 from swarm.reference.trainer import train_local
 from swarm.rpc import passes
 from swarm.rpc.channel import connect, connect_sync, translate
@@ -185,9 +187,8 @@ def test_a_member_cannot_speak_in_the_name_of_another(cluster: Cluster, swarm: S
     """Hello(peer=VICTIM, incarnation=2^63-1) used to take the victim's place for ever."""
     victim = next(peer for peer in cluster.servers)
     line = swarm("token", "create", "--role", "stage-server")[1]["line"]
-    assert swarm("login", "--join", line, "--name", "mallory", profiles=tmp_path)[0] == 0
-    mallory = Identity.load(next(tmp_path.glob("*/key.pem")).parent)
-    assert mallory is not None
+    mallory = join(parse_line(line), "mallory", Application("mallory")).identity
+    mallory.save(tmp_path / profile_folder(cluster.address).name)  # as nobody's command does
 
     async def attach() -> None:
         hello = Hello(PeerId(victim), time.time_ns(), PROTOCOL_VERSION, "x", "127.0.0.1:9", "", "cpu", 1, 1 << 30, -1)
@@ -196,7 +197,7 @@ def test_a_member_cannot_speak_in_the_name_of_another(cluster: Cluster, swarm: S
             yield hello
             await asyncio.sleep(60)
 
-        link = GrpcSchedulerLink(cluster.address, mallory)
+        link = GrpcSchedulerLink(cluster.address, Wallet(mallory))
         try:
             async for _ in link.attach(events()):
                 pytest.fail("the session began")

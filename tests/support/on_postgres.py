@@ -28,6 +28,8 @@ SQLITE_ALONE = frozenset({
     "test_a_job_from_before_lookahead_keeps_plain_adamw",
     "test_a_database_that_takes_no_write_changes_nothing",
     "test_an_error_about_a_database_leaves_out_its_passwords",
+    "test_the_database_is_in_its_data_folder_whatever_the_folder_is_called",
+    "test_a_database_that_an_earlier_version_put_elsewhere_is_named",
 })  # fmt: skip
 
 _create_engine = sa.create_engine

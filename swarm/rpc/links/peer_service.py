@@ -24,7 +24,7 @@ import grpc.aio
 from swarm.errors import CorruptFrame, DeadlinePassed, Refused, RetryElsewhere, SwarmError
 from swarm.peer_messages import Boundary, Pass, StateReply, StateRequest, TensorHeader
 from swarm.rpc import passes
-from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, public_error
+from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, public_error, reply_with
 from swarm.rpc.guard import CALLER, check_caller
 from swarm.rpc.links import frames
 from swarm.rpc.links.memory import TAKEN_MAX, Files, TakenMemory
@@ -276,7 +276,7 @@ class _Answers:
         self._told_bytes = self._came_bytes
         told = frame_pb2.Receipts(receipts=receipts, received_bytes=self._told_bytes)
         try:
-            await self._context.write(told.SerializeToString())
+            await reply_with(self._context, told.SerializeToString())
         except Exception as error:
             # Done or broken: the sender is gone, and nobody would read this.
             if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):
@@ -315,7 +315,7 @@ async def _alive(context: _Context, making: Awaitable[_Made]) -> _Made:
     """What is being made, while the caller hears that this process lives."""
 
     async def tell() -> None:
-        await context.write(ALIVE)
+        await reply_with(context, ALIVE)
 
     return await _while_alive(making, tell)
 
@@ -362,7 +362,7 @@ async def _give(
         listening = tasks.create_task(listen())
         for chunk in state_chunks(reply, payload, held_bytes, lambda: window.message_bytes or window.piece_bytes):
             window.sent(len(chunk), loop.time())
-            await context.write(chunk)
+            await reply_with(context, chunk)
             while not window.is_open:
                 await wait()
         while window.unacknowledged_bytes:

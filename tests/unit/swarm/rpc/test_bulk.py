@@ -1,24 +1,30 @@
-"""Tickets: which calls beside a session are its own."""
+"""Calls beside a session: which are its own, and with which certificate they are made."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
+from swarm.messages import FetchRequest
+from swarm.pki.identity import Wallet
+from swarm.pki.names import Principal, Role
+from swarm.rpc import session
 from swarm.rpc.bulk import Tickets
+from swarm.rpc.guard import CALLER, Caller
+from swarm.rpc.session import GrpcSchedulerLink
+from swarm.types import JobId
 
 
 class Call:
     """A call of somebody, as gRPC shows it to a server."""
 
-    def __init__(self, connection: str, certificate: bytes, *metadata: tuple[str, bytes]) -> None:
-        self.connection, self.certificate, self.metadata = connection, certificate, metadata
+    def __init__(self, connection: str, *metadata: tuple[str, bytes]) -> None:
+        self.connection, self.metadata = connection, metadata
         self.given: tuple[tuple[str, bytes], ...] = ()
 
     def peer(self) -> str:
         return self.connection
-
-    def auth_context(self) -> dict[str, tuple[bytes, ...]]:
-        return {"x509_pem_cert": (self.certificate,)} if self.certificate else {}
 
     def invocation_metadata(self) -> tuple[tuple[str, bytes], ...]:
         return self.metadata
@@ -27,16 +33,51 @@ class Call:
         self.given = tuple(metadata)
 
 
-async def test_a_ticket_is_good_for_the_same_certificate_while_the_session_lasts() -> None:
-    tickets, session = Tickets(), Call("ipv4:10.0.0.5:1", b"mine")
+async def test_a_ticket_is_good_for_the_same_member_while_the_session_lasts() -> None:
+    """It was good for the same certificate, and a session may outlive the certificate that it began with."""
+    tickets, session = Tickets(), Call("ipv4:10.0.0.5:1")
 
-    def belongs(call: Call) -> str:
+    def belongs(call: Call, name: str, fingerprint: str = "renewed") -> str:
+        CALLER.set(Caller(Principal("c", Role.STAGE_SERVER, name), fingerprint) if name else None)
         return tickets.connection(cast(Any, call))
 
+    CALLER.set(Caller(Principal("c", Role.STAGE_SERVER, "mine"), "first"))
     async with tickets.given(cast(Any, session)):
-        assert belongs(Call("ipv4:10.0.0.5:2", b"mine", *session.given)) == "ipv4:10.0.0.5:1"
-        assert belongs(Call("ipv4:10.0.0.6:2", b"other", *session.given)) == "ipv4:10.0.0.6:2"
-        assert belongs(Call("ipv4:10.0.0.5:2", b"", *session.given)) == "ipv4:10.0.0.5:2"
-        assert belongs(Call("ipv4:10.0.0.5:2", b"mine", ("swarm-session-bin", bytes(16)))) == "ipv4:10.0.0.5:2"
-        assert belongs(Call("ipv4:10.0.0.5:2", b"mine")) == "ipv4:10.0.0.5:2"
-    assert belongs(Call("ipv4:10.0.0.5:2", b"mine", *session.given)) == "ipv4:10.0.0.5:2"
+        assert belongs(Call("ipv4:10.0.0.5:2", *session.given), "mine") == "ipv4:10.0.0.5:1"
+        assert belongs(Call("ipv4:10.0.0.6:2", *session.given), "other") == "ipv4:10.0.0.6:2"
+        assert belongs(Call("ipv4:10.0.0.5:2", *session.given), "") == "ipv4:10.0.0.5:2"
+        assert belongs(Call("ipv4:10.0.0.5:2", ("swarm-session-bin", bytes(16))), "mine") == "ipv4:10.0.0.5:2"
+        assert belongs(Call("ipv4:10.0.0.5:2"), "mine") == "ipv4:10.0.0.5:2"
+    assert belongs(Call("ipv4:10.0.0.5:2", *session.given), "mine") == "ipv4:10.0.0.5:2"
+
+
+class Dialled(Exception):
+    """Somebody calls over a channel."""
+
+
+async def test_a_call_beside_a_session_shows_the_present_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channel for bulk had the certificate with which the session began: from its end on, nothing was saved."""
+
+    class Channel:
+        def __init__(self, identity: object) -> None:
+            self.identity = identity
+
+        def stream_stream(self, method: str) -> Any:
+            raise Dialled(self.identity)
+
+        async def close(self) -> None:
+            pass
+
+    class Held:
+        cluster = "c"
+
+    monkeypatch.setattr(session, "connect", lambda address, identity, *_: Channel(identity))
+    wallet = Wallet(cast(Any, Held()))
+    link = GrpcSchedulerLink("10.0.0.1:7950", wallet)
+    for _ in range(3):
+        wallet.identity = cast(Any, Held())
+        with pytest.raises(Dialled) as dialled:
+            async for _ in link.fetch(FetchRequest(JobId("a"), 0, "x", 0, 1)):
+                pass
+        assert dialled.value.args == (wallet.identity,)
+    await link.close()
