@@ -333,6 +333,10 @@ class _LocalSink:
         with suppress(OSError):
             self._file.close()
 
+    def __del__(self) -> None:
+        """Whoever was cancelled while the file was made never got it."""
+        self.abort()
+
 
 @contextmanager
 def _local(what: str) -> Iterator[None]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from client.up.up import HOST, HTTP_PORT
+from client.up.up import HTTP_PORT
+from swarm.listening import LOOPBACK
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,6 +18,6 @@ def port_of_metrics_is_taken() -> Iterator[None]:
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as the other worker holds it too
         with contextlib.suppress(OSError):  # taken by somebody else
-            holder.bind((HOST, HTTP_PORT))
+            holder.bind((LOOPBACK, HTTP_PORT))
             holder.listen()
         yield
