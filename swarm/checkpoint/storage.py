@@ -39,6 +39,9 @@ class Sink(Protocol):
 
     def write(self, content: bytes | memoryview) -> None: ...
 
+    def pause(self) -> None:
+        """More may come, or not: hold no file of the system open meanwhile, where that can be."""
+
     def finish(self) -> None:
         """Close it; its content is durable (local) or complete (URL)."""
 
@@ -162,6 +165,9 @@ class Files:
     def create(self, path: Path) -> BinaryIO:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
         return open(os.open(path, flags, 0o666), "wb", buffering=0)
+
+    def reopen(self, path: Path) -> BinaryIO:
+        return open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK), "wb", buffering=0)
 
     def write(self, file: BinaryIO, content: bytes | memoryview) -> None:
         left = memoryview(content)
@@ -296,7 +302,7 @@ class _LocalDraft:
             self._storage.check_made(place.parent)
             self._files.make_folder(place.parent)
             self._folders |= {place.parent, self._folder}
-            return _LocalSink(self._files, self._files.create(place), path)
+            return _LocalSink(self._files, place, path)
 
     def publish(self, manifest: bytes) -> None:
         with _local(self._name):
@@ -313,19 +319,21 @@ class _LocalDraft:
 
 
 class _LocalSink:
-    def __init__(self, files: Files, file: BinaryIO, path: str) -> None:
-        self._files = files
-        self._file = file
-        self._path = path
+    def __init__(self, files: Files, place: Path, path: str) -> None:
+        self._files, self._place, self._path = files, place, path
+        self._file = files.create(place)
 
     def write(self, content: bytes | memoryview) -> None:
         with _local(self._path):
-            self._files.write(self._file, content)
+            self._files.write(self._opened(), content)
+
+    def pause(self) -> None:
+        self.abort()
 
     def finish(self) -> None:
         with _local(self._path):
             try:
-                self._files.sync(self._file)
+                self._files.sync(self._opened())
             finally:
                 self._file.close()
 
@@ -333,9 +341,10 @@ class _LocalSink:
         with suppress(OSError):
             self._file.close()
 
-    def __del__(self) -> None:
-        """Whoever was cancelled while the file was made never got it."""
-        self.abort()
+    def _opened(self) -> BinaryIO:
+        if self._file.closed:
+            self._file = self._files.reopen(self._place)
+        return self._file
 
 
 @contextmanager
@@ -423,6 +432,9 @@ class _RemoteSink:
     def write(self, content: bytes | memoryview) -> None:
         with _remote(self._path):
             self._file.write(content)
+
+    def pause(self) -> None:
+        """A remote file cannot be opened again."""
 
     def finish(self) -> None:
         with _remote(self._path):

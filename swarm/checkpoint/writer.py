@@ -156,6 +156,10 @@ class FileWriter:
         self._writer.written(stored)
         return stored
 
+    def pause(self) -> None:
+        """More may come, or not."""
+        self._sink.pause()
+
     def abort(self) -> None:
         self._sink.abort()
 

@@ -219,6 +219,7 @@ class CheckpointSink:
                 )
         except BaseException as error:
             if header.sha256 and self._open is held and (is_whole or isinstance(error, asyncio.CancelledError)):
+                file.pause()
                 held.broken[header.path] = header, file
             else:
                 file.abort()
@@ -278,8 +279,14 @@ class CheckpointSink:
                 return known[1]
             known[1].abort()
         writer = await self._writer(held)
-        file: FileWriter = await self._run(lambda: writer.create(header.path))
-        return file
+        creating = asyncio.ensure_future(self._run(lambda: writer.create(header.path)))
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            await asyncio.wait({creating})
+            if creating.exception() is None:
+                creating.result().abort()
+            raise
 
     async def _writer(self, held: _Open) -> CheckpointWriter:
         """The writer; the first file makes it."""
