@@ -70,20 +70,22 @@ class Enrolment:
         """Join with a token, unless this was done before. BadToken, WrongSwarm, SchedulerUnreachable.
 
         A revoked member still has a certificate that looks good, and comes back with a newer token. The line may name
-        an authority that has left since.
+        an authority that has left since. Whoever was away until its certificate ended may start with the line of
+        before: if the token is used up, `admit` asks for a younger certificate.
         """
         held = self._wallet.identity
-        if held is not None and self._wall_s() >= held.ends_unix_s:
-            held = None
+        has_ended = held is not None and self._wall_s() >= held.ends_unix_s
         used = self._folder / "token"
-        if held is not None and used.exists() and used.read_text() == line.id:
+        if held is not None and not has_ended and used.exists() and used.read_text() == line.id:
             return
         # Kept until it has its certificate: a token takes the same key again if the answer was lost.
         kept = self._folder / "joining.pem"
         application = Application(self._name, read_private(kept) if kept.exists() else b"")
         write_private(kept, application.key_pem)
         try:
-            joined = await asyncio.to_thread(join, line, self._name, application, verb=verb_of(self._role))
+            joined = await asyncio.to_thread(
+                join, line, self._name, application, self._wall_s, verb=verb_of(self._role)
+            )
         except (BadToken, WrongSwarm) as error:
             # A swarm that proved to be the line's, and is not the one of the certificate, is meant.
             if held is None or (isinstance(error, BadToken) and line.pin not in held.pins):

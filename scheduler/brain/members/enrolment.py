@@ -67,11 +67,19 @@ class Grant:
 
 
 def grant_join(
-    token: Token | None, book: Book, name: str, fingerprint: str, now_unix_s: float, verb: str = ""
+    token: Token | None,
+    book: Book,
+    name: str,
+    fingerprint: str,
+    now_unix_s: float,
+    verb: str = "",
+    grace_s: float = 0.0,
 ) -> Grant:
     """The grant for a joiner with this key and this token's secret; None: no token has this secret.
 
-    `verb` is the command of `swarm` that joins; "": an older one, which does not say it.
+    `verb` is the command of `swarm` that joins; "": an older one, which does not say it. `grace_s`: how long after its
+    certificate has ended a member may come back. Until then only a token for exactly this name gives it to another,
+    who would also get the jobs of the absent member.
 
     The same key may ask again while the token lives, as its answer may have been lost. BadToken, Revoked, UsageError.
     """
@@ -99,7 +107,7 @@ def grant_join(
             f'this token is for names like "{token.names}", not for "{name}"',
             hint=f"ask an admin for: swarm token create --role {token.role} --name {name}",
         )
-    _check_free(token, known, now_unix_s)
+    _check_free(token, known, now_unix_s, grace_s)
     joined_json = json.dumps(joined | {name: fingerprint})
     return Grant(newcomer, replace(token, uses_left=token.uses_left - 1, joined_json=joined_json))
 
@@ -130,18 +138,27 @@ def grant_return(
     return known
 
 
-def _check_free(token: Token, known: Member | None, now_unix_s: float) -> None:
+def _check_free(token: Token, known: Member | None, now_unix_s: float, grace_s: float) -> None:
     """BadToken if another member holds the name; a revoked name is free for tokens made since."""
-    if known is None or (not known.is_revoked and known.ends_unix_s <= now_unix_s):
+    if known is None:
         return
-    if known.is_revoked and token.created_unix_s > known.revoked_unix_s:
-        return
-    raise BadToken(
-        f"{known.role} {known.name} was revoked"
-        if known.is_revoked
-        else f"there is a {known.role} {known.name} already",
-        hint="choose another name, or have an admin revoke it first and make a new token",
-    )
+    if known.is_revoked:
+        if token.created_unix_s > known.revoked_unix_s:
+            return
+        raise BadToken(
+            f"{known.role} {known.name} was revoked", hint="choose another name, or have an admin make a new token"
+        )
+    if known.ends_unix_s > now_unix_s:
+        raise BadToken(
+            f"there is a {known.role} {known.name} already",
+            hint="choose another name, or have an admin revoke it first and make a new token",
+        )
+    if known.ends_unix_s + grace_s > now_unix_s and token.names != known.name:
+        raise BadToken(
+            f"{known.role} {known.name} is away, and may come back under this name",
+            hint="choose another name, or have an admin give you this one: "
+            f"swarm token create --role {known.role} --name {known.name}",
+        )
 
 
 def _bad_token() -> BadToken:

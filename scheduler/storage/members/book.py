@@ -205,7 +205,8 @@ class Members:
             token = self._tokens.get(id)
             is_right = hmac.compare_digest(secret_hash(secret), token.secret_hash if token else "0" * 64)
             fingerprint, now_unix_s = keys.fingerprint(key).hex(), self._wall_s()
-            granted = grant_join(token if is_right else None, self._members, name, fingerprint, now_unix_s, verb)
+            meant = token if is_right else None
+            granted = grant_join(meant, self._members, name, fingerprint, now_unix_s, verb, self._grace_s)
             if granted.spent is not None:
                 # The use is spent before the certificate exists: if the database fails now, ask again.
                 await self._put_token(granted.spent, token)

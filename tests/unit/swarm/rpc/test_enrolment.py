@@ -30,6 +30,7 @@ from swarm.pki.joining import JOINS_FILE
 from swarm.pki.names import Principal, Role
 from swarm.pki.profiles import profile_folder
 from swarm.pki.succession import Succession
+from swarm.pki.tokens import JoinLine
 from swarm.process.logs import get_logger
 from swarm.rpc import enrolment as module
 from swarm.rpc.enrolment import Enrolment
@@ -200,6 +201,7 @@ class Away:
     folder: Path
     clock: Clock
     first: Identity
+    line: JoinLine
 
     async def comes_back(self) -> Identity:
         """It starts again, with nothing but its folder."""
@@ -211,7 +213,7 @@ class Away:
 
 @asynccontextmanager
 async def away_for(
-    days: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float = AWAY_S
+    days: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float = AWAY_S, uses: int = 1
 ) -> AsyncIterator[Away]:
     """Clocks of both sides stand `days` after the end of its certificate."""
     clock = Clock(time.time())
@@ -223,10 +225,11 @@ async def away_for(
         without_profile(side, monkeypatch, tmp_path)
         monkeypatch.setattr(module, "is_loopback", lambda host: False)
         enrolment, wallet = enrolling(tmp_path, clock)
-        await enrolment.join(await side.token())
+        line = await side.token(uses=uses)
+        await enrolment.join(line)
         assert wallet.identity is not None
         clock.unix_s = wallet.identity.ends_unix_s + days * DAY_S
-        yield Away(side, tmp_path, clock, wallet.identity)
+        yield Away(side, tmp_path, clock, wallet.identity, line)
 
 
 async def test_a_stage_server_that_was_away_for_a_week_goes_on_without_a_token(
@@ -239,6 +242,20 @@ async def test_a_stage_server_that_was_away_for_a_week_goes_on_without_a_token(
         assert (renewed_now.key_pem, renewed_now.principal) == (away.first.key_pem, away.first.principal)
         away.side.members.check(caller_of(renewed_now.certificate_pem), "/swarm.wire.Session/Attach")
         assert Identity.load(tmp_path / "pki") == renewed_now
+
+
+@pytest.mark.parametrize("uses", [1, 2], ids=["used up", "good for one more"])
+async def test_the_command_of_before_still_has_its_line_after_an_absence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: int
+) -> None:
+    """With --join on its command it asked for a certificate with the token, which was used up, and ended."""
+    async with away_for(7, tmp_path, monkeypatch, uses=uses) as away:
+        enrolment, wallet = enrolling(tmp_path, away.clock)
+        await enrolment.join(away.line)
+        await enrolment.admit(away.side.address)
+        assert wallet.identity is not None
+        assert wallet.identity.key_pem == away.first.key_pem
+        assert wallet.ends_unix_s > away.clock.unix_s
 
 
 async def test_one_whose_process_slept_past_the_end_goes_on_too(
@@ -285,7 +302,7 @@ async def test_who_was_revoked_while_away_stays_out(tmp_path: Path, monkeypatch:
 async def test_whose_name_was_given_anew_while_away_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with away_for(7, tmp_path, monkeypatch) as away:
         other = Application(PEER)
-        line = await away.side.token()
+        line = await away.side.token(names=PEER)
         await away.side.members.join(line.id, line.secret, PEER, other.request_pem)
         with pytest.raises(CertificateEnded, match="has another key since"):
             await away.comes_back()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -91,6 +92,17 @@ AWAY = replace(LIVES, keys={OTHER_KEY: NOW_S - 340.0, KEY: NOW_S - 300.0})  # KE
 
 def returned(known: Member | None = AWAY, key: str = KEY, now_s: float = NOW_S, grace_s: float = GRACE_S) -> Member:
     return grant_return(known, GPU_1, key, now_s, LIFE_S, grace_s)
+
+
+def test_only_a_token_for_the_name_gives_that_of_an_absent_member_to_another() -> None:
+    """Whoever had a token for any name could take the name of a person who was away for a day, and had his jobs."""
+    book = {(GPU, "gpu-1"): AWAY}
+    with pytest.raises(BadToken, match="stage-server gpu-1 is away, and may come back") as caught:
+        grant_join(TOKEN, book, "gpu-1", "cc", NOW_S, grace_s=GRACE_S)
+    assert "swarm token create --role stage-server --name gpu-1" in caught.value.hint
+    named = replace(TOKEN, names="gpu-1")
+    for token, now_s in ((named, NOW_S), (replace(TOKEN, expires_unix_s=inf), NOW_S + 300.0)):
+        assert grant_join(token, book, "gpu-1", "cc", now_s, grace_s=GRACE_S).member.keys == {}
 
 
 @pytest.mark.parametrize("key", [KEY, OTHER_KEY], ids=["the newest key", "the answer that brought it was lost"])
