@@ -164,7 +164,8 @@ class JobRunner:
         self._peers.release_all(job, outcome.reason)
         reached, (step, saved) = job.progress.steps_done, job.goes_back
         repeats = job.record.repeats
-        if outcome.state is not JobState.SUCCEEDED and reached > step:  # what was not saved is gone with the replicas
+        # What was not saved is gone with the replicas, but steps that were skipped changed no weight.
+        if outcome.state is not JobState.SUCCEEDED and reached - step > job.progress.skipped_in_a_row:
             cost = steps_lost(reached, step, saved=saved)
             repeats = repeats.lost(reached, step, cost)
             outcome = replace(outcome, reason=f"{outcome.reason}; {cost}")

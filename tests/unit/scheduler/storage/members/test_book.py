@@ -242,12 +242,13 @@ async def test_a_name_that_somebody_bears_is_taken_until_his_certificate_ends(tm
     clock = Clock()
     async with opened(tmp_path, clock) as (members, _):
         first = await joined(members, await token(members))
-        late = await token(members, ttl_s=2 * LIFE_S)
+        late = await token(members, ttl_s=2 * LIFE_S, names="gpu-1")
         assert "there is a stage-server gpu-1 already" in await refusal(members, late)
         viewer = await joined(members, await token(members, Role.VIEWER))  # another role, another name
         assert is_known(members, first)
         assert is_known(members, viewer, LIST)
         clock.unix_s += LIFE_S
+        assert "is away, and may come back" in await refusal(members, await token(members))
         second = await joined(members, late)
         assert not is_known(members, first)
         assert is_known(members, second)
@@ -349,7 +350,7 @@ async def test_whoever_is_taken_in_anew_is_named_as_the_keys_before_are_good_no_
         await members.issue(Application("gpu-1").request_pem, GPU, "gpu-1", "admin me")
         assert replaced == ["stage-server/gpu-1"]
         clock.unix_s += 2 * LIFE_S
-        await joined(members, await token(members))
+        await joined(members, await token(members, names="gpu-1"))
         assert replaced == ["stage-server/gpu-1"] * 2
 
 
