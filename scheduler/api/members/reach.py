@@ -18,6 +18,7 @@ from scheduler.brain.fleet.membership import Membership
 from swarm.errors import SwarmError
 from swarm.events import Hello
 from swarm.pki.identity import Wallet
+from swarm.process.lifecycle import own_addresses
 from swarm.process.logs import Logger
 from swarm.rpc.channel import connect_to_peer
 from swarm.rpc.links.dialling import Connection, standing
@@ -92,8 +93,9 @@ class Reach:
         if is_loopback(hello.address.rpartition(":")[0]):
             session = self._connections.get(hello.peer)
             origin = unquote(session.connection).partition(":")[2].rpartition(":")[0] if session is not None else ""
-            if not origin or is_loopback(origin):
-                return ""  # on this machine
+            host = origin.strip("[]").removeprefix("::ffff:")
+            if not host or is_loopback(host) or host in own_addresses():
+                return ""  # on this machine, also where it dials the scheduler by the machine's other addresses
             return "it listens on loopback, where no other machine reaches it"
         try:
             made = Connection(connect_to_peer(hello.address, hello.peer, self._wallet))

@@ -113,10 +113,15 @@ async def test_another_one_at_its_address_is_not_it() -> None:
         await pool.until("does not answer")
 
 
-async def test_loopback_is_for_those_on_this_machine() -> None:
+async def test_loopback_is_for_those_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that dialled the scheduler at its LAN address, from the same machine, got no stage for ever."""
+    monkeypatch.setattr(reach, "own_addresses", lambda: {"127.0.0.1", "10.0.0.4", "fd00::4"})
     for origin, fault in (
         ("ipv4:127.0.0.1:4000", ""),
         ("ipv6:%5B::1%5D:4000", ""),
+        ("ipv4:10.0.0.4:4000", ""),
+        ("ipv6:%5Bfd00::4%5D:4000", ""),
+        ("ipv6:%5B::ffff:10.0.0.4%5D:4000", ""),
         ("ipv4:10.0.0.5:4000", "no other machine"),
     ):
         pool = Pool()
