@@ -66,7 +66,7 @@ _CODE_KEY = "swarm-code"
 _CODE = re.compile(r"^E[0-9]{4}$")
 _HINT_KEY = "swarm-hint-bin"  # "-bin": hints are UTF-8, plain metadata is ASCII
 _TEXT_BYTES_MAX = 1 << 10  # of details or hint: both together stay well below MAX_METADATA_BYTES
-LEAVES_S_MAX = 1.0  # of a message whose call is to end; longer if the caller does not read
+LEAVES_S_MAX = 0.4  # of a message whose call is to end; longer if the caller does not read
 
 _GRPC_LOGGER = "grpc._cython.cygrpc"
 _MALFORMED_TOLD_PER_S, _MALFORMED_TOLD_AT_ONCE = 1.0, 10
