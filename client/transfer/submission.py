@@ -13,7 +13,6 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import check_absolute
 from swarm.data.corpus import Corpus, open_corpus, tokenise
 from swarm.data.shards import remarks, token_dtype
-from swarm.data.tokenizer import byte_text
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.hf.pretrained import ground, look_at_model
 from swarm.job.changes import JOB_AND_STEP
@@ -53,8 +52,6 @@ def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> J
             end_of_text=corpus.tokenizer.end_of_text,
         )
     )
-    if told := byte_text(spec, corpus.tokenizer):
-        shell.say(told)
     if spec.model.dtype != "float32" and (told := slow_text(spec.model.dtype, scheduler.peers())):
         shell.say(told)
     if shell.quiet:

@@ -26,7 +26,7 @@ from client.verbs.watching.follow import follow_to_success
 from client.views import job_values
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.corpus import Corpus
-from swarm.data.tokenizer import ByteTokenizer, byte_text
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import UsageError
 from swarm.job.footprint import stage_parameters
 from swarm.job.model_config import common_name
@@ -190,8 +190,6 @@ def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     total = size(corpus.size_bytes) if corpus.size_bytes else "not downloaded yet"
     epochs = "" if work.epochs is None else f", about {work.epochs:.3g} times all of the data"
     shell.say(f"model: {work.parameters:,} parameters; it is trained on {work.tokens:,} tokens{epochs}")
-    if told := byte_text(spec, corpus.tokenizer):
-        shell.say(told)
     shell.say(f"data: {kinds}, {total}; vocabulary of {corpus.tokenizer.vocabulary_size}; nothing was sent")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from swarm.data.documents import Source, find_sources
 from swarm.data.patience import patience
 from swarm.data.shards import TokenisingProgress, TokenManifest, rows_of, write_shards
-from swarm.data.tokenizer import Tokenizer, load_tokenizer
+from swarm.data.tokenizer import Tokenizer, byte_text, load_tokenizer
 from swarm.data.tokenizer_files import TOKENIZER_FILES
 from swarm.errors import InvalidConfig, InvalidData, SwarmError, unforeseen
 from swarm.hf.companions import companions
@@ -43,11 +43,14 @@ class Corpus:
         return resolve(spec, vocabulary_size=size, stages_if_auto=1, end_of_text=tokenizer.end_of_text)
 
     def remarks(self, spec: JobSpec) -> tuple[str, ...]:
-        """A line if the tokenizer has tokens for which the model has no row; they may not occur in the data."""
+        """A line each for a tokenizer that may not be the model's: nobody named it, or the model lacks rows for it."""
         rows, size = rows_of(spec), self.tokenizer.vocabulary_size
-        if rows is None or size <= rows:
-            return ()
-        return (f"{tokenizer_text(spec)} has {size} tokens, vocab_size is {rows}: none beyond may occur in the data",)
+        lines = [byte_text(spec, self.tokenizer)]
+        if rows is not None and size > rows:
+            lines.append(
+                f"{tokenizer_text(spec)} has {size} tokens, vocab_size is {rows}: none beyond may occur in the data"
+            )
+        return tuple(filter(None, lines))
 
 
 def open_corpus(spec: JobSpec) -> Corpus:

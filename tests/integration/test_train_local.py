@@ -160,6 +160,18 @@ def test_the_module_runs_as_a_program(folder: Path) -> None:
     assert done.stderr.startswith("error[E0300]: job file nothing.toml does not exist\nhint: ")
 
 
+def test_a_model_with_the_vocabulary_of_a_tokenizer_that_nobody_named_is_warned_of(
+    folder: Path, train_local: Callable[..., Done]
+) -> None:
+    """swarm submit warned of a job with vocab_size = 128256 and no tokenizer; train-local trained on its bytes."""
+    words = "the data is read as bytes, 257 tokens, though model.config.vocab_size = 300"
+    wide = ("--set", "model.config.vocab_size=300", *SHORT)
+    assert words in train_local("job.toml", "--out", "wide", *wide).err
+    for name, meant in (("own", SHORT), ("named", (*wide, "--set", "model.tokenizer=byte"))):
+        done = train_local("job.toml", "--out", name, *meant)
+        assert (done.code, "read as bytes" in done.err) == (0, False), done.err
+
+
 SHORT = ("--threads", "1", "--set", "training.steps=2", "--set", "training.warmup_steps=1")
 
 
