@@ -40,7 +40,8 @@ def stage_server(
     listen: Annotated[
         str,
         typer.Option(
-            help="HOST:PORT for other stage servers; port 0 = any.", show_default="127.0.0.1:7951 or next free"
+            help="HOST:PORT for other stage servers; port 0 = any.",
+            show_default="port 7951 or the next free one, at this machine's address on the way to the scheduler",
         ),
     ] = "",
     announce: Annotated[

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 
@@ -21,10 +22,10 @@ from stage_server.ports import HubPolicy, MemoryBudget
 from stage_server.session.gate import PassGate
 from stage_server.session.relays import KnownRelays, RelayListener
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
-from swarm.errors import InvalidConfig, RoleForbids, SchedulerUnreachable, SwarmError
+from swarm.errors import InvalidConfig, RoleForbids, SwarmError
 from swarm.events import Hello
 from swarm.limits import Bucket
-from swarm.listening import LOOPBACK, check_free
+from swarm.listening import LOOPBACK, check_free, host_for
 from swarm.messages import PROTOCOL_VERSION
 from swarm.model.runtime import (
     choose_device,
@@ -38,6 +39,7 @@ from swarm.model.runtime import (
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
+from swarm.mqtt.endpoint import parse_url
 from swarm.pki.https import Https
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
@@ -47,7 +49,7 @@ from swarm.process.lifecycle import Farewell, lock_first, say_ready
 from swarm.process.logs import Logger, configure, get_logger
 from swarm.process.malloc import keep_trimmed, tune_malloc
 from swarm.rpc.channel import CONNECTION_S_MAX, PATIENT, bind, new_server
-from swarm.rpc.enrolment import Enrolment, own_name
+from swarm.rpc.enrolment import Enrolment, once_reached, own_name, tell_host
 from swarm.rpc.guard import Caller, Guard
 from swarm.rpc.links.paths import Paths
 from swarm.rpc.links.peer_service import add_peer_service
@@ -59,7 +61,6 @@ from swarm.types import PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100
-FIRST_DIAL_PAUSE_S = 1.0
 DENIALS_PER_S, DENIALS_AT_ONCE = 1.0, 20  # that are written down
 HANG_UP_S_MAX = 2.0  # how long a scheduler may take to end a session that this process leaves
 
@@ -108,15 +109,19 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
                 await enrolment.admit(address)
             return address
 
+        async def find_host() -> str:
+            """Where this process listens, as no flag says it."""
+            return await asyncio.to_thread(host_for, await find())
+
+        known = options.scheduler or ("" if options.broker or enrolment is None else enrolment.scheduler)
+        where = known.rpartition(":")[0] if known or not options.broker else parse_url(options.broker).host
+        if options.is_beside_scheduler and where and not is_loopback(where):
+            options = replace(options, host=await once_reached(find_host, get_logger("stage-server")))
+            if not options.is_alone:
+                tell_host(get_logger("stage-server"), options.host)
         speaks_tls = not options.insecure and not options.is_alone
         if speaks_tls:  # others reach this process: it proves who it is from the first moment on
-            while True:
-                try:
-                    await find()
-                    break
-                except SchedulerUnreachable as error:
-                    get_logger("stage-server").warning("scheduler not reached", reason=error.message)
-                    await asyncio.sleep(FIRST_DIAL_PAUSE_S)
+            await once_reached(find, get_logger("stage-server"))
         harm = Harm(get_logger("chaos")) if options.allow_chaos else None
         thread = ThreadDevice(device_name, threads)
         stack.callback(thread.close)
@@ -131,7 +136,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         # On a slow link its pings wait behind the dialler's tensors; the dialler notices sooner if the link is dead.
         server = new_server(guard, None if options.insecure else CONNECTION_S_MAX, PATIENT, meter)
         shown = wallet if speaks_tls else None
-        port = _bind_free(server, shown) if not options.listen else bind(server, options.listen, shown)
+        port = _bind_free(server, options.host, shown) if not options.listen else bind(server, options.listen, shown)
         address = options.address(port)
 
         stage_server: StageServer | None = None
@@ -300,11 +305,11 @@ def _hand_over(
     return True
 
 
-def _bind_free(server: grpc.aio.Server, wallet: Wallet | None) -> int:
+def _bind_free(server: grpc.aio.Server, host: str, wallet: Wallet | None) -> int:
     """The default port, or the next free one: several stage servers share a machine."""
     for port in range(7951, 7951 + PORTS_TRIED_MAX):
         try:
-            return bind(server, f"{LOOPBACK}:{port}", wallet)
+            return bind(server, f"{host}:{port}", wallet)
         except InvalidConfig:
             continue
-    return bind(server, f"{LOOPBACK}:0", wallet)
+    return bind(server, f"{host}:0", wallet)

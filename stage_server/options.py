@@ -64,7 +64,7 @@ class StageServerOptions:
     broker: str  # "" = none
     scheduler: str  # "" = find it through the broker
     swarm: str  # the scheduler's name at the broker
-    listen: str  # "" = 127.0.0.1:7951 or the next free port
+    listen: str  # "" = port 7951 of `host`, or the next free one
     announce: str  # "" = the address it listens at
     device: str
     stage: int  # -1 = any
@@ -86,11 +86,18 @@ class StageServerOptions:
     via_relay: bool = False  # others cannot dial it
     site: str = ""  # where it is; those of one site have fast links to each other
     proxy: str = ""  # an HTTP proxy on the way to all hosts but the own
+    host: str = LOOPBACK  # where it listens without `listen`
 
     @property
     def listens(self) -> str:
         """HOST:PORT where it listens; port 0: any."""
-        return self.listen or f"{LOOPBACK}:0"
+        return self.listen or f"{self.host}:0"
+
+    @property
+    def is_beside_scheduler(self) -> bool:
+        """Whether no flag says where others dial it, so that it listens where the scheduler finds it. In plaintext it
+        opens itself to nobody unasked."""
+        return not (self.listen or self.announce or self.via_relay or self.insecure)
 
     @property
     def is_alone(self) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
+import os
 import socket
 
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, SchedulerUnreachable
+from swarm.text import is_loopback
 
 IPV4, IPV6 = "127.0.0.1", "[::1]"
 
@@ -58,6 +61,45 @@ def cannot_listen(address: str, fault: OSError | None) -> InvalidConfig:
 def loopback() -> str:
     """The loopback host of this machine, as an address names it: 127.0.0.1, or [::1] where only that can be bound."""
     return IPV6 if bind_fault(IPV4, 0) is not None and bind_fault(IPV6, 0) is None else IPV4
+
+
+def host_towards(host: str) -> str:
+    """This machine's address on the way to the host, a name or an address; in brackets if it is IPv6. OSError.
+
+    A name is looked up; nothing else is sent. A link-local IPv6 address is none: each machine has its own name for the
+    link.
+    """
+    fault: OSError = OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+    for family, kind, protocol, _, address in socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                own = str(probe.getsockname()[0])
+        except OSError as error:
+            fault = error
+            continue
+        if family == socket.AF_INET:
+            return own
+        if not ipaddress.ip_address(own).is_link_local:
+            return f"[{own}]"
+    raise fault
+
+
+def host_for(scheduler: str) -> str:
+    """Where a process listens that the scheduler at HOST:PORT names to others: loopback beside one on loopback, else
+    this machine's address on the way there.
+
+    SchedulerUnreachable if there is no way. Not chosen: every address of the machine, because a process that nobody
+    told to do so opens no more than it needs.
+    """
+    host = scheduler.rpartition(":")[0]
+    if is_loopback(host):
+        return LOOPBACK
+    try:
+        own = host_towards(host)
+    except OSError as error:
+        raise SchedulerUnreachable(f"no way leads to {scheduler}: {error.strerror or error}") from None
+    return LOOPBACK if is_loopback(own) else own
 
 
 LOOPBACK = loopback()

@@ -33,7 +33,7 @@ from client.shell import Shell
 from client.up.fleet import END_S_MAX, POLL_S, START_S_MAX, TAIL_LINES, how_it_ended, ready_line
 from client.up.revival import Revival
 from swarm.errors import DeadlinePassed, IncompatibleVersion, InvalidConfig, ProcessEnded, SwarmError, UsageError
-from swarm.listening import LOOPBACK
+from swarm.listening import LOOPBACK, host_towards
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.names import Role
 from swarm.process.children import dying_with_parent, end
@@ -175,7 +175,7 @@ def connected(address: str, *, count: int, listen_host: str, device: str) -> Ite
         raise IncompatibleVersion(words, hint="install the Python and the Ray of the cluster here") from None
     try:
         nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
-        host = listening_host(listen_host, nodes, _own_addresses(), _address_towards)
+        host = listening_host(listen_host, nodes, _own_addresses(), host_towards)
         gpus = int(ray.cluster_resources().get("GPU", 0))
         yield Cluster(ray, count, host, device_for(device, count, gpus))
     finally:
@@ -228,13 +228,6 @@ def _no_cluster(address: str) -> InvalidConfig:
 
 def _own_addresses() -> set[str]:
     return {entry.address for entries in psutil.net_if_addrs().values() for entry in entries} | {LOOPBACK.strip("[]")}
-
-
-def _address_towards(node: str) -> str:
-    """This machine's address on the way to `node`; nothing is sent."""
-    with socket.socket(socket.AF_INET6 if ":" in node else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((node, 9))
-        return str(probe.getsockname()[0])
 
 
 class Crew:

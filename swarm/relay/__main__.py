@@ -33,8 +33,12 @@ cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @cli.command()
 def relay(
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT for stage servers, which all must reach; port 0 = any.")
-    ] = f"{LOOPBACK}:7955",
+        str,
+        typer.Option(
+            help="HOST:PORT for stage servers, which all must reach; port 0 = any.",
+            show_default="port 7955 of this machine's address on the way to the scheduler",
+        ),
+    ] = "",
     announce: Annotated[
         str, typer.Option(help="HOST:PORT at which stage servers reach the relay.", show_default="where it listens")
     ] = "",

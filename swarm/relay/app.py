@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from swarm.errors import InvalidConfig, SchedulerUnreachable
-from swarm.listening import check_free
+from swarm.errors import InvalidConfig
+from swarm.listening import LOOPBACK, check_free, host_for
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.https import Https
 from swarm.pki.identity import Wallet
@@ -24,20 +24,20 @@ from swarm.relay.metrics import RelayMetrics
 from swarm.relay.service import RelayService, add_relay_service, may_relay
 from swarm.relay.session import RelaySession
 from swarm.rpc.channel import NARROW, bind, new_server
-from swarm.rpc.enrolment import Enrolment, own_name
+from swarm.rpc.enrolment import Enrolment, once_reached, own_name, tell_host
 from swarm.rpc.guard import Guard
 from swarm.rpc.meter import Meter
 from swarm.text import is_loopback
 
 STOP_S_MAX = 0.5  # links stay open until we break them
-FIRST_DIAL_PAUSE_S = 1.0
+PORT = 7955
 
 
 @dataclass(frozen=True, slots=True)
 class RelayOptions:
     """The relay's flags, checked."""
 
-    listen: str
+    listen: str  # "" = port 7955 at this machine's address on the way to the scheduler
     announce: str  # "" = the address it listens at
     scheduler: str  # "" = the one that it joined
     join: JoinLine | None
@@ -48,8 +48,9 @@ class RelayOptions:
 
     def check(self) -> None:
         """InvalidConfig, UsageError."""
-        check_listen(self.listen)
-        check_announce(self.listen, self.announce)
+        if self.listen:
+            check_listen(self.listen)
+        check_announce(self.listen or f"{LOOPBACK}:{PORT}", self.announce)
 
 
 async def serve(options: RelayOptions) -> None:
@@ -57,7 +58,8 @@ async def serve(options: RelayOptions) -> None:
     log, product = get_logger("relay"), metadata.version("swarm-stages")
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.data_dir))
-        check_free(options.listen)
+        if options.listen:  # before a token is used up
+            check_free(options.listen)
         name, wallet = own_name(options.data_dir), Wallet()
         enrolment = Enrolment(name, options.data_dir / "pki", wallet, log, role=Role.RELAY)
         if options.join is not None:
@@ -75,13 +77,18 @@ async def serve(options: RelayOptions) -> None:
             await enrolment.admit(address)
             return address
 
-        while True:  # it proves who it is from the first moment on
-            try:
-                await find()
-                break
-            except SchedulerUnreachable as error:
-                log.warning("scheduler not reached", reason=error.message)
-                await asyncio.sleep(FIRST_DIAL_PAUSE_S)
+        async def find_host() -> str:
+            """Where this process listens, as no flag says it."""
+            return await asyncio.to_thread(host_for, await find())
+
+        await once_reached(find, log)  # it proves who it is from the first moment on
+        listen = options.listen
+        if not listen:
+            host = LOOPBACK if options.announce else await once_reached(find_host, log)
+            listen = f"{host}:{PORT}"
+            check_free(listen)
+            if not is_loopback(host):
+                tell_host(log, host)
         identity = wallet.identity
         assert identity is not None
         metrics = RelayMetrics(product, PROTOCOL_VERSION)
@@ -90,7 +97,7 @@ async def serve(options: RelayOptions) -> None:
         guard = Guard(may_relay, lambda method, who, error: metrics.process.auth_failed(error.code))
         server = new_server(guard, more=NARROW, meter=Meter(metrics.process.handled))
         add_relay_service(server, service)
-        host, bound = options.listen.rpartition(":")[0], bind(server, options.listen, wallet)
+        host, bound = listen.rpartition(":")[0], bind(server, listen, wallet)
         address = options.announce or f"{host}:{bound}"
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)

@@ -12,7 +12,7 @@ import json
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import SystemRandom
 
@@ -31,6 +31,7 @@ LOOK_S = 30.0  # how often the certificate's age is looked at
 LOOK_S_MIN = 0.2
 CALL_S_MAX = 10.0
 POLL_S = 0.2
+FIRST_DIAL_PAUSE_S = 1.0
 PROFILE_LOOKS_MAX = 100  # a scheduler that starts on this machine listens before its profile is written
 
 
@@ -223,6 +224,21 @@ class Enrolment:
                 hint=f"give each {self._words} its own --data-dir",
             )
         return principal.role is self._role
+
+
+async def once_reached(find: Callable[[], Awaitable[str]], log: Logger) -> str:
+    """What `find` gives, once it raises SchedulerUnreachable no more; its other errors."""
+    while True:
+        try:
+            return await find()
+        except SchedulerUnreachable as error:
+            log.warning("scheduler not reached", reason=error.message)
+            await asyncio.sleep(FIRST_DIAL_PAUSE_S)
+
+
+def tell_host(log: Logger, host: str) -> None:
+    """Say where a process listens that no flag told where."""
+    log.info("listens at this machine's address on the way to the scheduler", host=host, otherwise="--listen HOST:PORT")
 
 
 def own_name(data_dir: Path) -> str:

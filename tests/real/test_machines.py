@@ -19,7 +19,6 @@ TYPED_AND_WAITED_S_MAX = 900.0
 WORDS = {command for page in ("README.md", "docs/networks.md") for command in commands_of((ROOT / page).read_text())}
 PLACEHOLDERS = {
     "SCHEDULER:7950": f"{ADDRESSES[SCHEDULER]}:7950",
-    "RELAY:7955": f"{ADDRESSES[SCHEDULER]}:7955",
     "PEER:7951": f"{ADDRESSES[SERVER]}:7951",
     "cuda:0": "cpu",
 }
@@ -58,11 +57,13 @@ def test_three_machines_join_by_token_train_and_one_behind_a_router_is_revoked(t
 
         began_s = time.monotonic()
         starts("scheduler", SCHEDULER, typed("swarm scheduler --listen SCHEDULER:7950"))
-        starts("relay", SCHEDULER, typed("swarm relay --join LINE --listen RELAY:7955", token("relay")))
+        relay = starts("relay", SCHEDULER, typed("swarm relay --join LINE", token("relay")))
+        assert relay["address"] == f"{ADDRESSES[SCHEDULER]}:7955", "it listens on the way to the scheduler"
         direct = "swarm stage-server --join LINE --listen PEER:7951 --device cuda:0"
         starts("direct", SERVER, typed(direct, token("stage-server")))
-        second = typed(direct, token("stage-server"), **{"PEER:7951": f"{ADDRESSES[SERVER]}:7952"})
-        starts("spare", SERVER, second)
+        joins = typed("swarm stage-server --join LINE", token("stage-server"))
+        spare = starts("spare", SERVER, f"{joins} --device cpu")
+        assert spare["address"] == f"{ADDRESSES[SERVER]}:7952", "it too, at the next free port"
         via_relay = typed("swarm stage-server --join LINE --via-relay", token("stage-server"))
         hidden = starts("hidden", HIDDEN, f"{via_relay} --device cpu")["peer"]
 

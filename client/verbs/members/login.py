@@ -25,8 +25,6 @@ from swarm.pki.tokens import read_line
 from swarm.text import duration, is_loopback, seconds
 from swarm.wire import members_pb2 as pb
 
-_LISTENS = {Role.STAGE_SERVER: 7951, Role.RELAY: 7955}  # ports that others dial
-
 
 def login(
     context: typer.Context,
@@ -156,12 +154,14 @@ def _release(shell: Shell, name: str) -> int:
 
 
 def _joining(role: Role, line: str) -> str:
-    """What whoever is invited types. Others must reach a stage server and a relay, so these say where they listen."""
-    command, port = f"swarm {verb_of(role)} --join LINE", _LISTENS.get(role)
-    if port is None or is_loopback(line.partition("#")[0].rpartition(":")[0]):
+    """What whoever is invited types. Others must reach a stage server and a relay: on another machine than the
+    scheduler's these listen at its address on the way there, which may be no address for others."""
+    command = f"swarm {verb_of(role)} --join LINE"
+    if role not in (Role.STAGE_SERVER, Role.RELAY) or is_loopback(line.partition("#")[0].rpartition(":")[0]):
         return command
-    command += f" --listen THIS_MACHINE:{port}, where THIS_MACHINE is the address at which others reach it"
-    return command if role is Role.RELAY else f"{command} (without one: --via-relay)"
+    if role is Role.RELAY:
+        return f"{command} (it must be reached by all; by another address: --listen HOST:PORT)"
+    return f"{command} (reached by another address: --listen HOST:PORT; behind a NAT: --via-relay)"
 
 
 def _after(role: str) -> str:

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from swarm import listening
-from swarm.errors import InvalidConfig
-from swarm.listening import bind_fault, check_free, loopback
+from swarm.errors import InvalidConfig, SchedulerUnreachable
+from swarm.listening import LOOPBACK, bind_fault, check_free, host_for, host_towards, loopback
 from swarm.relay.app import RelayOptions, serve
 from swarm.relay.budget import budget_of
 from swarm.rpc.channel import bind
@@ -67,6 +67,74 @@ async def test_a_relay_whose_port_is_taken_says_so_before_it_asks_for_its_schedu
     options = RelayOptions(at, "", "127.0.0.1:9", None, "127.0.0.1", None, tmp_path / "relay", budget_of("", ""))
     with pytest.raises(InvalidConfig, match=f"cannot listen at {at}: the port is in use "):
         await asyncio.wait_for(serve(options), timeout=5.0)
+
+
+Found = tuple[socket.AddressFamily, str]
+
+
+class _Ways:
+    """A machine's ways out: the host's addresses, and this machine's address on the way to each; "" is no way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hosts: dict[str, list[Found]], ways: dict[str, str]) -> None:
+        self.hosts, self.ways = hosts, ways
+        monkeypatch.setattr(listening.socket, "getaddrinfo", self.look_up)
+        monkeypatch.setattr(listening.socket, "socket", self.probe)
+
+    def look_up(self, host: str, port: int, **_: Any) -> list[Any]:
+        if host not in self.hosts:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(family, 0, 0, "", (address, port)) for family, address in self.hosts[host]]
+
+    def probe(self, *_: Any) -> Any:
+        ways = self.ways
+
+        class Probe:
+            own = ""
+
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None: ...
+
+            def connect(self, address: tuple[str, int]) -> None:
+                self.own = ways[address[0]]
+                if not self.own:
+                    raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+            def getsockname(self) -> tuple[str, int]:
+                return self.own, 1
+
+        return Probe()
+
+
+IN4, IN6 = socket.AF_INET, socket.AF_INET6
+
+
+def test_a_process_beside_a_remote_scheduler_listens_on_the_way_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage server that joined from another machine listened at 127.0.0.1, where the others did not reach it."""
+    hosts: dict[str, list[Found]] = {
+        "10.77.0.1": [(IN4, "10.77.0.1")],
+        "desk.example": [(IN6, "fd00::1"), (IN4, "10.77.0.1")],
+        "six.example": [(IN6, "fd00::1")],
+        "near.example": [(IN6, "fe80::1%eth0"), (IN4, "10.77.0.1")],
+        "me.example": [(IN4, "127.0.1.1")],
+        "lost.example": [(IN4, "198.51.100.1")],
+    }
+    ways = {"10.77.0.1": "10.77.0.2", "fd00::1": "", "127.0.1.1": "127.0.0.1", "198.51.100.1": ""}
+    ways["fe80::1%eth0"] = "fe80::2%eth0"
+    told = _Ways(monkeypatch, hosts, ways)
+    assert host_for("10.77.0.1:7950") == host_for("desk.example:7950") == "10.77.0.2"
+    assert host_for("near.example:7950") == "10.77.0.2", "an address of one link alone is no address for others"
+    assert host_for("me.example:7950") == host_for("localhost:7950") == host_for("127.0.0.1:7950") == LOOPBACK
+    told.ways["fd00::1"] = "fd00::2"
+    assert host_for("desk.example:7950") == host_for("six.example:7950") == "[fd00::2]"
+    with pytest.raises(SchedulerUnreachable, match=r"no way leads to lost.example:7950: Network is unreachable"):
+        host_for("lost.example:7950")
+    with pytest.raises(SchedulerUnreachable, match=r"no way leads to no.example:7950: Name or service not known"):
+        host_for("no.example:7950")
+    del hosts["near.example"][1]
+    with pytest.raises(OSError, match="Network is unreachable"):
+        host_towards("near.example")
 
 
 async def test_a_connection_that_has_ended_does_not_hold_its_port() -> None:
