@@ -29,7 +29,7 @@ _AGAIN = "pull again; if it happens again, the checkpoint on the scheduler is da
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A model folder that has arrived."""
+    """A model folder that has arrived, as it lies there: in the precision that was asked for."""
 
     path: Path
     files: int
@@ -55,7 +55,7 @@ def download(
     final = job.weights_sha256 if step in (LATEST, str(job.steps)) else ""
     part = _begin(folder)
     try:
-        count, size_bytes = _receive(shell, scheduler.pull(job.id, step), part)
+        _receive(shell, scheduler.pull(job.id, step), part)
         sha256 = weights_sha256(_parameters(part))
         if final and sha256 != final:
             raise CorruptFrame(
@@ -67,6 +67,7 @@ def download(
             sha256 = weights_sha256(_parameters(part))
         if job.spec_json and not (part / CARD).exists():
             (part / CARD).write_text(model_card(job, arrived, sha256, product()), encoding="utf-8")
+        sizes = [path.stat().st_size for path in part.rglob("*") if path.is_file()]
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise _cannot_write(folder, error) from error
@@ -78,7 +79,7 @@ def download(
     except (OSError, NotAllowed) as error:
         told = _cannot_write(folder, error) if isinstance(error, OSError) else error
         raise type(told)(told.message, hint=f"the model has arrived in {part}: move it with mv") from error
-    return Pulled(folder.resolve(), count, size_bytes, sha256)
+    return Pulled(folder.resolve(), len(sizes), sum(sizes), sha256)
 
 
 def _arrived(checkpoints: Sequence[Checkpoint], step: str, sha256: str) -> Checkpoint:
@@ -113,8 +114,8 @@ def _cannot_write(folder: Path, error: OSError) -> InvalidConfig:
     return InvalidConfig(f"{folder} cannot be written: {error.strerror or error}", hint="choose another DIR")
 
 
-def _receive(shell: Shell, chunks: Iterable[pb.FileChunk], part: Path) -> tuple[int, int]:
-    """Write the stream of files below `part`; returns the number of files and of bytes."""
+def _receive(shell: Shell, chunks: Iterable[pb.FileChunk], part: Path) -> None:
+    """Write the stream of files below `part`."""
     writer: _FileWriter | None = None
     seen: set[str] = set()
     total_bytes = 0
@@ -146,7 +147,6 @@ def _receive(shell: Shell, chunks: Iterable[pb.FileChunk], part: Path) -> tuple[
             writer.close()
     if not seen:
         raise CorruptFrame("the scheduler sent no files", hint=_AGAIN)
-    return len(seen), total_bytes
 
 
 class _FileWriter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import resource
@@ -14,6 +15,8 @@ from swarm.errors import INTERRUPTED
 
 FILES_WANTED = 1 << 16
 FILES_OF_MACOS = 10_240  # it lets nobody have more, whatever limit it shows
+PLAIN = dict(zip("▁▂▃▄▅▆▇█…", ".:-=+*#@~", strict=True))  # what stands for them where ASCII alone is known
+_PLAINLY = "swarm.plainly"
 PRIVATE_UMASK = 0o077  # texts, weights and logs are for their owner alone: folders 0700, files 0600
 
 
@@ -36,11 +39,17 @@ def open_more_files() -> None:
 
 
 def take_any_text() -> None:
-    """Let stdout and stderr write "?" for what they cannot encode: a terminal may know ASCII alone, and the name of a
-    file may be no text at all."""
+    """Let stdout and stderr write what they cannot encode as `PLAIN` says, or as "?": a terminal may know ASCII alone,
+    and the name of a file may be no text at all."""
+    codecs.register_error(_PLAINLY, _plainly)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=_PLAINLY)
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError), "the streams are written to"
+    return "".join(PLAIN.get(one, "?") for one in error.object[error.start : error.end]), error.end
 
 
 @contextmanager

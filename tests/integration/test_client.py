@@ -774,6 +774,19 @@ def test_pull_writes_the_folder_and_names_its_weights(swarm: Any, trained: FakeJ
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("dtype", ["keep", "bfloat16"])
+def test_pull_tells_the_size_of_the_folder_that_it_made(
+    swarm: Any, trained: FakeJobs, tmp_path: Path, dtype: str
+) -> None:
+    """It told what had travelled: 3.4 MiB in 7 files of a bfloat16 folder of 1.7 MiB in 8."""
+    code, out, err = swarm("pull", "tiny", "model", "--dtype", dtype, "-o", "json")
+    assert code == 0, err
+    told = json.loads(out)["data"]
+    lie = {path.name: path.stat().st_size for path in (tmp_path / "model").iterdir()}
+    assert set(lie) == {"config.json", "model.safetensors", "README.md"}
+    assert (told["files"], told["size_bytes"]) == (3, sum(lie.values()))
+
+
 def test_pull_replaces_a_folder_only_by_force(swarm: Any, trained: FakeJobs, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     assert swarm("pull", "tiny", "model")[0] == 0  # an empty folder is no loss

@@ -146,6 +146,26 @@ def test_an_output_that_is_closed_or_full_is_no_traceback(here: Path, redirectio
     assert code == 0 or b"error[E0300]: the disk is full" in done.stderr
 
 
+def test_a_terminal_that_knows_ascii_alone_shows_curves_and_cut_cells() -> None:
+    """The curve of swarm history was "????" there."""
+    code = (
+        "from swarm.process.startup import take_any_text; take_any_text()\n"
+        "from rich.console import Console\n"
+        "from rich.table import Table\n"
+        "from client.board import sparkline\n"
+        "print(sparkline(range(8)))\n"
+        "table = Table('NAME', box=None); table.columns[0].no_wrap = True; table.add_row('a-long-name')\n"
+        "Console(width=8).print(table)\n"
+        "print('Zo\\u00eb \\udcff')"
+    )
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | ascii_alone, capture_output=True, cwd=REPOSITORY, check=True
+    )
+    curve, _, cell, name = told.stdout.decode("ascii").splitlines()
+    assert (curve, cell.strip(), name) == (".:-=+*#@", "a-lon~", "Zo? ?")
+
+
 @pytest.mark.parametrize(("soft", "hard", "expected"), [(200, 400, 400), (300, 300, 300)])
 def test_a_program_may_open_what_the_system_lets_it(soft: int, hard: int, expected: int) -> None:
     """A scheduler that was started in a shell had 1024 files, which one stranger dialled up."""
