@@ -156,6 +156,7 @@ class RelayService:
             link = _Link(opening, ends_s, asyncio.get_running_loop().create_future())
             self._links[opening.connection] = link
             try:
+                await context.send_initial_metadata(())  # the relay has heard: the caller may wait for the other end
                 line.openings.put_nowait(opening)
                 try:
                     async with asyncio.timeout(OPEN_S_MAX):

@@ -42,8 +42,6 @@ CONNECT_S_MAX = 3.0  # with handshakes: in one second a busy machine, or one acr
 KEEPALIVE_INTERVAL_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late, and with 1000 it would count as dead
 
-# To and through a relay: windows that do not grow with the bandwidth.
-NARROW: Options = [("grpc.http2.bdp_probe", 0)]
 PING_S_MAX = 60.0  # that a ping may wait behind bulk, where something else watches whether the other side lives
 
 
@@ -51,6 +49,11 @@ def ping_within(seconds: float) -> Options:
     """How long a ping may take to come back before the connection counts as dead."""
     limit_ms = round(1000 * seconds)
     return [("grpc.http2.ping_timeout_ms", limit_ms), ("grpc.keepalive_timeout_ms", limit_ms)]
+
+
+def connect_within(seconds: float) -> Options:
+    """How long a connection may take to stand, handshakes included."""
+    return [("grpc.min_reconnect_backoff_ms", round(1000 * seconds))]  # no pause, in spite of its name
 
 
 def through_proxy(address: str) -> Options:
@@ -61,6 +64,9 @@ def through_proxy(address: str) -> Options:
 PATIENT = ping_within(PING_S_MAX)
 # To the scheduler, beside the session: pings wait behind the bulk, whose progress swarm/rpc/window.py judges.
 BULK: Options = ping_within(20.0)
+# To and through a relay: windows that do not grow with the bandwidth, and pings that wait behind what is carried. Its
+# ends judge the progress of that, and the scheduler tells when a relay is gone.
+NARROW: Options = [("grpc.http2.bdp_probe", 0), *BULK]
 
 _CODE_KEY = "swarm-code"
 _CODE = re.compile(r"^E[0-9]{4}$")
@@ -83,7 +89,7 @@ def client_options() -> Options:
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),  # no retries by gRPC: our protocol repeats what may be repeated
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", round(1000 * CONNECT_S_MAX)),  # no pause, in spite of its name
+        *connect_within(CONNECT_S_MAX),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
 

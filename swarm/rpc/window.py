@@ -22,10 +22,11 @@ from collections import deque
 
 from swarm.errors import CorruptFrame
 
-START_BYTES = 64 << 10
+START_BYTES = 16 << 10  # of a flow: several may begin on one slow line, and all lie before its pings
 WINDOW_BYTES_MIN, WINDOW_BYTES_MAX = 16 << 10, 8 << 20
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 4 << 10, 1 << 20  # of what is sent and acknowledged at a time
-STEP_BYTES = 16 << 10  # that a small window grows in a round trip once there is a queue; others by the square root
+# That a window grows in a round trip once there is a queue; one that is not small by the square root of its size.
+STEP_BYTES, SMALL_BYTES = 16 << 10, 64 << 10
 QUEUE_LOW_S, QUEUE_HIGH_S = 0.1, 0.5
 BASE_KEPT_S = 60.0  # paths change: a base is forgotten after one to two times this
 PATIENCE_S_MIN, PATIENCE_S_MAX = 3.0, 60.0  # with a line that keeps silent
@@ -141,7 +142,7 @@ class Window:
                 self.size_bytes = max(WINDOW_BYTES_MIN, int(self.size_bytes * left))
                 self._hold_bytes = self.unacknowledged_bytes
         elif was_full:
-            step_bytes = STEP_BYTES * max(1.0, (self.size_bytes / START_BYTES) ** 0.5)
+            step_bytes = STEP_BYTES * max(1.0, (self.size_bytes / SMALL_BYTES) ** 0.5)
             grown = piece_bytes if queue_s < QUEUE_LOW_S else int(step_bytes * piece_bytes / self.size_bytes)
             self.size_bytes = min(self.size_bytes + grown, WINDOW_BYTES_MAX)
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import CorruptFrame
+from swarm.rpc.channel import KEEPALIVE_TIMEOUT_MS
 from swarm.rpc.window import PATIENCE_S_MIN, START_BYTES, WINDOW_BYTES_MAX, Window
 
 MBIT = 125_000.0
@@ -78,6 +79,13 @@ def test_flows_on_one_line_each_get_a_part_of_it(starts_s: list[float], megabits
     assert line.longest_s(80.0) < 0.6 * len(got)
 
 
+def test_eight_flows_that_begin_together_leave_room_for_the_pings_of_a_session() -> None:
+    """Each began with what one megabit carries in half a second, so the eight took four; pings may take two."""
+    line = Line(1.0 * MBIT, 0.1)
+    carried(line, [0.0] * 8, 60.0, 0.0)
+    assert line.longest_s() < 0.001 * KEEPALIVE_TIMEOUT_MS
+
+
 def test_a_window_never_passes_its_bounds_and_starts_small() -> None:
     window = Window(0.0)
     assert window.size_bytes == START_BYTES
@@ -101,7 +109,7 @@ def test_who_is_silent_on_a_fast_line_is_dead_after_the_least_patience() -> None
 
 def test_progress_is_life_however_slow() -> None:
     window = Window(0.0)
-    window.sent(START_BYTES, 0.0)
+    window.sent(60_000, 0.0)
     for second in range(1, 60):
         window.acknowledged(1000, float(second))
         assert not window.dead(second + 0.99)

@@ -52,7 +52,7 @@ BIG = os.urandom(3 << 20)
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still makes no relay silent."""
-    monkeypatch.setattr("swarm.rpc.links.dialling.HANDSHAKE_S_MAX", 60.0)
+    monkeypatch.setattr("swarm.rpc.links.dialling.THROUGH_S_MAX", 60.0)
     for module in ("swarm.rpc.links.tunnel", "swarm.relay.service"):
         monkeypatch.setattr(f"{module}.OPEN_S_MAX", 60.0)
 
@@ -258,6 +258,28 @@ async def test_a_link_is_accepted_by_whom_it_is_for_and_once(relay: RelayHere) -
     tunnel = await opening
     assert await accepted(theirs, connection) is Refused, "a second time"
     standing.cancel()
+    await tunnel.close()
+    await channel.close()
+
+
+async def test_the_other_end_has_its_time_once_the_relay_has_heard(
+    relay: RelayHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the relay's line carried bulk, the other end had accepted after four seconds, and the caller had hung up
+    after three."""
+    monkeypatch.setattr("swarm.rpc.links.tunnel.OPEN_S_MAX", 3.0)
+    theirs = wallet_of(H, pass_of(H, 1))
+    channel: Any = channel_to(relay.at, theirs)
+    listening = channel.stream_stream(f"/{SERVICE}/Listen")()
+    await listening.write(ListenUp(token=theirs.pass_token).SerializeToString())
+    await listening.read()
+    await until(lambda: relay.service._board._listening[H].shown is not None)
+    opening = asyncio.create_task(open_tunnel(relay.at, H, wallet_of(A, pass_of(A, 1))))
+    connection = ListenDown.FromString(await listening.read()).connection
+    await asyncio.sleep(4.0)
+    accepting = channel.stream_stream(f"/{SERVICE}/Accept")(metadata=((CONNECTION_KEY, connection),))
+    tunnel = await opening
+    accepting.cancel()
     await tunnel.close()
     await channel.close()
 

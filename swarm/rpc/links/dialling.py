@@ -22,6 +22,7 @@ from swarm.rpc.channel import (
     PATIENT,
     connect,
     connect_to_peer,
+    connect_within,
     through_proxy,
 )
 from swarm.rpc.links.paths import DIRECT, DIRECT_S, Paths
@@ -29,6 +30,7 @@ from swarm.rpc.links.tunnel import Tunnel, open_tunnel
 from swarm.types import PeerId
 
 HANDSHAKE_S_MAX = 3.0  # with the peer, where there is no other way
+THROUGH_S_MAX = 10.0  # with a peer that has just accepted: each turn waits behind all that the relay carries
 
 
 @dataclass(slots=True)
@@ -100,8 +102,8 @@ class Dialler:
         tunnel = await open_tunnel(relay, peer, self._wallet)
         # The port is of this machine, and whoever is at the far end of it is not.
         server_name = Principal(identity.cluster, Role.STAGE_SERVER, peer).dns
-        made = Connection(connect(tunnel.address, identity, server_name, PATIENT), relay, tunnel)
-        return await standing(made, HANDSHAKE_S_MAX, f"{peer} through relay {relay.name}")
+        channel = connect(tunnel.address, identity, server_name, PATIENT + connect_within(THROUGH_S_MAX))
+        return await standing(Connection(channel, relay, tunnel), THROUGH_S_MAX, f"{peer} through relay {relay.name}")
 
 
 async def standing(made: Connection, timeout_s: float, where: str) -> Connection:

@@ -30,7 +30,7 @@ from swarm.wire import relay_pb2
 SERVICE: Final = "swarm.wire.Relay"
 TO_KEY: Final = "swarm-to"
 CONNECTION_KEY: Final = "swarm-connection"
-OPEN_S_MAX: Final = 3.0  # until the other end has accepted
+OPEN_S_MAX: Final = 3.0  # until a relay is connected, then until it has heard, then until the other end has accepted
 # Little may wait in a tunnel: a ping between its ends stands behind all of it, and must come back in time also where a
 # home connection sends 10 Mbit/s.
 SOCKET_BYTES: Final = 64 << 10
@@ -75,11 +75,17 @@ async def open_tunnel(relay: RelayAt, peer: PeerId, wallet: Wallet) -> Tunnel:
     try:
         method: Any = channel.stream_stream(f"/{SERVICE}/Connect")
         call: _Call = method(metadata=((TO_KEY, peer), *passes.metadata(wallet.pass_token)))
+        limit_s = OPEN_S_MAX
         try:
-            async with asyncio.timeout(OPEN_S_MAX):
+            async with asyncio.timeout(limit_s):
+                await call.wait_for_connection()
+            async with asyncio.timeout(limit_s):
+                await call.initial_metadata()
+            limit_s = 2 * OPEN_S_MAX  # the relay gives the other end OPEN_S_MAX, and its answer has a way to go
+            async with asyncio.timeout(limit_s):
                 answer = await call.read()
         except TimeoutError:
-            raise RelaySilent(f"relay {relay.name} did not answer within {OPEN_S_MAX:g} s") from None
+            raise RelaySilent(f"relay {relay.name} did not answer within {limit_s:g} s") from None
         except grpc.RpcError as error:
             raise translate(error, f"relay {relay.name}", unavailable=RelaySilent) from None
         if answer is grpc.aio.EOF:
