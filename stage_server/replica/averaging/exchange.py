@@ -32,16 +32,21 @@ from swarm.types import PeerId
 
 
 async def run_exchange(
-    command: Exchange, me: ReplicaId, stage: Stage, device: Device, links: PeerLinks, mailbox: Mailbox
+    command: Exchange,
+    me: ReplicaId,
+    stage: Stage,
+    device: Device,
+    links: PeerLinks,
+    mailbox: Mailbox,
+    deadline: Deadline,
 ) -> Mean:
     """Take part in an outer round as an envoy; gives the mean proposal of the unit.
 
-    A group of RoundBroken, one for each envoy that it did not get through to within `command.timeout_s`.
+    A group of RoundBroken, one for each envoy that it did not get through to by the deadline, which begins here.
     """
     mine = next((one for one in command.envoys if one.peer == me.peer), None)
     if mine is None:
         raise Refused(f"{me.peer} is no envoy of this round")
-    deadline = Deadline(command.timeout_s)
     deadline.begin()
     own = await device.run(lambda: proposed(stage, command.unit, command.step))  # behind the commit that came before
     came = {one.peer: own for one in command.envoys if one.timeline == mine.timeline or not own.numel()}

@@ -169,11 +169,15 @@ class Mailbox:
         assert round_.round == command.round
         return round_.meter
 
-    def expect(self, command: Average, owner: PeerId) -> None:
-        """Others send us their parts of a slice that is another's: it is reduced once more here."""
+    def expect(self, command: Average, owner: PeerId, moved: Callable[[], None] = lambda: None) -> None:
+        """Others send us their parts of a slice that is another's: it is reduced once more here.
+
+        `moved` is called from now on whenever some of what is due has come: the round itself is complete.
+        """
         round_, members = self._announced.get((command.step, command.unit)), command.members
         if round_ is None or round_.round != command.round:
             return
+        round_.moved = moved
         of_round = (command.timeline, command.step, command.unit, command.round)
         for chunk in [chunk for one in members if one.peer == owner for chunk in chunks_of(one, members)]:
             for member in members:

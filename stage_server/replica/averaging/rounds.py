@@ -117,13 +117,13 @@ class RoundRunner:
         average, me, ports = known.command, self._me, self._ports
         if isinstance(average, Exchange):
             return
-        part = partial(self._stage.part, command.step, command.unit)
+        part, deadline = partial(self._stage.part, command.step, command.unit), Deadline(average.timeout_s)
         if me.peer == command.verifier:
-            self.mailbox.expect(average, command.owner)
+            self.mailbox.expect(average, command.owner, deadline.moved)
         else:
             known.checks.append(ports.work.start(self._send_part(average, command, part)))
         if me.peer in (command.owner, command.verifier):
-            known.checks.append(ports.work.start(self._reduce_again(average, command, part, mean)))
+            known.checks.append(ports.work.start(self._reduce_again(average, command, part, mean, deadline)))
 
     async def _send_part(self, average: Average, command: Recheck, part: Callable[[], Tensor]) -> None:
         try:
@@ -132,11 +132,11 @@ class RoundRunner:
             facts = {"step": command.step, "unit": command.unit, "to": command.verifier}
             self._ports.log.warning("part not sent again", **facts, reason=error.message)
 
-    async def _reduce_again(self, average: Average, command: Recheck, part: Callable[[], Tensor], mean: Mean) -> None:
-        device, mailbox = self._ports.device, self.mailbox
-        self._ports.emit(
-            await reduce_again(average, command, self._me, self._reduction, device, mailbox, part, mean.gradient)
-        )
+    async def _reduce_again(
+        self, average: Average, command: Recheck, part: Callable[[], Tensor], mean: Mean, deadline: Deadline
+    ) -> None:
+        own = (self._me, self._reduction, self._ports.device, self.mailbox, deadline)
+        self._ports.emit(await reduce_again(average, command, *own, part, mean.gradient))
 
     def abort(self, command: AbortRound) -> bool:
         """Give a round up if it is the unit's newest; returns whether no round of the step is left."""
@@ -197,7 +197,7 @@ class RoundRunner:
     async def _run(self, command: Average | Exchange, deadline: Deadline) -> Mean:
         me, stage, device, links = self._me, self._stage, self._ports.device, self._ports.links
         if isinstance(command, Exchange):
-            return await run_exchange(command, me, stage, device, links, self.mailbox)
+            return await run_exchange(command, me, stage, device, links, self.mailbox, deadline)
         own = (self._reduction, device, links, self.mailbox, self._leftovers, deadline)
         return await run_round(command, me, stage, *own)
 

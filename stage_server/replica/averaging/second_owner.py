@@ -19,6 +19,7 @@ from torch import Tensor
 from stage_server.brain.slice_chunks import Chunk, chunks_of
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
+from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.leftovers import coded
 from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
 from stage_server.replica.averaging.one_round import joined
@@ -69,15 +70,20 @@ async def reduce_again(
     reduction: Reduction,
     device: Device,
     mailbox: Mailbox,
+    deadline: Deadline,
     part: Callable[[], Tensor],
     held: Tensor,
 ) -> Rechecked:
-    """Reduce the slice from the parts that came for it, as its owner or as the verifier; `held` is the unit's mean."""
+    """Reduce the slice from the parts that came for it, as its owner or as the verifier; `held` is the unit's mean.
+
+    The deadline begins here.
+    """
     owner = _of(average, command.owner)
     span = slice(owner.start, owner.stop)
     came: list[list[Tensor]] = []
+    deadline.begin()
     try:
-        async with asyncio.timeout(average.timeout_s):
+        async with deadline.limit():
             for member in average.members:
                 if member.peer == me.peer:
                     came.append([await device.run(lambda: part()[span].clone())])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging import exchange
+from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import Mean
 from stage_server.replica.packing import proposal
@@ -95,7 +96,9 @@ async def exchanged(table: Table, timeout_s: float = 3.0) -> list[Mean]:
     async def one(side: Side) -> Mean:
         command = Exchange(side.envoy.timeline, STEP, UNIT, Round(1, 1), envoys, timeout_s)
         side.mailbox.begin(command, size)
-        return await exchange.run_exchange(command, side.me, side.stage, device, links, side.mailbox)
+        return await exchange.run_exchange(
+            command, side.me, side.stage, device, links, side.mailbox, Deadline(timeout_s)
+        )
 
     return await asyncio.gather(*map(one, table.sides.values()))
 
@@ -138,8 +141,9 @@ def test_all_envoys_that_an_envoy_does_not_get_through_to_are_named() -> None:
         letter = proposal(reached.me, command, a.envoy, own)
         await links.send("at a0", letter.header, letter.payload, to=a.me.peer)
         # What cannot be delivered is given up after DELIVERY_S_MAX, before what does not come.
+        with_whom = (InlineDevice(lambda: 0.0), links, a.mailbox, Deadline(10.0))
         with pytest.raises(ExceptionGroup) as broken:
-            await exchange.run_exchange(command, a.me, a.stage, InlineDevice(lambda: 0.0), links, a.mailbox)
+            await exchange.run_exchange(command, a.me, a.stage, *with_whom)
         accused = {one.accused: one.message for one in broken.value.exceptions if isinstance(one, RoundBroken)}
         assert accused.keys() == {away.me.peer, deaf.me.peer}
         assert accused["d3"] == "d3 sent no proposal within 10 s"
@@ -152,8 +156,9 @@ async def test_whoever_is_no_envoy_takes_no_part() -> None:
     a, b = Side("a0", 0, 30), Side("b1", 1, 50)
     command = Exchange(7, STEP, UNIT, Round(1, 1), (a.envoy,), 1.0)
     links: Any = Table(a, b)
+    with_whom = (InlineDevice(lambda: 0.0), links, b.mailbox, Deadline(1.0))
     with pytest.raises(Refused, match="b1 is no envoy"):
-        await exchange.run_exchange(command, b.me, b.stage, InlineDevice(lambda: 0.0), links, b.mailbox)
+        await exchange.run_exchange(command, b.me, b.stage, *with_whom)
 
 
 async def test_of_a_unit_that_the_step_does_not_merge_nothing_travels() -> None:

@@ -22,6 +22,8 @@ from stage_server.replica.averaging.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
 from swarm.events import Averaged, ParameterNorm, Rechecked, RoundFailed
 from swarm.messages import AbortRound, Average, Commit, Envoy, Exchange, Member, Recheck, UnitRound
+from swarm.model.codec import PROPOSAL_DTYPE
+from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, RoundFault, UnitName
 from tests.support.devices import SimDevice
 from tests.support.ports import ports_of
@@ -298,5 +300,50 @@ def test_a_round_that_was_given_up_is_not_reduced_again() -> None:
         told = made.told[-1]
         assert isinstance(told, Rechecked)
         assert (told.number, told.took, told.fault) == (7, (), "the round was given up here")
+
+    in_simulation(act)
+
+
+def slice_of(sender: str, start: int, elements: int, dtype: str, timeline: int = 0) -> Slice:
+    of_round = (timeline, 0, UNIT, Round(1, 1))
+    return Slice(JobId("job"), *of_round, False, start, PeerId(sender), 1, dtype, elements, 8 * elements)
+
+
+def test_an_exchange_is_given_up_when_it_stands_still_not_when_a_slow_line_makes_it_long() -> None:
+    """Only what an envoy sent itself counted as progress. One whose line is fast had sent its proposal long ago, and
+    accused the other one, whose proposal was on its way through a slow line."""
+
+    async def act(made: Table) -> None:
+        envoys = (Envoy(ME.peer, 1, "at a", 6, 0), Envoy(PeerId("b"), 1, "at b", 7, 30))
+        made.rounds.exchange(Exchange(6, 0, UNIT, Round(1, 1), envoys, 3.0))
+        moved = made.rounds.mailbox.admit(slice_of("b", 0, ELEMENTS, PROPOSAL_DTYPE, timeline=6))
+        for _ in range(8):
+            await asyncio.sleep(2.0)
+            moved()
+        assert not made.told
+        await asyncio.sleep(3.5)
+        (told,) = made.told
+        assert isinstance(told, RoundFailed)
+        assert told.accused == "b"
+
+    in_simulation(act)
+
+
+def test_a_slice_is_reduced_again_however_slowly_its_parts_come() -> None:
+    async def act(made: Table) -> None:
+        members = (Member(ME.peer, 1, "at a", 0, 2, ""), Member(PeerId("b"), 1, "at b", 2, ELEMENTS, ""))
+        command = Average(0, 0, UNIT, Round(1, 1), members, 2, 3.0)
+        assert made.rounds.take(command)
+        made.rounds._means[0, UNIT, Round(1, 1)] = Mean(torch.zeros(ELEMENTS), "digest", ())
+        made.rounds.recheck(Recheck(0, 0, UNIT, Round(1, 1), 7, PeerId("b"), ME.peer))
+        moved = made.rounds.mailbox.admit(slice_of("b", 2, ELEMENTS - 2, "float64"))
+        for _ in range(8):
+            await asyncio.sleep(2.0)
+            moved()
+        assert not made.told
+        await asyncio.sleep(3.5)
+        (told,) = made.told
+        assert isinstance(told, Rechecked)
+        assert "1 of 2 parts came" in told.fault
 
     in_simulation(act)

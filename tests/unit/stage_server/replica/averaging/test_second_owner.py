@@ -14,6 +14,7 @@ from torch import Tensor
 from stage_server.brain import slice_chunks
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
+from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.second_owner import reduce_again, send_part
@@ -85,7 +86,7 @@ async def test_parts_are_read_once_and_put_together_beside_the_event_loop(
     for peer in (OWNER, THIRD):
         await send_part(AVERAGE, COMMAND, me(peer), device, links, lambda peer=peer: part(peer))
     answer = await reduce_again(
-        AVERAGE, COMMAND, me(VERIFIER), Reduction(None), device, mailbox, lambda: part(VERIFIER), held
+        AVERAGE, COMMAND, me(VERIFIER), Reduction(None), device, mailbox, Deadline(10.0), lambda: part(VERIFIER), held
     )
     assert len(table.sent) == 2 * 16
     assert read == [OWNER, THIRD, VERIFIER]
