@@ -1,7 +1,7 @@
 """Building a stage: from the job's seed, or from files of the scheduler (Session.Fetch) or the hub.
 
-`swarm.model.state` says which bytes are needed. Tensors are decoded on the device's thread, so the event loop stays
-free.
+`swarm.model.state` says which bytes are needed. Headers are parsed and tensors decoded on the device's thread, so the
+event loop stays free.
 """
 
 from __future__ import annotations
@@ -89,13 +89,14 @@ async def _from_scheduler(
     command: LoadStage, spec: JobSpec, device: Device, fetch: FetchCall, log: Logger
 ) -> InitialState:
     reading = await device.run(lambda: StateReading(spec, command.stage, command.files, command.version))
-    for span in reading.spans():
+    spans = reading.spans()
+    while (span := await device.run(lambda: next(spans, None))) is not None:  # it parses headers in between
         request = FetchRequest(command.job, command.timeline, span.path, span.start, span.stop)
         async with aclosing(fetch(request)) as chunks:
             async for chunk in chunks:
                 await device.run(lambda chunk=chunk: reading.feed(chunk))  # type: ignore[misc]
     log.info("weights read", read_bytes=reading.read_bytes, total_bytes=reading.total_bytes, files=len(command.files))
-    return reading.state()
+    return await device.run(reading.state)
 
 
 async def _from_hub(command: LoadStage, spec: JobSpec, ports: ReplicaPorts) -> InitialState:

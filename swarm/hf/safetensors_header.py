@@ -5,25 +5,36 @@
 Standard library only, so that the client checks a model before it uploads it, and a stage server before it asks for a
 byte of its tensors. Pickled weights have no header and are never opened.
 
+A header is read entry by entry: the work grows with its length, the first entry too many ends it, and other threads
+have their turn in between. It still takes up to a second, so it is no work for an event loop. Not chosen: json.loads of
+the whole, because it lets no other thread run meanwhile, and makes a gigabyte of 8 MiB before anything can be counted.
+
 Source: the format's description, https://github.com/huggingface/safetensors#format.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from swarm.errors import InvalidModel
-from swarm.limits import PARAMETERS_MAX
 
 LENGTH_BYTES: Final = 8
 HEADER_BYTES_MAX: Final = 8 << 20  # of JSON, which takes many times as much memory; files of today have 0.3 MiB
-ENTRIES_MAX: Final = PARAMETERS_MAX
+ENTRIES_MAX: Final = 1 << 15  # a stage of 1,024 layers has some 12,000; to free more at once holds up other threads
+METADATA_MAX: Final = ENTRIES_MAX  # texts beside the tensors
 DIMENSIONS_MAX: Final = 16
 NAME_CHARACTERS_MAX: Final = 500
+ENTRY_CHARACTERS_MAX: Final = 2000  # of dtype, shape and offsets
+NUMBER_MAX: Final = (1 << 63) - 1
+SORTED_AT_ONCE: Final = 4096  # no other thread runs meanwhile
+TEXT_AT_ONCE: Final = 4096  # pieces of 256 characters; the same
 ITEM_BYTES: Final = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -61,23 +72,21 @@ def header_bytes(path: str, size_bytes: int, opening: bytes) -> int:
 def parse_header(path: str, size_bytes: int, header: bytes) -> dict[str, StoredTensor]:
     """The tensors of a file by name, in the order of their bytes; `header` is the JSON alone.
 
-    InvalidModel names file and tensor: no JSON, a name twice, an unknown dtype, offsets outside of the file, tensors
-    that overlap or leave gaps, or a file that ends early.
+    InvalidModel names file and tensor: no JSON, a name twice, too many tensors, an unknown dtype, offsets outside of
+    the file, tensors that overlap or leave gaps, or a file that ends early.
     """
-    try:
-        entries = json.loads(header, object_pairs_hook=lambda pairs: _unique(path, pairs))
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path} is no safetensors file: its header is no JSON", hint=CONVERT) from error
-    if not isinstance(entries, dict):
-        raise InvalidModel(f"{path} is no safetensors file: its header is no table of tensors", hint=CONVERT)
-    if len(entries) > ENTRIES_MAX:
-        what = f"{path} names {len(entries)} tensors, more than {ENTRIES_MAX}"
-        raise InvalidModel(what, hint="split it into several files")
     begin = LENGTH_BYTES + len(header)
-    found = [_tensor(path, name, entry, begin) for name, entry in entries.items() if name != "__metadata__"]
-    found.sort(key=lambda tensor: (tensor.start, tensor.stop))
+    found: dict[str, StoredTensor] = {}
+    for name, entry in _Reading(path, header).entries():
+        if name in found:
+            raise InvalidModel(f"{path} names {name[:NAME_CHARACTERS_MAX]!r} twice in its header")
+        if len(found) == ENTRIES_MAX:
+            what = f"{path} names more than {ENTRIES_MAX} tensors"
+            raise InvalidModel(what, hint="split it into several files")
+        found[name] = _tensor(path, name, entry, begin)
+    in_order: dict[str, StoredTensor] = {}
     end = begin
-    for tensor in found:
+    for tensor in _in_order(list(found.values())):
         if tensor.stop > size_bytes:
             raise InvalidModel(
                 f"{path} ends at byte {size_bytes}, before tensor {tensor.name} does at {tensor.stop}",
@@ -86,9 +95,10 @@ def parse_header(path: str, size_bytes: int, header: bytes) -> dict[str, StoredT
         if tensor.start != end:
             raise InvalidModel(f"tensor {tensor.name} of {path} begins at byte {tensor.start}, expected was {end}")
         end = tensor.stop
+        in_order[tensor.name] = tensor
     if end != size_bytes:
         raise InvalidModel(f"{path} has {size_bytes} bytes, its tensors end at {end}")
-    return {tensor.name: tensor for tensor in found}
+    return in_order
 
 
 def read_header(path: Path, name: str) -> dict[str, StoredTensor]:
@@ -102,30 +112,158 @@ def read_header(path: Path, name: str) -> dict[str, StoredTensor]:
         raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _unique(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidModel(f"{path} names {twice!r} twice in its header")
-    return entries
+class _Reading:
+    """Reads a header from its beginning to its end, an entry at a time."""
+
+    _SPACE = re.compile(r"[ \t\n\r]*")
+    _NAME = re.compile(rf'"(?:[^"\\]|\\.){{0,{10 * NAME_CHARACTERS_MAX}}}+"', re.DOTALL)  # some are escaped
+    _TEXT = re.compile(rf'(?:[^"\\]{{1,256}}+|\\.){{0,{TEXT_AT_ONCE}}}+', re.DOTALL)
+    _ENTRY = re.compile(rf"\{{[^{{}}]{{0,{ENTRY_CHARACTERS_MAX}}}\}}")
+
+    def __init__(self, path: str, header: bytes) -> None:
+        self._path, self._at = path, 0
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._unique)
+        try:
+            self._text = header.decode()
+        except UnicodeDecodeError:
+            self._refuse("is no JSON")
+        self._pass(0)
+
+    def entries(self) -> Iterator[tuple[str, Any]]:
+        """Name and description of each tensor, as they come."""
+        has_metadata = False
+        for name in self._names():
+            if name != "__metadata__":
+                yield name, self._entry(name)
+                continue
+            if has_metadata:
+                raise InvalidModel(f"{self._path} names {name!r} twice in its header")
+            has_metadata = True
+            self._skip_metadata()
+        if self._at < len(self._text):
+            self._refuse("is no JSON")
+
+    def _names(self) -> Iterator[str]:
+        """The names of a table; what belongs to each is to be read before the next is asked for."""
+        if not self._take("{"):
+            self._refuse("is no table of tensors")
+        if self._take("}"):
+            return
+        while True:
+            yield self._name()
+            if self._take("}"):
+                return
+            if not self._take(","):
+                self._refuse("is no JSON")
+
+    def _name(self) -> str:
+        """A name and the colon behind it."""
+        found = self._NAME.match(self._text, self._at)
+        if found is None and self._text[self._at : self._at + 1] == '"':
+            raise InvalidModel(
+                f"{self._path} holds a tensor with the impossible name "
+                f"{self._text[self._at + 1 : self._at + 1 + NAME_CHARACTERS_MAX]!r}"
+            )
+        name = None if found is None else self._value(found[0])
+        if found is None or not isinstance(name, str):
+            self._refuse("is no JSON")
+        self._pass(found.end())
+        if not self._take(":"):
+            self._refuse("is no JSON")
+        return name
+
+    def _entry(self, name: str) -> Any:
+        found = self._ENTRY.match(self._text, self._at)
+        if found is None:
+            raise _not_described(self._path, name)
+        self._pass(found.end())
+        return self._value(found[0])
+
+    def _skip_metadata(self) -> None:
+        """Texts by name, which nobody needs here."""
+        known: set[str] = set()
+        for name in self._names():
+            if name in known or len(known) == METADATA_MAX:
+                self._refuse("has a name of its __metadata__ twice, or too many")
+            known.add(name)
+            self._skip_text()
+
+    def _skip_text(self) -> None:
+        if self._text[self._at : self._at + 1] != '"':
+            self._refuse("has __metadata__ that is no text")
+        self._at += 1
+        while (found := self._TEXT.match(self._text, self._at)) and found[0]:
+            self._at = found.end()
+        if not self._take('"'):
+            self._refuse("is no JSON")
+
+    def _take(self, mark: str) -> bool:
+        """Whether this comes next; it is passed, with the space behind it."""
+        if not self._text.startswith(mark, self._at):
+            return False
+        self._pass(self._at + len(mark))
+        return True
+
+    def _pass(self, end: int) -> None:
+        """Go on at `end`, behind the space there."""
+        space = self._SPACE.match(self._text, end)
+        assert space is not None
+        self._at = space.end()
+
+    def _value(self, text: str) -> Any:
+        try:
+            return self._decoder.decode(text)
+        except (ValueError, RecursionError):
+            self._refuse("is no JSON")
+
+    def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
+            self._refuse("has a key twice in one of its tables")
+        return entries
+
+    def _refuse(self, fault: str) -> NoReturn:
+        raise InvalidModel(f"{self._path} is no safetensors file: its header {fault}", hint=CONVERT) from None
 
 
 def _tensor(path: str, name: str, entry: Any, begin: int) -> StoredTensor:
     if not name.isprintable() or len(name) > NAME_CHARACTERS_MAX:
         raise InvalidModel(f"{path} holds a tensor with the impossible name {name[:NAME_CHARACTERS_MAX]!r}")
     match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, stop]}:
             pass
         case _:
-            raise InvalidModel(f"tensor {name} of {path} is not described by dtype, shape and offsets")
+            raise _not_described(path, name)
     if dtype not in ITEM_BYTES:
         raise InvalidModel(f"tensor {name} of {path} has the unknown dtype {dtype[:20]!r}")
-    if len(shape) > DIMENSIONS_MAX or not all(type(size) is int and size >= 0 for size in shape):
-        raise InvalidModel(f"tensor {name} of {path} has the impossible shape {str(shape)[:100]}")
-    if start < 0 or stop - start != prod(shape) * ITEM_BYTES[dtype]:
+    if len(shape) > DIMENSIONS_MAX or not all(_is_count(size) for size in shape):
+        raise InvalidModel(f"tensor {name} of {path} has an impossible shape of {len(shape)} dimensions")
+    if not _is_count(start) or not _is_count(stop):
+        raise InvalidModel(f"tensor {name} of {path} has offsets that no file has")
+    size_bytes = prod(shape) * ITEM_BYTES[dtype]
+    if stop - start != size_bytes:
         raise InvalidModel(
-            f"tensor {name} of {path}, {dtype} {shape}, has {prod(shape) * ITEM_BYTES[dtype]} bytes, "
+            f"tensor {name} of {path}, {dtype} {shape}, has {size_bytes} bytes, "
             f"its offsets {start} to {stop} say {stop - start}"
         )
     return StoredTensor(path, name, dtype, tuple(shape), begin + start, begin + stop)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= NUMBER_MAX
+
+
+def _not_described(path: str, name: str) -> InvalidModel:
+    return InvalidModel(f"tensor {name[:NAME_CHARACTERS_MAX]} of {path} is not described by dtype, shape and offsets")
+
+
+def _in_order(tensors: Sequence[StoredTensor]) -> Iterable[StoredTensor]:
+    """By their bytes, sorted in portions."""
+
+    def place(tensor: StoredTensor) -> tuple[int, int]:
+        return tensor.start, tensor.stop
+
+    portions = [
+        sorted(tensors[first : first + SORTED_AT_ONCE], key=place) for first in range(0, len(tensors), SORTED_AT_ONCE)
+    ]
+    return merge(*portions, key=place)

@@ -15,6 +15,8 @@ from safetensors.numpy import save
 
 from swarm.errors import InvalidModel
 from swarm.hf.safetensors_header import ENTRIES_MAX, HEADER_BYTES_MAX, header_bytes, parse_header, read_header
+from tests.support.long_headers import LONG, entry
+from tests.support.turns import UNITS_MAX, cost_s, held_up_s, unit
 
 DTYPES = st.sampled_from(["float32", "float16", "int64", "uint8", "bool"])
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
@@ -97,5 +99,68 @@ def test_a_header_of_too_many_tensors_is_refused() -> None:
         if count <= ENTRIES_MAX:
             assert len(parse_header("f", 8 + len(header), header)) == count
         else:
-            with pytest.raises(InvalidModel, match=f"names {count} tensors, more than {ENTRIES_MAX}"):
+            with pytest.raises(InvalidModel, match=f"names more than {ENTRIES_MAX} tensors"):
                 parse_header("f", 8 + len(header), header)
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_the_longest_header_takes_no_more_time_whatever_it_says(kind: str) -> None:
+    """A header of 6 MiB that had one name twice was searched for it for an hour: each name among all others."""
+    header = LONG[kind]
+    assert len(header) <= HEADER_BYTES_MAX
+    assert len(header) > HEADER_BYTES_MAX * 3 // 4
+    units = cost_s(lambda: parsed(header), tries=1) / cost_s(unit)
+    assert units < 5000, f"{units:.0f}"
+
+
+@pytest.mark.parametrize("kind", ["in another order", "other texts", "a long text", "a text without end", "spaces"])
+def test_other_threads_have_their_turn_while_the_longest_header_is_parsed(kind: str) -> None:
+    """json.loads of a header held up every other thread, such as the one that sends heartbeats."""
+    kept: list[object] = []  # or the caller's freeing of it counts
+    units = held_up_s(lambda: kept.append(parsed(LONG[kind]))) / cost_s(unit)
+    assert units < UNITS_MAX, f"{units:.0f}"
+
+
+def parsed(header: bytes) -> object:
+    """The tensors of a header; or the refusal, which is a text for people."""
+    try:
+        return parse_header("f", 8 + len(header) + ENTRIES_MAX, header)
+    except InvalidModel as error:
+        return error.message
+
+
+def test_the_first_entry_too_many_ends_the_reading() -> None:
+    """What stands behind it is not looked at, so it may be anything."""
+    begin = b"{" + b",".join(b'"%d":%b' % (at, entry(0)) for at in range(ENTRIES_MAX + 1))
+    assert parsed(begin + b"\0 no JSON") == f"f names more than {ENTRIES_MAX} tensors"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'"shape":[true],"data_offsets":[0,1]',
+        b'"shape":[1],"data_offsets":[false,true]',
+        b'"shape":[1],"data_offsets":[0,1e0]',
+        b'"shape":[' + b"9" * 1500 + b'],"data_offsets":[0,1]',
+        b'"shape":[' + b",".join([b"9" * 100] * 16) + b'],"data_offsets":[0,1]',
+        b'"shape":[1],"data_offsets":[0,' + b"9" * 1500 + b"]",
+        b'"shape":[' + b"[" * 900 + b"]" * 900 + b'],"data_offsets":[0,1]',
+        b'"shape":[1],"shape":[1],"data_offsets":[0,1]',
+        b'"shape":[1],"data_offsets":[0,1],"more":{"a":{}}',
+    ],
+)
+def test_no_number_and_no_nesting_of_an_entry_is_a_fault_of_ours(said: bytes) -> None:
+    """The product of sixteen sizes had more digits than Python turns into text, so it was refused with a traceback."""
+    header = b'{"a":{"dtype":"U8",' + said + b"}}"
+    with pytest.raises(InvalidModel):
+        parse_header("f", 8 + len(header) + 1, header)
+
+
+def test_the_same_header_is_read_with_spaces_escapes_and_keys_in_another_order() -> None:
+    plain = b'{"__metadata__":{"format":"pt","b":"\\"}"},"\xc3\xa9":' + entry(1) + b"}"
+    spaced = (
+        b' {\n "__metadata__" : { "format" : "pt" , "b" : "\\"}" } ,\t"\\u00e9" :'
+        b' { "data_offsets" : [ 0 , 1 ] , "dtype" : "U8" , "shape" : [ 1 ] } }   '
+    )
+    assert list(parse_header("f", 8 + len(plain) + 1, plain)) == ["é"]
+    assert list(parse_header("f", 8 + len(spaced) + 1, spaced)) == ["é"]

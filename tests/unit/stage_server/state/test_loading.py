@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
@@ -18,18 +19,20 @@ from stage_server.device import ThreadDevice
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import Replica
 from stage_server.state import donor, loading
-from stage_server.state.loading import SIGN_OF_LIFE, build_stage
-from swarm.errors import OutOfMemory
+from stage_server.state.loading import SIGN_OF_LIFE, build_stage, load_initial
+from swarm.errors import InvalidModel, OutOfMemory
 from swarm.events import Committed, Event
-from swarm.messages import Commit, LoadStage
-from swarm.model import compiled
+from swarm.messages import Commit, FetchRequest, LoadStage, StateFile
+from swarm.model import compiled, state
 from swarm.model.stage import Stage
 from swarm.model.units import Places
 from swarm.types import JobId, PeerId, UnitName
 from tests.support.devices import InlineDevice, noted_threads
+from tests.support.long_headers import LONG
 from tests.support.ports import ports_of
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork
+from tests.support.turns import UNITS_MAX, event_loop
 from tests.support.whole_steps import spec_of
 
 T = TypeVar("T")
@@ -158,6 +161,38 @@ async def test_what_takes_long_for_hundreds_of_layers_is_not_done_on_the_event_l
     assert looking
     assert taking_apart
     assert threading.current_thread() not in {*cutting, *looking, *taking_apart}
+
+
+@pytest.mark.parametrize("kind", ["all tensors", "in another order", "one of them twice", "nothing but a name"])
+async def test_no_header_of_a_model_holds_up_the_heartbeats_of_a_stage_server(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with a name twice in its header sent every stage server away for an hour: the event loop looked for it."""
+    parsing = noted_threads(monkeypatch, state, "parse_header")
+    header = LONG[kind]
+    content = len(header).to_bytes(8, "little") + header + bytes(1 << 15)
+    spec = spec_of(1, training={"reproducible": False})
+    split = spec.pipeline.split
+    assert split != "auto"
+    files = (StateFile("model/model.safetensors", len(content), ""),)
+    command = LoadStage(JobId("job"), 0, 0, split, 0, spec.model_dump_json(), files=files)
+
+    async def fetch(request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        yield content[request.start : request.stop]
+
+    device = ThreadDevice(torch.device("cpu"), 1)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            links = SimNetwork(Random(0)).peer_links("at me")
+            ports = replace(ports_of(device, links, lambda _: None, tasks), fetch=fetch)
+            async with event_loop() as held_up:
+                with pytest.raises(InvalidModel):
+                    await load_initial(command, spec, ports)
+    finally:
+        device.close()
+    assert len(parsing) == 1
+    assert threading.current_thread() not in parsing
+    assert held_up.units < UNITS_MAX
 
 
 def _given(means: dict[UnitName, torch.Tensor]) -> Callable[[Commit], Awaitable[dict[UnitName, torch.Tensor]]]:

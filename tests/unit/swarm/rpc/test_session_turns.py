@@ -1,14 +1,8 @@
-"""What one caller's message costs of the event loop: no more than 50 ms, in units that every machine counts alike.
-
-A unit is a loop of Python that takes a millisecond where nothing else runs. It is measured as CPU time of this thread,
-like what is counted in it, so neither slow cores nor other work change the count.
-"""
+"""What one caller's message costs of the event loop: no more than 50 ms (tests/support/turns.py)."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
 
@@ -22,27 +16,9 @@ from swarm.rpc.mapping import to_event
 from swarm.rpc.session import INBOX_LIMIT, Pipe
 from tests.support.nonsense import SAID
 from tests.support.sim import loop as sim
+from tests.support.turns import UNITS_MAX, cost_s, unit
 
-UNITS_MAX = 50.0
-ROUNDS = 25_000  # of a unit
-TRIES = 5
 KEY_BYTES = 5  # of a message in a batch, at most
-
-
-def unit() -> None:
-    count = ROUNDS
-    while count:
-        count -= 1
-
-
-def cost_s(work: Callable[[], object]) -> float:
-    """The least CPU time that the work takes in some tries."""
-    tries = []
-    for _ in range(TRIES):
-        began_s = time.thread_time()
-        work()
-        tries.append(time.thread_time() - began_s)
-    return min(tries)
 
 
 def full(event: Event) -> bytes:
