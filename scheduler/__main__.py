@@ -15,8 +15,10 @@ with quiet_start():
     from scheduler.brain.retention import kept_for_s
     from swarm.home import data_folder
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
+    from swarm.process.callers import Logins
     from swarm.process.lifecycle import (
         HttpHost,
+        HttpUsers,
         Insecure,
         LogFormatName,
         LogLevel,
@@ -41,6 +43,7 @@ def scheduler(
     ] = "",
     http_host: HttpHost = LOOPBACK,
     http_port: Annotated[str, typer.Option(help="Port of /metrics and /healthz; 0 = any, none = off.")] = "9464",
+    http_user: HttpUsers = None,
     db: Annotated[
         str,
         typer.Option(
@@ -140,6 +143,7 @@ def scheduler(
         join_listen,
         otlp,
         otlp_ratio,
+        Logins.named(http_user or ()),
     )
     run_process(serve(options))
 

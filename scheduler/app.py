@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
@@ -46,6 +46,7 @@ from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement
 from swarm.mqtt.presence import Presence
 from swarm.pki.authority import AWAY_S, LIFE_S
+from swarm.process.callers import Logins
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
 from swarm.process.malloc import keep_trimmed
@@ -83,6 +84,7 @@ class SchedulerOptions:
     join_listen: str = ""  # "" = the host of the address, at 7949 or any free port
     otlp: str = ""  # where a collector takes traces; "" = nowhere
     otlp_ratio: float = 0.01
+    logins: Logins = field(default_factory=Logins)  # that may look at the HTTP port on loopback
 
 
 async def serve(options: SchedulerOptions) -> None:
@@ -245,9 +247,10 @@ async def serve(options: SchedulerOptions) -> None:
                 Probes(health.not_ready, health.remarks),
                 door,
                 scraped,
-                Pages(loop, feed, is_local=is_local).routes(),
+                Pages(loop, feed, is_local=is_local, logins=options.logins).routes(),
                 check_member,
                 is_local=is_local,
+                logins=options.logins,
             )
             listener = HttpListener(options.http_host, options.http_port, site.application(), door)
             http_address = f"{options.http_host}:{listener.start()}"

@@ -18,6 +18,7 @@ with quiet_start():
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
     from swarm.pki.tokens import read_line
     from swarm.process import lifecycle
+    from swarm.process.callers import Logins
     from swarm.process.logs import configure
 
 SERVERS_MAX = 256  # without a --data-dir, on one machine
@@ -63,6 +64,7 @@ def stage_server(
     http_port: Annotated[
         str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
     ] = "9464",
+    http_user: lifecycle.HttpUsers = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Identity of this server; one process each.", show_default="the first free in user data"),
@@ -160,6 +162,7 @@ def stage_server(
         hub_token=hub_token,
         log_level=log_level,
         log_format=form,
+        logins=Logins.named(http_user or ()),
     )
     options.check()
     with quiet_start(), lean_imports():

@@ -153,6 +153,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
                 lambda: [] if stage_server is not None and stage_server.is_attached else ["no scheduler"],
                 loop,
                 next_free=True,
+                logins=options.logins,
                 door=None if is_open else Https(wallet, folder / "pki/https.pem"),
             )
             http_address = f"{options.http_host}:{endpoint.start()}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm.errors import InvalidConfig, UsageError
 from swarm.listening import LOOPBACK
 from swarm.pki.tokens import JoinLine
+from swarm.process.callers import Logins
 from swarm.process.lifecycle import check_announce, check_listen, own_addresses
 from swarm.process.logs import LogFormat
 from swarm.text import counted, is_address, is_loopback, is_wildcard, parse_size, size
@@ -85,6 +86,7 @@ class StageServerOptions:
     log_format: LogFormat
     via_relay: bool = False  # others cannot dial it
     site: str = ""  # where it is; those of one site have fast links to each other
+    logins: Logins = field(default_factory=Logins)  # that may read metrics on loopback
     proxy: str = ""  # an HTTP proxy on the way to all hosts but the own
     host: str = LOOPBACK  # where it listens without `listen`
 

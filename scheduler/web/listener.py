@@ -23,6 +23,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from swarm.process.callers import SocketAddress
 from swarm.process.http import CONNECTIONS_MAX, REQUEST_S_MAX, Door, Handshakes, cannot_listen
 
 CONNECTION = "swarm.connection"  # where an application finds its Connection: among the extensions of the scope
@@ -161,6 +162,11 @@ class HttpConnection:
     def names(self) -> dict[str, Any] | None:
         """The same as `Door.admits` wants it."""
         return None if self.transport is None else self.transport.get_extra_info("peercert")
+
+    def ends(self) -> tuple[SocketAddress, SocketAddress]:
+        """The caller's end and ours; () where it is not known any more."""
+        known = (lambda name: None) if self.transport is None else self.transport.get_extra_info
+        return known("peername") or (), known("sockname") or ()
 
     def asks(self) -> None:
         """Its request is whole."""

@@ -3,8 +3,10 @@
     /            index.html, page.css and page.js: one file each, nothing from elsewhere
     /events      server-sent events: "all" once, then "change" with the news, at most two a second; ?job=ID
 
-On loopback they are for the user of this machine, as the whole scheduler is. Off loopback they are for people of the
-swarm, by certificate, and each sees the same as in `swarm ls`.
+On loopback they are for the login that runs the scheduler, and for those that it named (swarm/process/callers.py): the
+kernel tells whose a connection is, so the page is opened as any other. Off loopback they are for people of the swarm,
+by certificate, and each sees the same as in `swarm ls`. A page of another site opens no stream. The files alone may be
+asked for from elsewhere, as by a link: they tell nothing, and no other site reads them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from typing import Any, Protocol
@@ -29,7 +32,7 @@ from scheduler.web.site import MainLoop, connection_of, text
 from scheduler.web.snapshot import Json, patch
 from swarm.errors import NotAllowed, SwarmError
 from swarm.limits import STREAMS_MAX, STREAMS_OF_ONE_MAX
-from swarm.text import names_this_machine
+from swarm.process.callers import Callers, Logins, login_of
 
 TELL_S_MIN = 0.5  # between two events of a stream
 ALIVE_S = 10.0  # a stream says something so often, so that its reader knows that it lives
@@ -66,12 +69,12 @@ class Looks(Protocol):
 
 
 class Pages:
-    """Routes for the site; `is_local`: only this machine reaches the port, so every caller may look."""
+    """Routes for the site; `is_local`: only this machine reaches the port, and `logins` may look there."""
 
-    def __init__(self, loop: MainLoop, feed: Looks, *, is_local: bool) -> None:
+    def __init__(self, loop: MainLoop, feed: Looks, *, is_local: bool, logins: Logins | None = None) -> None:
         self._loop = loop
         self._feed = feed
-        self._is_local = is_local
+        self._callers = Callers(is_local, Logins() if logins is None else logins)
         self._streams = Places(STREAMS_MAX, STREAMS_OF_ONE_MAX, "streams show this page")
         folder = resources.files("scheduler.web") / "page"
         self._files = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
@@ -86,23 +89,27 @@ class Pages:
         return Response(content, headers=HEADERS, media_type=kind)
 
     async def _events(self, request: Request) -> Response:
+        if fault := self._callers.site_fault(request.headers.get):
+            return text(403, fault)
         if isinstance(person := await self._entering(request), Response):
             return person
+        connection = connection_of(request.scope)
+        person = _known(person, connection, is_local=self._callers.is_local)
         try:
             self._streams.take(person)
         except NotAllowed as error:
             return text(503, f"{error.message}: {error.hint}")
-        connection = connection_of(request.scope)
         told = self._tell(connection, request.query_params.get("job", ""))
         return _EventStream(partial(self._streams.leave, person), connection, told)
 
     async def _entering(self, request: Request) -> Person | Response:
         """The caller, or the answer to one who may not look."""
-        if self._is_local and not names_this_machine(request.headers.get("host", "")):
-            # Another site's page could make a browser believe that its name leads here, and read everything.
-            return text(403, "open this page by the name localhost, or by an address")
+        connection = connection_of(request.scope)
+        callers = self._callers
+        if fault := callers.name_fault(request.headers.get) or callers.login_fault(*connection.ends()):
+            return text(403, fault)
         try:
-            return await self._loop.ask(self._feed.enter(connection_of(request.scope).certificate()))
+            return await self._loop.ask(self._feed.enter(connection.certificate()))
         except SwarmError as error:
             return text(403, f"{error.message}\n{error.hint}".strip())
         except TimeoutError:
@@ -128,6 +135,14 @@ class Pages:
                 yield _event("all" if before is None else "change", times | {"state": state})
             before = look.state
             await asyncio.sleep(TELL_S_MIN)
+
+
+def _known(person: Person, connection: HttpConnection, *, is_local: bool) -> Person:
+    """The person, or one for all without a name who call from the same place: they share what one may take."""
+    if person.name:
+        return person
+    caller, here = connection.ends()
+    return replace(person, name=f"login {login_of(caller, here)}" if is_local else f"at {caller[0] if caller else ''}")
 
 
 class _EventStream(StreamingResponse):

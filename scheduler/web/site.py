@@ -24,8 +24,8 @@ from starlette.types import Scope
 
 from scheduler.web.listener import CONNECTION, HttpConnection
 from swarm.errors import SwarmError
-from swarm.process.http import BY_NAME, LOOP_TURN_S_MAX, Door, Readiness
-from swarm.text import names_this_machine
+from swarm.process.callers import Callers, Logins
+from swarm.process.http import LOOP_TURN_S_MAX, Door, Readiness
 
 T = TypeVar("T")
 
@@ -73,10 +73,11 @@ class Site:
         check_member: Callable[[bytes | None], None] = lambda certificate: None,
         *,
         is_local: bool = False,
+        logins: Logins | None = None,
     ) -> None:
         """`check_member` raises a SwarmError unless the holder of the certificate (DER) is a member still.
 
-        `is_local`: only this machine reaches the port.
+        `is_local`: only this machine reaches the port, and `logins` may read metrics there.
         """
         self._loop = loop
         self._probes = probes
@@ -85,7 +86,7 @@ class Site:
         self._registry = registry
         self._pages = pages
         self._check_member = check_member
-        self._is_local = is_local
+        self._callers = Callers(is_local, Logins() if logins is None else logins)
 
     def application(self) -> Starlette:
         routes = [
@@ -100,9 +101,11 @@ class Site:
         return site
 
     async def _healthz(self, request: Request) -> Response:
+        _check(self._callers.site_fault(request.headers.get))
         return text(200, "ok") if await self._asked(list) is not None else text(503, _STUCK)
 
     async def _readyz(self, request: Request) -> Response:
+        _check(self._callers.site_fault(request.headers.get) or self._callers.name_fault(request.headers.get))
         reasons = await self._asked(self._probes.not_ready)
         if reasons != []:
             return text(503, "\n".join(reasons or [_STUCK]))
@@ -138,11 +141,10 @@ class Site:
             return text(503, _STUCK)
 
     def _check_scraper(self, request: Request) -> None:
-        if self._is_local and not names_this_machine(request.headers.get("host", "")):
-            raise HTTPException(403, BY_NAME)
+        connection = connection_of(request.scope)
+        _check(self._callers.fault(request.headers.get, *connection.ends()))
         if self._door is None:
             return
-        connection = connection_of(request.scope)
         if not self._door.admits(connection.names()):
             raise HTTPException(403, _SCRAPERS_ONLY)
         try:
@@ -154,6 +156,11 @@ class Site:
 def connection_of(scope: Scope) -> HttpConnection:
     connection: HttpConnection = scope["extensions"][CONNECTION]
     return connection
+
+
+def _check(fault: str) -> None:
+    if fault:
+        raise HTTPException(403, fault)
 
 
 def text(status: int, text: str) -> Response:

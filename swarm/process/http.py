@@ -2,7 +2,7 @@
 
 It runs on a thread of its own, so a scrape does not disturb the event loop. Health and readiness are asked of the loop,
 so an orchestrator notices a stuck loop. With a `Door` it speaks HTTPS: metrics are for callers that the door admits,
-health and readiness are for everybody.
+health and readiness are for everybody. On loopback metrics are for some logins of the machine (callers.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
@@ -23,7 +24,8 @@ from prometheus_client import CollectorRegistry, MetricsHandler
 
 from swarm.errors import InvalidConfig
 from swarm.limits import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, Bucket
-from swarm.text import is_loopback, names_this_machine
+from swarm.process.callers import Callers, Header, Logins, SocketAddress
+from swarm.text import is_loopback
 
 # Why the process is not ready; empty means ready. Called on the event loop.
 Readiness = Callable[[], Sequence[str]]
@@ -33,7 +35,6 @@ REQUEST_S_MAX = 5.0
 CONNECTIONS_MAX = 32
 PORTS_TRIED_MAX = 100
 HANDSHAKE_ADDRESSES_MAX = 4096
-BY_NAME = "on this machine ask for metrics by the name localhost, or by an address"
 _STUCK = "the event loop does not turn"
 
 
@@ -73,6 +74,17 @@ class Door(Protocol):
         """Whether the holder of this certificate (as getpeercert gives it; None or {}: there is none) may."""
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for, and by whom: `certificate` as getpeercert gives it, the two ends of the connection."""
+
+    path: str
+    header: Header
+    certificate: Mapping[str, Any] | None
+    caller: SocketAddress
+    here: SocketAddress
+
+
 class HttpEndpoint:
     """Serves metrics and health at `host:port`.
 
@@ -90,9 +102,11 @@ class HttpEndpoint:
         next_free: bool,
         door: Door | None = None,
         remarks: Readiness = list,
+        logins: Logins | None = None,
     ) -> None:
-        """`remarks` are told by /readyz of a process that is ready."""
+        """`remarks` are told by /readyz of a process that is ready; `logins` read metrics on loopback."""
         self._remarks = remarks
+        self._callers = Callers(is_loopback(host), Logins() if logins is None else logins)
         self._host = host
         self._port = port
         self._next_free = next_free
@@ -125,29 +139,35 @@ class HttpEndpoint:
         tried = str(self._port) if last == self._port else f"{self._port} to {last}"
         raise cannot_listen(self._host, tried, busy)
 
-    def answer(
-        self, path: str, method: str, host: str, certificate: Mapping[str, Any] | None = None
-    ) -> tuple[int, str] | None:
-        """Status and text for a request with this Host, of a caller with this certificate; None: the metrics."""
-        reading = method in ("GET", "HEAD")
-        match path:
-            case "/metrics" if reading and is_loopback(self._host) and not names_this_machine(host):
-                return 403, BY_NAME  # a browser may believe that another site's name leads here
-            case "/metrics" if reading and self._door is not None and not self._door.admits(certificate):
-                return 403, "metrics are for the roles metrics and admin: show a certificate"
-            case "/metrics" if reading:
-                return None
-            case "/healthz" if reading:
+    def answer(self, method: str, request: Request) -> tuple[int, str] | None:
+        """Status and text for a request; None: the metrics."""
+        if request.path not in ("/metrics", "/healthz", "/readyz"):
+            return 404, "here are /metrics, /healthz and /readyz"
+        if method not in ("GET", "HEAD"):
+            return 405, "only GET"
+        if fault := self._fault(request):
+            return 403, fault
+        match request.path:
+            case "/healthz":
                 return (503, _STUCK) if self._ask_loop(list) is None else (200, "ok")
-            case "/readyz" if reading:
+            case "/readyz":
                 reasons = self._ask_loop(self._readiness)
                 if reasons != []:
                     return 503, "\n".join(reasons or [_STUCK])
                 return 200, "\n".join(["ready", *(self._ask_loop(self._remarks) or [])])
-            case "/metrics" | "/healthz" | "/readyz":
-                return 405, "only GET"
             case _:
-                return 404, "here are /metrics, /healthz and /readyz"
+                return None
+
+    def _fault(self, request: Request) -> str:
+        """Why this caller gets no answer; "" if he does."""
+        fault = self._callers.site_fault(request.header)
+        if not fault and request.path != "/healthz":
+            fault = self._callers.name_fault(request.header)
+        if fault or request.path != "/metrics":
+            return fault
+        if self._door is not None and not self._door.admits(request.certificate):
+            return "metrics are for the roles metrics and admin: show a certificate"
+        return self._callers.login_fault(request.caller, request.here)
 
     def _ask_loop(self, question: Readiness) -> list[str] | None:
         """The loop's answer; None if it gives none within a second."""
@@ -261,9 +281,8 @@ class _Handler(MetricsHandler):
     def do_GET(self) -> None:
         tls = self.connection if isinstance(self.connection, ssl.SSLSocket) else None
         certificate = None if tls is None else tls.getpeercert()
-        answer = self.endpoint.answer(
-            self.path.partition("?")[0], self.command, self.headers.get("Host", ""), certificate
-        )
+        path, ends = self.path.partition("?")[0], (self.client_address, self.connection.getsockname())
+        answer = self.endpoint.answer(self.command, Request(path, self.headers.get, certificate, *ends))
         if answer is None:
             super().do_GET()
             return

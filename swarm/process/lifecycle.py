@@ -30,6 +30,15 @@ if TYPE_CHECKING:  # it loads structlog, which --help can do without
 
 # The flags that both servers have, spelled once.
 HttpHost: TypeAlias = Annotated[str, typer.Option(help="Address of /metrics and /healthz; HTTPS off loopback.")]
+HttpUsers: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--http-user",
+        help='Login of this machine that may also look at the HTTP port on loopback, or "*" for all; may be given more '
+        "than once.",
+        show_default="root and your own",
+    ),
+]
 Insecure: TypeAlias = Annotated[
     bool, typer.Option("--insecure", help="Speak plaintext with anybody; for tests and private networks.")
 ]

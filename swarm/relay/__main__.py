@@ -13,8 +13,10 @@ with quiet_start():
     from swarm.home import data_folder
     from swarm.listening import LOOPBACK
     from swarm.pki.tokens import read_line
+    from swarm.process.callers import Logins
     from swarm.process.lifecycle import (
         HttpHost,
+        HttpUsers,
         LogFormatName,
         LogLevel,
         check_host,
@@ -61,6 +63,7 @@ def relay(
     http_port: Annotated[
         str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
     ] = "9464",
+    http_user: HttpUsers = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Identity of this relay; one process each.", show_default="user data folder"),
@@ -80,6 +83,7 @@ def relay(
         http_port_of(http_port),
         data_dir or data_folder() / "relay",
         budget_of(max_rate, max_bytes_per_job),
+        Logins.named(http_user or ()),
     )
     options.check()
     run_process(serve(options))

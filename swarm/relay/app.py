@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from swarm.pki.https import Https
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.pki.tokens import JoinLine
+from swarm.process.callers import Logins
 from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
@@ -45,6 +46,7 @@ class RelayOptions:
     http_port: int | None  # None = off
     data_dir: Path
     budget: Budget
+    logins: Logins = field(default_factory=Logins)  # that may read metrics on loopback
 
     def check(self) -> None:
         """InvalidConfig, UsageError."""
@@ -111,6 +113,7 @@ async def serve(options: RelayOptions) -> None:
                 lambda: [] if session.is_attached else ["no scheduler"],
                 asyncio.get_running_loop(),
                 next_free=True,
+                logins=options.logins,
                 door=None if is_loopback(options.http_host) else Https(wallet, options.data_dir / "pki/https.pem"),
             )
             http_address = f"{options.http_host}:{endpoint.start()}"

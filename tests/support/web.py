@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import http.client
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from scheduler.web.listener import HttpListener
 from scheduler.web.site import MainLoop, Probes, Site
 from swarm.pki.identity import Identity
 from swarm.pki.names import any_of
+from swarm.process.callers import Logins
 from swarm.process.http import Door, Readiness
 
 TARGETS: list[dict[str, Any]] = [{"targets": ["127.0.0.1:9464"], "labels": {"role": "scheduler"}}]
@@ -31,14 +33,14 @@ def site_of(
     check_member: Callable[[bytes | None], None] = lambda certificate: None,
     *,
     is_local: bool = False,
+    logins: Logins | None = None,
 ) -> Site:
     """A site that asks the loop that runs now."""
     registry = CollectorRegistry()
     Gauge("swarm_test", "x", registry=registry).set(7)
     loop = MainLoop(asyncio.get_running_loop())
-    return Site(
-        loop, registry, Probes(not_ready, remarks), door, lambda: TARGETS, pages, check_member, is_local=is_local
-    )
+    probes = Probes(not_ready, remarks)
+    return Site(loop, registry, probes, door, lambda: TARGETS, pages, check_member, is_local=is_local, logins=logins)
 
 
 @contextmanager
@@ -63,11 +65,13 @@ def serving(site: Site, door: Door | None = None, *, turn_s: float = 60.0, reque
             listener.close()
 
 
-def get(port: int, path: str, method: str = "GET", host: str = "") -> tuple[int, str]:
+def get(
+    port: int, path: str, method: str = "GET", host: str = "", headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, str]:
     """Status and text."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, path, headers={"Host": host} if host else {})
+        connection.request(method, path, headers={**headers, **({"Host": host} if host else {})})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:

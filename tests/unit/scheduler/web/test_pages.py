@@ -26,8 +26,10 @@ from scheduler.web.snapshot import Json
 from swarm.errors import NotAdmitted, Revoked
 from swarm.pki.identity import Identity
 from swarm.pki.names import Role
+from swarm.process.callers import Logins
 from swarm.rpc.members import vouched
 from tests.support.members import SchedulerSide, scheduler_side
+from tests.support.neighbours import ask_as
 from tests.support.web import get, get_over_tls, serving, site_of
 
 FILES = ("/", "/page.css", "/page.js")
@@ -55,8 +57,8 @@ class Shown:
 
 
 @contextmanager
-def shown(feed: Shown, *, is_local: bool = True) -> Iterator[int]:
-    pages = Pages(MainLoop(asyncio.get_running_loop()), feed, is_local=is_local)
+def shown(feed: Shown, *, is_local: bool = True, logins: Logins | None = None) -> Iterator[int]:
+    pages = Pages(MainLoop(asyncio.get_running_loop()), feed, is_local=is_local, logins=logins)
     with serving(site_of(pages=pages.routes())) as port:
         yield port
 
@@ -119,6 +121,46 @@ async def test_on_loopback_a_name_that_may_be_somebody_elses_opens_nothing() -> 
         assert (await asyncio.to_thread(get, port, "/", "GET", "scheduler.lan"))[0] == 200
 
 
+async def test_on_loopback_another_login_opens_neither_the_page_nor_its_stream() -> None:
+    """ "Local" was taken for "mine": every login of the machine saw all jobs."""
+    with shown(Shown()) as port:
+        for path in (*FILES, "/events", "/events?job=demo"):
+            status, text = await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", path)
+            assert (status, "login nobody may not look" in text) == (403, True), path
+        assert (await asyncio.to_thread(get, port, "/"))[0] == 200
+    with shown(Shown(), logins=Logins.named(["nobody"])) as port:
+        assert (await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", "/events"))[0] == 200
+
+
+async def test_a_page_of_another_site_opens_no_stream_and_may_link_to_the_page() -> None:
+    """Any page that a person visited opened streams at his scheduler, until there was no place left."""
+    for is_local in (True, False):
+        with shown(Shown(), is_local=is_local) as port:
+            for said in (
+                {"Sec-Fetch-Site": "cross-site"},
+                {"Sec-Fetch-Site": "same-site"},
+                {"Origin": "https://evil.example"},
+                {"Origin": "null"},
+            ):
+                assert (await asyncio.to_thread(get, port, "/events", headers=said))[0] == 403, said
+            assert (await asyncio.to_thread(get, port, "/", headers={"Sec-Fetch-Site": "cross-site"}))[0] == 200
+
+
+async def test_one_nameless_visitor_leaves_streams_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On loopback and with --insecure nobody has a name, and one program took the places of all."""
+    monkeypatch.setattr(module, "STREAMS_OF_ONE_MAX", 1)
+    with shown(Shown(), logins=Logins.named(["*"])) as port:
+        line = await asyncio.to_thread(open_stream, port)
+        assert await asyncio.to_thread(_status, port) == 503
+        assert (await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", "/events"))[0] == 200
+        line.close()
+    with shown(Shown(), is_local=False) as port:
+        line = await asyncio.to_thread(open_stream, port)
+        assert await asyncio.to_thread(_status, port) == 503
+        assert await asyncio.to_thread(_status, port, "127.0.0.9") == 200
+        line.close()
+
+
 async def test_a_stream_says_everything_once_and_then_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TELL_S_MIN", 0.05)
     with shown(Shown()) as port:
@@ -174,9 +216,9 @@ def open_stream(port: int) -> socket.socket:
     return line
 
 
-def _status(port: int) -> int:
+def _status(port: int, source: str = "127.0.0.1") -> int:
     """The status of a stream that is left again."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0)) as line:
         line.sendall(f"GET /events HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
         return int(line.recv(12).split()[1])
 

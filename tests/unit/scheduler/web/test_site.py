@@ -13,7 +13,9 @@ from swarm.pki.authority import Authority
 from swarm.pki.https import Https
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Role
+from swarm.process.callers import Logins
 from tests.support.members import identity_of
+from tests.support.neighbours import ask_as
 from tests.support.web import TARGETS, get, get_over_tls, serving, site_of
 
 OURS = Authority.new(1_700_000_000.0)
@@ -40,6 +42,31 @@ async def test_on_loopback_a_name_that_may_be_somebody_elses_reads_no_metrics() 
         assert await asyncio.to_thread(get, port, "/healthz", "GET", "evil.example") == (200, "ok\n")
     with serving(site_of()) as port:
         assert (await asyncio.to_thread(get, port, "/metrics", "GET", "scheduler.lan"))[0] == 200
+
+
+async def test_on_loopback_metrics_are_for_our_login_and_health_is_for_every_login() -> None:
+    """Every login of the machine read which jobs run, with their losses, and where all stage servers are."""
+    with serving(site_of(is_local=True)) as port:
+        for path in ("/metrics", "/sd"):
+            status, text = await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", path)
+            assert (status, "login nobody may not look" in text) == (403, True)
+            assert (await asyncio.to_thread(get, port, path))[0] == 200
+        assert (await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", "/healthz"))[0] == 200
+        assert (await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", "/readyz"))[0] == 200
+    for site in (site_of(is_local=True, logins=Logins.named(["nobody"])), site_of(is_local=False)):
+        with serving(site) as port:
+            assert (await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", "/metrics"))[0] == 200
+
+
+async def test_a_page_of_another_site_is_answered_nothing() -> None:
+    for is_local in (True, False):
+        with serving(site_of(is_local=is_local)) as port:
+            for said in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+                for path in ("/metrics", "/sd", "/healthz", "/readyz"):
+                    assert (await asyncio.to_thread(get, port, path, headers=said))[0] == 403, (path, said)
+            assert (await asyncio.to_thread(get, port, "/sd", headers={"Sec-Fetch-Site": "none"}))[0] == 200
+            evil = await asyncio.to_thread(get, port, "/readyz", "GET", "evil.example")
+            assert (evil[0] == 403) is is_local
 
 
 async def test_health_is_good_while_the_loop_turns() -> None:

@@ -7,24 +7,27 @@ import http.client
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from swarm.errors import InvalidConfig
+from swarm.process.callers import Logins
 from swarm.process.http import CONNECTIONS_MAX, HttpEndpoint
+from tests.support.neighbours import ask_as
 from tests.support.web import limits
 
 
 @contextmanager
 def _serving(
-    loop: asyncio.AbstractEventLoop, readiness: Callable[[], Sequence[str]] = list
+    loop: asyncio.AbstractEventLoop, readiness: Callable[[], Sequence[str]] = list, logins: Logins | None = None
 ) -> Iterator[tuple[HttpEndpoint, int]]:
     registry = CollectorRegistry()
     Gauge("swarm_test", "x", registry=registry).set(7)
-    endpoint = HttpEndpoint("127.0.0.1", 0, registry, readiness, loop, next_free=False)
+    endpoint = HttpEndpoint("127.0.0.1", 0, registry, readiness, loop, next_free=False, logins=logins)
     port = endpoint.start()
     try:
         yield endpoint, port
@@ -32,10 +35,12 @@ def _serving(
         endpoint.close()
 
 
-def _get(port: int, path: str, method: str = "GET", host: str = "") -> tuple[int, str]:
+def _get(
+    port: int, path: str, method: str = "GET", host: str = "", headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, path, headers={"Host": host} if host else {})
+        connection.request(method, path, headers={**headers, **({"Host": host} if host else {})})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
@@ -60,6 +65,28 @@ async def test_on_loopback_a_name_that_may_be_somebody_elses_reads_no_metrics() 
         for host, status in (("evil.example", 403), (f"evil.example:{port}", 403), (f"localhost:{port}", 200)):
             assert (await asyncio.to_thread(_get, port, "/metrics", "GET", host))[0] == status
             assert (await asyncio.to_thread(_get, port, "/healthz", "GET", host))[0] == 200
+
+
+async def test_on_loopback_metrics_are_for_our_login_and_health_is_for_every_login() -> None:
+    """Every login of the machine read which jobs run, with their losses."""
+    with _serving(asyncio.get_running_loop()) as (_, port):
+        for half_closed in (False, True):
+            status, text = await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", "/metrics", half_closed=half_closed)
+            assert (status, "login nobody may not look" in text, "swarm_test" in text) == (403, True, False)
+        assert (await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", "/healthz")) == (200, "ok\n")
+        assert (await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", "/readyz")) == (200, "ready\n")
+    for names in (["nobody"], ["*"]):
+        with _serving(asyncio.get_running_loop(), logins=Logins.named(names)) as (_, port):
+            assert (await asyncio.to_thread(ask_as, f"127.0.0.1:{port}", "/metrics"))[0] == 200
+
+
+async def test_a_page_of_another_site_is_answered_nothing() -> None:
+    with _serving(asyncio.get_running_loop()) as (_, port):
+        for said in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "null"}):
+            for path in ("/metrics", "/healthz", "/readyz"):
+                assert (await asyncio.to_thread(_get, port, path, headers=said))[0] == 403, (path, said)
+        assert (await asyncio.to_thread(_get, port, "/metrics", headers={"Sec-Fetch-Site": "none"}))[0] == 200
+        assert (await asyncio.to_thread(_get, port, "/readyz", "GET", "evil.example"))[0] == 403
 
 
 async def test_health_is_good_while_the_loop_turns() -> None:
