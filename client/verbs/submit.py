@@ -28,7 +28,7 @@ from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.corpus import Corpus
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import UsageError
-from swarm.job.footprint import stage_parameters
+from swarm.job.footprint import memory_by_stages, memory_text, stage_parameters
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
 from swarm.job.spec import JobSpec, load_job, spec_from_json
@@ -143,7 +143,8 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: Job, *, detach: bool
     where = shell.scheduler_flag
     commands = f"follow: swarm status -w {view.id}{where}   cancel: swarm cancel {view.id}{where}"
     shell.say(f"job {view.id} accepted: {view.reason or view.state}")
-    shell.say(shape_text(spec_from_json(view.spec_json)))
+    resolved = spec_from_json(view.spec_json)
+    shell.say(f"{shape_text(resolved)}; {memory_text(resolved)}")
     if detach:
         shell.say(commands)
         return 0
@@ -190,6 +191,7 @@ def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     total = size(corpus.size_bytes) if corpus.size_bytes else "not downloaded yet"
     epochs = "" if work.epochs is None else f", about {work.epochs:.3g} times all of the data"
     shell.say(f"model: {work.parameters:,} parameters; it is trained on {work.tokens:,} tokens{epochs}")
+    shell.say(f"memory: {memory_by_stages(corpus.resolve(spec))}")
     shell.say(f"data: {kinds}, {total}; vocabulary of {corpus.tokenizer.vocabulary_size}; nothing was sent")
 
 
@@ -244,6 +246,8 @@ def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str])
             origin += ", chosen when the job starts"
         elif value != written.get(key, value):
             origin += ", auto"
+            if key == "training.microbatch_sequences" and value > 1:
+                origin += "; less if memory is short"
         values.append(Value(key, value, origin))
     return values
 

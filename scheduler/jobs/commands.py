@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from scheduler.brain.explain.facts import JobStanding
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
+from scheduler.brain.fleet.memory_split import check_possible, fit, is_possible, needs, stage_counts
 from scheduler.brain.fleet.placement import Candidate, sites_for_islands, stages_for
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.fleet.speeds import fleet_speed
@@ -38,9 +38,10 @@ from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import InvalidConfig, NotAllowed, SwarmError
 from swarm.job.changes import check_changes, check_leases, check_state, check_steps
+from swarm.job.footprint import lighter
 from swarm.job.islands import check_for_swarm, most_islands
 from swarm.job.overlap import UNMEASURED, FleetSpeed
-from swarm.job.partition import auto_overlap, recut_text, resolve, shape_text
+from swarm.job.partition import auto_overlap, autos_by_memory, recut_text, resolve, shape_text
 from swarm.job.spec import JobSpec
 from swarm.limits import HOPS_MAX, ISLANDS_IN_SWARM_MAX, JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SPEC_BYTES_MAX, SUBMITS_MAX
 from swarm.messages import StateFile
@@ -422,7 +423,8 @@ def _with_islands(spec: JobSpec, count: int) -> JobSpec:
 def _resolve(
     spec: JobSpec, idle: list[int], tokens: JobTokens, present: list[int], speed: FleetSpeed = UNMEASURED
 ) -> JobSpec:
-    """The spec with every "auto" resolved; the cut follows the memory of the `idle` peers, in bytes. OutOfMemory."""
+    """The spec with every "auto" resolved; the cut, and if it must the microbatch and the overlap of steps too, follow
+    the memory of the `idle` peers, in bytes. OutOfMemory."""
     decide = partial(
         resolve,
         vocabulary_size=tokens.vocabulary_size,
@@ -435,11 +437,25 @@ def _resolve(
     if spec.pipeline.split != "auto":
         return resolved
     fixed = spec.pipeline.stages != "auto"
-    costs, stages, min_replicas = model_costs(resolved), len(split_of(resolved)), spec.limits.min_replicas
+    stages, min_replicas = len(split_of(resolved)), spec.limits.min_replicas
     counts = [stages] if fixed else stage_counts(resolved.layers, stages, len(idle) // min_replicas)
-    cut = fit(costs, idle, counts, min_replicas)
-    if cut.plan is None:
-        check_possible(costs, present, counts if fixed else range(1, resolved.layers + 1))
-        return resolved
-    pipeline = spec.pipeline.model_copy(update={"split": cut.plan, "stages": len(cut.plan)})
-    return decide(resolved.model_copy(update={"pipeline": pipeline}))
+
+    def fitted(whole: JobSpec, tried: JobSpec) -> JobSpec | None:
+        """The spec that was `tried`, cut to fit; `whole` is it, resolved with another cut."""
+        cut = fit(model_costs(whole), idle, counts, min_replicas).plan
+        if cut is None:
+            return None
+        pipeline = tried.pipeline.model_copy(update={"split": cut, "stages": len(cut)})
+        final = decide(whole.model_copy(update={"pipeline": pipeline}))
+        # With another cut steps may overlap, which takes more.
+        same = final.pipeline.staleness <= whole.pipeline.staleness
+        return final if same or fit(model_costs(final), idle, [len(cut)], min_replicas).plan == cut else None
+
+    tries = []
+    for tried in autos_by_memory(spec, resolved):
+        tries.append(decide(tried))
+        if (final := fitted(tries[-1], tried)) is not None:
+            return final
+    least, possible = tries[-1], counts if fixed else range(1, resolved.layers + 1)
+    check_possible(model_costs(least), present, possible, [(text, model_costs(one)) for text, one in lighter(least)])
+    return next(one for one in tries if is_possible(model_costs(one), present, possible))

@@ -24,14 +24,17 @@ was 1.44 times the measured peak in float32 and 1.21 times in bfloat16.
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 from swarm.job.families import FAMILIES
 from swarm.job.islands import island_spec
-from swarm.job.partition import BOUNDARY_BYTES, layer_widths, microbatch_tokens
+from swarm.job.partition import BOUNDARY_BYTES, balanced_split, layer_widths, microbatch_tokens
 from swarm.job.spec import LOWERED, JobSpec
+from swarm.text import counted, size
 
 MARGIN = 1.1
 SHARES = {"float32": 1.0, "bfloat16": 0.8, LOWERED: 0.75}
@@ -99,6 +102,47 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
         outer={"allreduce": 0, "async_dn": 12}.get(spec.averaging.mode, 8) * parameters,
         log=2 * 4 * parameters,
     )
+
+
+def lighter(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    """What would make the stages of a resolved job smaller, and is not set yet, best first.
+
+    Each setting comes with the spec that has it and all before it.
+    """
+    ways: tuple[tuple[str, str, object], ...] = (
+        ("training", "microbatch_sequences", 1),
+        ("model", "recompute", True),
+        ("pipeline", "overlap", 0),
+        ("model", "dtype", LOWERED),
+        ("pipeline", "max_in_flight", 1),
+    )
+    for section, key, value in ways:
+        before = getattr(spec, section)
+        if getattr(before, key) != value:
+            spec = spec.model_copy(update={section: before.model_copy(update={key: value})})
+            yield f"{section}.{key} = {json.dumps(value)}", spec
+
+
+def memory_text(spec: JobSpec) -> str:
+    """How much memory the stages of a resolved job take, for people."""
+    split, sequences = spec.pipeline.split, spec.training.microbatch_sequences
+    assert split != "auto", "resolve the spec first"
+    assert sequences != "auto", "resolve the spec first"
+    most = size(max(_needs(spec, split)))
+    return f"stages take up to {most} of memory, with microbatches of {counted(sequences, 'sequence')}"
+
+
+def memory_by_stages(spec: JobSpec) -> str:
+    """How much memory the largest stage takes, cut into 1, 2, 4 and more stages; `spec` is a resolved job's."""
+    counts = [1 << power for power in range(spec.layers.bit_length())]
+    needs = [f"{size(max(_needs(spec, balanced_split(spec, count))))} with {count}" for count in counts]
+    return f"the largest stage takes about {needs[0]} stage" + "".join(f", {need}" for need in needs[1:])
+
+
+def _needs(spec: JobSpec, split: Sequence[int]) -> list[int]:
+    """Bytes that a stage takes if it has one replica."""
+    spec = island_spec(spec)
+    return [stage_footprint(spec, layers, stage, len(split)).total_bytes for stage, layers in enumerate(split)]
 
 
 def flight_room(spec: JobSpec, stage: int, memory_bytes: int) -> int:

@@ -31,6 +31,7 @@ from swarm.errors import InvalidConfig, JobFailed, NotAllowed, OutOfMemory
 from swarm.hf import model_folder
 from swarm.hf.placing import begin, put_in_place
 from swarm.job.course import PLAIN, Course, InnerStep
+from swarm.job.footprint import lighter
 from swarm.job.islands import check_for_one_process, course_of, courses, island_spec, shares_of
 from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import unit_names
@@ -473,7 +474,8 @@ def train_and_save(
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise
-            hint = "lower training.microbatch_sequences or data.sequence_length, or set model.recompute = true"
+            settings = [setting for setting, _ in lighter(spec) if not setting.startswith("pipeline.")]
+            hint = " and ".join(["lower data.sequence_length", *(f"set {setting}" for setting in settings)])
             raise OutOfMemory("the model or a microbatch does not fit the device", hint=hint) from error
     name = out_dir.absolute().name
     spare = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -58,26 +58,56 @@ def fit(
     return Decision(None, f"no cut fits the idle peers: the largest has {size(max(known))}")
 
 
-def check_possible(model: ModelCosts, memories: Sequence[int], stages: Sequence[int]) -> None:
-    """Raise OutOfMemory if the smallest part, one layer with embedding or head, does not fit the largest peer.
+def is_possible(model: ModelCosts, memories: Sequence[int], stages: Sequence[int]) -> bool:
+    """Whether the smallest part, one layer with embedding or head, fits the largest peer.
 
     Without peers, or if one of them does not say how much memory it has, nothing is known to be impossible.
     """
-    if not memories or 0 in memories:
-        return
-    least = min(_smallest(model, count) for count in stages)
-    if least > max(memories):
+    return not memories or 0 in memories or _least(model, stages) <= max(memories)
+
+
+def check_possible(
+    model: ModelCosts,
+    memories: Sequence[int],
+    stages: Sequence[int],
+    lighter: Iterable[tuple[str, ModelCosts]] = (),
+) -> None:
+    """Raise OutOfMemory unless the model is_possible.
+
+    `lighter`: settings that make a stage smaller, best first, with the costs after each; the hint names them.
+    """
+    if not is_possible(model, memories, stages):
+        least = _least(model, stages)
         raise OutOfMemory(
             f"one decoder layer with embedding or head needs about {size(least)}, the largest of "
             f"{counted(len(memories), 'stage server')} offers {size(max(memories))}",
-            hint="lower training.microbatch_sequences or data.sequence_length, set model.recompute = true, or start "
-            "stage servers with more memory first",
+            hint=_way_out(least, max(memories), [(setting, _least(costs, stages)) for setting, costs in lighter]),
         )
+
+
+def _way_out(least: int, largest: int, lighter: Sequence[tuple[str, int]]) -> str:
+    """What to do about a model that does not fit: the settings that help, with what is needed after them."""
+    needed, useful = least, list[str]()
+    for setting, after in lighter:
+        if after < needed and needed > largest:
+            useful.append(setting)
+            needed = after
+    more = f"start a stage server that offers {size(needed)} first"
+    if not useful:
+        return f"{more}, or lower data.sequence_length"
+    settings = " and ".join((", ".join(useful[:-1]), useful[-1])) if useful[1:] else useful[0]
+    if needed <= largest:
+        return f"set {settings}: then it needs {size(needed)}"
+    return f"set {settings}: then it needs {size(needed)}; {more}"
 
 
 def stage_counts(layers: int, default: int, most: int) -> list[int]:
     """The numbers of stages to try, best first: the default, then all above it up to `most`."""
     return list(range(default, min(layers, max(default, most), default + STAGES_TRIED_MAX) + 1))
+
+
+def _least(model: ModelCosts, stages: Sequence[int]) -> int:
+    return min(_smallest(model, count) for count in stages)
 
 
 def _smallest(model: ModelCosts, stages: int) -> int:

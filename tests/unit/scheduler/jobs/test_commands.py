@@ -19,7 +19,8 @@ from scheduler.jobs.commands import Jobs, _for_sites, _resolve, check_hops
 from scheduler.jobs.job import split_of
 from scheduler.jobs.starts.settings import model_costs
 from scheduler.storage.job_record import JobTokens
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, OutOfMemory
+from swarm.job.spec import JobSpec
 from swarm.limits import HOPS_MAX, SUBMITS_MAX
 from swarm.types import JobId, PeerId
 from tests.support.simulated import small_spec
@@ -123,3 +124,63 @@ def test_each_site_can_serve_the_cut_of_a_job_whose_islands_follow_the_sites(ric
         cut = split_of(_resolve(chosen, memory, tokens, memory))
         job = PendingJob(JobId("j"), needs(costs, cut, len(peers) // 2) * 2, 1, 0.0, islands=2)
         assert job.plan(peers).plan is not None
+
+
+def wide_job(**changes: object) -> JobSpec:
+    spec = small_spec(
+        Path("text.txt"), training__global_batch_sequences=64, training__microbatch_sequences="auto",
+        pipeline__stages="auto", pipeline__overlap="auto", config__num_hidden_layers=2, data__sequence_length=512,
+    )  # fmt: skip
+    return spec.model_copy(update=changes)
+
+
+TOKENS = JobTokens((), "uint16", 32_000, 3.0, 256)
+
+
+def test_a_microbatch_that_was_left_open_is_as_small_as_the_offered_memory_asks_for() -> None:
+    """A model of 30 million parameters was refused by machines of 4 GiB, since "auto" had microbatches of 4 GiB."""
+    plain = _resolve(wide_job(), [1 << 40] * 2, TOKENS, [1 << 40] * 2)
+    most = max(needs(model_costs(plain), split_of(plain), 2))
+    assert plain.training.microbatch_sequences == 4
+    sizes = []
+    for offered in (most, most * 2 // 3, most // 2):
+        memory = [offered] * 2
+        found = _resolve(wide_job(), memory, TOKENS, memory)
+        assert max(needs(model_costs(found), split_of(found), 2)) <= offered
+        sizes.append(found.training.microbatch_sequences)
+    assert sizes == [4, 2, 1]
+
+
+def smallest(resolved: JobSpec) -> int:
+    """Bytes of one layer with embedding or head, in two stages."""
+    return max(model_costs(resolved).stage_bytes(1, stage, 2, 1) for stage in (0, 1))
+
+
+def test_a_microbatch_that_was_given_stays_as_it_is() -> None:
+    training = wide_job().training.model_copy(update={"microbatch_sequences": 4})
+    given = wide_job(training=training, pipeline=wide_job().pipeline.model_copy(update={"overlap": 0}))
+    memory = [smallest(_resolve(given, [1 << 40] * 2, TOKENS, [1 << 40] * 2)) - 1] * 2
+    with pytest.raises(OutOfMemory, match="one decoder layer") as caught:
+        _resolve(given, memory, TOKENS, memory)
+    assert caught.value.hint.startswith("set training.microbatch_sequences = 1: then it needs")
+    assert _resolve(wide_job(), memory, TOKENS, memory).training.microbatch_sequences == 2
+
+
+def test_a_job_waits_for_a_busy_machine_with_what_would_fit_it() -> None:
+    small, busy = 1 << 20, smallest(_resolve(wide_job(), [1 << 40], TOKENS, [1 << 40])) - 1
+    found = _resolve(wide_job(), [small], TOKENS, [small, busy])
+    assert smallest(found) <= busy
+
+
+def test_steps_overlap_only_where_their_second_copy_of_the_weights_fits() -> None:
+    spec = small_spec(
+        Path("text.txt"), training__global_batch_sequences=64, training__microbatch_sequences=1,
+        pipeline__stages=2, pipeline__overlap="auto", config__num_hidden_layers=4, config__hidden_size=512,
+    )  # fmt: skip
+    plain = _resolve(spec, [1 << 40] * 2, TOKENS, [1 << 40] * 2)
+    assert plain.overlap
+    without = plain.model_copy(update={"pipeline": plain.pipeline.model_copy(update={"overlap": 0})})
+    memory = [max(needs(model_costs(without), split_of(plain), 2))] * 2
+    found = _resolve(spec, memory, TOKENS, memory)
+    assert not found.overlap
+    assert max(needs(model_costs(found), split_of(found), 2)) <= memory[0]

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from swarm.job.families import FAMILIES
-from swarm.job.footprint import graph_bytes, stage_footprint, stage_parameters
+from swarm.job.footprint import graph_bytes, memory_by_stages, memory_text, stage_footprint, stage_parameters
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
+from swarm.text import size
 from swarm.types import Microbatch
 
 PLAN = Path(__file__).parents[4] / "docs" / "plan-a-run.md"
@@ -175,3 +176,11 @@ def test_the_table_for_those_who_plan_a_run_has_these_estimates() -> None:
         microbatch, recompute = (1, True) if "recompute = true" in what else (8, False)
         for place, cell in enumerate(cell for cell in cells if cell):
             assert int(cell) == round(_largest_gib(what[:3], 2**place, microbatch, recompute)), (what, 2**place)
+
+
+def test_people_are_told_what_the_largest_stage_takes() -> None:
+    spec = spec_of()
+    most = max(stage_footprint(spec, layers, stage, 2).total_bytes for stage, layers in enumerate((2, 1)))
+    assert memory_text(spec) == f"stages take up to {size(most)} of memory, with microbatches of 2 sequences"
+    one = stage_footprint(spec, 3, 0, 1).total_bytes
+    assert memory_by_stages(spec) == f"the largest stage takes about {size(one)} with 1 stage, {size(most)} with 2"

@@ -7,13 +7,14 @@ from random import Random
 
 import pytest
 
-from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
+from scheduler.brain.fleet.memory_split import check_possible, fit, is_possible, needs, stage_counts
 from scheduler.brain.fleet.placement import Candidate, place
 from scheduler.jobs.starts.settings import model_costs
 from swarm.errors import OutOfMemory
-from swarm.job.footprint import stage_footprint
+from swarm.job.footprint import lighter, stage_footprint
 from swarm.job.partition import balanced_split, flops_per_token, resolve
 from swarm.job.spec import JobSpec, parse_job
+from swarm.text import size
 from swarm.types import PeerId
 
 MIB = 1 << 20
@@ -99,10 +100,48 @@ def test_what_no_peer_can_hold_is_impossible_only_if_that_is_known() -> None:
     with pytest.raises(OutOfMemory, match="one decoder layer with embedding or head needs about") as caught:
         check_possible(model_costs(spec), [1 * MIB, 2 * MIB], counts)
     assert "2.0 MiB" in caught.value.message
-    assert "recompute" in caught.value.hint
+    assert "start a stage server that offers" in caught.value.hint
     check_possible(model_costs(spec), [], counts)
     check_possible(model_costs(spec), [1 * MIB, 0], counts)
     check_possible(model_costs(spec), [1 << 40], counts)
+
+
+def test_the_hint_names_only_settings_that_are_not_set_and_help() -> None:
+    """A job with microbatches of one sequence and recomputation was told to set just these."""
+    spec = spec_of(12, vocabulary=60_000)
+    counts, offered = [12], [bytes_of(spec, 1, 11, 12) // 2]
+
+    def hint_for(one: JobSpec) -> str:
+        ways = [(setting, model_costs(after)) for setting, after in lighter(one)]
+        with pytest.raises(OutOfMemory) as caught:
+            check_possible(model_costs(one), offered, counts, ways)
+        return caught.value.hint
+
+    assert hint_for(spec).startswith("set training.microbatch_sequences = 1")
+    training = spec.training.model_copy(update={"microbatch_sequences": 1})
+    model = spec.model.model_copy(update={"recompute": True})
+    set_already = spec.model_copy(update={"training": training, "model": model})
+    assert "microbatch_sequences" not in hint_for(set_already)
+    assert "recompute" not in hint_for(set_already)
+    *_, (_, lightest) = lighter(spec)
+    assert not list(lighter(lightest))
+    at_least = min(bytes_of(lightest, 1, stage, 12) for stage in (0, 11))
+    assert offered[0] < at_least
+    least = max(bytes_of(lightest, 1, stage, 12) for stage in (0, 11))
+    assert hint_for(lightest).startswith(f"start a stage server that offers {size(least)} first")
+
+
+def test_the_settings_that_the_hint_names_make_the_model_possible() -> None:
+    spec = spec_of(4, vocabulary=2000)
+    *_, (_, lightest) = lighter(spec)
+    offered = [max(bytes_of(lightest, 1, stage, 4) for stage in (0, 3))]
+    ways = [(setting, model_costs(after)) for setting, after in lighter(spec)]
+    with pytest.raises(OutOfMemory) as caught:
+        check_possible(model_costs(spec), offered, [4], ways)
+    named = [after for setting, after in lighter(spec) if setting in caught.value.hint]
+    assert named
+    assert "start a stage server" not in caught.value.hint
+    assert is_possible(model_costs(lightest), offered, [4])
 
 
 def test_big_stages_go_to_big_peers_and_small_peers_are_not_wasted() -> None:
