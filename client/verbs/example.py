@@ -32,7 +32,7 @@ source   = {source}
                                 # required: your text files, such as "corpus/**/*.txt"; here Python's own library
 format   = "auto"               # by suffix, or text (a file is a document), jsonl, parquet, bin (token ids), hf
 text_field = "text"             # jsonl, parquet, hf: where the text is; "doc.text" is a field of a field
-on_null  = "fail"               # jsonl, parquet, hf: what becomes of a row whose text is null; or skip
+on_null  = "fail"               # jsonl, parquet, hf: what becomes of a row without a text (null); or skip
 subset   = ""                   # hf ("hf:owner/name", or a folder): the data set's configuration
 split    = "train"              # hf
 bin_dtype = "uint16"            # bin: uint16 or uint32, little-endian

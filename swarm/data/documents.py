@@ -12,14 +12,16 @@ data sets with scripts.
 from __future__ import annotations
 
 import codecs
+import fnmatch
 import glob
 import gzip
 import importlib
 import io
 import json
 import os
+import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -30,9 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.data.batches import TOKEN_DTYPES
-from swarm.data.kinds import HEAD_BYTES, kind_of
+from swarm.data.kinds import HEAD_BYTES, kind_beside_ids, kind_of
 from swarm.data.room import ZSTD_HEAD_BYTES, check_room, page_bytes, zstd_window_bytes
 from swarm.errors import InvalidConfig, InvalidData, SwarmError
+from swarm.hf.placing import ALWAYS_THERE
 from swarm.job.spec import DataSection
 from swarm.text import first_line, size
 
@@ -43,6 +46,7 @@ ROWS = 1024  # rows of a table that are looked at together
 TABLE_BYTES_MAX = 64 << 20  # and the bytes of their texts
 HUB_PREFIX = "hf:"
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".bin": "bin"}
+_TABLES = (".csv", ".tsv")
 _COMPRESSED = (".gz", ".zst")
 ZSTD_WINDOW_BYTES_MAX = 128 << 20  # the library unpacks no more
 DEPTH_MAX = 8  # of fields in fields
@@ -50,6 +54,8 @@ _LLMC_MAGICS = {20240520: 16, 20240801: 32}  # dev/data/data_common.py of llm.c;
 LLMC_HEADER_BYTES = 1024
 _MISSING = object()
 _AGAIN_HINT = "write or download it again, or choose data.source so that it is left out"
+_LEFT_OUT_HINT = "let this user read it, or choose data.source so that it is left out"
+_SKIP_HINT = 'data.on_null = "skip" leaves such rows out'
 _UNICODE_HINT = "write the text anew as UTF-8, or choose data.source so that the file is left out"
 _WINDOW_HINT = "unpack it: zstd -d --long=31"
 _SAVED_MARKS = ("state.json", "dataset_dict.json")  # what save_to_disk writes
@@ -96,11 +102,12 @@ def find_sources(section: DataSection) -> list[Source]:
     It names a glob, several globs separated by commas ("**" descends into folders), or a data set on the hub
     ("hf:owner/name", "hf:owner/name@revision"). What is there by that very name is meant, though it be a pattern, too.
     With format "auto" the suffix decides: .jsonl, .ndjson, .json (JSON lines), .parquet, .bin. A folder that
-    `save_to_disk` wrote is a data set. Any other file is one text. Text and JSON lines may be compressed (.gz, .zst).
-    InvalidData if nothing matches, if only empty files match, or if token files (.bin) are mixed with others.
+    `save_to_disk` wrote is a data set. Any other file is one text, but for tables (.csv, .tsv). Text and JSON lines may
+    be compressed (.gz, .zst). InvalidData if a glob matches nothing, if what it matches cannot be read or is no regular
+    file, if only empty files match, or if token files (.bin) are mixed with others: no part of the data is passed over.
     """
     named = section.source.removeprefix(HUB_PREFIX)
-    if section.source.startswith(HUB_PREFIX):
+    if section.source.startswith(HUB_PREFIX) and not named.startswith("//"):
         if section.format not in ("auto", "hf"):
             raise InvalidConfig(
                 f'data.source = "{section.source}" is a data set, data.format = "{section.format}" is not',
@@ -108,7 +115,12 @@ def find_sources(section: DataSection) -> list[Source]:
             )
         folder = Path(os.path.expanduser(named))
         return [_folder(folder)] if folder.is_dir() else [Source(Path(named), "hf", 0)]
-    if section.format == "hf" and not _paths(named):
+    if "://" in section.source and not os.path.exists(section.source):
+        raise InvalidData(
+            f'data.source = "{section.source}" is an address, and files are read from this machine only',
+            hint='download it, and name the file; a data set of the Hugging Face hub is "hf:OWNER/NAME"',
+        )
+    if section.format == "hf" and not any(_matched(named).values()):
         return [Source(Path(named), "hf", 0)]
     sources = _matching(section)
     if not sources:
@@ -166,15 +178,14 @@ def read_ids(source: Source, bin_dtype: str, vocabulary_size: int) -> Iterator[t
 
 def _check_ids(path: Path, block: bytes, ids: NDArray[Any], vocabulary_size: int) -> None:
     """InvalidData if what a file begins with looks like something else than ids of this width."""
-    hint = "write the ids alone, without a header"
     for magic, bits in _LLMC_MAGICS.items():
         if block.startswith(magic.to_bytes(4, "little")):
             raise InvalidData(
                 f"{path} begins with {magic}: it is a shard of llm.c, whose header has {LLMC_HEADER_BYTES} bytes",
                 hint=f'cut it off: tail -c +{LLMC_HEADER_BYTES + 1}, and set data.bin_dtype = "uint{bits}"',
             )
-    if block.startswith(b"\x93NUMPY"):
-        raise InvalidData(f"{path} is an array of NumPy", hint=hint)
+    if (kind := kind_beside_ids(block[:HEAD_BYTES])) is not None:
+        raise InvalidData(f"{path} is {kind.name}, and its name says token ids (.bin)", hint=kind.hint)
     # A wider id of the vocabulary has these bits in its upper half at most.
     bits = 8 * ids.dtype.itemsize
     upper_max = (vocabulary_size - 1) >> bits
@@ -200,52 +211,111 @@ def load_extra(name: str, needed_for: str) -> Any:
 
 
 def _matching(section: DataSection) -> list[Source]:
-    paths = _paths(section.source)
     is_saved = cache(_is_saved)
     sources = []
-    try:
-        for path in map(Path, paths):
-            if path.is_dir():
-                if section.format == "hf" or (section.format == "auto" and _is_saved(path)):
-                    sources.append(_folder(path))
-            elif path.is_file():
-                # The files of a saved data set lie below its folder, which "**" matches too.
-                if section.format == "auto" and any(is_saved(parent) for parent in path.parents[:2]):
-                    continue
-                chosen = _format(path) if section.format == "auto" else section.format
-                sources.append(Source(path, chosen, path.stat().st_size))
-    except OSError as error:
-        raise InvalidData(f"{error.filename} cannot be read: {error.strerror}") from error
+    for path in map(Path, _paths(section.source)):
+        mode = _mode(path)
+        if stat.S_ISDIR(mode):
+            if section.format == "hf" or (section.format == "auto" and _is_saved(path)):
+                sources.append(_folder(path))
+        elif stat.S_ISREG(mode):
+            # The files of a saved data set lie below its folder, which "**" matches too.
+            if section.format == "auto" and any(is_saved(parent) for parent in path.parents[:2]):
+                continue
+            chosen = _format(path) if section.format == "auto" else section.format
+            sources.append(Source(path, chosen, path.stat().st_size))
+        else:
+            raise InvalidData(f"{path} is no regular file", hint="a pipe or a device: write what it gives into a file")
     if not sources:
-        relative = "" if os.path.isabs(os.path.expanduser(section.source)) else "; it is relative to where you are"
-        hint = "a folder needs a pattern: DIR/**/*.txt" if paths else f"check the path{relative}"
-        raise InvalidData(f'data.source = "{section.source}" matches no file', hint=hint)
+        raise InvalidData(
+            f'data.source = "{section.source}" matches no file, only folders',
+            hint="a folder needs a pattern: DIR/**/*.txt",
+        )
     return [source for source in sources if source.size_bytes > 0]
 
 
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        told = f"{path} is a link to {path.readlink()}, which is not there" if path.is_symlink() else f"{path} is gone"
+    except OSError as error:
+        told = f"{path} cannot be read: {error.strerror}"
+    raise InvalidData(told, hint=_LEFT_OUT_HINT)
+
+
 def _paths(named: str) -> list[str]:
-    """What is there by this very name; else what the patterns match that it names, in order."""
-    if os.path.exists(whole := os.path.expanduser(named)):
-        return [whole]
-    patterns = [_literal(os.path.expanduser(part.strip())) for part in named.split(",") if part.strip()]
-    return sorted({path for pattern in patterns for path in glob.glob(pattern, recursive=True)})
+    """All that the source names, in order; InvalidData if a part of it names nothing, or a folder cannot be read."""
+    matched = _matched(named)
+    for part, paths in matched.items():
+        if not paths:
+            relative = "" if os.path.isabs(os.path.expanduser(part)) else "; it is relative to where you are"
+            raise InvalidData(f'data.source = "{part}" matches no file', hint=f"check the path{relative}")
+    return sorted({path for paths in matched.values() for path in paths})
 
 
-def _literal(pattern: str) -> str:
-    """The pattern, the longest part of which that is there by that very name is taken as a name."""
-    head = pattern
-    while head and not os.path.exists(head):
-        head = os.path.dirname(head)
-    return glob.escape(head) + pattern[len(head) :]
+def _matched(named: str) -> dict[str, list[str]]:
+    """What is there by this very name; else what each of the patterns matches that it names."""
+    if os.path.lexists(whole := os.path.expanduser(named)):
+        return {named: [whole]}
+    matched = {}
+    for part in [part.strip() for part in named.split(",") if part.strip()] or [named]:
+        head = pattern = os.path.expanduser(part)
+        while head and not os.path.exists(head):  # what is there by that very name is no pattern
+            head = os.path.dirname(head)
+        rest = [name for name in pattern[len(head) :].split("/") if name]
+        matched[part] = list(_below(head, rest))
+    return matched
+
+
+def _below(folder: str, pattern: Sequence[str], through: Set[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """The paths below a folder (empty: here) that the names of a pattern match; InvalidData if one may not be read.
+
+    As glob.glob, which passes over such folders, and follows a link that leads back for as long as the system does.
+    """
+    if not pattern:
+        yield folder
+        return
+    name, rest = pattern[0], pattern[1:]
+    try:
+        if not glob.has_magic(name):
+            path = os.path.join(folder, name)
+            os.lstat(path)
+            yield from _below(path, rest)
+            return
+        names = sorted(os.listdir(folder or "."))
+        identity = os.stat(folder or ".")
+    except (OSError, ValueError) as error:  # ValueError: no path at all
+        if isinstance(error, PermissionError) and os.path.basename(folder) not in ALWAYS_THERE:
+            raise InvalidData(f"{folder} cannot be read: {error.strerror}", hint=_LEFT_OUT_HINT) from None
+        return
+    if name != "**":
+        matching = (one for one in fnmatch.filter(names, name) if name.startswith(".") or not one.startswith("."))
+        for path in (os.path.join(folder, one) for one in matching):
+            yield from _below(path, rest)
+        return
+    if (here := (identity.st_dev, identity.st_ino)) in through:
+        return
+    yield from _below(folder, rest)
+    for path in (os.path.join(folder, one) for one in names if not one.startswith(".")):
+        if os.path.isdir(path):
+            yield from _below(path, pattern, {*through, here})
+        elif not rest:
+            yield path
 
 
 def _format(path: Path) -> str:
     name, suffix = os.path.splitext(path.name.lower())
-    if suffix not in _COMPRESSED:
-        return _SUFFIXES.get(suffix, "text")
-    found = _SUFFIXES.get(os.path.splitext(name)[1], "text")
-    if found not in ("text", "jsonl"):
-        program = "gzip" if suffix == ".gz" else "zstd"
+    packed = suffix if suffix in _COMPRESSED else ""
+    kind = os.path.splitext(name)[1] if packed else suffix
+    if kind in _TABLES:
+        raise InvalidData(
+            f"{path} is a table by its name, and data.text_field cannot be found in it",
+            hint='write it as JSON lines or Parquet; data.format = "text" trains on its lines as they are',
+        )
+    found = _SUFFIXES.get(kind, "text")
+    if packed and found not in ("text", "jsonl"):
+        program = "gzip" if packed == ".gz" else "zstd"
         raise InvalidData(f"{path} is compressed, and only text and JSON lines may be", hint=f"unpack it: {program} -d")
     return found
 
@@ -278,7 +348,7 @@ def _plain(path: Path, *, is_sure: bool) -> Iterator[TextPiece]:
                 held_back = len(decoder.getstate()[0])
                 if not position:
                     if not is_sure:
-                        _check_no_object(path, block)
+                        _check_no_json(path, block)
                     if block.startswith(codecs.BOM_UTF8):
                         block, position = block[len(codecs.BOM_UTF8) :], len(codecs.BOM_UTF8)
                 held.append(decoder.decode(block))
@@ -299,25 +369,27 @@ def _plain(path: Path, *, is_sure: bool) -> Iterator[TextPiece]:
         yield TextPiece("".join(held), True, raw.tell(), at)
 
 
-def _check_kind(path: Path, file: BinaryIO) -> None:
+def _check_kind(path: Path, file: BinaryIO, wanted: str = "text") -> None:
     """InvalidData if the first bytes are those of another kind of file."""
     kind = kind_of(file.peek(HEAD_BYTES))  # type: ignore[attr-defined]  # all that are opened here have it
     if kind is not None:
         what = "unpacks to what is " if path.suffix.lower() in _COMPRESSED else "is "
-        raise InvalidData(f"{path} {what}{kind.name}, not text", hint=kind.hint)
+        raise InvalidData(f"{path} {what}{kind.name}, not {wanted}", hint=kind.hint)
 
 
-def _check_no_object(path: Path, block: bytes) -> None:
-    """InvalidData if the first line is a JSON object: its syntax would be trained on."""
-    line = block.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0]
-    if not line.startswith(b"{"):
+def _check_no_json(path: Path, block: bytes) -> None:
+    """InvalidData if the first line, or all of a small file, is a JSON object: its syntax would be trained on."""
+    block = block.removeprefix(codecs.BOM_UTF8).strip()
+    if not block.startswith((b"{", b"[")):
         return
-    with suppress(ValueError, RecursionError):
-        if isinstance(json.loads(line), dict):
-            raise InvalidData(
-                f"{path} begins with a JSON object, and its name does not say that it is JSON lines",
-                hint='set data.format = "jsonl", or "text" to train on the lines as they are',
-            )
+    for text in (block.partition(b"\n")[0], block):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(text)
+            if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
+                raise InvalidData(
+                    f"{path} begins with a JSON object, and its name does not say that it is JSON lines",
+                    hint='set data.format = "jsonl", or "text" to train on the lines as they are',
+                )
 
 
 def _json_lines(path: Path, section: DataSection) -> Iterator[TextPiece]:
@@ -331,29 +403,36 @@ def _json_lines(path: Path, section: DataSection) -> Iterator[TextPiece]:
                 continue
             if begins and line.lstrip().startswith(b"["):
                 raise InvalidData(f"{path} is a JSON array", hint="write one object per line: jq -c '.[]'")
-            begins = False
             where = f"{path}, line {number}"
-            try:
-                values = json.loads(_decoded(line, where))
-            except (ValueError, RecursionError) as error:
-                what = (
-                    f"{error.msg}: character {error.pos + 1} of the line"
-                    if isinstance(error, json.JSONDecodeError)
-                    else error
-                )
-                raise InvalidData(f"{where} is not JSON: {what}", hint="each line must be one JSON object") from None
-            if not isinstance(values, dict):
+            values = _values(line, where, begins=begins)
+            begins = False
+            if not isinstance(values, dict | None):
                 raise InvalidData(f"{where} is no JSON object", hint=f'write lines such as {{"{text_field}": "..."}}')
-            value = values[text_field] if text_field in values else _inner(values, text_field)
-            if value is _MISSING:
-                raise InvalidData(f'{where} has no field "{text_field}"', hint=_other_field(list(_fields(values))))
-            if value is None and section.on_null == "skip":
+            value = values[text_field] if values and text_field in values else _inner(values, text_field)
+            if section.on_null == "skip" and (value is None or value is _MISSING):
                 yield TextPiece("", True, raw.tell(), number, skipped=True)
                 continue
+            if value is _MISSING:
+                others = list(_fields(values or {}))
+                hint = f"{_other_field(others)}; {_SKIP_HINT}"
+                raise InvalidData(f'{where} has no field "{text_field}"', hint=hint)
             text = _text(value, f'{where}: field "{text_field}"')
             if b"\\u" in line:  # half a surrogate pair is JSON, but no text
                 _check_encodes(text, where)
             yield from _whole(text, raw.tell(), number)
+
+
+def _values(line: bytes, where: str, *, begins: bool) -> object:
+    """The value of a line of JSON; InvalidData says where it is none. The first line of all `begins` a file."""
+    try:
+        return json.loads(_decoded(line, where))
+    except (ValueError, RecursionError) as error:
+        hint = "each line must be one JSON object"
+        if begins and line.strip() == b"{":
+            hint = f"{hint}: jq -c . writes one that lies over several lines so"
+        place = f": character {error.pos + 1} of the line" if isinstance(error, json.JSONDecodeError) else ""
+        what = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise InvalidData(f"{where} is not JSON: {what}{place}", hint=hint) from None
 
 
 def _inner(value: object, text_field: str) -> object:
@@ -438,6 +517,9 @@ def _parquet(source: Source, section: DataSection) -> Iterator[TextPiece]:
     text_field = section.text_field
     arrow = load_extra("pyarrow", f"reading {source.path}")
     parquet = load_extra("pyarrow.parquet", f"reading {source.path}")
+    with source.path.open("rb") as opened:
+        if not opened.peek(4).startswith(b"PAR1"):
+            _check_kind(source.path, opened, "a Parquet file")
     hint = f"{_AGAIN_HINT}; for another kind of file: data.format"
     with _damage(arrow, f"{source.path} is no Parquet file, or damaged", hint):
         metadata = parquet.read_metadata(source.path)
@@ -447,7 +529,7 @@ def _parquet(source: Source, section: DataSection) -> Iterator[TextPiece]:
             rows, row = max(1, metadata.num_rows), 0
             for number in range(metadata.num_row_groups):
                 at_once = _rows_at_once(source, metadata.row_group(number), raw, text_field, row)
-                for batch in file.iter_batches(batch_size=at_once, row_groups=[number], columns=[text_field]):
+                for batch in file.iter_batches(batch_size=at_once, row_groups=[number], columns=[".".join(names)]):
                     done_bytes = source.size_bytes * (row + batch.num_rows) // rows
                     yield from _column(batch.column(0), names, str(source.path), section, row, done_bytes)
                     row += batch.num_rows
@@ -544,11 +626,13 @@ def _column_path(arrow: Any, where: str, schema: Any, text_field: str) -> list[s
     texts = list(_text_columns(arrow, schema))
     names = [text_field] if text_field in schema.names else text_field.split(".")
     kind = schema
-    for name in names:
+    for depth, name in enumerate(names, start=1):
         fields = {field.name: field.type for field in kind} if kind is schema or arrow.types.is_struct(kind) else {}
         if name not in fields:
             raise InvalidData(f'{where} has no column "{text_field}"', hint=_other_field(texts))
         kind = fields[name]
+        if arrow.types.is_null(kind):  # as writers call a column in which they have seen nothing else
+            return names[:depth]
     if not (_is_text(arrow, kind) or _is_bytes(arrow, kind)):
         raise InvalidData(f'{where}: column "{text_field}" holds {kind}, not text', hint=_other_field(texts))
     return names
@@ -619,7 +703,7 @@ def _line_end(text: str, start: int, stop: int) -> int:
 
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
-        hint = 'data.on_null = "skip" leaves such rows out' if value is None else "see data.text_field"
+        hint = _SKIP_HINT if value is None else "see data.text_field"
         raise InvalidData(f"{where} is {json.dumps(value, default=str)[:60]}, not text", hint=hint)
     return value
 

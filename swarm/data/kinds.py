@@ -37,10 +37,16 @@ _KINDS = (
     (0, b"\x7fELF", Kind("a program", _CONVERT)),
     (0, b"\x89PNG\r\n", Kind("a picture", _CONVERT)),
     (0, b"\xff\xd8\xff", Kind("a picture", _CONVERT)),
+    (0, b"{\\rtf", Kind("a document in RTF", _CONVERT)),
+    (0, b"version https://git-lfs", Kind("a pointer of Git LFS, which stands for a file", "fetch it: git lfs pull")),
+    (0, b"\xff\xfe\0\0", Kind("UTF-32 text", "convert it to UTF-8: iconv -f UTF-32 -t UTF-8")),
+    (0, b"\0\0\xfe\xff", Kind("UTF-32 text", "convert it to UTF-8: iconv -f UTF-32 -t UTF-8")),
     (0, b"\xff\xfe", Kind("UTF-16 text", "convert it to UTF-8: iconv -f UTF-16 -t UTF-8")),
     (0, b"\xfe\xff", Kind("UTF-16 text", "convert it to UTF-8: iconv -f UTF-16 -t UTF-8")),
 )
 _BINARY = Kind("binary (it holds bytes of 0)", f'{_CONVERT}; data.format = "text" takes it as it is if it is UTF-8')
+_TEXT = Kind("text", 'set data.format = "text" or "jsonl", or let its name say so')
+_PRINTED = frozenset(b"\t\n\r") | frozenset(range(0x20, 0x7F))
 HEAD_BYTES = max(at + len(mark) for at, mark, _ in _KINDS)
 _BEGINNINGS = {mark[0] for at, mark, _ in _KINDS if at == 0} | {ord("B")}
 
@@ -49,5 +55,24 @@ def kind_of(head: bytes) -> Kind | None:
     """What a file is that begins with these HEAD_BYTES, or more, or fewer if it is shorter; None: it may be text."""
     if b"\0" not in head and head and head[0] not in _BEGINNINGS:
         return None  # as nearly every text
-    known = (kind for at, mark, kind in _KINDS if head[at : at + len(mark)] == mark)
-    return next(known, _BINARY if b"\0" in head else None)
+    return _marked(head, 1) or (_unmarked(head) if b"\0" in head else None)
+
+
+def kind_beside_ids(head: bytes) -> Kind | None:
+    """What a file is that should hold token ids: by a mark that ids do not make by chance, or as it is all letters."""
+    if len(head) >= HEAD_BYTES and all(byte in _PRINTED for byte in head):
+        return _TEXT
+    return None if head.startswith((b"\xff\xfe", b"\xff\xff")) else _marked(head, 4)
+
+
+def _marked(head: bytes, least: int) -> Kind | None:
+    known = (kind for at, mark, kind in _KINDS if len(mark) >= least and head[at : at + len(mark)] == mark)
+    return next(known, None)
+
+
+def _unmarked(head: bytes) -> Kind:
+    """UTF-16 without a mark in front has a 0 in most of its pairs, and always on the same side."""
+    for name, zeros, others in (("UTF-16LE", head[1::2], head[0::2]), ("UTF-16BE", head[0::2], head[1::2])):
+        if 2 * zeros.count(0) > len(zeros) and not others.count(0):
+            return Kind(f"{name} text", f"convert it to UTF-8: iconv -f {name} -t UTF-8")
+    return _BINARY

@@ -103,7 +103,8 @@ def write_shards(
         raise InvalidData(f"token shards cannot be written to {out_dir}: {error.strerror or error}") from error
     counts = row.counts
     if not counts.sum():
-        raise InvalidData(f'data.source = "{spec.data.source}" has no text in it', hint="see data.text_field")
+        left = f": {counted(row.skipped, 'row')} left out, which hold no {spec.data.text_field}" if row.skipped else ""
+        raise InvalidData(f'data.source = "{spec.data.source}" has no text in it{left}', hint="see data.text_field")
     manifest = TokenManifest(tuple(writer.shards), dtype, rows, _entropy(counts), tokenizer.end_of_text, row.skipped)
     split_samples(manifest.tokens, spec.data.sequence_length, spec.data.validation_ratio)
     return manifest

@@ -70,7 +70,7 @@ class DataSection(Section):
     source: Annotated[str, Field(min_length=1)]
     format: Literal["auto", "text", "jsonl", "parquet", "bin", "hf"] = "auto"
     text_field: Annotated[str, Field(min_length=1)] = "text"  # jsonl, parquet, hf; doc.text is a field of a field
-    on_null: Literal["fail", "skip"] = "fail"  # jsonl, parquet, hf: a row whose text is null
+    on_null: Literal["fail", "skip"] = "fail"  # jsonl, parquet, hf: a row whose text is null or not there
     subset: str = ""  # hf: its configuration
     split: Annotated[str, Field(min_length=1)] = "train"  # hf
     bin_dtype: Literal["uint16", "uint32"] = "uint16"

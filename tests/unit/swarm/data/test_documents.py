@@ -167,7 +167,7 @@ def test_the_other_fields_are_named_when_the_text_is_missing(tmp_path: Path) -> 
     for name, hint in (("a.jsonl", "body, title"), ("b.parquet", "body")):
         with pytest.raises(InvalidData, match=r'no (field|column) "text"') as caught:
             texts_of(tmp_path / name)
-        assert caught.value.hint == f"set data.text_field to one of: {hint}"
+        assert caught.value.hint.partition(";")[0] == f"set data.text_field to one of: {hint}"
         assert texts_of(tmp_path / name, text_field="body") == ["b"]
 
 
@@ -333,7 +333,7 @@ def test_a_field_of_a_field_may_hold_the_text(tmp_path: Path, kind: str) -> None
     for name in ("text", "doc.body", "doc.text.more", "more"):
         with pytest.raises(InvalidData, match=rf'no (field|column) "{name}"') as caught:
             texts_of(path, text_field=name)
-        assert caught.value.hint == "set data.text_field to one of: doc.text, doc.more.body"
+        assert caught.value.hint.partition(";")[0] == "set data.text_field to one of: doc.text, doc.more.body"
     with pytest.raises(InvalidData, match=r'"doc" (holds struct|is \{"text")'):
         texts_of(path, text_field="doc")
     whole = write_nested(tmp_path, kind, [{"doc.text": "c"}])
@@ -346,6 +346,68 @@ def test_a_field_of_null_is_null(tmp_path: Path, kind: str) -> None:
     with pytest.raises(InvalidData, match=r'"doc.text" is null, not text'):
         texts_of(path, text_field="doc.text")
     assert texts_of(path, text_field="doc.text", on_null="skip") == ["a", "b", ""]
+
+
+@pytest.mark.parametrize(
+    ("lines", "text_field", "texts", "skipped"),
+    [
+        (['{"text": "a"}', '{"id": 3}', '{"text": "b"}'], "text", ["a", "b"], 1),
+        (['{"text": "a"}', "{}", "null", '{"text": null}'], "text", ["a"], 3),
+        (['{"id": 1}', '{"text": "a"}'], "text", ["a"], 1),
+        (['{"doc": {"text": "a"}}', '{"doc": {}}', '{"doc": null}', "{}"], "doc.text", ["a"], 3),
+        (['{"doc": {"text": "a"}}', '{"doc": "text"}', '{"doc": [1]}', '{"doc": 5}'], "doc.text", ["a"], 3),
+        (['{"a": {"b": {"c": "x"}}}', '{"a": {"b": null}}', '{"a": {"b": {}}}'], "a.b.c", ["x"], 2),
+        (['{"doc.text": "a"}', '{"doc": {"text": "b"}}', '{"doc.text": null}'], "doc.text", ["a", "b"], 1),
+        (['{"text": ""}', '{"text": "a"}'], "text", ["a"], 0),
+    ],
+)
+def test_a_line_without_the_field_is_left_out_and_counted_or_named(
+    tmp_path: Path, lines: list[str], text_field: str, texts: list[str], skipped: int
+) -> None:
+    """A null was left out, and a line in which a writer had left the field out for the same reason was refused."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    chosen = section(path, text_field=text_field, on_null="skip")
+    pieces = [piece for found in find_sources(chosen) for piece in read_texts(found, chosen)]
+    assert [piece.text for piece in pieces if not piece.skipped] == texts
+    assert sum(piece.skipped for piece in pieces) == skipped
+    if skipped:
+        with pytest.raises(InvalidData, match=rf'a\.jsonl, line \d.* field "{text_field}"') as caught:
+            texts_of(path, text_field=text_field)
+        assert 'data.on_null = "skip"' in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("table", "text_field", "texts"),
+    [
+        (pa.table({"text": pa.array([None, "a", None])}), "text", ["a"]),
+        (pa.table({"text": pa.array([None, "a"]).dictionary_encode()}), "text", ["a"]),
+        (pa.table({"text": pa.array([None, b"a"])}), "text", ["a"]),
+        (pa.table({"text": pa.nulls(2)}), "text", []),
+        (pa.table({"doc": pa.array([None, {"text": None}, {"text": "a"}])}), "doc.text", ["a"]),
+        (pa.table({"doc": pa.array([{"text": None}, None])}), "doc.text", []),
+        (pa.table({"doc": pa.nulls(2)}), "doc.text", []),
+        (pa.table({"a": pa.array([{"b": None}, {"b": {"c": "x"}}, None])}), "a.b.c", ["x"]),
+    ],
+    ids=lambda value: str(value.schema.field(0).type) if isinstance(value, pa.Table) else None,
+)
+@pytest.mark.parametrize("kind", ["parquet", "hf"])
+def test_a_row_without_a_text_is_left_out_and_counted_or_named(
+    tmp_path: Path, kind: str, table: pa.Table, text_field: str, texts: list[str]
+) -> None:
+    """A shard that holds nothing but nulls has a column of that very type, which was "null, not text"."""
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        datasets.Dataset.from_dict(table.to_pydict()).save_to_disk(path)
+    chosen = section(path, text_field=text_field, on_null="skip")
+    pieces = [piece for found in find_sources(chosen) for piece in read_texts(found, chosen)]
+    assert [piece.text for piece in pieces if not piece.skipped] == texts
+    assert sum(piece.skipped for piece in pieces) == table.num_rows - len(texts)
+    with pytest.raises(InvalidData, match=rf'row \d: column "{text_field}" is null, not text') as caught:
+        texts_of(path, text_field=text_field)
+    assert 'data.on_null = "skip"' in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import os
 import sqlite3
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swarm.data.documents import find_sources, read_texts
+from swarm.data.documents import find_sources, read_ids, read_texts
 from swarm.errors import InvalidData
 from swarm.job.spec import DataSection
 
 LINES = b'{"text": "first"}\n{"text": "second"}\n'
 TEXTS = ["first", "second"]
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
 
 def zst(raw: bytes) -> bytes:
@@ -93,6 +96,10 @@ def texts_of(source: object, **values: Any) -> list[str]:
         ("a.txt", b"{not JSON}\n", {}, ["{not JSON}\n"]),
         ("a.py", b"{\n  'a': 1\n}\n", {}, ["{\n  'a': 1\n}\n"]),
         ("a.txt", b"[1, 2]\n", {}, ["[1, 2]\n"]),
+        ("a.txt", b"{}{}", {}, ["{}{}"]),
+        ("a.csv", b"id,text\n1,a\n", {"format": "text"}, ["id,text\n1,a\n"]),
+        ("a.html", b"<p>a</p>", {}, ["<p>a</p>"]),
+        ("a.txt", b"version 2 of a text", {}, ["version 2 of a text"]),
         ("a.txt", b"BZh is no archive", {}, ["BZh is no archive"]),
         ("a.txt", b"PAR1 is a word", {}, ["PAR1 is a word"]),
         ("a.txt", b"a\0b", {"format": "text"}, ["a\0b"]),
@@ -115,7 +122,17 @@ def test_a_file_is_read_as_what_it_is(
         ("a.json", b'\xef\xbb\xbf  [\n{"text": "a"}\n]', "is a JSON array", "one object per line"),
         ("a.json.gz", gzip.compress(b'[{"text": "a"}]'), "is a JSON array", "one object per line"),
         ("a.jsonl", b'[\n{"text": "a"}]', "is a JSON array", "one object per line"),
-        ("a.json", b'{\n  "text": "a"\n}', "line 1 is not JSON", "one JSON object"),
+        ("a.json", b'{\n  "text": "a"\n}', "line 1 is not JSON", "jq -c ."),
+        ("a.jsonl", LINES + b"{\n", "line 3 is not JSON", "one JSON object"),
+        ("a.txt", b'{\n  "text": "a"\n}', "begins with a JSON object", 'data.format = "jsonl"'),
+        ("a.data", b'[\n  {"text": "a"}\n]', "begins with a JSON object", 'data.format = "jsonl"'),
+        ("a.csv", b"id,text\n1,a\n", "is a table by its name", 'data.format = "text"'),
+        ("a.TSV.gz", gzip.compress(b"id\ttext\n1\ta\n"), "is a table by its name", 'data.format = "text"'),
+        ("a.rtf", b"{\\rtf1 a}", "is a document in RTF", "UTF-8"),
+        ("a.txt", POINTER, "is a pointer of Git LFS", "git lfs pull"),
+        ("a.jsonl", POINTER, "is a pointer of Git LFS", "git lfs pull"),
+        ("a.parquet", POINTER, "is a pointer of Git LFS, which stands for a file, not a Parquet", "git lfs pull"),
+        ("a.parquet", zipped(), "is a zip archive, not a Parquet file", "unzip"),
         ("a.txt", LINES, "begins with a JSON object", 'data.format = "jsonl"'),
         ("a", b"\xef\xbb\xbf\n" + LINES, "begins with a JSON object", 'data.format = "jsonl"'),
         ("a.txt.gz", gzip.compress(LINES), "begins with a JSON object", 'data.format = "jsonl"'),
@@ -137,11 +154,14 @@ def test_a_file_is_read_as_what_it_is(
         ("a.txt", "\ufeffa".encode("utf-16-le"), "is UTF-16 text", "iconv"),
         (
             "a.txt",
-            "two words".encode("utf-16-le"),
+            b"two\0words",
             r"is binary \(it holds bytes of 0\), not text",
             'data.format = "text"',
         ),
-        ("a.jsonl", LINES.decode().encode("utf-16-le"), r"is binary \(it holds bytes of 0\), not text", "UTF-8"),
+        ("a.txt", "two words".encode("utf-16-le"), "is UTF-16LE text", "iconv -f UTF-16LE"),
+        ("a.jsonl", LINES.decode().encode("utf-16-be"), "is UTF-16BE text", "iconv -f UTF-16BE"),
+        ("a.txt", "\ufeffa".encode("utf-32-le"), "is UTF-32 text", "iconv -f UTF-32"),
+        ("a.txt", "\ufeffa".encode("utf-32-be"), "is UTF-32 text", "iconv -f UTF-32"),
     ],
     ids=named,
 )
@@ -210,3 +230,128 @@ def test_only_a_relative_path_is_said_to_be_one(source: str, is_relative: bool) 
     with pytest.raises(InvalidData, match="matches no file") as caught:
         find_sources(DataSection(source=source))
     assert ("relative" in caught.value.hint) is is_relative
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"The quick brown fox jumps over the lazy dog. " * 20, "is text, and its name says token ids"),
+        (LINES * 20, "is text, and"),
+        (zipped() + bytes(900), "is a zip archive, and"),
+        (POINTER + b"\n" * (len(POINTER) % 2), "is a pointer of Git LFS"),
+    ],
+    ids=named,
+)
+def test_what_is_no_token_ids_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    """Pairs of letters are numbers below 32,640: a text whose name ended in .bin was trained on as ids."""
+    (tmp_path / "a.bin").write_bytes(content[: len(content) // 2 * 2])
+    (source,) = find_sources(DataSection(source=str(tmp_path / "a.bin")))
+    with pytest.raises(InvalidData, match=message):
+        list(read_ids(source, "uint16", 50_000))
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to(path.with_name("blob"))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (pipe, "is no regular file"),
+        (link_to_itself, "cannot be read: Too many levels of symbolic links"),
+        (link_to_nothing, "is a link to .*blob, which is not there"),
+    ],
+)
+@pytest.mark.parametrize("pattern", ["a.txt", "*.txt"])
+def test_what_a_pattern_matches_and_nobody_can_read_is_not_passed_over(
+    tmp_path: Path, pattern: str, make: Callable[[Path], None], told: str
+) -> None:
+    """A cache whose blobs were gone had links to nothing: a job trained on the other files."""
+    (tmp_path / "other.txt").write_text("text")
+    make(tmp_path / "a.txt")
+    with pytest.raises(InvalidData, match=rf"a\.txt {told}"):
+        find_sources(DataSection(source=str(tmp_path / pattern)))
+
+
+@pytest.mark.parametrize("source", ["/dev/null", "/dev/zero"])
+def test_a_device_is_no_data(source: str) -> None:
+    with pytest.raises(InvalidData, match=f"{source} is no regular file"):
+        find_sources(DataSection(source=source))
+
+
+def test_a_folder_that_links_to_itself_is_read_once(tmp_path: Path) -> None:
+    """Each file was read forty times, by ever longer paths, until the system refused to follow."""
+    (tmp_path / "d/e").mkdir(parents=True)
+    (tmp_path / "d/a.txt").write_text("text")
+    (tmp_path / "d/e/loop").symlink_to(tmp_path / "d")
+    (tmp_path / "d/copy").symlink_to(tmp_path / "d/e")
+    (tmp_path / "d/e/b.txt").write_text("text")
+    found = [str(one.path.relative_to(tmp_path)) for one in find_sources(DataSection(source=f"{tmp_path}/**/*.txt"))]
+    assert found == ["d/a.txt", "d/copy/b.txt", "d/e/b.txt"]
+
+
+def test_each_name_in_a_list_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two names was mistyped: a job trained on the other file alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("text")
+    with pytest.raises(InvalidData, match=r'data\.source = "b\*\.txt" matches no file'):
+        find_sources(DataSection(source="a.txt, b*.txt"))
+
+
+@pytest.mark.parametrize(
+    ("closed", "pattern"), [("d", "d/a.txt"), ("d", "d/*.txt"), ("d/e", "d/**/*.txt"), ("d/e", "*/**/*")]
+)
+def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, closed: str, pattern: str) -> None:
+    """Patterns pass over such a folder: a job trained on what the others held."""
+    (tmp_path / "d/e/lost+found").mkdir(parents=True)
+    (tmp_path / "d/a.txt").write_text("text")
+    (tmp_path / "d/e/b.txt").write_text("text")
+    within = str(tmp_path / closed)
+    with denied(within), pytest.raises(InvalidData, match=f"{within} cannot be read: Permission denied"):
+        find_sources(DataSection(source=f"{tmp_path}/{pattern}"))
+
+
+def test_the_folder_of_lost_files_at_the_top_of_a_volume_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "a.txt").write_text("text")
+    with denied(str(tmp_path / "lost+found")):
+        (found,) = find_sources(DataSection(source=f"{tmp_path}/**/*.txt"))
+    assert found.path == tmp_path / "a.txt"
+
+
+@contextmanager
+def denied(folder: str) -> Iterator[None]:
+    """As a user who may not look into a folder: tests may run as root, who may."""
+
+    def refusing(call: Callable[..., Any], path: Any, **how: Any) -> Any:
+        if str(path).startswith(f"{folder}/") or (call.__name__ == "listdir" and str(path) == folder):
+            raise PermissionError(13, "Permission denied", path)
+        return call(path, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for call in (os.listdir, os.lstat, os.stat):
+            patch.setattr(os, call.__name__, partial(refusing, call))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("https://example.com/a.txt", "download it"),
+        ("s3://bucket/a.jsonl", "download it"),
+        ("hf://datasets/owner/name", '"hf:OWNER/NAME"'),
+        ("https://huggingface.co/datasets/owner/name", '"hf:OWNER/NAME"'),
+    ],
+)
+def test_an_address_is_said_to_be_one(source: str, hint: str) -> None:
+    with pytest.raises(InvalidData, match="is an address") as caught:
+        find_sources(DataSection(source=source))
+    assert hint in caught.value.hint

@@ -214,6 +214,8 @@ def test_rows_that_were_left_out_are_counted_and_change_no_token(tmp_path: Path)
     assert [shard.sha256 for shard in some.shards] == [shard.sha256 for shard in plain.shards]
     assert (some.skipped_rows, plain.skipped_rows) == (2, 0)
     assert "2 rows without a text left out (data.on_null)" in list(remarks(job("x"), some))
+    with pytest.raises(InvalidData, match="has no text in it: 4 rows left out, which hold no body"):
+        tokenise(job(f"{tmp_path}/some.jsonl", on_null="skip", text_field="body"), tmp_path / "out")
 
 
 def test_data_that_fill_no_batch_are_said(tmp_path: Path) -> None:
