@@ -7,11 +7,12 @@ have the family's default, or follow from its data and tokenizer. No torch.
 from __future__ import annotations
 
 import difflib
+import math
 from typing import Any
 
 from swarm.errors import InvalidConfig
 from swarm.job.families import DROPOUTS, FAMILIES, Family, Fields
-from swarm.job.positions import check_rope, keep_positions
+from swarm.job.positions import TABLES, check_rope, keep_positions, own_positions
 from swarm.job.published import check_published, is_of
 from swarm.job.spec import JobSpec
 from swarm.limits import LAYERS_MAX
@@ -38,7 +39,7 @@ def hugging_face_config(spec: JobSpec) -> dict[str, Any]:
 
 
 def check_sizes(config: dict[str, Any]) -> None:
-    """InvalidConfig if a number in a model's config could make the library build something of an absurd size.
+    """InvalidConfig if a number in a model's config is none, or could make the library build something of absurd size.
 
     A config.json decides the whole architecture, so fields that we do not know reach the library. Its author may be
     anybody: a million labels are a million names in every stage server.
@@ -47,6 +48,8 @@ def check_sizes(config: dict[str, Any]) -> None:
         most = _SIZES_MAX.get(key, NUMBER_MAX)
         if isinstance(value, int) and not -NUMBER_MAX <= value <= most:
             raise InvalidConfig(f"model.config.{key} = {value} is more than {most}", hint="is the config.json damaged?")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidConfig(f"model.config.{key} = {value} is no finite number", hint="correct it")
         if isinstance(value, dict):
             check_sizes(value)
         if isinstance(value, list | dict) and len(value) > ENTRIES_MAX:
@@ -66,8 +69,10 @@ def filled_config(spec: JobSpec, vocabulary_size: int, end_of_text: int) -> dict
     given = _common_names(family, spec.model.config)
     if spec.model.id:
         return _pretrained_config(spec, family, given, vocabulary_size)
+    positions = () if family.learns_positions else TABLES
     for key, value in given.items():
-        _check_field(family.fields, key, value)
+        if key not in positions:
+            _check_field(family.fields, key, value)
     config = {key: default for key, (_, default) in family.fields.items() if default is not None} | given
     if end_of_text >= 0:
         config = {"bos_token_id": end_of_text, "eos_token_id": end_of_text} | config
@@ -81,6 +86,8 @@ def filled_config(spec: JobSpec, vocabulary_size: int, end_of_text: int) -> dict
             hint=f"use at least {length}, or leave max_position_embeddings out",
         )
     _check_heads(family, config)
+    if not family.learns_positions:
+        own_positions("model.config", family, config)
     if "n_inner" in family.fields:
         config.setdefault("n_inner", 4 * config["hidden_size"])
     if config[family.activation] not in _ACTIVATIONS:
@@ -163,12 +170,12 @@ def with_overrides(family_name: str, given: dict[str, Any], published: dict[str,
     family = FAMILIES[family_name]
     same, wanted = _common_names(family, published), _common_names(family, given)
     free = {key for key in family.fields if key in DROPOUTS}
-    positions = set() if family.learns_positions else {"rope_scaling", "rope_parameters", "max_position_embeddings"}
+    positions = set() if family.learns_positions else {*TABLES, "max_position_embeddings"}
     for key, value in wanted.items():
         if key in family.fields and key in (*DROPOUTS, *positions):
             _check_field(family.fields, key, value)
         elif key in positions:
-            check_rope("model.config of the job", {key: value})
+            check_rope("model.config of the job", family, {key: value})
         elif key not in same or same[key] != value:
             raise InvalidConfig(
                 f"model.config.{key} cannot be set beside model.id: the model's own config.json decides it",

@@ -37,7 +37,7 @@ def check_published(where: str, family: Family, given: Mapping[str, Any]) -> Non
     _check_kinds(where, family, given)
     _check_padding(where, family, given)
     _check_heads(where, family, given)
-    check_rope(where, given)
+    check_rope(where, family, given)
 
 
 def _check_field(where: str, family: Family, key: str, kind: type, value: Any) -> None:

@@ -13,6 +13,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -304,7 +305,7 @@ def _described(spec: JobSpec) -> Iterator[None]:
 def _config(classes: Classes, family: Family, spec: JobSpec) -> Any:
     """The library's config; InvalidConfig unless it agrees with the job on the fields by which the job was cut."""
     check_sizes(spec.model.config)
-    config = classes.config(**hugging_face_config(spec))
+    config = classes.config(**deepcopy(hugging_face_config(spec)))
     config._attn_implementation = family.attention
     ours = {key: spec.model.config[key] for key in ("hidden_size", "num_attention_heads", "vocab_size")}
     ours |= {"num_hidden_layers": spec.layers, "tie_word_embeddings": spec.tied}

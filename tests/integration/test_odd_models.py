@@ -205,6 +205,95 @@ def test_an_odd_folder_has_the_loss_of_transformers_before_and_after(odd: str, t
     assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] == case.tied
 
 
+LONG = {"short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 4.0], "original_max_position_embeddings": 32}
+LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+FROM_SCRATCH: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+    "linear of 1": ("mistral", {"rope_scaling": {"rope_type": "linear", "factor": 1}}),
+    "dynamic": ("llama", {"rope_scaling": {"type": "dynamic", "factor": 3.0}, "rope_theta": 300.0}),
+    "yarn": ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}),
+    "yarn from 32": (
+        "qwen3",
+        {"rope_parameters": {"rope_type": "yarn", **YARN, "original_max_position_embeddings": 32}},
+    ),
+    "yarn and a base": ("llama", {"rope_scaling": YARN | {"rope_theta": 50.0}, "rope_theta": 300.0}),
+    "llama3": ("gemma2", {"rope_scaling": {"rope_type": "llama3", **LLAMA3}}),
+    "longrope": ("llama", {"rope_scaling": {"type": "longrope", **LONG}}),
+    "neox": ("gpt_neox", {"rope_scaling": {"type": "linear", "factor": 2.0}, "rotary_emb_base": 300.0}),
+    "neox, whole heads": ("gpt_neox", {"rope_scaling": {"type": "yarn", "factor": 4.0}, "rotary_pct": 1.0}),
+    "none": ("llama", {"rope_scaling": {}}),
+}
+
+
+@pytest.mark.parametrize("name", FROM_SCRATCH)
+def test_a_model_from_scratch_may_stretch_its_positions(name: str, tmp_path: Path) -> None:
+    """rope_scaling was an unknown key without model.id: longer sequences needed a config.json written by hand."""
+    family, positions = FROM_SCRATCH[name]
+    fields = (NEOX | {"hidden_size": 32} if family == "gpt_neox" else GATED) | positions
+    values = {
+        "name": "t",
+        "model": {"family": family, "dtype": "float32", "config": fields},
+        "data": {"source": "x", "sequence_length": LONGER},
+        "training": {"steps": 1, "global_batch_sequences": 2, "microbatch_sequences": 2},
+        "pipeline": {"stages": 2, "compression": "none"},
+    }
+    spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
+    assert resolve(spec, vocabulary_size=257, stages_if_auto=1) == spec
+    before = json.dumps(spec.model.config)
+    stages = build_stages(spec, torch.device("cpu"))
+    with torch.no_grad():
+        for stage in stages:
+            for parameter in stage.module.parameters():
+                parameter += 0.2 * torch.randn(
+                    parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())
+                )
+    save_folder(stages, spec, tmp_path / "out")
+    assert json.dumps(spec.model.config) == before, "the library writes into the tables that it is given"
+    ids = np.random.default_rng(0).integers(0, 257, size=(2, LONGER + 1))
+    tokens, targets = torch.from_numpy(ids[:, :-1]), torch.from_numpy(ids[:, 1:])
+    ours = loss_of(tmp_path / "out", tokens, targets)
+
+    x, summed = None, 0.0
+    for stage in stages:
+        x, summed = stage.evaluate(stage.version, x=x, tokens=tokens, targets=targets)
+    assert summed / targets.numel() == pytest.approx(ours, abs=5e-5)
+
+    # As a person would write the config for Transformers alone.
+    heads = {"head_dim": 6, "query_pre_attn_scalar": 6} if family in ("qwen3", "gemma2") else {}
+    config = AutoConfig.for_model(family, **json.loads(json.dumps(fields | heads)))
+    twin: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    twin.load_state_dict(AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).state_dict())
+    with torch.no_grad():
+        logits = twin(input_ids=tokens).logits
+    theirs = float(nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+    assert theirs == pytest.approx(ours, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "positions", "words"),
+    [
+        ("gpt2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "unknown key model.config.rope_scaling"),
+        ("llama", {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "of the type 'ntk', which Transformers does not"),
+        ("llama", {"rope_scaling": {"type": "yarn"}}, "of the type yarn without factor"),
+        ("llama", {"rope_scaling": "yarn"}, "rope_scaling = 'yarn', which should be a table"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor = inf is no finite number"),
+        ("llama", {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta = 1, by whose logarithm yarn divides"),
+        ("llama", {"rope_scaling": YARN, "rope_parameters": YARN}, "rope_scaling and rope_parameters"),
+        ("llama", {"rope_scaling": YARN | {"partial_rotary_factor": 0.5}}, "turns whole heads"),
+        ("gpt_neox", {"rope_scaling": YARN | {"partial_rotary_factor": 0.5}, "rotary_pct": 1.0}, "set rotary_pct"),
+        ("llama", {"rope_scaling": {"type": "longrope", **LONG, "long_factor": [1.0]}, "head_dim": 8}, "has 4 pairs"),
+    ],
+)
+def test_positions_that_no_model_from_scratch_can_have_are_refused(
+    family: str, positions: dict[str, Any], words: str
+) -> None:
+    fields = GPT2 if family == "gpt2" else NEOX | {"hidden_size": 32} if family == "gpt_neox" else GATED
+    model = {"family": family, "config": fields | positions}
+    data = {"source": "x", "sequence_length": 16}
+    with pytest.raises(InvalidConfig, match=words):
+        resolve(parse_job({"name": "t", "model": model, "data": data}), vocabulary_size=257, stages_if_auto=1)
+
+
 # What is refused ------------------------------------------------------------------------------------------------------
 
 JOB = """

@@ -23,6 +23,17 @@ TABLES = (
     {"rope_type": "new", "factor": 2},
     {"type": "dynamic", "factor": 2.0},
     {"rope_type": "longrope", "factor": 2},
+    {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0] * 3},
+    {"rope_type": "longrope", "short_factor": "x", "long_factor": [2.0]},
+    {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0, "x", 2.0]},
+    {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 1},
+    {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1},
+    {"rope_type": "yarn", "factor": 2.0, "beta_fast": "x"},
+    {"rope_type": "yarn", "factor": 2.0, "attention_factor": "1"},
+    {"rope_type": "yarn", "factor": 2.0, "mscale": [1], "mscale_all_dim": 1.0},
+    {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
+    {"rope_type": "linear", "factor": 2.0, "rope_theta": "1e4"},
+    {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}},
     {"rope_type": "default", "rope_theta": 100.0},
 )
 
@@ -95,6 +106,17 @@ def test_what_the_library_takes_is_taken(family: str) -> None:
         ("llama", {"pad_token_id": 260}, "no row of the 260"),
         ("llama", {"hidden_act": "sine"}, "'sine', which Transformers does not know"),
         ("gpt_neox", {"rotary_pct": "0.25"}, "rotary_pct = '0.25'"),
+        (
+            "llama",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0] * 3}},
+            "short_factor with 2 numbers, and a head has 3 pairs",
+        ),
+        (
+            "qwen2",
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": "32"}},
+            "rope_scaling.beta_fast = '32'",
+        ),
+        ("gemma2", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "one table for all layers"),
     ],
 )
 def test_a_field_that_cannot_be_is_named(family: str, fields: dict[str, Any], words: str) -> None:
