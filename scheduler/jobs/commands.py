@@ -438,24 +438,24 @@ def _resolve(
         return resolved
     fixed = spec.pipeline.stages != "auto"
     stages, min_replicas = len(split_of(resolved)), spec.limits.min_replicas
-    counts = [stages] if fixed else stage_counts(resolved.layers, stages, len(idle) // min_replicas)
 
-    def fitted(whole: JobSpec, tried: JobSpec) -> JobSpec | None:
+    def fitted(whole: JobSpec, tried: JobSpec, memories: list[int]) -> JobSpec | None:
         """The spec that was `tried`, cut to fit; `whole` is it, resolved with another cut."""
-        cut = fit(model_costs(whole), idle, counts, min_replicas).plan
+        counts = [stages] if fixed else stage_counts(resolved.layers, stages, len(memories) // min_replicas)
+        cut = fit(model_costs(whole), memories, counts, min_replicas).plan
         if cut is None:
             return None
         pipeline = tried.pipeline.model_copy(update={"split": cut, "stages": len(cut)})
         final = decide(whole.model_copy(update={"pipeline": pipeline}))
         # With another cut steps may overlap, which takes more.
         same = final.pipeline.staleness <= whole.pipeline.staleness
-        return final if same or fit(model_costs(final), idle, [len(cut)], min_replicas).plan == cut else None
+        return final if same or fit(model_costs(final), memories, [len(cut)], min_replicas).plan == cut else None
 
-    tries = []
-    for tried in autos_by_memory(spec, resolved):
-        tries.append(decide(tried))
-        if (final := fitted(tries[-1], tried)) is not None:
-            return final
-    least, possible = tries[-1], counts if fixed else range(1, resolved.layers + 1)
+    tries = [(decide(tried), tried) for tried in autos_by_memory(spec, resolved)]
+    for memories in (idle, present):  # if the idle ones cannot hold it, it waits for those that work now
+        for whole, tried in tries:
+            if (final := fitted(whole, tried, memories)) is not None:
+                return final
+    least, possible = tries[-1][0], [stages] if fixed else range(1, resolved.layers + 1)
     check_possible(model_costs(least), present, possible, [(text, model_costs(one)) for text, one in lighter(least)])
-    return next(one for one in tries if is_possible(model_costs(one), present, possible))
+    return next(one for one, _ in tries if is_possible(model_costs(one), present, possible))

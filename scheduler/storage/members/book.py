@@ -298,10 +298,12 @@ class Members:
         role, _, plain = name.rpartition("/")
         found = [one for one in self._members.values() if one.name == plain and role in ("", one.role)]
         if len(found) != 1:
-            several = ", ".join(f"{one.role}/{one.name}" for one in found)
+            if not found:
+                raise NotFound(f'there is no member "{name[:80]}"', hint="list them with: swarm identity ls")
+            several = [f"{one.role}/{one.name}" for one in found]
             raise NotFound(
-                f'there is no member "{name[:80]}"' if not found else f'"{name}" is the name of several: {several}',
-                hint="list them with: swarm identity ls",
+                f'"{name}" is the name of several: {", ".join(several)}',
+                hint=f"say which, with its role: swarm identity revoke {several[0]}",
             )
         revoked = replace(found[0], revoked_unix_s=self._wall_s(), reason=reason[:REASON_CHARACTERS_MAX])
         self._members[revoked.role, revoked.name] = revoked  # at once, even if the database is away

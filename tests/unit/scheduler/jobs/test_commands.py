@@ -172,6 +172,15 @@ def test_a_job_waits_for_a_busy_machine_with_what_would_fit_it() -> None:
     assert smallest(found) <= busy
 
 
+def test_a_job_that_waits_for_busy_machines_is_cut_so_that_they_can_hold_it() -> None:
+    """While another job had all machines, a job of one stage of 4.1 GiB was accepted for machines of 3.9 GiB."""
+    plain = _resolve(wide_job(), [1 << 40], TOKENS, [1 << 40])
+    busy = [max(needs(model_costs(plain), (1, 1), 2))] * 2
+    assert model_costs(plain).stage_bytes(2, 0, 1, 1) > busy[0]
+    found = _resolve(wide_job(), [], TOKENS, busy)
+    assert max(needs(model_costs(found), split_of(found), 2)) <= busy[0]
+
+
 def test_steps_overlap_only_where_their_second_copy_of_the_weights_fits() -> None:
     spec = small_spec(
         Path("text.txt"), training__global_batch_sequences=64, training__microbatch_sequences=1,

@@ -454,8 +454,9 @@ async def test_a_key_whose_certificate_has_ended_does_not_come_back_with_its_tok
 async def test_a_name_of_several_roles_is_revoked_by_role_and_name(tmp_path: Path) -> None:
     async with opened(tmp_path, Clock()) as (members, _):
         callers = {role: await joined(members, await token(members, role), "ann") for role in (GPU, Role.VIEWER)}
-        with pytest.raises(NotFound, match="is the name of several: stage-server/ann, viewer/ann"):
+        with pytest.raises(NotFound, match="is the name of several: stage-server/ann, viewer/ann") as told:
             await members.revoke("ann", "")
+        assert told.value.hint == "say which, with its role: swarm identity revoke stage-server/ann"
         for name in ("", "bob", "admin/ann", "/viewer/ann", "viewer/", "x" * 10_000):
             with pytest.raises(NotFound, match="there is no member"):
                 await members.revoke(name, "")
