@@ -1,21 +1,24 @@
 """A broker on this machine, for `swarm up` and for tests: mosquitto where it is installed, else amqtt embedded.
 
-`python -m swarm.mqtt.broker --port P` runs amqtt. Either broker is a child process, listens on loopback only, accepts
-anonymous clients, and keeps nothing on disk: peers announce themselves again when they reconnect.
+`python -m swarm.mqtt.broker --port P --key FILE` runs amqtt. Either broker is a child process, listens on loopback
+only, lets in processes of this login alone (key.py), and keeps nothing on disk: peers announce themselves again when
+they reconnect.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
+import hashlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
 import sys
-import tempfile
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,8 +27,10 @@ from typing import Literal
 
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.listening import IPV4, IPV6, LOOPBACK
+from swarm.mqtt.key import FOLDERS, USER, new_key
 from swarm.process.children import dying_with_parent, end
 from swarm.process.logs import get_logger
+from swarm.process.temporary import temporary_folder
 
 START_S_MAX = 20.0  # importing amqtt on a busy machine takes seconds
 ATTEMPTS = 3
@@ -34,7 +39,6 @@ CONNECTIONS_MAX = 1000
 
 # Debian installs mosquitto in a folder that is not in the PATH of an ordinary user.
 _SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/opt/mosquitto/sbin")
-_CONNECT = b"\x10\x13\x00\x04MQTT\x04\x02\x00\x05\x00\x07" + b"swarm-?"
 _ACCEPTED = b"\x20\x02\x00\x00"
 _DISCONNECT = b"\xe0\x00"
 
@@ -47,17 +51,18 @@ async def local_broker(
 ) -> AsyncIterator[str]:
     """Start a broker on loopback and give its URL (mqtt://127.0.0.1:PORT); end it on exit.
 
+    Processes of this login connect with the URL alone: they find the key. Nobody else can.
     Port 0 is any free one. `log` receives what the broker writes. Raises InvalidConfig if the port is busy or the
     broker does not start.
     """
     binary = None if kind == "amqtt" else find_mosquitto()
     if kind == "mosquitto" and binary is None:
         raise InvalidConfig("mosquitto is not installed", hint="install it, or leave the choice to swarm")
-    with tempfile.TemporaryDirectory(prefix="swarm-broker-") as folder:
-        log = log or Path(folder, "broker.log")
-        child, bound = await _start(binary, port, Path(folder), log)
+    with temporary_folder(FOLDERS) as folder:
+        log = log or folder / "broker.log"
+        child, bound = await _start(binary, port, folder, log)
         children = [child]
-        keeper = asyncio.create_task(_keep(children, binary, bound, Path(folder), log))
+        keeper = asyncio.create_task(_keep(children, binary, bound, folder, log))
         try:
             _log.info("broker started", broker=f"mqtt://{LOOPBACK}:{bound}", kind="mosquitto" if binary else "amqtt")
             yield f"mqtt://{LOOPBACK}:{bound}"
@@ -75,9 +80,9 @@ async def _start(binary: str | None, port: int, folder: Path, log: Path) -> tupl
     # A free port is only free until someone takes it: try again with another.
     for attempt in range(1 if port else ATTEMPTS):
         bound = port or _free_port()
-        child = await _spawn(binary, bound, folder, log)
+        child, key = await _spawn(binary, bound, folder, log)
         try:
-            if await _accepts(bound, child):
+            if await _accepts(bound, key, child):
                 return child, bound
         except BaseException:
             await end(child)
@@ -98,14 +103,21 @@ async def _keep(
         code = await children[-1].wait()
         _log.warning("broker ended", port=port, exit_code=code)
         await asyncio.sleep(RESTART_S)
-        children.append(await _spawn(binary, port, folder, log))
+        child, _ = await _spawn(binary, port, folder, log)
+        children.append(child)
 
 
-async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> asyncio.subprocess.Process:
+async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> tuple[asyncio.subprocess.Process, str]:
+    """The child and its key."""
+    key = new_key(folder, port)
     if binary:
+        passwords = folder / "mosquitto.passwords"
+        passwords.touch(mode=0o600)
+        passwords.write_text(_mosquitto_password(key))
         config = folder / "mosquitto.conf"
         config.write_text(
-            f"listener {port} {LOOPBACK.strip('[]')}\nallow_anonymous true\npersistence false\n"
+            f"listener {port} {LOOPBACK.strip('[]')}\npersistence false\n"
+            f"allow_anonymous false\npassword_file {passwords}\n"
             f"max_connections {CONNECTIONS_MAX}\nmessage_size_limit 262144\n"
             + ("user root\n" if os.geteuid() == 0 else "")
             # Started by root, mosquitto changes its user, and the kernel then forgets to end it with its parent.
@@ -113,24 +125,33 @@ async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> asyn
         command = [binary, "-c", str(config)]
     else:
         command = [sys.executable, "-P", "-m", "swarm.mqtt.broker", "--port", str(port)]
+        command += ["--key", str(folder / str(port))]
     with log.open("ab") as out:
-        return await asyncio.create_subprocess_exec(
+        child = await asyncio.create_subprocess_exec(
             *dying_with_parent(command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             start_new_session=True,
         )
+    return child, key
 
 
-async def _accepts(port: int, child: asyncio.subprocess.Process) -> bool:
+def _mosquitto_password(key: str) -> str:
+    """The line of a password file: a hash that is slow adds nothing to a key that nobody can guess."""
+    salt = secrets.token_bytes(12)
+    digest = hashlib.sha512(key.encode() + salt).digest()
+    return f"{USER}:$6${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}\n"
+
+
+async def _accepts(port: int, key: str, child: asyncio.subprocess.Process) -> bool:
     """Whether the child speaks MQTT at `port` before it ends and within the time that a start may take."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_S_MAX):
             while child.returncode is None:
                 with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
                     async with asyncio.timeout(1.0):
-                        if await _greets(port):
+                        if await _greets(port, key):
                             # Another broker may hold the port while our child is about to notice: give it the time.
                             await asyncio.sleep(0.05)
                             return child.returncode is None
@@ -143,10 +164,10 @@ def _last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line.strip()), "it ended without a word")
 
 
-async def _greets(port: int) -> bool:
+async def _greets(port: int, key: str) -> bool:
     reader, writer = await asyncio.open_connection(LOOPBACK.strip("[]"), port)
     try:
-        writer.write(_CONNECT)
+        writer.write(_connect(key))
         answer = await reader.readexactly(len(_ACCEPTED))
         writer.write(_DISCONNECT)
         return answer == _ACCEPTED
@@ -154,6 +175,14 @@ async def _greets(port: int) -> bool:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+def _connect(key: str) -> bytes:
+    """A CONNECT packet of MQTT 3.1.1 with a clean session, a user and a password (section 3.1)."""
+    texts = b"".join(len(text).to_bytes(2, "big") + text.encode() for text in ("swarm-?", USER, key))
+    rest = b"\x00\x04MQTT\x04\xc2\x00\x05" + texts
+    assert len(rest) < 128, "its length is one byte"
+    return b"\x10" + bytes([len(rest)]) + rest
 
 
 def _free_port() -> int:
@@ -168,8 +197,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def serve_amqtt(port: int) -> None:
-    """Run amqtt on loopback until SIGTERM or SIGINT; SwarmError if it does not start."""
+async def serve_amqtt(port: int, key: str) -> None:
+    """Run amqtt on loopback, for those who show the key, until SIGTERM or SIGINT; SwarmError if it does not start."""
     # amqtt warns at import about plug-ins that we do not use, and is not needed where mosquitto is installed.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -183,8 +212,7 @@ async def serve_amqtt(port: int) -> None:
         loop.add_signal_handler(number, stop.set)
     config = BrokerConfig(
         listeners={"default": ListenerConfig(bind=f"{LOOPBACK}:{port}", max_connections=CONNECTIONS_MAX)},
-        # Only this plug-in: that for passwords stalls the loop, and that for $SYS topics tells strangers about us.
-        plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+        plugins={"swarm.mqtt.amqtt_key.KeyPlugin": {"key": key}},
     )
     broker = Broker(config, loop=loop)
     try:
@@ -200,10 +228,11 @@ async def serve_amqtt(port: int) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser(prog="python -m swarm.mqtt.broker", description="amqtt on loopback")
     arguments.add_argument("--port", type=int, required=True)
-    port = arguments.parse_args().port
+    arguments.add_argument("--key", type=Path, required=True, help="file with the password of its user")
+    options = arguments.parse_args()
     logging.basicConfig(level=logging.ERROR)
     try:
-        asyncio.run(serve_amqtt(port))
+        asyncio.run(serve_amqtt(options.port, options.key.read_text()))
     except SwarmError as error:
         sys.exit(f"error[{error.code}]: {error.message}")
 

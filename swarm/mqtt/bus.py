@@ -24,6 +24,7 @@ from paho.mqtt.client import topic_matches_sub
 
 from swarm.errors import InvalidConfig, leaves
 from swarm.mqtt.endpoint import parse_url
+from swarm.mqtt.key import USER, key_of
 from swarm.process.logs import get_logger
 
 Payload: TypeAlias = dict[str, Any]
@@ -131,12 +132,12 @@ class Bus:
             backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
 
     def _new_client(self) -> aiomqtt.Client:
-        end = self.endpoint
+        end, key = self.endpoint, key_of(self.endpoint)
         return aiomqtt.Client(
             end.host,
             end.port,
-            username=end.username,
-            password=end.password,
+            username=end.username if key is None else USER,
+            password=end.password if key is None else key,
             tls_context=None if end.tls is None else end.tls.context(),
             # A broker may not take a session over from a connection that it still believes in: every id is new.
             identifier=f"{self._client_id}-{secrets.token_hex(4)}",

@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -29,8 +30,10 @@ from swarm.mqtt.broker import find_mosquitto, local_broker
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement, find_scheduler
 from swarm.mqtt.endpoint import parse_url
+from swarm.mqtt.key import FOLDERS, USER, key_of
 from swarm.mqtt.presence import Presence
 from swarm.types import JobId
+from tests.support.neighbours import run_as
 
 KINDS = ["amqtt", *(["mosquitto"] if find_mosquitto() else [])]
 PEER = topics.peer("p1")
@@ -160,6 +163,97 @@ async def test_without_mosquitto_the_embedded_broker_answers(monkeypatch: pytest
             assert bus.connected
 
 
+# Whose it is ---------------------------------------------------------------------------------------------------------
+
+# Says who it is, asks for everything, and plants a retained message, without waiting for an answer.
+_STRANGER = """
+def text(value):
+    return len(value).to_bytes(2, "big") + value
+
+def packet(kind, rest):
+    return bytes([kind, len(rest)]) + rest
+
+port, topic, user, password = sys.argv[1:]
+who = (text(user.encode()) + text(password.encode())) if user else b""
+with socket.create_connection(("127.0.0.1", int(port)), timeout=60) as line:
+    line.settimeout(3)
+    heard = b""
+    try:
+        flags = b"\\x04" + (b"\\xc2" if user else b"\\x02")
+        line.sendall(packet(0x10, text(b"MQTT") + flags + b"\\0\\x05" + text(b"x") + who))
+        line.sendall(packet(0x82, b"\\0\\x07" + text(b"#") + b"\\0"))
+        line.sendall(packet(0x31, text(topic.encode()) + b'{"planted":1}'))
+        while more := line.recv(65536):
+            heard += more
+    except OSError:
+        pass
+print(heard.hex())
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "password"), [("", ""), (USER, "wrong"), (USER, ""), ("root", "root"), (USER, "None")]
+)
+async def test_another_login_neither_reads_nor_plants_a_message(url: str, user: str, password: str) -> None:
+    """Every login of the machine could write what the scheduler announces, and read which jobs run."""
+    port = str(_port(url))
+    async with _linked(url, "announcer") as announcer, _linked(url, "reader") as reader:
+        announcer.announce(PEER, {"secret": 1})
+        messages = reader.subscribe("swarm/v1/#")
+        assert await anext(messages) == (PEER, {"secret": 1})
+        said = await asyncio.to_thread(run_as, _STRANGER, port, topics.scheduler(), user, password)
+        heard = bytes.fromhex(said.strip())
+        assert b"secret" not in heard
+        assert heard[:4] != b"\x20\x02\x00\x00", "it was let in"
+        announcer.announce(PEER, {"secret": 2})
+        assert await anext(messages) == (PEER, {"secret": 2})
+        async with _linked(url, "late") as late:
+            assert await anext(late.subscribe("swarm/v1/#")) == (PEER, {"secret": 2}), "nothing is retained beside it"
+
+
+async def test_another_login_cannot_read_the_key(url: str) -> None:
+    key = key_of(parse_url(url))
+    assert key is not None
+    (folder,) = [path.parent for path in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*/{_port(url)}")]
+    tries = """
+found = []
+for path in (sys.argv[1], sys.argv[1] + "/" + sys.argv[2], sys.argv[1] + "/mosquitto.passwords"):
+    try:
+        os.listdir(path) if path == sys.argv[1] else open(path).read()
+        found.append(path)
+    except PermissionError:
+        pass
+print(found)
+"""
+    assert await asyncio.to_thread(run_as, tries, str(folder), str(_port(url))) == "[]\n"
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        assert key not in " ".join([*process.cmdline(), *process.environ().values()]), "others see command lines"
+
+
+async def test_a_wrong_password_is_refused_to_our_own_processes_too(url: str) -> None:
+    linked = asyncio.Event()
+    bus = Bus(f"mqtt://{USER}:wrong@127.0.0.1:{_port(url)}", "guessing", on_connected=lambda up: up and linked.set())
+    running = asyncio.create_task(bus.run())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2):
+            await linked.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_key_of_a_broker_that_came_back_is_another_one(kind: Any) -> None:
+    """Whoever listened at its port meanwhile has heard the one of before."""
+    async with local_broker(kind=kind) as url, _linked(url, "any") as bus:
+        first = key_of(parse_url(url))
+        (child,) = _brokers()
+        child.send_signal(signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while key_of(parse_url(url)) == first or not bus.connected:
+                await asyncio.sleep(0.02)
+    assert key_of(parse_url(url)) is None
+
+
 # The bus -------------------------------------------------------------------------------------------------------------
 
 
@@ -228,7 +322,8 @@ async def test_the_will_speaks_for_a_client_that_was_killed_or_stopped(url: str)
 
 async def test_strange_messages_are_left_out(url: str) -> None:
     parts = parse_url(url)
-    async with aiomqtt.Client(parts.host, parts.port) as stranger, _linked(url, "reader") as reader:
+    known = {"username": USER, "password": key_of(parts)}
+    async with aiomqtt.Client(parts.host, parts.port, **known) as stranger, _linked(url, "reader") as reader:
         messages = reader.subscribe(PEERS)
         reader.announce(PEER, {"ready": True})
         assert await anext(messages) == (PEER, {"ready": True})
@@ -329,15 +424,16 @@ async def test_over_mqtts_the_broker_proves_its_name_and_may_ask_for_a_certifica
     server.verify_mode = ssl.CERT_REQUIRED
     said = Announcement("10.0.0.5:7950", epoch=3, product="0.1.0")
     async with _behind_tls(url, server) as port:
-        ours = f"ca={tmp_path / 'ca.pem'}&cert={tmp_path / 'ours.pem'}"
-        async with _linked(f"mqtts://localhost:{port}?{ours}", "scheduler") as scheduler:
+        key = key_of(parse_url(url))
+        at, ours = f"{USER}:{key}@localhost:{port}", f"ca={tmp_path / 'ca.pem'}&cert={tmp_path / 'ours.pem'}"
+        async with _linked(f"mqtts://{at}?{ours}", "scheduler") as scheduler:
             scheduler.announce(topics.scheduler(), said.payload())
-            assert await find_scheduler(f"mqtts://localhost:{port}?{ours}", timeout_s=10) == said
+            assert await find_scheduler(f"mqtts://{at}?{ours}", timeout_s=10) == said
         for wrong in (
-            f"mqtts://127.0.0.1:{port}?{ours}",  # another name than that in its certificate
-            f"mqtts://localhost:{port}?{ours.replace('ca.pem', 'stranger.pem')}",
-            f"mqtts://localhost:{port}?ca={tmp_path / 'ca.pem'}",
-            f"mqtt://localhost:{port}",
+            f"mqtts://{at.replace('localhost', '127.0.0.1')}?{ours}",  # another name than that in its certificate
+            f"mqtts://{at}?{ours.replace('ca.pem', 'stranger.pem')}",
+            f"mqtts://{at}?ca={tmp_path / 'ca.pem'}",
+            f"mqtt://{at}",
         ):
             with pytest.raises(SchedulerUnreachable, match="does not answer"):
                 await find_scheduler(wrong, timeout_s=1.0)
