@@ -69,7 +69,10 @@ class Logins:
             return ""
         who = "whose process asks is not known" if login is None else f"login {_name(login)} may not look"
         again = EVERYBODY if login is None else _name(login)
-        return f"{who}: this is for login {_name(self.own)} and root\nstart this process with --http-user '{again}'"
+        mine = " and ".join(dict.fromkeys((_name(self.own), _name(ROOT))))
+        return (
+            f"{who}: this is for {mine}\nlet it in with --http-user '{again}' at the start of the process that answers"
+        )
 
 
 def login_of(caller: SocketAddress, here: SocketAddress) -> int | None:
