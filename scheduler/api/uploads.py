@@ -42,10 +42,12 @@ from swarm.wire import jobs_pb2 as pb
 
 T = TypeVar("T")
 Arrived: TypeAlias = Callable[[int], Awaitable[None]]
+_Key: TypeAlias = tuple[str, str, tuple[str, int]]  # project, person, and hash and size of the file
 
 MODEL = "model/"
 BLOB_BYTES_MAX = 1 << 38  # one file of a model's weights
 PARTS_KEPT_MAX, PARTS_KEPT_S = 16, 3600.0  # of uploads that broke off
+SILENT_S = 2.0  # of an upload whose sender seems to have dialled again
 _FILES = Files()
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -57,7 +59,7 @@ class _Part:
     path: Path
     digest: Any  # of hashlib
     size_bytes: int
-    since_s: float
+    since_s: float  # when it broke off
 
 
 async def _nobody(held_bytes: int) -> None:
@@ -69,7 +71,16 @@ class _Upload:
     """A file that is under way."""
 
     project: str
+    by: str
+    task: asyncio.Task[object]
+    shard: tuple[str, int] = ("", 0)  # hash and size, once they are known
+    arrived_bytes: int = 0
     promised_bytes: int = 0  # that count as taken until it is here, or has failed
+
+    @property
+    def key(self) -> _Key:
+        """Names what it sends; another person's is another, as its first bytes may be any."""
+        return self.project, self.by, self.shard
 
 
 class Uploads:
@@ -79,7 +90,7 @@ class Uploads:
         self._files = stores.files
         self._projects = stores.projects
         self._open: set[_Upload] = set()
-        self._parts: OrderedDict[tuple[str, str, int], _Part] = OrderedDict()  # by project, hash and size
+        self._parts: OrderedDict[_Key, _Part] = OrderedDict()
         self._places = Places(UPLOADS_MAX, UPLOADS_OF_ONE_MAX, "files are being uploaded")
         self._threads = stores.threads  # not the database's, which commits wait for
 
@@ -104,10 +115,12 @@ class Uploads:
         an upload that breaks off what has arrived is kept for a while.
         """
         with self._places.taken(by):
-            return await self._put(project, chunks, arrived)
+            return await self._put(project, chunks, by, arrived)
 
-    async def _put(self, project: str, chunks: AsyncIterator[pb.ShardChunk], arrived: Arrived) -> str:
-        upload = _Upload(project)
+    async def _put(self, project: str, chunks: AsyncIterator[pb.ShardChunk], by: Person, arrived: Arrived) -> str:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        upload = _Upload(project, by.owner, task)
         self._open.add(upload)
         try:
             rest = _while_busy(aiter(chunks))
@@ -117,9 +130,13 @@ class Uploads:
             path, wanted_bytes = self.path(project, first.shard.sha256), first.shard.size_bytes
             if wanted_bytes > BLOB_BYTES_MAX:
                 raise Refused(f"a file has at most {BLOB_BYTES_MAX} bytes, not {wanted_bytes}")
+            upload.shard = first.shard.sha256, wanted_bytes
+            if first.resumes:
+                await self._end_silent(upload)
             free = await run_blocking(self._threads, lambda: _free_bytes(path.parent))
-            part = self._take_part(project, first)
-            self._check_room(project, wanted_bytes - part.size_bytes, free)
+            kept = self._parts.get(upload.key) if first.resumes else None
+            self._check_room(project, wanted_bytes - (0 if kept is None else kept.size_bytes), free)
+            part = self._take_part(upload, first)
             upload.promised_bytes = wanted_bytes  # at once: whoever is checked next must see it
             async with asyncio.timeout(max(UPLOAD_IDLE_S_MAX, UPLOAD_S_PER_MIB * wanted_bytes / (1 << 20))):
                 await self._write(upload, path, first, rest, part, arrived)
@@ -166,11 +183,22 @@ class Uploads:
                 f"a tokenizer file of the job is not here: {error.strerror or error}", hint="submit again to upload it"
             ) from error
 
-    def _take_part(self, project: str, first: pb.ShardChunk) -> _Part:
+    async def _end_silent(self, upload: _Upload) -> None:
+        """End an earlier upload of this file of which nothing comes any more, so that this one goes on where it was.
+
+        Its sender has dialled again, and this end has not noticed that the line broke.
+        """
+        for one in [one for one in self._open if one is not upload and one.key == upload.key]:
+            arrived_bytes = one.arrived_bytes
+            await asyncio.wait({one.task}, timeout=SILENT_S)
+            if one.arrived_bytes == arrived_bytes:
+                one.task.cancel()
+                await asyncio.wait({one.task})
+
+    def _take_part(self, upload: _Upload, first: pb.ShardChunk) -> _Part:
         """What to go on with: what is kept of this file if the sender resumes, or nothing yet."""
         now_s = asyncio.get_running_loop().time()
-        key = (project, first.shard.sha256, first.shard.size_bytes)
-        found = self._parts.pop(key, None)
+        found = self._parts.pop(upload.key, None)
         old = [one for one, part in self._parts.items() if now_s - part.since_s > PARTS_KEPT_S]
         for one in old:
             self._parts.pop(one).path.unlink(missing_ok=True)
@@ -178,14 +206,14 @@ class Uploads:
             return found
         if found is not None:
             found.path.unlink(missing_ok=True)
-        beside = self.path(project, first.shard.sha256)
+        beside = self.path(upload.project, first.shard.sha256)
         return _Part(beside.with_suffix(f".{secrets.token_hex(8)}.part"), hashlib.sha256(), 0, now_s)
 
-    def _keep_part(self, project: str, first: pb.ShardChunk, part: _Part) -> None:
-        """Keep it for who resumes: one of each project, and few in all, as they count in no quota."""
-        for one in [key for key in self._parts if key[0] == project]:
+    def _keep_part(self, upload: _Upload, part: _Part) -> None:
+        """Keep it for whom it came from: one of each project, and few in all, as they count in no quota."""
+        for one in [key for key in self._parts if key[0] == upload.project]:
             self._parts.pop(one).path.unlink(missing_ok=True)
-        self._parts[project, first.shard.sha256, first.shard.size_bytes] = part
+        self._parts[upload.key] = part
         while len(self._parts) > PARTS_KEPT_MAX:
             self._parts.popitem(last=False)[1].path.unlink(missing_ok=True)
 
@@ -213,6 +241,7 @@ class Uploads:
                     digest.update(payload)
                     _FILES.write(file, payload)
                     size_bytes += len(payload)
+                    upload.arrived_bytes = size_bytes
 
                 take(first.payload)
                 await arrived(size_bytes)
@@ -240,7 +269,7 @@ class Uploads:
             ) from error
         finally:
             if goes_on and part.exists():
-                self._keep_part(upload.project, first, _Part(part, digest, size_bytes, held.since_s))
+                self._keep_part(upload, _Part(part, digest, size_bytes, asyncio.get_running_loop().time()))
             else:
                 part.unlink(missing_ok=True)
 

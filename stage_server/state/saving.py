@@ -69,7 +69,7 @@ class Saving:
         while True:
             try:
                 return await self._ports.store(header, payload)
-            except SchedulerUnreachable as error:
+            except (SchedulerUnreachable, StaleMessage) as error:  # the latter: it sees sooner that the session broke
                 stage = self._assignment.me.stage
                 self._ports.log.warning("stage not stored yet", stage=stage, reason=error.message)
                 await asyncio.sleep(STORE_AGAIN_S)

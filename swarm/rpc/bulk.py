@@ -5,6 +5,7 @@
                                       ◀───   held_bytes: from where to send
       payload … within the window     ───▶
                                       ◀───   held_bytes: what has arrived, after each payload
+                                      ◀───   busy: a payload takes its time, such as on a slow disk
                                       ◀───   sha256 of the stored bytes
 
 A session shows by a ticket which calls on the other channel are its own: random bytes in the first metadata of Attach,
@@ -27,7 +28,7 @@ import grpc.aio
 from swarm.errors import CorruptFrame, SchedulerUnreachable
 from swarm.messages import StoreHeader
 from swarm.pki.names import Principal
-from swarm.rpc.channel import write
+from swarm.rpc.channel import reply_with, write
 from swarm.rpc.guard import CALLER
 from swarm.rpc.mapping import parse, to_message
 from swarm.rpc.window import Window
@@ -39,6 +40,7 @@ Ticket: TypeAlias = tuple[tuple[str, bytes], ...]
 _TICKET: Final = "swarm-session-bin"
 _TICKET_BYTES: Final = 16
 _LOOK_S: Final = 0.25  # between two looks at the silence of the other side
+BUSY_S: Final = 0.5  # after which the sender of a file is told that the receiver is at work
 
 _Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -88,7 +90,10 @@ class Storing:
             reply = parse(session_pb2.StoreReply, data)
             if reply.sha256:
                 return str(reply.sha256)
-            self._take(reply.held_bytes)
+            if reply.busy:
+                self._window.heard(self._loop.time())
+            else:
+                self._take(reply.held_bytes)
         raise CorruptFrame(f"{self._address} ended the transfer of {self._header.path} without a hash")
 
     def _take(self, held_bytes: int) -> None:
@@ -132,6 +137,51 @@ class Storing:
                 raise SchedulerUnreachable(
                     f"{self._address} does not answer: nothing has arrived there for {self._window.patience_s:.1f} s"
                 )
+
+
+class StoreReplies:
+    """The replies to one store; gRPC allows one write at a time."""
+
+    def __init__(self, context: _Context) -> None:
+        self._context = context
+        self._lock = asyncio.Lock()
+        self._at_work = False  # on what has arrived, and not waiting for more
+
+    @asynccontextmanager
+    async def telling(self) -> AsyncIterator[None]:
+        """Within the block, the caller hears now and then that this process is at work."""
+        task = asyncio.create_task(self._tell(), name="store replies")
+        self._at_work = True
+        try:
+            yield
+            async with self._lock:  # a reply that is being written leaves first
+                task.cancel()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def held(self, held_bytes: int) -> None:
+        """Say how many first bytes have arrived. From now on this end waits for more, until `came`."""
+        self._at_work = False
+        async with self._lock:
+            await reply_with(self._context, session_pb2.StoreReply(held_bytes=held_bytes).SerializeToString())
+
+    def came(self) -> None:
+        """More has come, and is being worked on."""
+        self._at_work = True
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(BUSY_S)
+            if not self._at_work or self._lock.locked():
+                continue
+            try:
+                async with self._lock:
+                    await reply_with(self._context, session_pb2.StoreReply(busy=True).SerializeToString())
+            except Exception as error:
+                if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):
+                    raise
+                return  # the caller is gone, which whoever reads from it will see
 
 
 async def within_window(

@@ -25,7 +25,7 @@ from swarm.messages import Command, FetchRequest, StoreHeader
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import scheduler_of
 from swarm.rpc.batching import Batches, parts
-from swarm.rpc.bulk import Storing, Ticket, Tickets, ticket_in, within_window
+from swarm.rpc.bulk import StoreReplies, Storing, Ticket, Tickets, ticket_in, within_window
 from swarm.rpc.channel import (
     BULK,
     MAX_MESSAGE_BYTES,
@@ -200,11 +200,11 @@ class GrpcSchedulerLink:
     async def _beside(self) -> grpc.aio.Channel:
         """The channel for bulk, with the present certificate: a session may outlive the one that it began with."""
         if self._identity is not self._wallet.identity:
-            if self._older_bulk is not None:
-                await self._older_bulk.close()
-            # What is under way there goes on.
-            self._older_bulk, self._identity = self._bulk, self._wallet.identity
+            oldest, self._identity = self._older_bulk, self._wallet.identity
+            self._older_bulk = self._bulk  # what is under way there goes on
             self._bulk = connect(self._address, self._identity, _name_of(self._identity), BULK)
+            if oldest is not None:
+                await oldest.close()
         return self._bulk
 
     def _unless_cancelled(self) -> BaseException:
@@ -331,19 +331,20 @@ class _SessionService:
             first = parse(session_pb2.StoreChunk, await anext(chunks, b""))
             if not first.HasField("header"):
                 raise Refused("StoreChunk.header is missing in the first chunk")
-            header = from_message(StoreHeader, first.header)
-            start = await self._handler.held(header) if header.sha256 else 0
+            header, replies = from_message(StoreHeader, first.header), StoreReplies(context)
 
-            async def arriving() -> AsyncGenerator[bytes, None]:
-                held_bytes = start
-                await reply_with(context, session_pb2.StoreReply(held_bytes=held_bytes).SerializeToString())
+            async def arriving(held_bytes: int) -> AsyncGenerator[bytes, None]:
+                await replies.held(held_bytes)
                 async for payload in _payloads(first, chunks):
+                    replies.came()
                     yield payload
                     held_bytes += len(payload)  # the handler took it, as it asks for the next one
-                    await reply_with(context, session_pb2.StoreReply(held_bytes=held_bytes).SerializeToString())
+                    await replies.held(held_bytes)
 
-            weights = exactly(arriving(), header.total_bytes, "the weights", "the header says", start)
-            sha256 = await self._handler.store(header, weights)
+            async with replies.telling():
+                start = await self._handler.held(header) if header.sha256 else 0
+                weights = exactly(arriving(start), header.total_bytes, "the weights", "the header says", start)
+                sha256 = await self._handler.store(header, weights)
             await reply_with(context, session_pb2.StoreReply(sha256=sha256).SerializeToString())
 
     async def fetch(self, requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:

@@ -915,12 +915,14 @@ class StoreHeader(_message.Message):
     def __init__(self, job: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., total_bytes: _Optional[int] = ..., path: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class StoreReply(_message.Message):
-    __slots__ = ("sha256", "held_bytes")
+    __slots__ = ("sha256", "held_bytes", "busy")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
     sha256: str
     held_bytes: int
-    def __init__(self, sha256: _Optional[str] = ..., held_bytes: _Optional[int] = ...) -> None: ...
+    busy: bool
+    def __init__(self, sha256: _Optional[str] = ..., held_bytes: _Optional[int] = ..., busy: _Optional[bool] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("job", "timeline", "path", "start", "stop")

@@ -137,6 +137,30 @@ async def test_a_stage_is_stored_through_one_megabit_while_its_session_lives(con
         assert line.up_bytes <= TWICE_MAX * len(content)
 
 
+async def test_a_scheduler_whose_disk_takes_its_time_is_waited_for(content: bytes) -> None:
+    """The first file of a stage was given up whenever a disk, or an object store behind a slow line, took a payload for
+    longer than three seconds. What had been sent meanwhile was sent once more."""
+
+    class Slow(Keeping):
+        async def held(self, header: StoreHeader) -> int:
+            await asyncio.sleep(4.0)
+            return await super().held(header)
+
+        async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+            self.begun.append(len(self.kept))
+            async for chunk in chunks:
+                self.kept += chunk
+                if len(self.kept) - len(chunk) < len(content) // 2 <= len(self.kept):
+                    await asyncio.sleep(4.0)
+            return hashlib.sha256(self.kept).hexdigest()
+
+    handler = Slow()
+    async with scheduling(handler, 100.0, 0.001) as line, attached(line) as (link, _):
+        assert await link.store(header_of(content), content) == hashlib.sha256(content).hexdigest()
+        assert handler.begun == [0]
+        assert line.up_bytes <= TWICE_MAX * len(content)
+
+
 async def test_a_store_goes_on_from_the_byte_that_arrived(content: bytes) -> None:
     handler = Keeping()
     async with scheduling(handler, 10.0, 0.02) as line:

@@ -228,6 +228,7 @@ class _Answers:
         self._soon = False  # a call waits for others
         self._came_bytes = self._told_bytes = 0  # of the stream's messages
         self._telling: asyncio.TimerHandle | None = None
+        self._is_told = False  # a task waits for its turn to say how much has come
         self.owed = 0  # tensors that the receiver works on
 
     async def send(self, sequence: int, error: SwarmError | None, *, hurry: bool = True) -> None:
@@ -268,11 +269,12 @@ class _Answers:
 
     def _due(self, tasks: asyncio.TaskGroup) -> None:
         self._telling = None
-        if self._told_bytes < self._came_bytes:
+        if self._told_bytes < self._came_bytes and not self._is_told:  # one is enough: its caller may read nothing
+            self._is_told = True
             tasks.create_task(self.tell())
 
     async def _write(self) -> None:
-        receipts, self._waiting = self._waiting, []
+        receipts, self._waiting, self._is_told = self._waiting, [], False
         self._told_bytes = self._came_bytes
         told = frame_pb2.Receipts(receipts=receipts, received_bytes=self._told_bytes)
         try:

@@ -249,6 +249,97 @@ async def test_an_upload_that_broke_off_goes_on_at_its_next_byte_for_who_resumes
     assert [path.name for path in (tmp_path / "shards").iterdir()] == [f"{SHA256}.bin"]
 
 
+async def left(content: bytes, first: bytes) -> AsyncIterator[pb.ShardChunk]:
+    """An upload of `content` that begins with these bytes and breaks off."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    yield pb.ShardChunk(shard=pb.Shard(sha256=sha256, size_bytes=len(content)), resumes=True)
+    yield pb.ShardChunk(payload=first)
+    raise asyncio.CancelledError
+
+
+async def test_nobody_goes_on_with_what_another_person_left(tmp_path: Path) -> None:
+    """Another one of the project could leave wrong first bytes under the hash of a file that others were to send: their
+    own upload went on behind these, and was refused at its end."""
+    one, told = await made(tmp_path), list[int]()
+    mallory, alice = (Person(Role.SUBMITTER, name, P) for name in ("mallory", "alice"))
+
+    async def arrived(held_bytes: int) -> None:
+        told.append(held_bytes)
+
+    async def resuming() -> AsyncIterator[pb.ShardChunk]:
+        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
+        yield pb.ShardChunk(payload=CONTENT[told[-1] :])
+
+    with pytest.raises(asyncio.CancelledError):
+        await one.put(P, left(CONTENT, b"wrong"), mallory)
+    assert await one.put(P, resuming(), alice, arrived) == SHA256
+    assert told == [0, len(CONTENT)]
+
+
+async def test_a_sender_that_dials_again_goes_on_before_its_old_line_is_known_to_be_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler sees a cut line seconds later than a client that dials again at once. What it had was not found
+    then, and was sent a second time."""
+    monkeypatch.setattr(uploads, "SILENT_S", 0.05)
+    one, told = await made(tmp_path), list[int]()
+
+    async def silent() -> AsyncIterator[pb.ShardChunk]:
+        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
+        yield pb.ShardChunk(payload=CONTENT[:4])
+        await asyncio.Event().wait()
+
+    async def resuming() -> AsyncIterator[pb.ShardChunk]:
+        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
+        yield pb.ShardChunk(payload=CONTENT[4:])
+
+    async def arrived(held_bytes: int) -> None:
+        told.append(held_bytes)
+
+    async def kept(held_bytes: int) -> None:
+        if held_bytes:
+            has_come.set()
+
+    has_come = asyncio.Event()
+    before = asyncio.create_task(one.put(P, silent(), arrived=kept))
+    await has_come.wait()
+    assert await one.put(P, resuming(), arrived=arrived) == SHA256
+    assert told == [4, len(CONTENT)]
+    assert before.cancelled()
+
+
+async def test_an_upload_for_which_there_is_no_room_now_is_kept_as_long_as_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file stayed on the disk, and nobody could go on with it."""
+    one = await made(tmp_path)
+    with pytest.raises(asyncio.CancelledError):
+        await one.put(P, left(CONTENT, CONTENT[:4]))
+    (part,) = one._parts.values()
+    monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES)
+    with pytest.raises(InvalidData, match="does not fit"):
+        await one.put(P, left(CONTENT, b""))
+    assert list(one._parts.values()) == [part]
+    assert part.path.read_bytes() == CONTENT[:4]
+
+
+async def test_what_broke_off_is_kept_from_then_on_however_long_it_was_under_way(tmp_path: Path) -> None:
+    one, loop = await made(tmp_path), asyncio.get_running_loop()
+    broke_s = 0.0
+
+    async def long() -> AsyncIterator[pb.ShardChunk]:
+        nonlocal broke_s
+        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
+        yield pb.ShardChunk(payload=CONTENT[:4])
+        broke_s = loop.time()
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await one.put(P, long())
+    (part,) = one._parts.values()
+    assert part.since_s >= broke_s
+
+
 async def test_of_each_project_one_broken_upload_is_kept_and_not_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

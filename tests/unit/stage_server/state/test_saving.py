@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 import torch
 
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
+from stage_server.state import saving
 from stage_server.state.saving import ATTEMPTS, capture, hand_over, hashed
+from swarm.errors import SchedulerUnreachable, StaleMessage, SwarmError
 from swarm.events import Saved
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
@@ -102,3 +107,25 @@ async def test_a_version_that_is_not_held_any_more_is_not_handed_over() -> None:
     saved = await save(disk, version=1)
     assert "asked for version 1, this replica holds 0" in saved.fault
     assert disk.headers == []
+
+
+async def test_a_file_is_stored_again_if_the_scheduler_sees_first_that_the_session_broke(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers that there is no session, on a connection that still stands. So the stage was not saved, and the
+    checkpoint failed."""
+    monkeypatch.setattr(saving, "STORE_AGAIN_S", 0.0)
+    answers: list[SwarmError | str] = [StaleMessage("p has no session"), SchedulerUnreachable("gone"), "sha256"]
+
+    async def store(header: StoreHeader, payload: bytes) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, SwarmError):
+            raise answer
+        return answer
+
+    me = ReplicaId(JOB, PeerId("p"), 1, 0)
+    assignment, ports = SimpleNamespace(me=me), SimpleNamespace(store=store, log=get_logger("test"))
+    one = saving.Saving(cast(Any, assignment), cast(Any, None), cast(Any, ports))
+    header = StoreHeader(JOB, PeerId("p"), 1, 0, 0, 0, 1, "model/model.safetensors", "sha256")
+    assert await one._store(header, b"1") == "sha256"
+    assert answers == []

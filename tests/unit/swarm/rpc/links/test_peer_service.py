@@ -51,6 +51,38 @@ def test_receipts_that_nobody_waits_for_go_together_and_none_waits_for_long() ->
     assert second_s - first_s == pytest.approx(1.0 - 0.5 * RECEIPT_S)
 
 
+class Deaf(Stream):
+    """Its caller reads nothing until the event comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = asyncio.Event()
+        self.received_bytes = 0
+
+    async def write(self, data: bytes) -> None:
+        await self.reads.wait()
+        self.received_bytes = frame_pb2.Receipts.FromString(data).received_bytes
+
+
+def test_a_caller_that_sends_and_reads_nothing_makes_few_tasks_and_hears_the_sum_in_the_end() -> None:
+    """Each five milliseconds in which it sent something made a task that waited to tell it so, without end."""
+
+    async def main() -> tuple[int, int]:
+        stream: Any = Deaf()
+        answers = _Answers(stream)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(300):
+                answers.came(10, tasks)
+                await asyncio.sleep(2 * RECEIPT_S)
+            waiting = len(asyncio.all_tasks()) - 1
+            stream.reads.set()
+        return waiting, stream.received_bytes
+
+    waiting, received_bytes = sim.run(main(), seed=0)
+    assert waiting <= 3, "one that writes, the message that it writes, and one that waits"
+    assert received_bytes == 3000
+
+
 def boundary(dtype: str, elements: int, codec: str) -> Boundary:
     return Boundary(JOB, Microbatch(0, 0, 0), Direction.FORWARD, 1, 1, PEER, 1, dtype, (elements,), codec, 9)
 
