@@ -13,6 +13,7 @@ with quiet_start():
 
     from scheduler.app import SchedulerOptions, serve
     from scheduler.brain.retention import kept_for_s
+    from scheduler.storage.checkpoints.catalog import root_of
     from swarm.home import data_folder
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
     from swarm.process.callers import Logins
@@ -65,9 +66,10 @@ def scheduler(
         typer.Option(help="Where jobs, token shards and checkpoints are kept.", show_default="user data folder"),
     ] = None,
     checkpoint_root: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
-            help="Folder below which a job's checkpoint.dir may lie, beside --data-dir; may be given more than once.",
+            help="Folder, or URL (s3://, gs://), below which a job's checkpoint.dir may lie, beside --data-dir; may be "
+            "given more than once.",
             show_default="--data-dir alone",
         ),
     ] = None,
@@ -136,7 +138,7 @@ def scheduler(
         allow_chaos,
         check_swarm(swarm),
         record,
-        tuple(root.absolute() for root in checkpoint_root or ()),
+        tuple(map(root_of, checkpoint_root or ())),
         3600.0 * certificate_life,
         86400.0 * certificate_grace,
         kept_for_s(keep_jobs),

@@ -77,7 +77,7 @@ class SchedulerOptions:
     allow_chaos: bool = False
     swarm: str = topics.DEFAULT_SWARM  # its name at the broker
     record: bool = False  # what happens to the brains of jobs
-    checkpoint_roots: tuple[Path, ...] = ()  # a job may name a folder below these, or below data_dir
+    checkpoint_roots: tuple[Path | str, ...] = ()  # a job may name a folder or a URL below these, or below data_dir
     certificate_life_s: float = LIFE_S
     certificate_grace_s: float = AWAY_S  # how long after its end a certificate is still renewed; 0 = not at all
     keep_jobs_s: float = 0.0  # how long ended jobs are kept; 0 = for ever

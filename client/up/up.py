@@ -291,12 +291,12 @@ def _asked_for(options: UpOptions, spec: JobSpec) -> list[str]:
     return asked
 
 
-def _checkpoint_roots(spec: JobSpec | None) -> list[Path]:
-    """The checkpoint folder of the job that is submitted here, which its scheduler may therefore write to."""
+def _checkpoint_roots(spec: JobSpec | None) -> list[str]:
+    """The checkpoint folder or URL of the job that is submitted here, which its scheduler may therefore write to."""
     if spec is None or not spec.checkpoint.dir:
         return []
     folder = local_folder(spec.checkpoint.dir)
-    return [folder] if folder is not None and folder.is_absolute() else []
+    return [spec.checkpoint.dir] if folder is None or folder.is_absolute() else []
 
 
 async def _start(
@@ -306,7 +306,7 @@ async def _start(
     fleet: Fleet,
     broker: str,
     folder: Path,
-    checkpoint_roots: Sequence[Path],
+    checkpoint_roots: Sequence[str],
     proxies: Sequence[str],
 ) -> tuple[Child, list[Child]]:
     shared = ["--broker", broker, *(["--allow-chaos"] * options.allow_chaos)]
@@ -316,7 +316,7 @@ async def _start(
     http_port = HTTP_PORT if bind_fault(LOOPBACK, HTTP_PORT) is None else 0
     flags = ["--listen", f"{options.host}:{port}", "--http-port", str(http_port)]
     flags += ["--data-dir", str(folder / "scheduler")]
-    flags += [flag for root in checkpoint_roots for flag in ("--checkpoint-root", str(root))]
+    flags += [flag for root in checkpoint_roots for flag in ("--checkpoint-root", root)]
     scheduler = await fleet.start("scheduler", [*programs.scheduler, *shared, *flags])
     # Stage servers find the scheduler by themselves, so they need not wait for it.
     count = options.stage_servers

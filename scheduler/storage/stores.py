@@ -41,7 +41,7 @@ class Stores:
         log_readers: ThreadPoolExecutor | None = None,
         *,
         record: bool = False,
-        checkpoint_roots: Sequence[Path] = (),
+        checkpoint_roots: Sequence[Path | str] = (),
     ) -> Stores:
         catalog = CheckpointCatalog(root, threads, checkpoint_roots)
         transcripts = root / "jobs" if record else None

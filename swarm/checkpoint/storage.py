@@ -23,12 +23,14 @@ import fsspec
 
 from swarm.errors import InvalidConfig, StorageError, SwarmError
 from swarm.process.logs import get_logger
+from swarm.text import printable, without_passwords
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 TEMPORARY = ".tmp-"
 TRASH = ".trash-"
 SCHEMES = frozenset({"s3", "gs"})
+_NOT_PLAIN = "*?[]{}#%\\"  # in the names of a URL
 LOCAL_SCHEMES = frozenset({"file", "local"})
 
 _log = get_logger("storage")
@@ -111,6 +113,24 @@ def local_folder(where: str, schemes: Set[str] = SCHEMES) -> Path | None:
             hint="give it to the scheduler in its environment",
         )
     return None
+
+
+def url_parts(where: str, schemes: Set[str] = SCHEMES) -> tuple[str, ...]:
+    """The kind, the bucket and the names of a URL that `local_folder` takes for one; InvalidConfig for names that a
+    server, a proxy or fsspec may read as another place: `..`, patterns, versions, and what is written in two ways.
+    """
+    scheme, _, rest = where.partition("://")
+    parts = (scheme, *rest.removesuffix("/").split("/"))
+    if scheme not in schemes or any(not _is_plain(part) for part in parts):
+        raise InvalidConfig(
+            f'checkpoint.dir = "{printable(without_passwords(where))[:200]}" is no plain URL',
+            hint=f"write it as KIND://BUCKET/NAME/NAME, without . and .. and // and {' '.join(_NOT_PLAIN)}",
+        )
+    return parts
+
+
+def _is_plain(part: str) -> bool:
+    return part not in ("", ".", "..") and part.isprintable() and not set(part) & set(_NOT_PLAIN)
 
 
 def check_absolute(where: str) -> None:

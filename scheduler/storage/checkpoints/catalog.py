@@ -27,11 +27,13 @@ from swarm.checkpoint.storage import (
     check_absolute,
     local_folder,
     open_storage,
+    url_parts,
 )
-from swarm.errors import CheckpointDamaged, InvalidConfig, NotAllowed, NotFound, StorageError
+from swarm.errors import CheckpointDamaged, InvalidConfig, NotAllowed, NotFound, StorageError, UsageError
 from swarm.job.changes import JOB_AND_STEP
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
+from swarm.text import printable, without_passwords
 from swarm.types import JobId
 
 
@@ -71,18 +73,20 @@ class Beginning:
 class CheckpointCatalog:
     """Finds and reads checkpoints; `root` is the scheduler's data folder.
 
-    A job may name a folder below `root` or one of `others`, or a URL of a kind in `schemes`.
+    A job may name a folder below `root` or one of `others`, or a URL of a kind in `schemes` below one of `others`: the
+    scheduler opens it as itself, and may write in more buckets than those for checkpoints.
     """
 
     def __init__(
         self,
         root: Path,
         executor: ThreadPoolExecutor | None,
-        others: Sequence[Path] = (),
+        others: Sequence[Path | str] = (),
         schemes: Set[str] = SCHEMES,
     ) -> None:
         self._root = root
-        self._others = tuple(others)
+        self._others = tuple(one for one in others if isinstance(one, Path))
+        self._urls = tuple(url_parts(one, schemes) for one in others if isinstance(one, str))
         self._schemes = schemes
         self._verifying = False
         self.executor = executor
@@ -98,7 +102,7 @@ class CheckpointCatalog:
             return LocalStorage(self._root / "jobs" / job / "checkpoints", chosen=self._root)
         folder = local_folder(where, self._schemes)
         if folder is None:
-            return open_storage(f"{where.rstrip('/')}/{job}", self._schemes)
+            return open_storage(f"{self._allowed_url(where)}/{job}", self._schemes)
         check_absolute(where)
         allowed = self._allowed(folder)
         return LocalStorage(allowed / job, chosen=allowed)
@@ -114,6 +118,16 @@ class CheckpointCatalog:
                 hint=f"leave it out, or let the scheduler be started with --checkpoint-root {real.parent}",
             )
         return real
+
+    def _allowed_url(self, where: str) -> str:
+        """The URL, without a slash at its end, if it is one of ours or below it; InvalidConfig."""
+        parts = url_parts(where, self._schemes)
+        if not any(parts[: len(given)] == given for given in self._urls):
+            raise InvalidConfig(
+                f'checkpoint.dir = "{where}" is no URL below which this scheduler may keep checkpoints',
+                hint=f"leave it out, or let the scheduler be started with --checkpoint-root {where}",
+            )
+        return where.removesuffix("/")
 
     def is_remote(self, where: str) -> bool:
         """Whether a `checkpoint.dir` is a URL, perhaps of a kind that an older version took."""
@@ -249,6 +263,19 @@ class CheckpointCatalog:
             )
 
         return await run_blocking(self.executor, look)
+
+
+def root_of(word: str) -> Path | str:
+    """The folder or the URL of --checkpoint-root; UsageError."""
+    try:
+        folder = local_folder(word)
+        if folder is None:
+            url_parts(word)
+    except InvalidConfig as error:
+        raise UsageError(
+            f'--checkpoint-root "{printable(without_passwords(word))[:200]}" is no folder and no URL', hint=error.hint
+        ) from None
+    return word if folder is None else folder.absolute()
 
 
 # Folders of the data folder that a job may not name as the place of its checkpoints.

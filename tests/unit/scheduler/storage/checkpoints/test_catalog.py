@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from scheduler.storage.checkpoints import catalog as checkpoint_catalog
-from scheduler.storage.checkpoints.catalog import CheckpointCatalog
+from scheduler.storage.checkpoints.catalog import CheckpointCatalog, root_of
 from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.checkpoint.reader import Checkpoint, Fault
 from swarm.checkpoint.storage import LocalStorage
-from swarm.errors import InvalidConfig, NotAllowed, StorageError
+from swarm.errors import InvalidConfig, NotAllowed, StorageError, UsageError
 from swarm.types import JobId, JobState
 from tests.support.checkpoints import JOB, WITH_MEMORY, spec, write
 
@@ -27,7 +27,7 @@ def where(catalog: CheckpointCatalog, folder: str) -> str:
 
 
 def test_a_job_says_where_its_checkpoints_go(tmp_path: Path) -> None:
-    catalog = CheckpointCatalog(tmp_path / "data", None, [tmp_path / "shared"], WITH_MEMORY)
+    catalog = CheckpointCatalog(tmp_path / "data", None, [tmp_path / "shared", "memory://b"], WITH_MEMORY)
     assert where(catalog, "") == str(tmp_path / "data" / "jobs" / JOB / "checkpoints")
     assert where(catalog, f"{tmp_path}/shared/x/") == f"{tmp_path}/shared/x/{JOB}"
     assert where(catalog, f"file://{tmp_path}/shared") == f"{tmp_path}/shared/{JOB}"
@@ -92,6 +92,74 @@ def test_a_url_that_could_dial_anywhere_is_refused_before_anything_is_dialled(tm
     assert "s3://" in caught.value.hint
 
 
+ROOTS = ("memory://bucket/runs", "memory://other/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory://bucket/runs",
+        "memory://bucket/runs/",
+        "memory://bucket/runs/ann/first try",
+        "memory://other",
+        "memory://other/ann",
+    ],
+)
+def test_a_url_below_one_that_the_scheduler_was_given_is_opened(tmp_path: Path, url: str) -> None:
+    assert where(CheckpointCatalog(tmp_path, None, ROOTS, WITH_MEMORY), url) == f"{url.rstrip('/')}/{JOB}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory://bucket",
+        "memory://bucket/",
+        "memory://bucket/runs-of-another",
+        "memory://bucket/run",
+        "memory://bucket/ann/runs",
+        "memory://bucket-of-another/runs",
+        "memory://other.example/runs",
+        "memory://Bucket/runs",
+        "s3://bucket/runs",
+        "gs://other/runs",
+        "memory://bucket/runs/../secrets",
+        "memory://bucket/runs/..",
+        "memory://bucket/./runs",
+        "memory://bucket//runs",
+        "memory://bucket/runs//x",
+        "memory:///bucket/runs",
+        "memory://bucket/runs/%2e%2e/secrets",
+        "memory://bucket/runs/*",
+        "memory://bucket/runs/[a-z]",
+        "memory://bucket/runs/x?versionId=3",
+        "memory://bucket/runs/x#7",
+        "memory://bucket/runs\\..\\secrets",
+        "memory://bucket/runs/x\n",
+        "memory://",
+        "memory:///",
+    ],
+)
+def test_a_url_that_nobody_gave_the_scheduler_is_refused_and_not_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str
+) -> None:
+    """A submitter named any bucket in which the scheduler could write, and it wrote there with its own access."""
+    monkeypatch.setattr(checkpoint_catalog, "open_storage", lambda *_: pytest.fail("it was opened"))
+    for roots in (ROOTS, ()):
+        with pytest.raises(InvalidConfig, match=r"is no plain URL|is no URL below which|are not kept at") as caught:
+            where(CheckpointCatalog(tmp_path, None, roots, WITH_MEMORY), url)
+        assert caught.value.hint
+
+
+def test_a_root_is_a_folder_or_a_plain_url(tmp_path: Path) -> None:
+    assert root_of("s3://bucket/runs") == "s3://bucket/runs"
+    assert root_of(f"file://{tmp_path}") == root_of(str(tmp_path)) == tmp_path
+    assert root_of("runs") == Path.cwd() / "runs"
+    for wrong in ("ftp://host/x", "s3://", "s3://b/../c", "a::b", "s3://me:SECRET@b", "s3://b/*"):
+        with pytest.raises(UsageError, match="--checkpoint-root") as caught:
+            root_of(wrong)
+        assert "SECRET" not in str(caught.value)
+
+
 def test_a_url_with_a_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="password") as caught:
         where(CheckpointCatalog(tmp_path, None), "s3://me:SECRET@bucket/x")
@@ -99,7 +167,9 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(tmp_path: Path) -> No
 
 
 def test_what_a_server_says_stays_out_of_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    storage = CheckpointCatalog(tmp_path, None, (), WITH_MEMORY).storage(spec(checkpoint__dir="memory://b"), JOB_ID)
+    storage = CheckpointCatalog(tmp_path, None, ["memory://b"], WITH_MEMORY).storage(
+        spec(checkpoint__dir="memory://b"), JOB_ID
+    )
 
     def answer(*_: object, **__: object) -> None:
         raise ValueError("220 secret-host FTP of the inner network")
@@ -121,7 +191,9 @@ async def test_a_place_that_hangs_does_not_hold_up_the_event_loop(
 
     monkeypatch.setattr(checkpoint_catalog, "open_storage", hang)
     with ThreadPoolExecutor(1) as threads:
-        opening = asyncio.create_task(CheckpointCatalog(tmp_path, threads).open(spec(checkpoint__dir="s3://b"), JOB_ID))
+        opening = asyncio.create_task(
+            CheckpointCatalog(tmp_path, threads, ["s3://b"]).open(spec(checkpoint__dir="s3://b"), JOB_ID)
+        )
         for _ in range(10):
             await asyncio.sleep(0.01)
         assert not opening.done()
