@@ -8,6 +8,7 @@ than it was trained on.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,14 +20,22 @@ from swarm.process.temporary import temporary_folder
 from swarm.text import counted, printable
 
 LOOK_S_MAX = 15.0  # beyond what sending takes; the job waits for it
+LOOK_CPU_S_MAX, LOOK_BYTES_MAX = 120, 6 << 30
+# Of ours, which may hold tokens and passwords: the process reads what strangers wrote.
+_ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH", "LD_LIBRARY_PATH")
 # Whitespace, code, numbers, contractions, accents in both forms, other scripts: here rules of tokenizers differ.
 PROBE = (
     "def f(x):\n    return x * 1234567  # na\u00efve cafe\u0301\n\n\nI'm sure WE'LL see; it's 3.14 \u20ac,  don't!\r\n"
     "\tthe Quick brown-fox_jumps over 42 dogs... \u65e5\u672c\u8a9e \u041f\u0440\u0438\u0432\u0435\u0442 \U0001f642 "
 )
 # Run in a process of its own: the client has no torch. Code of a tokenizer's folder never runs.
-_PROGRAM = """
-import json, sys
+_PROGRAM = f"""
+import json, resource, sys
+for what, most in ((resource.RLIMIT_CPU, {LOOK_CPU_S_MAX}), (resource.RLIMIT_AS, {LOOK_BYTES_MAX})):
+    try:
+        resource.setrlimit(what, (most, most))
+    except (ValueError, OSError):  # macOS
+        pass
 from transformers import AutoTokenizer
 found = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True, trust_remote_code=False)
 print(json.dumps([type(found).__name__, found(sys.argv[2], add_special_tokens=False)["input_ids"]]))
@@ -49,7 +58,8 @@ def looking_at_auto_tokenizer(tokenizer: Tokenizer, family: str) -> Iterator[Cal
         (folder / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
         command = [sys.executable, "-P", "-c", _PROGRAM, str(folder), PROBE]
         quiet = subprocess.DEVNULL
-        with subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True) as child:
+        ours = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | {"HF_HUB_OFFLINE": "1"}
+        with subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True, env=ours) as child:
             try:
                 yield lambda: _told(tokenizer, child)
             finally:

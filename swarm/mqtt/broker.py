@@ -39,6 +39,7 @@ CONNECTIONS_MAX = 1000
 
 # Debian installs mosquitto in a folder that is not in the PATH of an ordinary user.
 _SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/opt/mosquitto/sbin")
+_ENVIRONMENT = ("PATH", "HOME")  # of ours, which holds passwords: a broker needs none of them
 _ACCEPTED = b"\x20\x02\x00\x00"
 _DISCONNECT = b"\xe0\x00"
 
@@ -133,6 +134,7 @@ async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> tupl
             stdout=out,
             stderr=out,
             start_new_session=True,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         )
     return child, key
 

@@ -9,6 +9,7 @@ broker that asks for a certificate of ours gets `cert`.
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -17,6 +18,8 @@ from swarm.errors import InvalidConfig
 
 HINT = "write it as mqtt://HOST:PORT, or mqtts://HOST:PORT?ca=FILE for TLS; for example mqtt://127.0.0.1:1883"
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
+_NO_PORT = re.compile(r"(?<=[^/:]):(?!//|[0-9]{1,5}$)[^\]/]*$")
+_BEHIND_HOST = re.compile(r"(?<![:/])/(?!/)|[?#]")
 
 
 class _Socket(ssl.SSLSocket):
@@ -75,14 +78,13 @@ def parse_url(url: str) -> Endpoint:
         parts = urlsplit(url)
         port = parts.port
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError as error:
-        raise InvalidConfig(f"broker URL is not valid: {error}", hint=HINT) from None
+    except ValueError:  # its text may hold a part of the password
+        raise InvalidConfig(f'broker URL "{_shown(url)}" is not valid', hint=HINT) from None
     wanted = {"ca", "cert", "key"} if parts.scheme == "mqtts" else set()
     is_known = options.keys() <= wanted and ("cert" in options or "key" not in options)
     is_plain = parts.path in ("", "/") and not parts.fragment
     if parts.scheme not in _PORTS or not parts.hostname or not is_plain or not is_known:
-        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        raise InvalidConfig(f'broker URL "{shown}" is not valid', hint=HINT)
+        raise InvalidConfig(f'broker URL "{_shown(url)}" is not valid', hint=HINT)
     tls = Tls(**options) if parts.scheme == "mqtts" else None
     if tls is not None:
         tls.context()
@@ -93,3 +95,10 @@ def parse_url(url: str) -> Endpoint:
         unquote(parts.password) if parts.password else None,
         tls,
     )
+
+
+def _shown(url: str) -> str:
+    """Scheme and host of what was given as a URL: in what stands before and behind them there may be a password."""
+    scheme, mark, _ = url.rpartition("@")[0].partition("://") if "@" in url else ("", "", "")
+    host, *rest = _BEHIND_HOST.split(url.rpartition("@")[2].removeprefix("//"), maxsplit=1)
+    return f"{scheme if mark else ''}{mark}{_NO_PORT.sub(':…', host)}{'…' if any(rest) else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 
@@ -32,10 +33,45 @@ def test_a_wrong_url_is_refused_with_a_hint(url: str) -> None:
     assert "mqtt://" in caught.value.hint
 
 
-def test_a_wrong_url_shows_no_password_either() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:secret@broker",
+        "mqtt://me:secret/1@broker",
+        "mqtt://me:/secret@broker:1883",
+        "mqtt://me:a?secret@broker",
+        "mqtt://me:a#secret@broker",
+        "mqtt://me:a@secret@broker/x",
+        "mqtt://broker:secret",
+        "mqtt://[::1]:secret",
+        "mqtts://broker?password=secret",
+        "mqtts://broker?secret",
+        "mqtt://broker?user=me&pass=secret",
+        "mqtt://broker/#secret",
+        "mqtt://broker/?x=secret",
+        "me:secret@broker:1883",
+    ],
+)
+def test_a_wrong_url_shows_no_password_either(url: str) -> None:
+    """Its query was shown whole, and the text of the library has what it took for the port."""
     with pytest.raises(InvalidConfig) as caught:
-        parse_url("http://me:secret@broker")
-    assert "secret" not in caught.value.message
+        parse_url(url)
+    assert "secret" not in str(caught.value)
+    assert "broker" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("broker:1883", "broker:1883"),
+        ("http://[::1]:1883", "http://[::1]:1883"),
+        ("http://me:a@lab", "http://lab"),
+        ("mqtt://lab/x", "mqtt://lab…"),
+    ],
+)
+def test_a_wrong_url_shows_what_is_wrong_with_it(url: str, shown: str) -> None:
+    with pytest.raises(InvalidConfig, match=re.escape(f'"{shown}" is not valid')):
+        parse_url(url)
 
 
 def test_mqtts_trusts_the_authorities_of_this_machine_or_the_one_that_is_named(tmp_path: Path) -> None:
