@@ -8,11 +8,12 @@ from client.connection import Scheduler
 from client.records import Job, Peer
 from client.shell import Shell, bytes_bar
 from client.transfer.auto_tokenizer import looking_at_auto_tokenizer
-from client.transfer.upload import File, open_start, upload, upload_start, upload_weights
+from client.transfer.upload import File, named, open_start, upload, upload_start, upload_weights
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import check_absolute
 from swarm.data.corpus import Corpus, open_corpus, tokenise
 from swarm.data.shards import remarks, token_dtype
+from swarm.data.tokenizer import BYTE
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.hf.pretrained import ground, look_at_model
 from swarm.job.changes import JOB_AND_STEP
@@ -90,6 +91,8 @@ def _send(
     request.files.extend(
         upload_weights(shell, scheduler, spec) if start is None else upload_start(shell, scheduler, start)
     )
+    if corpus.small_files and (spec.model.id or spec.model.tokenizer not in ("", BYTE)):
+        shell.say(f"sent along: {named(corpus.small_files)}")
     _add_small_files(shell, scheduler, request, corpus.small_files)
     # Before the job is accepted: Ctrl-C while this is waited for loses no job.
     if told := told_of_tokenizer():

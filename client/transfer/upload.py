@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from client.connection import CHUNK_BYTES, Scheduler
 from client.shell import Shell, bytes_bar
 from swarm.checkpoint.reader import Checkpoint, open_folder
 from swarm.checkpoint.storage import MANIFEST, LocalStorage
 from swarm.errors import InvalidConfig, InvalidModel, NotFound
-from swarm.hf.pretrained import weight_files
+from swarm.hf.own_files import open_own, read_own
+from swarm.hf.pretrained import MODEL_FOLDER, weight_files
 from swarm.job.changes import JOB_AND_STEP, check_state, check_steps
 from swarm.job.spec import JobSpec
-from swarm.text import counted, size
+from swarm.limits import MANIFEST_BYTES_MAX
+from swarm.text import counted, printable, size
 from swarm.wire import jobs_pb2 as pb
 
+NAMED_MAX = 40  # files of a line
 _STATE_FILES = (MANIFEST, "trainer_state.json")
 
 
@@ -59,9 +63,9 @@ def upload(shell: Shell, scheduler: Scheduler, files: Mapping[str, File], what: 
 
         def pieces(file: File, before_bytes: int, start: int) -> Iterator[bytes]:
             sent_bytes = before_bytes + start
-            with io.BytesIO(file.content) if isinstance(file.content, bytes) else file.content.open("rb") as opened:
+            with io.BytesIO(file.content) if isinstance(file.content, bytes) else open_own(file.content) as opened:
                 opened.seek(start)
-                while piece := opened.read(CHUNK_BYTES):
+                for piece in _pieces(opened, file.size_bytes - start):
                     yield piece
                     sent_bytes += len(piece)
                     advance(sent_bytes, total_bytes)
@@ -88,12 +92,13 @@ def upload_weights(shell: Shell, scheduler: Scheduler, spec: JobSpec) -> list[pb
     with bytes_bar(shell, "hashing weights") as advance:
         for file in files:
             digest = hashlib.sha256()
-            with _reading(file.location), file.location.open("rb") as opened:
-                while piece := opened.read(CHUNK_BYTES):
+            with _reading(file.location), open_own(file.location) as opened:
+                for piece in _pieces(opened, file.size_bytes):
                     digest.update(piece)
                     done_bytes += len(piece)
                     advance(done_bytes, total_bytes)
             found[file.path] = File(digest.hexdigest(), file.size_bytes, file.location)
+    shell.say(f"weights: {named(found)}")
     return upload(shell, scheduler, found, "weights")
 
 
@@ -120,11 +125,26 @@ def upload_start(shell: Shell, scheduler: Scheduler, start: Checkpoint) -> list[
         raise InvalidConfig(f"{start.storage.where} is no folder of this machine")
     home = start.storage.root / start.name
     with _reading(home / MANIFEST):
-        files = {MANIFEST: File.of((home / MANIFEST).read_bytes())}
+        files = {MANIFEST: File.of(read_own(home / MANIFEST, MANIFEST_BYTES_MAX))}
     for file in start.files:
         if file.path.endswith(".safetensors") or file.path in _STATE_FILES:
             files[file.path] = File(file.sha256, file.size_bytes, home / file.path)
+    shell.say(f"checkpoint {start.name}: {named(files)}")
     return upload(shell, scheduler, files, f"checkpoint {start.name}")
+
+
+def named(paths: Collection[str]) -> str:
+    """What is sent, for the person whose files they are."""
+    names = [path.removeprefix(f"{MODEL_FOLDER}/") for path in sorted(paths)]
+    more = len(names) - NAMED_MAX
+    return printable(", ".join(names[:NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
+
+
+def _pieces(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
+    """The next bytes of a file, as many as it was announced with: one that grows would have no end."""
+    while size_bytes and (piece := file.read(min(size_bytes, CHUNK_BYTES))):
+        yield piece
+        size_bytes -= len(piece)
 
 
 @contextmanager

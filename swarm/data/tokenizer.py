@@ -22,6 +22,8 @@ from swarm.data.batches import NO_END_OF_TEXT
 from swarm.data.documents import load_extra
 from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_FILES
 from swarm.errors import InvalidConfig, SwarmError
+from swarm.hf.own_files import is_there, read_own
+from swarm.hf.pretrained import CONFIG_BYTES_MAX
 from swarm.job.spec import JobSpec
 from swarm.text import first_line
 
@@ -89,7 +91,8 @@ def _eos_token_id(spec: JobSpec, folder: Path) -> int:
     config: Mapping[str, Any] = spec.model.config
     if spec.model.tokenizer:
         try:
-            config = _json_object({"config.json": (folder / "config.json").read_bytes()}, "config.json", str(folder))
+            raw = read_own(folder / "config.json", CONFIG_BYTES_MAX)
+            config = _json_object({"config.json": raw}, "config.json", str(folder))
         except (OSError, InvalidConfig):  # it need not be there, and is no file of a tokenizer
             return -1
     found = config.get("eos_token_id")
@@ -98,18 +101,15 @@ def _eos_token_id(spec: JobSpec, folder: Path) -> int:
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """The files of a tokenizer in `folder`, by name; InvalidConfig if one is too large or cannot be read."""
+    """The files of a tokenizer in `folder`, by name; InvalidConfig if one is none of the folder's, or too large."""
     files = {}
-    try:
-        for name in TOKENIZER_FILES:
-            path = folder / name
-            if not path.is_file():
-                continue
-            if path.stat().st_size > TOKENIZER_FILE_BYTES_MAX:
-                raise InvalidConfig(f"{path} has more than {TOKENIZER_FILE_BYTES_MAX} bytes")
-            files[name] = path.read_bytes()
-    except OSError as error:
-        raise InvalidConfig(f"{error.filename} cannot be read: {error.strerror}") from error
+    for name in TOKENIZER_FILES:
+        path = folder / name
+        if is_there(path):
+            try:
+                files[name] = read_own(path, TOKENIZER_FILE_BYTES_MAX)
+            except OSError as error:
+                raise InvalidConfig(f"{path} cannot be read: {error.strerror or error}") from error
     return files
 
 

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from swarm.errors import InvalidModel, SwarmError
+from swarm.hf.own_files import NotOwn, read_own
 from swarm.hf.pretrained import local_folder
 from swarm.job.spec import JobSpec
 
@@ -29,7 +30,7 @@ def is_companion(name: str) -> bool:
 def companions(spec: JobSpec, left: tuple[str, ...]) -> dict[str, bytes]:
     """The companions of the model that a grounded spec names, by name, but for the names `left`; none without an id.
 
-    Those that are too large are not carried. InvalidModel if one of a local folder cannot be read.
+    Those that are too large, or lie elsewhere, are not carried. InvalidModel if one of a local folder cannot be read.
     """
     if not spec.model.id:
         return {}
@@ -40,12 +41,12 @@ def companions(spec: JobSpec, left: tuple[str, ...]) -> dict[str, bytes]:
         paths = [path for path in sorted(folder.iterdir()) if is_companion(path.name) and path.name not in left]
     files: dict[str, bytes] = {}
     for path in paths:
-        # A link of the hub's cache leads to its blobs; another may lead to anything of this machine.
-        if not path.is_file() or (path.is_symlink() and path.resolve().parent.name != "blobs"):
-            continue
+        if len(files) == FILES_MAX:
+            break
         try:
-            if path.stat().st_size <= FILE_BYTES_MAX and len(files) < FILES_MAX:
-                files[path.name] = path.read_bytes()
+            files[path.name] = read_own(path, FILE_BYTES_MAX)
+        except NotOwn:  # a link that leads elsewhere, a folder, or too large
+            continue
         except OSError as error:
             raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
     return files

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import InvalidModel
+from swarm.hf.own_files import open_own
 from swarm.hf.safetensors_header import ITEM_BYTES, StoredTensor
 
 VALUES_AT_ONCE = 1 << 20
@@ -46,7 +47,7 @@ def values_of(stored: StoredTensor, location: Path) -> Iterator[NDArray[Any]]:
     """The values of a tensor, many at a time; those of a type that is not known are bytes."""
     item = ITEM_BYTES[stored.dtype]
     try:
-        with location.open("rb") as file:
+        with open_own(location) as file:
             file.seek(stored.start)
             for start in range(stored.start, stored.stop, VALUES_AT_ONCE * item):
                 raw = file.read(min(VALUES_AT_ONCE * item, stored.stop - start))

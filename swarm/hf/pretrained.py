@@ -21,6 +21,7 @@ from swarm.errors import InvalidConfig, InvalidModel, NotCached, NotFound
 from swarm.hf.fit import CAUSAL_MASK, fit, is_known_table
 from swarm.hf.heads import equal_values, is_causal_mask
 from swarm.hf.model_folder import INDEX_NAME
+from swarm.hf.own_files import is_there, read_own
 from swarm.hf.safetensors_header import (
     CONVERT,
     LENGTH_BYTES,
@@ -118,13 +119,13 @@ def weight_files(spec: JobSpec) -> tuple[WeightFile, ...]:
     folder = local_folder(spec)
     if folder is None:
         return ()
-    names = [SINGLE_NAME] if (folder / SINGLE_NAME).is_file() else _indexed(folder)
+    names = [SINGLE_NAME] if is_there(folder / SINGLE_NAME) else _indexed(folder)
     if not names:
         raise _no_weights(f"{folder}", [path.name for path in folder.iterdir()])
     files = []
     for name in names:
         location = folder / name
-        if not location.is_file():
+        if not is_there(location):
             raise InvalidModel(
                 f"{folder} lacks {name}, which its {INDEX_NAME} names", hint="copy the whole folder again"
             )
@@ -350,7 +351,7 @@ def _family(spec: JobSpec, published: dict[str, Any], where: str) -> str:
 def _indexed(folder: Path) -> list[str]:
     """The files that a folder's index names; none if it has no index."""
     path = folder / INDEX_NAME
-    if not path.is_file():
+    if not is_there(path):
         return []
     return sorted(set(_weight_map(_read(path, INDEX_BYTES_MAX), str(path)).values()))
 
@@ -379,12 +380,8 @@ def _object(raw: bytes, where: str) -> dict[str, Any]:
 
 def _read(path: Path, bytes_max: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            raw = file.read(bytes_max + 1)
+        return read_own(path, bytes_max)
     except FileNotFoundError:
         raise InvalidModel(f"{path} does not exist", hint="name a folder that save_pretrained wrote") from None
     except OSError as error:
         raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
-    if len(raw) > bytes_max:
-        raise InvalidModel(f"{path} has more than {bytes_max} bytes")
-    return raw

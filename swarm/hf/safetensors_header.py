@@ -15,6 +15,7 @@ Source: the format's description, https://github.com/huggingface/safetensors#for
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from swarm.errors import InvalidModel
+from swarm.hf.own_files import open_own
 
 LENGTH_BYTES: Final = 8
 HEADER_BYTES_MAX: Final = 8 << 20  # of JSON, which takes many times as much memory; files of today have 0.3 MiB
@@ -102,10 +104,10 @@ def parse_header(path: str, size_bytes: int, header: bytes) -> dict[str, StoredT
 
 
 def read_header(path: Path, name: str) -> dict[str, StoredTensor]:
-    """The tensors of the local file `path`, called `name` in errors and results."""
+    """The tensors of the local file `path`, called `name` in errors and results; it has to belong to its folder."""
     try:
-        with path.open("rb") as file:
-            size_bytes = path.stat().st_size
+        with open_own(path) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
             length = header_bytes(name, size_bytes, file.read(LENGTH_BYTES))
             return parse_header(name, size_bytes, file.read(length))
     except OSError as error:

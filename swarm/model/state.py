@@ -41,6 +41,7 @@ from swarm.events import ParameterHash
 from swarm.hf.fit import OTHER_MODEL, fit
 from swarm.hf.heads import own_head_unknown
 from swarm.hf.model_folder import shard_name
+from swarm.hf.own_files import open_own
 from swarm.hf.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files
 from swarm.hf.safetensors_header import LENGTH_BYTES, StoredTensor, header_bytes, parse_header
 from swarm.job.families import FAMILIES, HEAD
@@ -237,7 +238,7 @@ def read_files(spec: JobSpec, stage: int, files: Sequence[WeightFile], version: 
 def read_span(path: Path, start: int, stop: int) -> Iterator[bytes]:
     """Bytes [start, stop) of a file in chunks; fewer if it is shorter. InvalidModel if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_own(path) as file:
             file.seek(start)
             while start < stop and (chunk := file.read(min(READ_BYTES, stop - start))):
                 start += len(chunk)
