@@ -103,6 +103,10 @@ def write_shards(
         raise InvalidData(f"token shards cannot be written to {out_dir}: {error.strerror or error}") from error
     counts = row.counts
     if not counts.sum():
+        if row.letters:
+            raise InvalidData(
+                f'no token comes of the text in data.source = "{spec.data.source}"', hint="see model.tokenizer"
+            )
         left = f": {counted(row.skipped, 'row')} left out, which hold no {spec.data.text_field}" if row.skipped else ""
         raise InvalidData(f'data.source = "{spec.data.source}" has no text in it{left}', hint="see data.text_field")
     manifest = TokenManifest(tuple(writer.shards), dtype, rows, _entropy(counts), tokenizer.end_of_text, row.skipped)
@@ -153,6 +157,7 @@ class _Row:
         self._multiple = multiple
         self._length = 0  # of the text so far
         self.skipped = 0  # rows that hold no text
+        self.letters = 0
 
     def of(self, source: Source, pieces: Iterable[TextPiece]) -> Iterator[tuple[Ids, int]]:
         """The ids of the texts in order, many at a time, with the bytes of the source read so far."""
@@ -162,14 +167,15 @@ class _Row:
         for piece in pieces:
             held.append(piece)
             characters += (length := len(piece.text))
+            self.letters += length
             if not length:
                 self.skipped += piece.skipped
             if characters >= BATCH_CHARACTERS or len(held) >= BATCH_TEXTS:
-                yield self._encoded(source, held, characters), piece.done_bytes
+                yield self._encoded(source, held), piece.done_bytes
                 self._waiting.begin(partial(source.behind, piece.at))
                 held, characters = [], 0
         if held:
-            yield self._encoded(source, held, characters), held[-1].done_bytes
+            yield self._encoded(source, held), held[-1].done_bytes
 
     def given(self, ids: Ids) -> Ids:
         """Ids that are taken as they are; they are only counted."""
@@ -180,10 +186,10 @@ class _Row:
         """The ids behind the last text: without packing one more token, so that the last sample has all its targets."""
         return self._closing(1 if self._multiple > 1 and self.counts.any() else 0)
 
-    def _encoded(self, source: Source, pieces: Sequence[TextPiece], characters: int) -> Ids:
+    def _encoded(self, source: Source, pieces: Sequence[TextPiece]) -> Ids:
         where = partial(source.between, pieces[0].at, pieces[-1].at)
         self._waiting.begin(where)
-        check_room(where, self._tokenizer.bytes_per_character * characters)
+        check_room(where, self._tokenizer.memory_bytes([piece.text for piece in pieces]))
         return self._laid(pieces)
 
     def _laid(self, pieces: Sequence[TextPiece]) -> Ids:

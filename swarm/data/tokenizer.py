@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 from swarm.data.batches import NO_END_OF_TEXT
 from swarm.data.documents import load_extra
+from swarm.data.growth import added, growth
 from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_FILES
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.hf.own_files import is_there, read_own
+from swarm.hf.pointer import check_no_pointer
 from swarm.hf.pretrained import CONFIG_BYTES_MAX
 from swarm.job.spec import JobSpec
 from swarm.text import first_line
@@ -30,6 +32,7 @@ from swarm.text import first_line
 Ids: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 BYTE = "byte"
+BYTES_PER_LETTER = 150  # that the library takes to encode a text
 
 
 class Tokenizer(Protocol):
@@ -49,9 +52,8 @@ class Tokenizer(Protocol):
     def start(self) -> Ids:
         """The ids that every text begins with."""
 
-    @property
-    def bytes_per_character(self) -> int:
-        """The memory that it takes to encode a text."""
+    def memory_bytes(self, texts: Sequence[str]) -> int:
+        """About the memory that it takes to encode texts together."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
 
@@ -78,6 +80,8 @@ def load_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> Tokenizer:
     else:
         where = f'the tokenizer of model.id = "{name}"'
         repository, revision = name, model.revision
+    if folder.is_file():
+        raise InvalidConfig(f"{where} is a file", hint="name the folder that holds tokenizer.json")
     if not folder.is_dir():
         folder = _from_hub(repository, revision or None, where)
     files = read_tokenizer_files(folder)
@@ -110,6 +114,7 @@ def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
                 files[name] = read_own(path, TOKENIZER_FILE_BYTES_MAX)
             except OSError as error:
                 raise InvalidConfig(f"{path} cannot be read: {error.strerror or error}") from error
+            check_no_pointer(str(path), files[name])
     return files
 
 
@@ -117,7 +122,6 @@ class NoTokenizer:
     """Stands in for a tokenizer if the data are token ids and the job does not say which tokenizer made them."""
 
     end_of_text = NO_END_OF_TEXT
-    bytes_per_character = 0
 
     def __init__(self, spec: JobSpec) -> None:
         size = spec.model.config.get("vocab_size")
@@ -128,6 +132,9 @@ class NoTokenizer:
             )
         self.vocabulary_size = self.texts_size = size
         self.start: Ids = np.empty(0, dtype=np.uint32)
+
+    def memory_bytes(self, texts: Sequence[str]) -> int:
+        return 0
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         raise AssertionError("token ids are not encoded")
@@ -145,8 +152,6 @@ class HuggingFaceTokenizer:
     in transformers, unless `split_special_tokens` is set.
     """
 
-    bytes_per_character = 150
-
     def __init__(self, files: Mapping[str, bytes], where: str, packing: bool, eos_token_id: int = -1) -> None:
         self._files = dict(files)
         self._where = where
@@ -159,7 +164,9 @@ class HuggingFaceTokenizer:
             )
         try:
             with _ruled(where):
-                self._tokenizer = library.Tokenizer.from_str(files["tokenizer.json"].decode())
+                text = files["tokenizer.json"].decode()
+                self._grown = growth(text, where, library)  # first: added tokens are normalized while it is read
+                self._tokenizer = library.Tokenizer.from_str(text)
         except SwarmError:
             raise
         except Exception as error:  # the library raises nothing narrower
@@ -186,7 +193,11 @@ class HuggingFaceTokenizer:
         self.start = self._start()
         special_ids = self._tokenizer.get_added_tokens_decoder().keys()
         plain = self._tokenizer.get_vocab(with_added_tokens=False).values() - special_ids
-        self.texts_size = 1 + max(*plain, self.end_of_text, *self.start.tolist())
+        self.texts_size = 1 + max([*plain, self.end_of_text, *self.start.tolist()])
+
+    def memory_bytes(self, texts: Sequence[str]) -> int:
+        letters = sum(map(len, texts)) + added(self._grown, texts)
+        return BYTES_PER_LETTER * letters + self.start.nbytes * len(texts)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         with _ruled(self._where):
@@ -201,11 +212,14 @@ class HuggingFaceTokenizer:
         token = special.get(key)
         if isinstance(token, dict):
             token = token.get("content")
-        if token is None:
+        if token is None or token == "":
             return -1
         found = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
         if found is None:
-            raise InvalidConfig(f"{where}: its {key} {token!r} is not in tokenizer.json")
+            raise InvalidConfig(
+                f"{where}: its {key} {token!r} is not in tokenizer.json",
+                hint=f'correct "{key}" in its tokenizer_config.json or special_tokens_map.json',
+            )
         return int(found)
 
     def _start(self) -> Ids:
@@ -277,8 +291,10 @@ class ByteTokenizer:
     END_OF_TEXT = 256
     end_of_text = END_OF_TEXT
     vocabulary_size = texts_size = 257
-    bytes_per_character = 8
     start: Ids = np.empty(0, dtype=np.uint16)
+
+    def memory_bytes(self, texts: Sequence[str]) -> int:
+        return 8 * sum(map(len, texts))
 
     def encode(self, text: str) -> NDArray[np.uint16]:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)

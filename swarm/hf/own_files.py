@@ -30,7 +30,12 @@ class NotOwn(OSError):
 
 def open_own(path: Path) -> BinaryIO:
     """The regular file `path` for reading, if it belongs to its folder; NotOwn, or OSError if it cannot be opened."""
-    real = Path(os.path.realpath(path, strict=True))
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+    except FileNotFoundError:
+        if not path.is_symlink():
+            raise
+        raise NotOwn(errno.ENOENT, f"it is a link to {path.readlink()}, which is not there", path) from None
     room = next((room for room in _rooms(Path(os.path.realpath(path.parent))) if room in real.parents), None)
     if room is None:
         raise NotOwn(errno.EPERM, f"it is a link to {real}, which is not in its folder: copy that file there", path)

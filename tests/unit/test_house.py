@@ -70,7 +70,13 @@ COVERED_BY = {
     "integration/test_rpc_hostile.py": ("swarm/rpc/links/peers",),
     "unit/swarm/model/test_stage.py": ("swarm/model/state", "swarm/model/units"),
     "integration/test_train_local.py": ("swarm/model/sample",),
-    "integration/test_odd_models.py": ("swarm/hf/companions", "swarm/hf/fit", "swarm/hf/heads", "swarm/job/positions"),
+    "integration/test_odd_models.py": (
+        "swarm/hf/companions",
+        "swarm/hf/fit",
+        "swarm/hf/heads",
+        "swarm/hf/pointer",
+        "swarm/job/positions",
+    ),
     "integration/test_broker.py": ("swarm/mqtt/presence",),
     "integration/test_cut_invariance.py": ("swarm/reference/trainer",),
 }

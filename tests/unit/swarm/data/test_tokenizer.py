@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from swarm.data.corpus import tokenise
 from swarm.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer, read_tokenizer_files
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, InvalidData
 from swarm.job.spec import JobSpec, parse_job
 from tests.support.tokenizer import TEXT, write_tokenizer
 
@@ -22,7 +25,7 @@ def spec(tokenizer: str, **data: Any) -> JobSpec:
         {
             "name": "t",
             "model": {"config": {"num_hidden_layers": 1}, "tokenizer": tokenizer},
-            "data": {"source": "x", **data},
+            "data": {"source": "x"} | data,
         }
     )
 
@@ -181,3 +184,69 @@ def test_rules_that_break_off_are_an_error(tmp_path: Path) -> None:
     tokenizer = HuggingFaceTokenizer(read_tokenizer_files(folder), "broken", packing=True)
     with pytest.raises(InvalidConfig, match=r"broken: the rules of its tokenizer.json break off: .*retry-limit"):
         tokenizer.encode_batch(["a" * 40 + "bb"])
+
+
+@pytest.mark.parametrize(
+    ("config", "eos"),
+    [
+        ({"eos_token": {"content": "<|end|>", "__type": "AddedToken"}}, "<|end|>"),
+        ({"eos_token": None}, "<|begin|>"),
+        ({"eos_token": ""}, "<|begin|>"),
+        ({"eos_token": {"content": None}}, "<|begin|>"),
+        ({"eos_token": {}}, "<|begin|>"),
+    ],
+)
+def test_an_end_of_text_that_is_nothing_is_looked_for_in_the_models_config(
+    tmp_path: Path, config: dict[str, Any], eos: str
+) -> None:
+    folder = write_tokenizer(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": [ids.token_to_id("<|begin|>")]}))
+    assert load_tokenizer(spec(str(folder))).end_of_text == ids.token_to_id(eos)
+
+
+def pointer(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+
+
+def link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("blob")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (pointer, "is a pointer of Git LFS"),
+        (link_to_nothing, "is a link to blob, which is not there"),
+        (pipe, "is no regular file"),
+    ],
+)
+def test_what_stands_for_a_file_is_named(tmp_path: Path, make: Callable[[Path], None], told: str) -> None:
+    folder = write_tokenizer(tmp_path)
+    make(folder / "tokenizer.json")
+    with pytest.raises(InvalidConfig, match=rf"{folder}/tokenizer\.json.*{told}"):
+        load_tokenizer(spec(str(folder)))
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"is a file .name the folder"):
+        load_tokenizer(spec(str(write_tokenizer(tmp_path) / "tokenizer.json")))
+
+
+def test_a_tokenizer_without_tokens_for_text_is_refused_where_it_is_used(tmp_path: Path) -> None:
+    """It was a bug of swarm: the largest of no numbers."""
+    folder = write_tokenizer(tmp_path / "t")
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["model"] |= {"vocab": {}, "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    (tmp_path / "a.txt").write_text("text")
+    job = spec(str(folder)).model_copy(update={"data": spec("byte", source=f"{tmp_path}/a.txt").data})
+    with pytest.raises(InvalidData, match=r"no token comes of the text in data\.source"):
+        tokenise(job, tmp_path / "out")
