@@ -36,6 +36,7 @@ from swarm.data.kinds import HEAD_BYTES, kind_beside_ids, kind_of
 from swarm.data.room import ZSTD_HEAD_BYTES, check_room, page_bytes, zstd_window_bytes
 from swarm.errors import InvalidConfig, InvalidData, SwarmError
 from swarm.hf.placing import ALWAYS_THERE
+from swarm.home import library_cache
 from swarm.job.spec import DataSection
 from swarm.text import first_line, size
 
@@ -609,7 +610,8 @@ def _load_data_set(source: Source, section: DataSection) -> Any:
                     )
                 found = found[section.split]
             return found
-        return datasets.load_dataset(path, section.subset or None, split=section.split, revision=revision or None)
+        with library_cache(InvalidData):
+            return datasets.load_dataset(path, section.subset or None, split=section.split, revision=revision or None)
     except (SwarmError, MemoryError):
         raise
     except Exception as error:  # of any library that it loads files with

@@ -26,6 +26,7 @@ from swarm.errors import InvalidConfig, SwarmError
 from swarm.hf.own_files import is_there, read_own
 from swarm.hf.pointer import check_no_pointer
 from swarm.hf.pretrained import CONFIG_BYTES_MAX
+from swarm.home import library_cache
 from swarm.job.spec import JobSpec
 from swarm.text import first_line
 
@@ -255,7 +256,10 @@ def _from_hub(repository: str, revision: str | None, where: str) -> Path:
         raise InvalidConfig(f"{where}: there is no such folder", hint=hint)
     answers(repository, revision or "", "tokenizer.json", where)
     try:
-        return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(TOKENIZER_FILES)))
+        with library_cache(InvalidConfig):
+            return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(TOKENIZER_FILES)))
+    except SwarmError:
+        raise
     except Exception as error:  # the errors of its HTTP client come through
         raise InvalidConfig(
             f"{where} is no local folder, and cannot be had from the hub: {first_line(error)}",

@@ -20,7 +20,8 @@ from huggingface_hub import constants, errors
 from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils._http import hf_raise_for_status
 
-from swarm.errors import InvalidModel, NotCached, NotFound
+from swarm.errors import InvalidModel, NotCached, NotFound, SwarmError
+from swarm.home import library_cache
 from swarm.text import first_line, without_passwords
 
 ANSWER_S_MAX = 3.0  # what a hub takes at most to connect, and then to begin to answer
@@ -154,7 +155,10 @@ def names(repository: str, revision: str) -> list[str] | None:
 def _translated(repository: str, revision: str, name: str) -> Iterator[None]:
     where = f'model.id = "{repository}"'
     try:
-        yield
+        with library_cache(InvalidModel):
+            yield
+    except SwarmError:
+        raise
     except errors.GatedRepoError as error:
         raise InvalidModel(
             f"{where} is gated: the hub gives it only to those who were granted access",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import subprocess
@@ -15,8 +16,8 @@ from client.completion import jobs
 from client.profiles import find_profile
 from client.shell import Shell
 from client.up.up import _show_profiles
-from swarm.errors import NoHome
-from swarm.home import check_writable, data_folder, known_config_folder
+from swarm.errors import InvalidData, NoHome
+from swarm.home import check_writable, data_folder, known_config_folder, library_cache
 from swarm.pki.profiles import profile_folder
 
 ROOT = Path(__file__).parents[3]
@@ -84,6 +85,61 @@ def test_swarm_up_leaves_the_identity_where_other_terminals_find_it(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     _show_profiles(Shell(quiet=True), tmp_path / "data")
     assert "SWARM_PROFILES" not in os.environ
+
+
+@pytest.mark.usefixtures("homeless")
+def test_what_libraries_fetch_is_kept_only_where_a_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They made a folder ~ where the person was, and then found no file in it."""
+    for name in ("HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for home in (None, "here"):
+        if home is not None:
+            monkeypatch.setenv("HOME", home)
+        with (
+            pytest.raises(NoHome, match="for what the Hugging Face libraries fetch") as error,
+            library_cache(InvalidData),
+        ):
+            raise AssertionError("nothing is fetched")
+        assert "HF_HOME" in error.value.hint
+    for name in ("HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+        with library_cache(InvalidData):
+            pass
+
+
+FULL, DENIED = OSError(errno.ENOSPC, "No space left"), PermissionError(errno.EACCES, "Permission denied", "/cache/hub")
+BEHIND = ValueError("cannot build the data set")
+BEHIND.__cause__ = PermissionError(errno.EACCES, "Permission denied", "/cache")
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "hint"),
+    [
+        (DENIED, "in /cache cannot be written: Permission denied: /cache/hub", "name another folder: HF_HOME"),
+        (BEHIND, "in /cache cannot be written: Permission denied: /cache", "name another folder: HF_HOME"),
+        (FULL, "in /cache cannot be written: No space left on device", "free some space there, or name another folder"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_told_as_that(
+    error: Exception, words: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint was to check the name, the network and the token of the hub."""
+    monkeypatch.setenv("HF_HOME", "/cache")
+    with pytest.raises(InvalidData) as told, library_cache(InvalidData):
+        raise error
+    assert words in told.value.message
+    assert hint in told.value.hint
+
+
+def test_what_the_libraries_say_of_other_files_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", "/cache")
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    for error in (PermissionError(errno.EACCES, "Permission denied", "/data/x.jsonl"), refused, ValueError("no")):
+        with pytest.raises(type(error)) as told, library_cache(InvalidData):
+            raise error
+        assert told.value is error
 
 
 STARTS = [
