@@ -32,7 +32,7 @@ from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
 from client.up.open_jobs import go_on, going_on, left_open, saving_jobs
 from client.verbs.submit import check_job
 from swarm.checkpoint.storage import local_folder
-from swarm.errors import DeadlinePassed, NoHome, UsageError
+from swarm.errors import DeadlinePassed, InvalidConfig, NoHome, UsageError
 from swarm.home import check_writable, data_folder
 from swarm.job.spec import JobSpec
 from swarm.limits import ISLANDS_IN_SWARM_MAX
@@ -135,6 +135,10 @@ def up(
         )
     if demo and job is not None:
         raise UsageError("--demo and --job exclude each other", hint="swarm up --demo, or swarm up --job FILE")
+    if demo and not os.access(Path.cwd(), os.W_OK):
+        raise InvalidConfig(
+            f"the demo leaves its model in {Path.cwd()}, which cannot be written", hint="start it in another folder: cd"
+        )
     if demo and islands > 1:
         raise UsageError("--demo trains without islands", hint=f"swarm up --islands {islands} --job FILE")
     link = SlowLink.parse(between) if between else None
@@ -480,11 +484,17 @@ def _data_folder(shell: Shell, given: Path | None) -> Iterator[Path]:
 
 
 def _show_profiles(shell: Shell, folder: Path) -> None:
-    """Where the user's own folder takes no identity of the admin, keep it with the swarm, for us and our children."""
-    if os.environ.get(ENVIRONMENT):
-        return
+    """Where the user's own folder takes no identity of the admin, keep it with the swarm, for us and our children.
+
+    InvalidConfig if that of SWARM_PROFILES takes none: the scheduler would start, and know nobody here.
+    """
     try:
         check_writable(profiles_folder())
     except NoHome as error:
+        if named := os.environ.get(ENVIRONMENT):
+            raise InvalidConfig(
+                f"{ENVIRONMENT} = {named} cannot be written, and your identity is kept there",
+                hint=f"choose another folder, or leave {ENVIRONMENT} out",
+            ) from None
         place = os.environ[ENVIRONMENT] = str(folder / "profiles")
         shell.say(f"{error.message}; your identity is in {place}: in other terminals, export {ENVIRONMENT}={place}")

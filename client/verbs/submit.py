@@ -181,7 +181,7 @@ def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("KEY", "VALUE", "FROM"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for value in values:
         table.add_row(Text(value.key), Text(_shown(value.value)), Text(value.origin))
     shell.out.print(table)

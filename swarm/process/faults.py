@@ -93,6 +93,8 @@ def _told(error: BaseException) -> SwarmError:
             return InvalidConfig(
                 f"a host's name is not known here: {error.strerror}", hint="check the name, and this machine's DNS"
             )
+        case FileNotFoundError(filename=None):
+            return _nowhere(error)
         case OSError(errno=int(number)) if number in HINTS:
             return InvalidConfig(_words(error, number), hint=HINTS[number])
         case UnicodeEncodeError() if any("\ud800" <= character <= "\udfff" for character in error.object):
@@ -102,6 +104,20 @@ def _told(error: BaseException) -> SwarmError:
         case RuntimeError() if str(error) == "can't start new thread":
             return InvalidConfig("this machine gives the process no more threads", hint=_PROCESSES)
     return unforeseen(error)
+
+
+def _nowhere(error: FileNotFoundError) -> SwarmError:
+    """What is missing where the error names no file."""
+    if "temporary directory" in str(error):
+        return InvalidConfig(
+            "this user can write no folder for temporary files, nor the folder that he is in",
+            hint="name one that can be written, with space in it: TMPDIR",
+        )
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return InvalidConfig("the folder that you are in is gone", hint="change to one that is there: cd")
+    return InvalidConfig(_words(error, errno.ENOENT), hint=HINTS[errno.ENOENT])
 
 
 def _words(error: OSError, number: int) -> str:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from client.cli import run
 from client.completion import jobs
 from client.profiles import find_profile
 from client.shell import Shell
 from client.up.up import _show_profiles
-from swarm.errors import InvalidData, NoHome
+from swarm.errors import InvalidConfig, InvalidData, NoHome
 from swarm.home import check_writable, data_folder, known_config_folder, library_cache
 from swarm.pki.profiles import profile_folder
 
@@ -76,6 +77,25 @@ def test_swarm_up_keeps_the_identity_below_its_data_dir_if_the_user_has_no_place
     monkeypatch.setattr(os, "environ", dict(os.environ))
     _show_profiles(Shell(quiet=True), tmp_path)
     assert profile_folder("127.0.0.1:7950") == tmp_path / "profiles" / "127.0.0.1-7950"
+
+
+def test_swarm_up_refuses_a_named_folder_that_takes_no_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It started all processes, and then said that the person had to join with a token of an admin."""
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("SWARM_PROFILES", str(tmp_path / "file" / "profiles"))
+    with pytest.raises(InvalidConfig, match=f"SWARM_PROFILES = {tmp_path}/file/profiles cannot be written"):
+        _show_profiles(Shell(quiet=True), tmp_path)
+
+
+def test_the_demo_asks_for_room_for_its_model_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert run(["up", "--demo"]) == InvalidConfig.exit_code
+    assert f"the demo leaves its model in {tmp_path}, which cannot be written" in capsys.readouterr().err
 
 
 def test_swarm_up_leaves_the_identity_where_other_terminals_find_it(

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,30 @@ def test_other_causes_outside_the_program_have_words_too() -> None:
     assert told(caught.value).message == '"job- " is no UTF-8'
     assert told(OSError(errno.ENOSPC, "No space left on device")).message == "the disk is full"
     assert told(UsageError("wrong flag")).message == "wrong flag"
+
+
+def test_what_is_missing_is_said_where_the_error_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only /tmp, and a folder that was removed under a shell, were both told as "check the path"."""
+
+    def nothing_works(*_: object) -> str:
+        places = ["/tmp", "/var/tmp"]
+        raise FileNotFoundError(errno.ENOENT, f"No usable temporary directory found in {places}")
+
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", nothing_works)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with pytest.raises(FileNotFoundError) as full:
+        tempfile.gettempdir()
+    one = told(full.value)
+    assert "no folder for temporary files" in one.message
+    assert "TMPDIR" in one.hint
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError) as gone:
+        Path.cwd()
+    assert told(gone.value).message == "the folder that you are in is gone"
+    monkeypatch.chdir(tmp_path)
+    assert told(FileNotFoundError(errno.ENOENT, "No such file or directory")).hint == HINTS[errno.ENOENT]
 
 
 @pytest.mark.parametrize(
