@@ -23,6 +23,7 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import Joiner, choose_donors
 from swarm.events import Event, Failed, Hello, Loaded
 from swarm.messages import Admit, Follow
+from swarm.text import counted
 from swarm.types import PeerId
 
 JOINER_BYTES_PER_S_MIN = 1e6
@@ -126,7 +127,8 @@ class Admission:
         self._dispatch.open_window()
         self._moves.fetched(replica.stage, took_s)
         outbox.put(Admitted(peer, replica.stage))
-        outbox.note("info", f"{pool.name(peer)} joined with version {version} after {took_s:.1f} s")
+        took = f"it took {took_s:.1f} s to get the weights after {counted(version, 'step')}"
+        outbox.note("info", f"{pool.name(peer)} joined: {took}")
         outbox.send(peer, Admit(settings.job, settings.timeline, joiner.number, version))
         self._loading.begins_with(peer, report)
         self._commits.send_since(peer, version)

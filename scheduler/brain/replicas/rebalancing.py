@@ -147,7 +147,8 @@ def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: f
     state = _Fill(pools, settings, now_s)
     rate_now = state.rate
     low = state.lowest
-    limits = f"stage {low} can do least: {rate_now:.3g} of {max(state.capacities.values()):.3g} microbatches/s"
+    fastest = max(state.capacities.values())
+    limits = f"stage {low} sets the pace: {rate_now:.3g} microbatches/s, the fastest stage could do {fastest:.3g}"
     best: Move | None = None
     targets: list[int] = []
     first: tuple[PeerId, int, int] | None = None
@@ -166,7 +167,7 @@ def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: f
             best = Move(*first, rate_now, state.rate, share, transfer_s, moves)
             best_targets = frozenset(targets)
     if best is None or (best.gain <= 0.0 and best.rate_after <= rate_now * (1.0 + SAME_RATE)):
-        return Plan(None, frozenset(), f"{limits}; no move raises that{state.obstacles()}")
+        return Plan(None, frozenset(), f"{limits}; to move a stage server would not help{state.obstacles()}")
 
     crowd = sum(not replica.arriving for replica in state.pools[low].replicas)
     needed = min(settings.min_gain, 0.5 / max(1, crowd))

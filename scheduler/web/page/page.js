@@ -266,6 +266,7 @@ function showNews() {
   const sum = reasons.reduce((all, [, number]) => all + number, 0);
   const each = reasons.map(([reason, number]) => `${number} ${WHY_MOVED[reason] || reason}`).join(", ");
   say($("reroutes"), sum ? `${count(sum, "microbatch")} given to another replica: ${each}. Those that had been computed already are done again.` : "No microbatch was given to another replica.");
+  $("why").hidden = !state.job.facts.length;
   $("facts").replaceChildren(...state.job.facts.flatMap((fact) => [make("dt", {}, fact.topic), make("dd", {}, fact.text)]));
 }
 
@@ -344,7 +345,7 @@ function showCurves() {
   const texts = [lossText, lostText].filter(Boolean).join("; ");
   chart($("loss"), [["loss", "loss", loss], ["validation", "validation", validation], ["before", "before", before]], texts, false);
   const mean = speed.reduce((sum, [, value]) => sum + value, 0) / speed.length;
-  const speedText = speed.length ? `${figure(last(speed)[1])} tokens/s after step ${last(speed)[0]}, ${figure(mean)} on average` : "Not measured yet.";
+  const speedText = speed.length ? `${figure(last(speed)[1])} tokens/s after step ${last(speed)[0]}, ${figure(mean)} on average` : before.length ? "No step is committed since steps were lost." : "Not measured yet.";
   chart($("speed"), [["speed", "tokens/s", speed]], speedText, true);
 }
 

@@ -176,9 +176,9 @@ def test_no_replica_moves_while_others_may_be_gone() -> None:
     swarm.tell(PeerSuspect(D, "looks silent"), 2.0)
     noted = [one.message for now_s in (3.0, 5.0) for one in swarm.tell(Tick(), now_s) if isinstance(one, Note)]
     assert len(noted) == 1
-    assert noted[0].startswith("rebalancing: stage 0 can do least")
+    assert noted[0].startswith("rebalancing: stage 0 sets the pace")
     assert noted[0].endswith("of 1, but c, d may be gone")
     swarm.tell(PeerBack(C), 6.0)
     swarm.tell(PeerBack(D), 6.0)
     noted = [one.message for one in swarm.tell(Tick(), 8.0) if isinstance(one, Note)]
-    assert any("takes no new work: stage 0 can do least" in text for text in noted), noted
+    assert any("takes no new work: stage 0 sets the pace" in text for text in noted), noted

@@ -70,7 +70,8 @@ def test_the_stage_that_limits_gets_a_peer_after_three_windows_and_the_reason_co
     assert move is not None
     assert (move.peer, move.source, move.target, move.moves) == ("1.0", 1, 0, 1)
     assert decisions[1].reason == (
-        "stage 0 can do least: 1 of 4 microbatches/s; moving 1.0 from stage 1 to 0 gives +100.0%, "
+        "stage 0 sets the pace: 1 microbatches/s, the fastest stage could do 4; "
+        "moving 1.0 from stage 1 to 0 gives +100.0%, "
         "cost 10 s of transfer, net +99.4%, confirmed 2 of 3"
     )
 
@@ -204,14 +205,16 @@ def test_a_stage_without_replicas_gets_one() -> None:
     assert plan.first is not None
     assert plan.first.gain == inf
     assert plan.reason.startswith(
-        "stage 0 can do least: 0 of 2 microbatches/s; moving 1.0 from stage 1 to 0 gives 1 microbatches/s, cost 10 s"
+        "stage 0 sets the pace: 0 microbatches/s, the fastest stage could do 2; "
+        "moving 1.0 from stage 1 to 0 gives 1 microbatches/s, cost 10 s"
     )
 
 
 def test_no_replica_anywhere_is_an_answer_too() -> None:
     plan = plan_moves(pools([], []), SETTINGS, 0.0)
     assert plan.first is None
-    assert plan.reason == "stage 0 can do least: 0 of 0 microbatches/s; no move raises that"
+    words = "stage 0 sets the pace: 0 microbatches/s, the fastest stage could do 0"
+    assert plan.reason == f"{words}; to move a stage server would not help"
 
 
 def test_work_turns_seconds_of_one_stage_into_seconds_of_another() -> None:
