@@ -18,6 +18,7 @@ from swarm.errors import InvalidConfig, NotAdmitted, Refused, RetryElsewhere, Sw
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE, JOIN_FAILURES_PER_S, Bucket
 from swarm.pki.identity import Identity
 from swarm.pki.joining import CA_PATH, JOIN_PATH, RENEW_PATH
+from swarm.process.callers import Callers
 from swarm.process.http import REQUEST_S_MAX, BoundedServer, Door
 from swarm.process.logs import get_logger
 
@@ -147,6 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(404, Refused(f"here are {CA_PATH}, {JOIN_PATH} and {RENEW_PATH}"))
 
     def do_POST(self) -> None:
+        if fault := Callers(is_local=False).site_fault(self.headers.get):  # it would use up its visitor's tries
+            self._fail(403, Refused(fault))
+            return
         length = self.headers.get("Content-Length", "")
         # As many digits as int() reads, and only those that it knows.
         is_number = length.isascii() and length.isdigit() and len(length) < 10

@@ -207,6 +207,16 @@ async def test_a_body_of_an_odd_length_is_not_read(tmp_path: Path) -> None:
         await served.join(await served.token())
 
 
+async def test_a_page_of_another_site_joins_nothing_and_uses_up_no_try(tmp_path: Path) -> None:
+    """A page could fail for its visitor, five times, and then nobody of his address joined."""
+    async with serving(tmp_path) as served:
+        for said in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
+            for _ in range(JOIN_FAILURES_AT_ONCE + 2):
+                status, answer = await served.ask("POST", "/v1/join", json.dumps(GOOD).encode(), said)
+                assert (status, "another site" in answer["message"]) == (403, True)
+        await served.join(await served.token())
+
+
 async def test_there_is_nothing_else(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         for path in ("/", "/v1/join", "/v1/ca/../../etc/passwd"):
