@@ -18,6 +18,26 @@ from swarm.process.callers import Callers, Logins, SocketAddress, login_of
 from tests.support.neighbours import NOBODY, run_as
 
 ME = os.geteuid()
+
+
+class NoDiag:
+    """A kernel that answers no questions about one connection."""
+
+    answers = False
+
+    def look(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture(params=["asked", "tables"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way to ask it."""
+    if request.param == "tables":
+        monkeypatch.setattr(module, "_DIAG", NoDiag())
+    else:
+        monkeypatch.setattr(module, "_DIAG", module._Diag())
+
+
 Ends = tuple[SocketAddress, SocketAddress]
 
 
@@ -33,12 +53,14 @@ def taken(family: socket.AddressFamily, host: str, dialled: str = "") -> Iterato
                 yield line, (caller, answering.getsockname())
 
 
+@pytest.mark.usefixtures("kernel")
 def test_the_kernel_says_whose_a_connection_is() -> None:
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.7")):
         with taken(family, host) as (_, ends):
             assert login_of(*ends) == ME, host
 
 
+@pytest.mark.usefixtures("kernel")
 def test_an_address_of_version_4_is_known_in_a_socket_of_version_6() -> None:
     with socket.create_server(("127.0.0.1", 0)) as port, socket.socket(socket.AF_INET6) as line:
         line.connect(("::ffff:127.0.0.1", port.getsockname()[1]))
@@ -53,6 +75,7 @@ def test_an_address_of_version_4_is_known_in_a_socket_of_version_6() -> None:
                 assert login_of(caller, answering.getsockname()) == ME
 
 
+@pytest.mark.usefixtures("kernel")
 def test_another_login_is_told_from_ours_however_much_of_its_end_it_closes() -> None:
     dials = """
 line = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -89,6 +112,7 @@ def dialling(script: str, *arguments: str) -> Iterator[None]:
         beside.join()
 
 
+@pytest.mark.usefixtures("kernel")
 def test_an_end_that_no_process_holds_any_more_is_nobodys_and_not_roots() -> None:
     """The kernel gives the user id 0 for it: whoever hung up at once was taken for root."""
     with taken(socket.AF_INET, "127.0.0.1") as (line, ends):
@@ -97,6 +121,7 @@ def test_an_end_that_no_process_holds_any_more_is_nobodys_and_not_roots() -> Non
         assert "not known" in Logins().fault(*ends)
 
 
+@pytest.mark.usefixtures("kernel")
 def test_a_connection_that_is_not_of_this_machine_is_nobodys() -> None:
     with taken(socket.AF_INET, "127.0.0.1") as (_, (caller, here)):
         for ends in (
@@ -110,7 +135,19 @@ def test_a_connection_that_is_not_of_this_machine_is_nobodys() -> None:
             assert login_of(*ends) is None, ends
 
 
+def test_the_tables_are_not_read_where_the_kernel_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them takes 10 ms and more, so callers that hang up would hold the page up."""
+    monkeypatch.setattr(module, "_DIAG", module._Diag())
+    monkeypatch.setattr(module, "_in_tables", lambda *_: pytest.fail("they were read"))
+    with taken(socket.AF_INET, "127.0.0.1") as (line, ends):
+        assert login_of(*ends) == ME
+        line.close()
+        assert login_of(*ends) is None
+        assert login_of(("127.0.0.1", 1), ends[1]) is None
+
+
 def test_where_the_kernel_has_no_list_only_everybody_may_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "_DIAG", NoDiag())
     monkeypatch.setattr(module, "_TABLES", (tmp_path / "tcp", tmp_path / "tcp6"))
     with taken(socket.AF_INET, "127.0.0.1") as (_, ends):
         assert "--http-user '*'" in Logins().fault(*ends)
@@ -174,6 +211,7 @@ def test_off_loopback_the_certificate_decides_and_not_the_name_or_the_login() ->
     assert callers.fault({"host": "scheduler.lan", "sec-fetch-site": "cross-site"}.get, (), ()) != ""
 
 
+@pytest.mark.usefixtures("kernel")
 def test_the_ends_of_many_connections_are_found_each_time() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=256) as port:
         lines = [socket.create_connection(port.getsockname()) for _ in range(200)]
