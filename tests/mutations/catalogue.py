@@ -19,7 +19,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-PRODUCT = ("scheduler/", "stage_server/", "swarm/")
+PRODUCT = ("client/", "scheduler/", "stage_server/", "swarm/")
 
 _HEAD = ("Switches off", "Breaks", "Caught by")
 _INVARIANT = re.compile(r"I([1-9]|1[0-2])")
