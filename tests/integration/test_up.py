@@ -35,11 +35,12 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from swarm.wire import jobs_pb2 as pb, jobs_pb2_grpc
 flags = argparse.ArgumentParser()
-for name in ("--listen", "--http-port", "--broker", "--data-dir"):
+for name in ("--listen", "--http-port", "--broker", "--data-dir", "--checkpoint-root"):
     flags.add_argument(name)
 flags = flags.parse_args()
 folder = pathlib.Path(flags.data_dir)
 folder.mkdir(parents=True, exist_ok=True)
+(folder / "flags").write_text(json.dumps(vars(flags)))
 class Jobs(jobs_pb2_grpc.JobsServicer):
     paused = {}
     def Pause(self, request, context):
@@ -474,6 +475,18 @@ def test_a_scheduler_that_lists_no_jobs_is_an_error_with_a_type(here: Path, made
     assert "error[E" in up.seen
     assert "unexpected" not in up.seen
     assert "AioRpcError" not in up.seen
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/runs", "/mnt/runs", ""])
+def test_its_scheduler_may_keep_checkpoints_where_the_job_of_its_user_says(
+    here: Path, made: list[Up], place: str
+) -> None:
+    (here / "job.toml").write_text(f'{JOB}[checkpoint]\ndir = "{place}"\n')
+    up = _started(here, made, job=str(here / "job.toml"))
+    assert up.end() == 0
+    flags = json.loads((here / "data/scheduler/flags").read_text())
+    assert flags["checkpoint_root"] == (place or None)
+    assert "@" not in flags["broker"], "every user of the machine can read the flags"
 
 
 def test_a_job_that_leaves_it_open_gets_the_stages_that_were_asked_for(here: Path, made: list[Up]) -> None:
