@@ -18,7 +18,6 @@ FILE_BYTES_MAX = 1 << 20
 FILES_MAX = 32
 _JSON = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.json")
 _LICENCE = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)([_-][A-Za-z0-9_-]{1,40})?(\.(txt|md))?", re.IGNORECASE)
-GENERATION = "generation_config.json"
 _OTHERS = ("config.json", "adapter_config.json")  # what is written anew, and what would make it another model
 
 
@@ -56,13 +55,14 @@ def _from_hub(spec: JobSpec, left: tuple[str, ...]) -> list[Path]:
     """The companions of a hub model in the local cache; without a network those that are there already."""
     from swarm.hf import hub  # noqa: PLC0415 - slow to import, and few commands need it
 
-    known = hub.names(spec.model.id, spec.model.revision)
-    names = [GENERATION, "LICENSE"] if known is None else [name for name in known if is_companion(name)]
+    where = (spec.model.id, spec.model.revision)
+    known, config = hub.names(*where), hub.cached(*where, "config.json")
+    there = {path.name for path in config.parent.iterdir()} if config is not None else set()
+    names = [name for name in sorted(known or there) if is_companion(name) and name not in left]
     paths = []
     for name in names[:FILES_MAX]:
-        if name not in left:
-            try:
-                paths.append(hub.fetch(spec.model.id, spec.model.revision, name))
-            except SwarmError:  # a job needs none of them
-                continue
+        try:
+            paths.append(hub.fetch(*where, name))
+        except SwarmError:  # a job needs none of them
+            continue
     return paths

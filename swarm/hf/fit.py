@@ -30,6 +30,7 @@ _MASKED_SCORE = re.compile(r"(^|\.)(attn|attention)\.masked_bias$")
 _FREQUENCIES = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 _NAMED = 3  # of tensors in a line
 
+_MERGE = "merge the adapter into the model first (merge_and_unload), and save that"
 OTHER_MODEL = "the weights are of another architecture than config.json describes, or the folder is incomplete"
 
 
@@ -61,7 +62,9 @@ def fit(
         paths.setdefault(one.path)
         name = _parameter(spec, one.name, shapes)
         if name in found:
-            raise InvalidModel(f"{found[name].path} and {one.path} both hold {name}: which one counts?")
+            first = found[name]
+            what = f"{first.name} of {first.path} and {one.name} of {one.path} are both {name}: which one counts?"
+            raise InvalidModel(what, hint="remove the file or the tensor that is not the model's")
         if name:
             found[name] = one
         elif spec.tied and HEAD in (one.name, _head_name(spec, one.name)):
@@ -85,7 +88,7 @@ def fit(
             raise InvalidModel(
                 f"{one.path} holds tensor {one.name}, which the {module} of a {spec.model.family} model of this "
                 "config.json has not",
-                hint=OTHER_MODEL,
+                hint=_MERGE if _is_adapter(one.name) else OTHER_MODEL,
             )
     tensors = {name: found[name] for name in wanted}
     return Fit(tensors, tuple(_remarks(spec, over, list(tensors.values()))), head)
@@ -113,6 +116,10 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
+def _is_adapter(name: str) -> bool:
+    return any(mark in name for mark in ("base_layer", "lora_", "modules_to_save"))
+
+
 def _head_name(spec: JobSpec, name: str) -> str:
     return HEAD if name == FAMILIES[spec.model.family].head_in_files else name
 
@@ -132,6 +139,8 @@ def _module_of(spec: JobSpec, stored_name: str, shapes: Mapping[str, tuple[int, 
     parts = stored_name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:end])
+        if f"{module}.weight" in (HEAD, FAMILIES[spec.model.family].head_in_files):  # tied or not
+            return module
         if _parameter(spec, f"{module}.weight", shapes):
             return module
     return ""
@@ -162,6 +171,9 @@ def _missing(
     where = ", ".join(paths[:_NAMED]) or "no file"
     told = f"the model lacks tensor {name} (looked in {where})"
     for one in over:
+        if _is_adapter(one.name):
+            return InvalidModel(f"{told}; {one.path} holds {one.name}", hint=_MERGE)
+    for one in over:
         parts = one.name.split(".")
         for begin in range(1, len(parts)):
             if _parameter(spec, ".".join(parts[begin:]), shapes) == name:
@@ -172,9 +184,6 @@ def _missing(
                 )
     module = name.rpartition(".")[0]
     for one in over:
-        if "base_layer" in one.name or ".lora_" in one.name:
-            hint = "merge the adapter into the model first (merge_and_unload), and save that"
-            return InvalidModel(f"{told}; {one.path} holds {one.name}", hint=hint)
         if one.name.startswith(f"{module}.") or f"{FAMILIES[spec.model.family].trunk}.{one.name}".startswith(module):
             hint = f"{one.name} is there in its place: use weights that are not quantised or packed"
             return InvalidModel(told, hint=hint)

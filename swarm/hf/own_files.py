@@ -67,8 +67,17 @@ def read_own(path: Path, bytes_max: int) -> bytes:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something has this name, a dangling link included: whoever reads it says what is wrong with it."""
-    return os.path.lexists(path)
+    """Whether something has this name, a dangling link included: whoever reads it says what is wrong with it.
+
+    So has what cannot be known, in a folder that may not be looked into.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _rooms(folder: Path) -> Iterator[Path]:

@@ -22,6 +22,7 @@ from swarm.hf.fit import CAUSAL_MASK, fit, is_known_table
 from swarm.hf.heads import equal_values, is_causal_mask
 from swarm.hf.model_folder import INDEX_NAME
 from swarm.hf.own_files import is_there, read_own
+from swarm.hf.pointer import check_no_pointer
 from swarm.hf.safetensors_header import (
     CONVERT,
     LENGTH_BYTES,
@@ -53,6 +54,9 @@ _NOT_ARCHITECTURE = (
     "transformers_version",
 )
 _FILE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$")
+_JSON_HINT = "correct it, or copy the whole folder again"
+_OTHER_WEIGHTS = (".gguf", ".h5", ".msgpack", ".npz", ".onnx")
+_ADAPTER = "adapter_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -290,6 +294,11 @@ def _published_at(spec: JobSpec) -> tuple[str, dict[str, Any]]:
     if folder is None:
         revision, raw = _hub_config(spec)
     else:
+        if not is_there(folder / "config.json") and is_there(folder / _ADAPTER):
+            raise InvalidModel(
+                f'model.id = "{spec.model.id}" is an adapter, which changes a model and is none',
+                hint="merge it into its model (merge_and_unload), and name the folder to which that is saved",
+            )
         revision, raw = spec.model.revision, _read(folder / "config.json", CONFIG_BYTES_MAX)
     return revision, _object(raw, f'the config.json of model.id = "{spec.model.id}"')
 
@@ -328,8 +337,10 @@ def _no_weights(where: str, names: list[str]) -> InvalidModel:
             f"{where} has no safetensors files, only {pickles[0]}: pickled weights can run code and are never loaded",
             hint=CONVERT,
         )
+    others = sorted(name for name in names if name.endswith((".safetensors", *_OTHER_WEIGHTS)))
+    held = f", but {', '.join(others[:3])}{' and others' if len(others) > 3 else ''}" if others else ""
     return InvalidModel(
-        f"{where} holds neither {SINGLE_NAME} nor {INDEX_NAME}",
+        f"{where} holds neither {SINGLE_NAME} nor {INDEX_NAME}{held}",
         hint='a model that save_pretrained wrote has one; model.init = "random" needs none',
     )
 
@@ -359,10 +370,10 @@ def _indexed(folder: Path) -> list[str]:
 def _weight_map(raw: bytes, where: str) -> dict[str, str]:
     weight_map = _object(raw, where).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InvalidModel(f"{where} has no weight_map")
+        raise InvalidModel(f"{where} has no weight_map", hint=CONVERT)
     for name in weight_map.values():
         if not isinstance(name, str) or not _FILE_NAME.match(name) or not name.endswith(".safetensors"):
-            hint = CONVERT if str(name).endswith(_PICKLES) else ""
+            hint = CONVERT if str(name).endswith(_PICKLES) else f"put all files into one folder, or {CONVERT}"
             raise InvalidModel(f"{where} names {name!r}, which is no safetensors file beside it", hint=hint)
     return weight_map
 
@@ -372,16 +383,19 @@ def _object(raw: bytes, where: str) -> dict[str, Any]:
         value = json.loads(raw)
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # text and numbers that can be sent on
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{where} is no JSON") from error
+        what = "holds NaN or an infinite number" if "JSON compliant" in str(error) else f"is no JSON: {error}"
+        raise InvalidModel(f"{where} {what}", hint=_JSON_HINT) from error
     if not isinstance(value, dict):
-        raise InvalidModel(f"{where} is no JSON object")
+        raise InvalidModel(f"{where} is no JSON object", hint=_JSON_HINT)
     return value
 
 
 def _read(path: Path, bytes_max: int) -> bytes:
     try:
-        return read_own(path, bytes_max)
+        raw = read_own(path, bytes_max)
     except FileNotFoundError:
         raise InvalidModel(f"{path} does not exist", hint="name a folder that save_pretrained wrote") from None
     except OSError as error:
         raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
+    check_no_pointer(str(path), raw)
+    return raw

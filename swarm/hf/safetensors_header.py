@@ -26,6 +26,7 @@ from typing import Any, Final, NoReturn
 
 from swarm.errors import InvalidModel
 from swarm.hf.own_files import open_own
+from swarm.hf.pointer import check_no_pointer
 
 LENGTH_BYTES: Final = 8
 HEADER_BYTES_MAX: Final = 8 << 20  # of JSON, which takes many times as much memory; files of today have 0.3 MiB
@@ -43,6 +44,7 @@ ITEM_BYTES: Final = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
+_DAMAGED_HINT: Final = "the file is damaged: copy or download it again"
 CONVERT: Final = "save it again with: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)"
 
 
@@ -62,6 +64,7 @@ def header_bytes(path: str, size_bytes: int, opening: bytes) -> int:
     """Length of the header that the first 8 bytes of a file announce; InvalidModel if the file cannot hold it."""
     if size_bytes < LENGTH_BYTES or len(opening) != LENGTH_BYTES:
         raise InvalidModel(f"{path} has {size_bytes} bytes and is no safetensors file", hint=CONVERT)
+    check_no_pointer(path, opening)
     length = int.from_bytes(opening, "little")
     if length > HEADER_BYTES_MAX or LENGTH_BYTES + length > size_bytes:
         raise InvalidModel(
@@ -95,11 +98,12 @@ def parse_header(path: str, size_bytes: int, header: bytes) -> dict[str, StoredT
                 hint="the file is cut short: copy or download it again",
             )
         if tensor.start != end:
-            raise InvalidModel(f"tensor {tensor.name} of {path} begins at byte {tensor.start}, expected was {end}")
+            what = f"tensor {tensor.name} of {path} begins at byte {tensor.start}, expected was {end}"
+            raise InvalidModel(what, hint=_DAMAGED_HINT)
         end = tensor.stop
         in_order[tensor.name] = tensor
     if end != size_bytes:
-        raise InvalidModel(f"{path} has {size_bytes} bytes, its tensors end at {end}")
+        raise InvalidModel(f"{path} has {size_bytes} bytes, its tensors end at {end}", hint=_DAMAGED_HINT)
     return in_order
 
 
@@ -230,14 +234,14 @@ class _Reading:
 
 def _tensor(path: str, name: str, entry: Any, begin: int) -> StoredTensor:
     if not name.isprintable() or len(name) > NAME_CHARACTERS_MAX:
-        raise InvalidModel(f"{path} holds a tensor with the impossible name {name[:NAME_CHARACTERS_MAX]!r}")
+        raise InvalidModel(f"{path} holds a tensor with the impossible name {name[:60]!r}")
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, stop]}:
             pass
         case _:
             raise _not_described(path, name)
     if dtype not in ITEM_BYTES:
-        raise InvalidModel(f"tensor {name} of {path} has the unknown dtype {dtype[:20]!r}")
+        raise InvalidModel(f"tensor {name} of {path} has the unknown dtype {dtype[:20]!r}", hint=CONVERT)
     if len(shape) > DIMENSIONS_MAX or not all(_is_count(size) for size in shape):
         raise InvalidModel(f"tensor {name} of {path} has an impossible shape of {len(shape)} dimensions")
     if not _is_count(start) or not _is_count(stop):

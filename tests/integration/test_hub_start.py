@@ -20,13 +20,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stage_server.ports import HubPolicy
+from swarm.data.corpus import open_corpus
 from swarm.data.tokenizer import ByteTokenizer, load_tokenizer
 from swarm.errors import InvalidModel, NotCached
 from swarm.hf import hub
+from swarm.hf.companions import companions
 from swarm.hf.pretrained import ground, hub_files, look_at_model, weight_files
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.reference.trainer import build_stages, sha256_of, train_local
+from swarm.reference.trainer import build_stages, save_folder, sha256_of, train_local
 from swarm.types import JobState, PeerId
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
@@ -166,6 +168,65 @@ def test_every_stage_server_reads_the_hub_itself(offline: Path, tmp_path: Path) 
     state, _, reason = sim.run(main(), seed=1, limit_s=3600.0)
     assert state is JobState.FAILED
     assert "is not in the local cache" in reason
+
+
+def test_what_lies_beside_a_hub_models_weights_goes_with_the_trained_model(offline: Path, tmp_path: Path) -> None:
+    """Without a network a licence of another name and other JSON stayed behind, though the cache held them."""
+    snapshot = publish(offline, "acme/tiny")
+    beside = {
+        "generation_config.json": b'{"eos_token_id": [2, 10],\n "temperature": 0.6}',
+        "LICENSE": b"as you like",
+        "USE_POLICY.md": b"be kind",
+        "NOTICE.txt": b"by acme",
+        "labels.json": b'["a"]',
+    }
+    left = {"README.md": b"x", "run.py": b"x", "adapter_config.json": b"{}", "big.json": b" " * (2 << 20)}
+    blobs = snapshot.parent.parent / "blobs"
+    blobs.mkdir()
+    for number, (name, content) in enumerate((beside | left).items()):
+        (blobs / f"{number}").write_bytes(content)
+        (snapshot / name).unlink(missing_ok=True)
+        (snapshot / name).symlink_to(f"../../blobs/{number}")
+    text = write_text(tmp_path)
+    spec = spec_of(text, "acme/tiny", pipeline__stages=2)
+    corpus = open_corpus(spec)
+    assert dict(corpus.companions) == beside
+
+    save_folder(build_stages(spec, torch.device("cpu")), spec, tmp_path / "out", corpus.small_files)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def main() -> dict[str, bytes]:
+        model: dict[str, bytes] = {}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 2, tasks, Random(1))
+                while len(rig.membership.idle_peers()) < 2:
+                    await asyncio.sleep(0.1)
+                ended = await rig.jobs.submit(spec, tokens.of_job(), corpus.small_files)
+                await rig.finished(ended)
+                (folder,) = (tokens.root / "jobs" / ended.record.id / "checkpoints").glob("step-*/model")
+                model = {path.name: path.read_bytes() for path in folder.iterdir()}
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        return model
+
+    pulled = sim.run(main(), seed=1, limit_s=3600.0)
+    for written in (pulled, {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}):
+        assert beside.items() <= written.items()
+        assert not written.keys() & left.keys()
+
+
+def test_the_list_of_files_is_the_hubs_where_it_answers(
+    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = publish(offline, "acme/tiny")
+    for name in ("LICENSE", "labels.json"):
+        (snapshot / name).write_bytes(b"[]")
+    spec = spec_of(tmp_path, "acme/tiny")
+    monkeypatch.setattr(hub, "names", lambda *_: ["config.json", "labels.json", "lost.json"])
+    assert companions(spec, ()).keys() == {"labels.json"}, "a file that cannot be had is left out"
 
 
 def test_a_stage_server_loads_only_the_models_that_its_owner_allows(offline: Path, tmp_path: Path) -> None:

@@ -347,6 +347,18 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Tensors], Tensors], str]] = {
     "missing": ({}, lambda t: {name: one for name, one in t.items() if name != "model.norm.weight"}, "lacks tensor"),
     "head of another shape": ({}, lambda t: t | {HEAD: torch.zeros(300, 24)}, r"shape \[300, 24\], this model needs"),
     "integers": ({}, lambda t: t | {EMBEDDING: t[EMBEDDING].to(torch.int8)}, "is I8, readable are"),
+    "head with a bias": ({}, lambda t: t | {"lm_head.bias": torch.zeros(260)}, "which the lm_head of a llama"),
+    "adapter": ({}, lambda t: t | {"model.norm.lora_A.weight": torch.zeros(1, 24)}, "merge the adapter"),
+    "names of an adapter": (
+        {},
+        lambda t: {f"base_model.model.{name}".replace("norm.", "norm.base_layer."): one for name, one in t.items()},
+        "merge the adapter",
+    ),
+    "tied head with a bias": (
+        TIED,
+        lambda t: {name: one for name, one in t.items() if name != HEAD} | {"lm_head.bias": torch.zeros(260)},
+        "which the lm_head of a llama",
+    ),
     "bias": ({}, lambda t: t | {"model.norm.bias": torch.zeros(24)}, "which the model.norm of a llama model"),
 }
 
@@ -370,6 +382,51 @@ def test_submit_train_local_and_stage_server_refuse_a_folder_with_the_same_words
     with pytest.raises(InvalidConfig) as load_stage:
         read_files(spec, 0, weight_files(spec))
     assert str(load_stage.value) == str(submit.value)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+BROKEN: dict[str, tuple[dict[str, bytes | None], str]] = {
+    "pointer for weights": ({"model.safetensors": POINTER}, r"model\.safetensors is a pointer of Git LFS"),
+    "pointer for config": ({"config.json": POINTER}, r"config\.json is a pointer of Git LFS"),
+    "comma": ({"config.json": b'{"model_type": "llama",}'}, r"is no JSON: Expecting property name.*line 1 column 24"),
+    "nothing": ({"config.json": b""}, "is no JSON: Expecting value"),
+    "not a number": ({"config.json": b'{"rms_norm_eps": NaN}'}, "holds NaN or an infinite number"),
+    "array": ({"config.json": b"[]"}, "is no JSON object"),
+    "adapter": ({"config.json": None, "adapter_config.json": b"{}"}, "is an adapter, which changes a model"),
+    "other weights": (
+        {"model.safetensors": None, "consolidated.safetensors": b"x", "m.gguf": b"x"},
+        r"neither model\.safetensors nor .*, but consolidated\.safetensors, m\.gguf",
+    ),
+    "no weights": ({"model.safetensors": None}, r"neither model\.safetensors nor model\.safetensors\.index\.json \("),
+    "no header": ({"model.safetensors": bytes(8)}, "is no safetensors file"),
+    "empty": ({"model.safetensors": b""}, "has 0 bytes and is no safetensors file"),
+    "index elsewhere": (
+        {"model.safetensors": None, "model.safetensors.index.json": b'{"weight_map": {"a": "../a.safetensors"}}'},
+        r"names '\.\./a\.safetensors', which is no safetensors file beside it .put all files into one folder",
+    ),
+    "index of nothing": (
+        {"model.safetensors": None, "model.safetensors.index.json": b'{"weight_map": {}}'},
+        "has no weight_map .save it again",
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_folder_that_is_no_model_is_refused_with_its_cause_and_what_to_do(
+    broken: str, train_local: Callable[..., Said], tmp_path: Path
+) -> None:
+    files, words = BROKEN[broken]
+    write(Odd("llama", GATED), tmp_path / "hf")
+    for name, content in files.items():
+        (tmp_path / "hf" / name).unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / "hf" / name).write_bytes(content)
+    path = job_file(tmp_path)
+    with pytest.raises(InvalidConfig, match=words) as submit:
+        check(load_job(path))
+    assert submit.value.hint
+    said = train_local(path, "--out", tmp_path / "out", "--threads", "1")
+    assert (said.code, submit.value.message in said.err) == (3, True)
 
 
 # What belongs to the model --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from client.transfer.upload import named, upload_weights
 from swarm.data.tokenizer import _eos_token_id, read_tokenizer_files
 from swarm.errors import InvalidConfig
 from swarm.hf.companions import companions
-from swarm.hf.own_files import NotOwn, open_own, read_own
+from swarm.hf.own_files import NotOwn, is_there, open_own, read_own
 from swarm.hf.pretrained import ground, weight_files
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
@@ -264,3 +264,19 @@ def test_submit_shows_the_names_of_the_files_that_it_sends(folder: Path) -> None
     assert "weights: model.safetensors" in heard.lines
     assert named(["model/b\x1b[1m.txt", "a"]) == "a, b [1m.txt"
     assert named([f"{at:03}" for at in range(50)]).endswith("039 and 10 more")
+
+
+def test_what_lies_in_a_folder_that_may_not_be_looked_into_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer's folder of another user "had no tokenizer.json"."""
+    (tmp_path / "a").write_text("x")
+    assert is_there(tmp_path / "a")
+    assert not is_there(tmp_path / "b")
+    assert not is_there(tmp_path / "a" / "b")
+
+    def refuse(path: object, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(Path, "lstat", refuse)  # tests may run as root, who may look
+    assert is_there(tmp_path / "b")
