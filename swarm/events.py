@@ -6,7 +6,7 @@ scheduler's commands are in `swarm.messages`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from swarm.messages import NO_JOB, StateFile
@@ -15,13 +15,14 @@ from swarm.types import EvaluationBatch, JobId, Microbatch, PeerId, Round, Round
 
 @dataclass(frozen=True, slots=True)
 class ReportedCell:
-    """An open or accumulated cell, as a stage server reports it when it attaches."""
+    """An open or accumulated cell, as a stage server reports it when it attaches; `stamp`: of its newest route."""
 
     microbatch: Microbatch
     attempt: int
     accumulated: bool
     finite: bool
     loss: float
+    stamp: bytes = field(default=b"", repr=False, compare=False)
 
 
 # Events: stage server -> scheduler ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from swarm.types import EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 NO_JOB = JobId("")
 
 
@@ -131,7 +131,8 @@ class Admit:
 class Route:
     """Take part in one microbatch with weights `version`; `hops` has one hop per stage.
 
-    `tokens` (stage 0) and `targets` (last stage) are little-endian int32 of shape [B, T].
+    `tokens` (stage 0) and `targets` (last stage) are little-endian int32 of shape [B, T]. `stamp` is that of the
+    receiver's own hop, if it has one: its cell is reported with it. No decision depends on the bytes of a stamp.
     """
 
     microbatch: Microbatch
@@ -139,6 +140,7 @@ class Route:
     hops: tuple[Hop, ...]
     tokens: bytes = field(default=b"", repr=False)
     targets: bytes = field(default=b"", repr=False)
+    stamp: bytes = field(default=b"", repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,11 @@ def hear(parts: Parts, happened: Happened, now_s: float) -> bool:
         parts.admission.hear(peer, event, now_s)
         return True
     if isinstance(event, events.Hello):
-        _on_hello(parts, event, happened.room, now_s)
+        _on_hello(parts, happened, event, now_s)
         return True
     match event:
         case events.Accumulated() if state.census is not None:
-            state.census.accumulated(peer, event)
+            state.ledger.violations += not state.census.accumulated(peer, event)
         case events.Accumulated():
             if fault := parts.dispatch.accumulated(peer, event, now_s):
                 _on_nonsense(parts, peer, event, fault, now_s)
@@ -164,22 +164,22 @@ def _on_failed(parts: Parts, peer: PeerId, event: events.Failed, now_s: float) -
         parts.state.conclude(Fail(event.code, f"{name} cannot go on: {event.message}", event.hint))
 
 
-def _on_hello(parts: Parts, hello: events.Hello, room: int, now_s: float) -> None:
+def _on_hello(parts: Parts, happened: Happened, hello: events.Hello, now_s: float) -> None:
     """A peer of the job dialled again: its session had broken, or the scheduler was restarted."""
     peer, state = hello.peer, parts.state
     if peer not in state.pool:
         if not parts.reattach.admits(hello):
             state.outbox.release(peer, "the job went on without it")
             return
-        where = (hello.address, hello.stage, hello.device, hello.pinned_stage >= 0, hello.site, room)
-        parts.reattach.enlist(ReplicaRecord(peer, hello.incarnation, *where))
+        where = (hello.address, hello.stage, hello.device, hello.pinned_stage >= 0, hello.site)
+        parts.reattach.enlist(ReplicaRecord(peer, hello.incarnation, *where, happened.room))
     parts.reattach.heard(hello)
     if state.census is not None and not parts.reattach.holds_stage(hello):
         departures = parts.departures
         departures.expel(peer, f"it holds stage {hello.stage} of timeline {hello.timeline}", "refused", now_s)
         return
     if state.census is not None:
-        state.census.report(hello)
+        state.census.report(hello, doubted=happened.doubted)
     elif state.mode is Mode.LOADING:
         if not parts.reattach.holds_stage(hello):
             parts.loading.send(state.pool[peer].replica)

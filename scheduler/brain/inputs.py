@@ -53,6 +53,7 @@ class Happened:
     peer: PeerId
     event: Event
     room: int = 0  # with a Hello: the microbatches in flight that the memory of its stage holds; 0: not known
+    doubted: bool = False  # with a Hello: some of its cells lack the stamp of their hop, and were left out
 
 
 @dataclass(frozen=True, slots=True)

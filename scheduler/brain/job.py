@@ -301,6 +301,7 @@ class JobBrain:
 
     def _resume(self, resumed: inputs.Resumed, now_s: float) -> None:
         self._state.turn(ModeEvent.RESUMED)
+        self._state.resumed = resumed
         self._state.census = RestartCensus(resumed.known, now_s + resumed.grace_s)
         self._parts.reattach.resume(resumed)
 

@@ -6,8 +6,8 @@
 
 `answers` has the brain's questions about the data and the schedule, each answer in the first line that needs it:
 [name, step, number]. `digest` covers everything that the brain decided, words included; null means that it raised an
-error. A value is an object with the fields of its class, and the name of the class under "is". Floats that JSON lacks
-are strings: "nan", "inf", "-inf".
+error. A value is an object with the compared fields of its class, and the name of the class under "is". Floats that
+JSON lacks are strings: "nan", "inf", "-inf".
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def encoded(value: Any) -> Any:
             return [encoded(one) for one in value]
         case _:
             assert is_dataclass(value), f"a transcript has no place for {value!r}"
-            return {"is": type(value).__name__} | {one.name: encoded(getattr(value, one.name)) for one in fields(value)}
+            told = {one.name: encoded(getattr(value, one.name)) for one in fields(value) if one.compare}
+            return {"is": type(value).__name__} | told
 
 
 def _line(value: object) -> str:

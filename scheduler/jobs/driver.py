@@ -104,12 +104,12 @@ class JobDriver:
         """Something moved: a step was committed, a stage or a part of its weights loaded, or an island was lost."""
         self._watchdog.moved(self.now_s())
 
-    def on_event(self, peer: PeerId, event: Event, room: int = 0) -> None:
+    def on_event(self, peer: PeerId, event: Event, room: int = 0, *, doubted: bool = False) -> None:
         if isinstance(event, Loaded | Saved | Evaluated) and self._brain.awaits(peer, event):
             self.made_progress()
         if isinstance(event, Heartbeat | Logged | ChaosBegun):
             return  # the brain has no use for them, and the inbox may wait for a database for hours
-        self.tell(inputs.Happened(peer, event, room))
+        self.tell(inputs.Happened(peer, event, room, doubted))
 
     def on_transition(self, transition: Transition) -> None:
         peer, reason = transition.peer, transition.reason

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 
 from scheduler.brain.fleet.membership import NO_JOB, Membership, Peer, Transition
 from scheduler.brain.inputs import RelaysHere, Unreached
 from scheduler.jobs.islands import of_job, timelines
-from scheduler.jobs.job import now_s, split_of
+from scheduler.jobs.job import JobRun, now_s, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -38,7 +39,8 @@ class PeerListener:
         drains: Drains,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._metrics, self._wall_s, self._logs = ports.metrics, ports.wall_s, ports.stores.logs
+        self._metrics, self._wall_s, self._stores = ports.metrics, ports.wall_s, ports.stores
+        self._logs = ports.stores.logs
         self._registry = registry
         self._membership = membership
         self._peers = peers
@@ -107,20 +109,24 @@ class PeerListener:
         job = self._registry.get(present or hello.job)
         is_barred = known.state is PeerState.QUARANTINED
         if job is not None and job.run is not None and present:
-            job.run.driver.on_event(hello.peer, hello)
+            self._tell(job.run, hello)
         elif (
             job is not None
             and job.run is not None
             and not is_barred
+            and self._peers.is_of(job, hello)
             and job.run.brain.admits(hello)
             and self._peers.may_return(job, hello)
         ):
             self._peers.adopt(job, hello)
-            has_stage = 0 <= hello.stage < len(split_of(job.spec))  # else the brain drops it
-            room = flight_room(job.spec, hello.stage, hello.memory_bytes) if has_stage else 0
-            job.run.driver.on_event(hello.peer, hello, room)
+            self._tell(job.run, hello, flight_room(job.spec, hello.stage, hello.memory_bytes))
         elif hello.job:
             self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
+
+    def _tell(self, run: JobRun, hello: Hello, room: int = 0) -> None:
+        """The job's brain hears of the session, and of those cells alone that the peer was given."""
+        cells = self._stores.stamps.known(hello)
+        run.driver.on_event(hello.peer, replace(hello, cells=cells), room, doubted=len(cells) < len(hello.cells))
 
     def _logged(self, known: Peer, line: Logged) -> None:
         """A line for the log of the job that the peer serves, or served last; while that loads, a download goes on."""

@@ -66,6 +66,14 @@ class Peers:
         self.reservations.end(peer)
         self._tell(self._membership.assign(peer, job.record.id, stage, now_s()))
 
+    def is_of(self, job: Job, hello: Hello) -> bool:
+        """Whether the job's record, which outlives the scheduler, names the peer in the place that it says it serves.
+
+        A Hello is the word of its sender alone: who believed it would give a stage, and a pass, to whoever asks.
+        """
+        has_stage = 0 <= hello.stage < len(split_of(job.spec))
+        return has_stage and job.record.peers.get(hello.peer) == place_of(job.spec, hello.timeline, hello.stage)
+
     def may_return(self, job: Job, hello: Hello) -> bool:
         """Whether the peer's place in the job is still free for it and for one of its inviter: others may have come."""
         place = place_of(job.spec, hello.timeline, hello.stage)

@@ -56,7 +56,7 @@ class JobRunner:
         tasks: asyncio.TaskGroup,
     ) -> None:
         stores = ports.stores
-        self._usage = stores.usage
+        self._usage, self._stamps = stores.usage, stores.stamps
         self._store, self._files, self._catalog = stores.database, stores.files, stores.checkpoints
         self._transcripts = stores.transcripts
         self._registry, self._rollback, self._tasks = registry, rollback, tasks
@@ -229,10 +229,12 @@ class _Effects:
         self._job, self._tasks = job, runner._tasks
         self._peers, self._membership = runner._peers, runner._membership
         self._store, self._registry, self._metrics = runner._store, runner._registry, runner._metrics
-        self._wall_s, self._usage = runner._wall_s, runner._usage
+        self._wall_s, self._usage, self._stamps = runner._wall_s, runner._usage, runner._stamps
         self._committed_s = now_s()  # when the newest row was durable
 
     def send(self, peer: PeerId, command: Command) -> None:
+        if isinstance(command, Route):
+            command = self._stamps.stamped(self._job.record.id, command, peer)
         self._peers.send(peer, command)
         if isinstance(command, Route):
             for stage, hop in enumerate(command.hops):

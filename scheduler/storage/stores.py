@@ -13,6 +13,7 @@ from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_log import JobLogs
 from scheduler.storage.members.projects import Projects
 from scheduler.storage.members.usage import Usage
+from scheduler.storage.stamps import Stamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Stores:
     logs: JobLogs
     projects: Projects
     usage: Usage
+    stamps: Stamps
     transcripts: Path | None  # where brains are recorded, if they are
     threads: ThreadPoolExecutor | None
 
@@ -52,6 +54,7 @@ class Stores:
             JobLogs(root / "jobs", log_readers),
             Projects(database),
             Usage(database),
+            Stamps.open(root),
             transcripts,
             threads,
         )

@@ -140,6 +140,7 @@ class Cell:
     newest: int = 0  # greatest attempt of any hop of `route`
     mine: bool = False  # `route` names this replica
     attempt: int = 0  # of our newest hop
+    stamp: bytes = b""  # that came with it
     input: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))
     used: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))  # was here, consumed
     asked: dict[Direction, tuple[PeerId, int]] = field(default_factory=dict)  # of whom, and their attempt
@@ -212,7 +213,7 @@ class CellTable:
         if not mine:
             return self._displaced(cell)
         again = cell.reported and hop.attempt > cell.attempt
-        cell.attempt = hop.attempt
+        cell.attempt, cell.stamp = hop.attempt, route.stamp
         if self.stage == 0:
             cell.input[FORWARD] = True
         report = (Report(self._event(cell)),) if again else ()  # the scheduler has not heard of it, or has forgotten
@@ -402,7 +403,8 @@ class CellTable:
         known = [cell for step in sorted(self._cells) for cell in self._of(step)]
         cells = [cell for cell in known if cell.mine or cell.reported or cell.is_adding]
         return tuple(
-            ReportedCell(cell.microbatch, cell.attempt, cell.reported, cell.finite, cell.loss) for cell in cells
+            ReportedCell(cell.microbatch, cell.attempt, cell.reported, cell.finite, cell.loss, cell.stamp)
+            for cell in cells
         )
 
     def newest_attempt(self) -> int:
@@ -552,7 +554,7 @@ class CellTable:
 
     def _anew(self, cell: Cell) -> Cell:
         """A new cell with the same route and nothing else; its order is withdrawn, since the ticket is gone."""
-        anew = Cell(cell.microbatch, cell.route, cell.newest, cell.mine, cell.attempt)
+        anew = Cell(cell.microbatch, cell.route, cell.newest, cell.mine, cell.attempt, cell.stamp)
         anew.input[FORWARD] = self.stage == 0 and cell.mine
         anew.used = dict.fromkeys(Direction, True)  # the neighbours have sent before
         return anew

@@ -47,18 +47,20 @@ class Hop(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., attempt: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class ReportedCell(_message.Message):
-    __slots__ = ("microbatch", "attempt", "accumulated", "finite", "loss")
+    __slots__ = ("microbatch", "attempt", "accumulated", "finite", "loss", "stamp")
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ACCUMULATED_FIELD_NUMBER: _ClassVar[int]
     FINITE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     microbatch: Microbatch
     attempt: int
     accumulated: bool
     finite: bool
     loss: float
-    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., accumulated: _Optional[bool] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ...) -> None: ...
+    stamp: bytes
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., accumulated: _Optional[bool] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ..., stamp: _Optional[bytes] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "forwarded", "chaos_begun", "evaluation_undelivered", "checked", "hashed", "rechecked", "recounted", "more")
@@ -625,18 +627,20 @@ class Admit(_message.Message):
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., join: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("microbatch", "version", "hops", "tokens", "targets")
+    __slots__ = ("microbatch", "version", "hops", "tokens", "targets", "stamp")
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     microbatch: Microbatch
     version: int
     hops: _containers.RepeatedCompositeFieldContainer[Hop]
     tokens: bytes
     targets: bytes
-    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., version: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., tokens: _Optional[bytes] = ..., targets: _Optional[bytes] = ...) -> None: ...
+    stamp: bytes
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., version: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., tokens: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., stamp: _Optional[bytes] = ...) -> None: ...
 
 class Check(_message.Message):
     __slots__ = ("microbatch", "version", "stage", "number", "hops", "tokens", "targets")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ import sqlalchemy as sa
 
 from scheduler.brain.explain.reasons import RESUMED
 from scheduler.brain.job import JobBrain
-from swarm.types import JobState
+from stage_server.session.server import StageServer
+from swarm.events import Event, Heartbeat, Hello
+from swarm.messages import PROTOCOL_VERSION, Command, Release, Route, Welcome
+from swarm.types import JobState, Microbatch, PeerId
 from tests.support.scenes import Run, Task, replayed, train
 
 
@@ -85,3 +89,83 @@ def test_as_much_is_in_flight_on_long_links_as_before_the_restart(
         assert widest(run) == 16
 
     train(task, 2, 1, act)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gradient_that_nobody_added_is_not_counted_because_a_replica_says_so_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The ledger was rebuilt from whatever replicas reported, so the mean lacked what a liar had claimed."""
+    task = Task.make(tmp_path)
+    liars: set[PeerId] = set()
+    hello = StageServer._hello
+
+    def boast(server: StageServer) -> Hello:
+        """Take every microbatch that this replica was not given for added, in its report and in its rounds."""
+        if server._identity.peer in liars and server._replica is not None:
+            cells = server._replica.cells
+            for step in range(cells.version, cells.version + 1 + cells.staleness):
+                for index in range(task.spec.training.microbatches):
+                    cell = cells._cell(Microbatch(cells.timeline, step, index))
+                    if not cell.attempt:
+                        cell.attempt, cell.reported = 1, True
+        return hello(server)
+
+    monkeypatch.setattr(StageServer, "_hello", boast)
+
+    async def lie(run: Run) -> None:
+        await run.until_step(1)
+        liar = run.spare()[seed % 2]
+        await run.until_it_holds_something(liar)
+        liars.add(liar)
+        await run.rig.kill_scheduler()
+        await run.rig.start_scheduler()
+        run.job = run.rig.jobs.registry.find(run.job.record.id)
+
+    run = train(task, 4, seed, lie)
+    said = [line.message for line in run.rig.jobs.stores.logs.of(run.job.record.id).kept()[0]]
+    assert any("reported work that this scheduler did not give" in line for line in said)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_stranger_that_says_that_it_serves_a_stage_is_given_none_of_it(tmp_path: Path, restarts: bool) -> None:
+    """It was believed, and was given work and the pass of that stage, whatever it held."""
+    task = Task.make(tmp_path)
+
+    async def claims(run: Run, stage: int, version: int) -> list[Command]:
+        """What a stage server is sent that says in its Hello that it has served this stage all the time."""
+        over = asyncio.Event()
+        hello = Hello(
+            PeerId(f"stranger-{stage}-{version}"), 1, PROTOCOL_VERSION, "0", "10.0.9.9:1", "", "cpu", 1, 1 << 30, 0,
+            job=run.job.record.id, timeline=0, version=version, stage=stage,
+        )  # fmt: skip
+
+        async def says() -> AsyncIterator[Event]:
+            yield hello
+            while not over.is_set():
+                yield Heartbeat(0)
+                await asyncio.sleep(0.1)
+
+        told: list[Command] = []
+        try:
+            async with asyncio.timeout(1.0):
+                async for _, command in run.rig.sessions.attach(says()):
+                    told.append(command)
+        except TimeoutError:
+            over.set()
+        return told
+
+    async def intrude(run: Run) -> None:
+        await run.until_step(2)
+        if restarts:
+            await run.rig.kill_scheduler()
+            await run.rig.start_scheduler()
+            run.job = run.rig.jobs.registry.find(run.job.record.id)
+        assert run.job.brain is not None
+        committed = run.job.progress.steps_done
+        told = await asyncio.gather(*(claims(run, stage, committed + late) for stage in (0, 1) for late in (-1, 0, 1)))
+        for commands in told:  # later it may be sent to a stage as any idle one is: it loads, and shows a digest
+            assert list(map(type, commands[:2])) == [Welcome, Release]
+            assert not any(isinstance(command, Route) for command in commands)
+
+    train(task, 4, 1, intrude)

@@ -89,6 +89,8 @@ def variants(value: Any) -> Iterator[Any]:
         yield from FLOATS
     elif isinstance(value, Enum):  # other words do not pass the wire
         yield from type(value)
+    elif isinstance(value, bytes):
+        yield from (text.encode() for text in TEXTS)
     else:
         yield from (type(value)(text) for text in TEXTS)
 

@@ -1,7 +1,11 @@
 """Replicas that come back: with a new session after theirs broke, or all of them after a restart of the scheduler.
 
 After a broken session the cells are not asked for: everything uncommitted is done again. After a restart each replica
-is asked, and the ledger is rebuilt from their reports (state/restart.py).
+is asked, and the ledger is rebuilt from their reports (state/restart.py), as far as these bear the scheduler's stamp: a
+replica is believed that it did what it was given, as it is at any time, and not that it was given it.
+
+Not chosen: to compute all that is uncommitted again, because that costs every restart up to two steps of the whole job;
+a row for each hop, because it would wait for the disk before each microbatch.
 """
 
 from __future__ import annotations
@@ -45,8 +49,10 @@ class Reattach:
     def admits(self, hello: Hello) -> bool:
         """Whether a peer that is not (or no longer) a replica may go on with the stage that it holds.
 
-        After the job went on without it, it must have taken part in all that was committed since, and come before the
-        next commit is decided. A peer that was gone never may: others did its work.
+        Only a peer that the job's record named in that stage when this scheduler started: a Hello alone proves nothing.
+        No replica has a version that was committed while it was away. After the job went on without it, it must have
+        taken part in all that was committed since, and come before the next commit is decided. A peer that was gone
+        never may: others did its work.
         """
         settings, pool, mode = self._state.settings, self._state.pool, self._state.mode
         if hello.peer in self._state.joiners:
@@ -58,7 +64,10 @@ class Reattach:
             return False
         if mode is Mode.WAITING:
             return True  # about to resume; asked again then
-        if not self._holds_version(hello.version):
+        resumed = self._state.resumed
+        if resumed is None or resumed.known.get(hello.peer) != hello.stage:
+            return False
+        if not self._holds_version(hello.version) or hello.version > resumed.committed:
             return False
         return mode is Mode.GATHERING or self._lacks_nothing(hello.version)
 
@@ -107,10 +116,16 @@ class Reattach:
         self._dispatch.open_window()
         for peer, hello in sorted(census.hellos.items()):
             self._commits.send_since(peer, hello.version)
-        for step in range(progress.committed, min(self._state.settings.steps, census.last_step() + 1)):
+        newest = progress.committed + self._state.settings.staleness if census.doubted else census.last_step()
+        for step in range(progress.committed, min(self._state.settings.steps, newest + 1)):
             run = progress.begin(step)
             self._state.ledger.adopt(step, census.cells(step), now_s)
+            for peer in sorted(census.doubted):  # it may have added what is not counted
+                self._rounds.void(run, peer, "it reports work that it was not given", now_s)
             self._dispatch.refill(run, now_s, keep=True)
+        if census.doubted:
+            told = f"{listed(sorted(census.doubted))} reported work that this scheduler did not give: it does not count"
+            self._state.outbox.note("warning", told)
         missing = f"; without {listed(census.missing())}" if census.missing() else ""
         back = len(self._state.pool)
         who = f"{counted(back, 'replica')} {'is' if back == 1 else 'are'} back"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
+from scheduler.brain.inputs import Resumed
 from scheduler.brain.outputs import Fail, Finish, Outbox, Stopped
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.joiners import Joiners
@@ -31,6 +32,7 @@ class BrainState:
     links: Links
     outbox: Outbox
     mode: Mode = Mode.WAITING
+    resumed: Resumed | None = None  # what an earlier scheduler start left
     census: RestartCensus | None = None  # while gathering
     relays_here: bool = True  # any relay of the swarm
     unreached: tuple[PeerId, ...] = ()  # by the scheduler

@@ -9,29 +9,41 @@ from swarm.types import Microbatch, PeerId
 
 
 class RestartCensus:
-    """The peers that have come back after a restart of the scheduler, and the cells that each reports."""
+    """The peers that have come back after a restart of the scheduler, and the cells that each reports.
+
+    A reported cell was given to its peer: its Hello came here with those alone that bear the scheduler's stamp.
+    """
 
     def __init__(self, known: Mapping[PeerId, int], deadline_s: float) -> None:
         self.known = known  # the stage that each peer served before
         self.deadline_s = deadline_s
         self.hellos: dict[PeerId, Hello] = {}
+        self.doubted: set[PeerId] = set()  # reported cells without a stamp as well
         self._awaited = set(known)
         self._cells: dict[PeerId, dict[Microbatch, ReportedCell]] = {}
 
-    def report(self, hello: Hello) -> None:
+    def report(self, hello: Hello, *, doubted: bool = False) -> None:
         """A peer attached; its earlier reports are void."""
         self.hellos[hello.peer] = hello
         self._cells[hello.peer] = {cell.microbatch: cell for cell in hello.cells}
+        if doubted:
+            self.doubted.add(hello.peer)
 
-    def accumulated(self, peer: PeerId, event: Accumulated) -> None:
-        """A replica that already reported has accumulated another microbatch."""
-        cell = ReportedCell(event.microbatch, event.attempt, True, event.finite, event.loss)
-        self._cells[peer][event.microbatch] = cell
+    def accumulated(self, peer: PeerId, event: Accumulated) -> bool:
+        """A replica has accumulated a microbatch of which it reported the cell; False, and nothing counts, if not."""
+        reported = self._cells[peer].get(event.microbatch)
+        if reported is None or event.attempt > reported.attempt:
+            return False
+        self._cells[peer][event.microbatch] = ReportedCell(
+            event.microbatch, event.attempt, True, event.finite, event.loss
+        )
+        return True
 
     def forget(self, peer: PeerId) -> None:
         self._awaited.discard(peer)
         self.hellos.pop(peer, None)
         self._cells.pop(peer, None)
+        self.doubted.discard(peer)
 
     def missing(self) -> list[PeerId]:
         """Peers that were there before and have not come back."""

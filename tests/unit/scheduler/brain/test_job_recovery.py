@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from scheduler.brain.inputs import Happened, Input, Join, PeerGone, ReplicaRecord, Resumed, RowDurable, Tick
+import pytest
+
+from scheduler.brain.inputs import Happened, Input, Join, PeerGone, ReplicaRecord, Resumed, RowDurable, Start, Tick
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
 from scheduler.brain.settings import BrainSettings
@@ -88,8 +90,9 @@ class Restarted:
         event = Loaded(JOB, 0, stage, version, digest, sizes, join=join)
         return [command for to, command in self.tell(Happened(peer, event), 8.0) if to == peer]
 
-    def admits(self, peer: PeerId, version: int) -> bool:
-        hello = Hello(peer, 1, 1, "0", "", "", "cpu", 1, 0, -1, JOB, 0, version, (), STAGE_OF[peer], 0)
+    def admits(self, peer: PeerId, version: int, stage: int | None = None) -> bool:
+        stage = STAGE_OF[peer] if stage is None else stage
+        hello = Hello(peer, 1, 1, "0", "", "", "cpu", 1, 0, -1, JOB, 0, version, (), stage, 0)
         return self.brain.admits(hello)
 
     def answer(self, *kinds: type[Command]) -> None:
@@ -222,6 +225,77 @@ def test_a_late_peer_comes_in_until_a_step_is_decided_without_it() -> None:
         made.hello(B)
         made.commit()
         assert made.brain.counts().committed_steps == 2
+
+
+def test_only_those_whom_the_record_named_in_that_stage_go_on_with_it() -> None:
+    """An idle stage server that named a job and a stage of it became a replica, whoever it was: no digest was asked."""
+    stranger = PeerId("e")
+    for made in (Restarted(), Restarted(2)):
+        assert not made.admits(stranger, 1, stage=0), "while the others are awaited"
+        assert not made.admits(A, 1, stage=1), "in a stage that it never served"
+        assert made.admits(A, 1)
+    with running(A, C, D) as made:
+        assert not made.admits(stranger, 1, stage=0)
+        assert not made.admits(B, 1, stage=1)
+        assert made.admits(B, 1)
+
+
+def test_nobody_comes_back_to_a_job_that_this_start_of_the_scheduler_began() -> None:
+    settings = Restarted().brain.settings
+    brain = JobBrain(settings, Random(0))
+    replicas = tuple(ReplicaRecord(peer, 1, f"at {peer}", stage) for peer, stage in STAGE_OF.items())
+    brain.step(Start(replicas), 0.0)
+    for peer, stage in STAGE_OF.items():
+        sizes = tuple(UnitSize(unit, 1000) for unit, stages in UNITS.items() if stage in stages)
+        brain.step(Happened(peer, Loaded(JOB, 0, stage, 0, "start", sizes)), 1.0)
+    assert brain.mode is Mode.RUNNING
+    hello = Hello(PeerId("e"), 1, 1, "0", "", "", "cpu", 1, 0, -1, JOB, 0, 0, (), 0, 0)
+    assert not brain.admits(hello)
+
+
+def test_nobody_holds_a_version_that_was_committed_while_it_was_away() -> None:
+    """At the newest version there was no row to look at, so whoever claimed it was let in."""
+    with running(A, C, D) as made:
+        made.commit()
+        assert made.brain.counts().committed_steps == 2
+        assert not made.admits(B, 2)
+
+
+def test_what_a_peer_adds_while_the_others_are_awaited_counts_if_it_had_reported_the_cell() -> None:
+    made = Restarted()
+    open_cell = ReportedCell(Microbatch(0, 1, 0), 7, False, True, 0.0)
+    for peer in (A, B, C):
+        made.hello(peer)
+        made.hear(peer, Accumulated(Microbatch(0, 1, 0), STAGE_OF[peer], 3, True, 0.0, 0.1, 0.1, 0.0))
+    assert made.brain.counts().violations == 3, "nobody gave it to them"
+    hello = Hello(D, 1, 1, "0", "at d", "", "cpu", 1, 0, -1, JOB, 0, 1, (open_cell,), 1, 7)
+    made.tell(Happened(D, hello))
+    made.hear(D, Accumulated(Microbatch(0, 1, 0), 1, 7, True, 0.0, 0.1, 0.1, 0.0))
+    made.hear(D, Loaded(JOB, 0, 1, 0, "start", (UnitSize(UnitName("stage-1"), 1000),)))
+    made.hear(D, Committed(0, 0, 1, 1, "after"))
+    story = "\n".join(made.brain.story(1, 0))
+    assert "d reports that it has accumulated" in story
+    assert not any(f"{peer} reports" in story for peer in (A, B, C))
+    made.commit()
+    assert made.brain.counts().replayed == 0
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_whoever_reports_work_that_it_was_not_given_begins_the_open_steps_anew(overlap: int) -> None:
+    """Its sums may hold what the ledger does not count."""
+    made = Restarted(overlap=overlap)
+    for peer in (A, B, C):
+        made.hello(peer)
+    held = (ReportedCell(Microbatch(0, 1, 0), 7, True, True, 0.0),)
+    hello = Hello(D, 1, 1, "0", "at d", "", "cpu", 1, 0, -1, JOB, 0, 1, held, 1, 7)
+    sent = made.tell(Happened(D, hello, doubted=True))
+    sent += made.tell(Happened(D, Loaded(JOB, 0, 1, 0, "start", (UnitSize(UnitName("stage-1"), 1000),))))
+    voids = [(peer, one.step, one.attempt >= 7) for peer, one in sent if isinstance(one, Void)]
+    assert voids == [(D, step, True) for step in range(1, 2 + made.brain.settings.staleness)]
+    assert min(attempts(sent, 1)) > 7
+    made.hear(D, Committed(0, 0, 1, 1, "after"))
+    made.commit()
+    assert made.brain.counts().committed_steps == 2
 
 
 # Joining ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +13,14 @@ import pytest
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.inputs import Input, RelaysHere, Unreached
 from scheduler.jobs.listener import JobTransfer, PeerListener
+from scheduler.jobs.peers import Peers
+from scheduler.storage.stamps import Stamps
 from swarm.errors import Refused
-from swarm.events import Event, Hello, Saved
+from swarm.events import Event, Hello, ReportedCell, Saved
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
-from swarm.messages import FetchRequest, StoreHeader
-from swarm.types import JobId, JobState, PeerId
+from swarm.messages import FetchRequest, Release, Route, StoreHeader
+from swarm.types import Hop, JobId, JobState, Microbatch, PeerId
 
 
 def test_jobs_at_work_hear_that_no_relay_is_here() -> None:
@@ -42,30 +46,99 @@ def test_jobs_at_work_and_those_that_begin_later_hear_whom_the_scheduler_cannot_
     assert (registry.unreached, heard) == ((PeerId("a"),), [Unreached((PeerId("a"),))])
 
 
-@pytest.mark.parametrize(("stage", "has_room"), [(0, True), (1, True), (2, False), (-1, False)])
-def test_a_returning_peer_may_name_any_stage(stage: int, has_room: bool) -> None:
-    """The brain drops a Hello with a stage that the job does not have; its session ended with an error of ours."""
+KEY = Stamps(b"a key")
+CELL = ReportedCell(Microbatch(0, 3, 1), 2, True, True, 0.5)
+
+
+def _greeted(hello: Hello, record: dict[PeerId, int], *, is_back: bool = False, islands: int = 1) -> list[Any]:
+    """What the peers and the brain of a job with that record hear of a Hello; `is_back`: the peer serves the job."""
     values: dict[str, Any] = {
         "model": {"family": "llama", "config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}},
         "data": {"source": "x", "sequence_length": 64},
         "pipeline": {"split": (1, 1)},
     }
+    if islands > 1:
+        values |= {"islands": {"count": islands}, "averaging": {"mode": "diloco"}}
     spec = resolve(parse_job({"name": "x", **values}), vocabulary_size=300, stages_if_auto=2)
-    heard: list[int] = []
-    driver = SimpleNamespace(on_event=lambda peer, event, room=0: heard.append(room))
+    heard: list[Any] = []
+
+    def on_event(peer: PeerId, event: Hello, room: int = 0, *, doubted: bool = False) -> None:
+        heard.append((event.cells, room > 0, doubted))
+
     brain = SimpleNamespace(admits=lambda hello: True)
-    job = SimpleNamespace(spec=spec, run=SimpleNamespace(brain=brain, driver=driver))
-    hello = Hello(PeerId("p"), 1, 13, "", "127.0.0.1:1", "", "cpu", 1, 1 << 34, -1, job=JobId("x-1"), stage=stage)
+    run = SimpleNamespace(brain=brain, driver=SimpleNamespace(on_event=on_event))
+    job: Any = SimpleNamespace(spec=spec, run=run, record=SimpleNamespace(peers=record))
     membership = Membership()
     membership.hello(hello, 0.0)
+    if is_back:
+        membership.adopt(hello.peer, hello.job, hello.stage, 0.0)
     none: Any = None
     registry: Any = SimpleNamespace(get=lambda name: job if name == "x-1" else None)
-    peers: Any = SimpleNamespace(is_stopping=False, may_return=lambda job, hello: True, adopt=lambda job, hello: None)
+    peers: Any = SimpleNamespace(
+        is_stopping=False,
+        is_of=partial(Peers.is_of, none),
+        may_return=lambda job, hello: True,
+        adopt=lambda job, hello: heard.append("adopted"),
+        send=lambda peer, command: heard.append(type(command)),
+    )
     drains: Any = SimpleNamespace(reason=lambda hello: "", is_over=lambda hello: False)
     metrics = SimpleNamespace(peer_heard=lambda *_: None, peer_attached=lambda *_: None)
-    ports: Any = SimpleNamespace(metrics=metrics, wall_s=lambda: 0.0, stores=SimpleNamespace(logs=None))
+    stores = SimpleNamespace(logs=None, stamps=KEY)
+    ports: Any = SimpleNamespace(metrics=metrics, wall_s=lambda: 0.0, stores=stores)
     PeerListener(ports, registry, membership, peers, none, drains, none).on_event(hello.peer, hello)
-    assert [room > 0 for room in heard] == [has_room]
+    return heard
+
+
+def _hello(stage: int, timeline: int = 0, *cells: ReportedCell) -> Hello:
+    return Hello(
+        PeerId("p"), 1, 13, "", "127.0.0.1:1", "", "cpu", 1, 1 << 34, -1, JobId("x-1"), timeline, 3, cells, stage
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "record"),
+    [
+        (0, {}),
+        (0, {PeerId("other"): 0}),
+        (0, {PeerId("p"): 1}),
+        (1, {PeerId("p"): 0}),
+        (2, {PeerId("p"): 1}),
+        (-1, {PeerId("p"): 1}),
+        (-1, {PeerId("p"): -1}),
+    ],
+)
+def test_a_job_takes_nobody_back_whom_its_record_does_not_name_in_that_stage(
+    stage: int, record: dict[PeerId, int]
+) -> None:
+    """Any idle stage server whose Hello named a job at work was made a replica of the stage that it named, with a pass
+    for it: no allocation, and no digest of what it held."""
+    assert _greeted(_hello(stage), record) == [Release]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_job_takes_back_whom_its_record_names(stage: int) -> None:
+    assert _greeted(_hello(stage), {PeerId("p"): stage}) == ["adopted", ((), True, False)]
+
+
+def test_a_place_in_another_island_is_another_place() -> None:
+    """Stage 2 of two in the first island has the number of the first stage in the second."""
+    record = {PeerId("p"): 2}
+    assert _greeted(_hello(0, 1), record, islands=2) == ["adopted", ((), True, False)]
+    assert _greeted(_hello(0, 0), record, islands=2) == [Release]
+    assert _greeted(_hello(2, 0), record, islands=2) == [Release]
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_job_hears_only_of_cells_that_the_scheduler_gave_to_the_one_who_reports_them(is_back: bool) -> None:
+    """After a restart of the scheduler whatever a peer said that it had added was in the ledger."""
+    hops = (Hop(PeerId("p"), 1, 2, "at p"), Hop(PeerId("q"), 1, 2, "at q"))
+    given = replace(CELL, stamp=KEY.stamped(JobId("x-1"), Route(CELL.microbatch, 3, hops), PeerId("p")).stamp)
+    made_up = replace(given, microbatch=Microbatch(0, 3, 2))
+    (*_, told) = _greeted(_hello(0, 0, given), {PeerId("p"): 0}, is_back=is_back)
+    assert told == ((given,), not is_back, False)
+    for cells in ((given, made_up), (made_up, given), (given, replace(CELL, microbatch=Microbatch(0, 4, 0)))):
+        (*_, told) = _greeted(_hello(0, 0, *cells), {PeerId("p"): 0}, is_back=is_back)
+        assert told == ((given,), not is_back, True)
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])

@@ -52,7 +52,9 @@ def test_what_a_peer_says_anew_replaces_what_it_said_and_what_it_did_since_is_ad
     census.report(hello(B, cell(4), stage=1))
     census.report(hello(A, cell(0), cell(1)))
     census.report(hello(A, cell(1, accumulated=False)))
-    census.accumulated(A, Accumulated(Microbatch(0, 3, 1), 0, 2, True, 0.5, 0.1, 0.1, 0.0))
+    assert not census.accumulated(A, Accumulated(Microbatch(0, 3, 0), 0, 2, True, 0.5, 0.1, 0.1, 0.0)), "not reported"
+    assert not census.accumulated(A, Accumulated(Microbatch(0, 3, 1), 0, 3, True, 0.5, 0.1, 0.1, 0.0)), "never given"
+    assert census.accumulated(A, Accumulated(Microbatch(0, 3, 1), 0, 2, True, 0.5, 0.1, 0.1, 0.0))
     assert census.cells(3) == [(A, 0, cell(1)), (B, 1, cell(4))]
     assert census.last_step() == 3
     assert census.cells(2) == []
