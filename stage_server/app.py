@@ -119,6 +119,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             options = replace(options, host=await once_reached(find_host, get_logger("stage-server")))
             if not options.is_alone:
                 tell_host(get_logger("stage-server"), options.host)
+        wallet.is_alone = options.is_alone
         speaks_tls = not options.insecure and not options.is_alone
         if speaks_tls:  # others reach this process: it proves who it is from the first moment on
             await once_reached(find, get_logger("stage-server"))

@@ -11,6 +11,29 @@ from swarm.errors import InvalidConfig, SchedulerUnreachable
 from swarm.text import is_loopback
 
 IPV4, IPV6 = "127.0.0.1", "[::1]"
+_OWN_NAMES = frozenset({"", "localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"})
+
+
+def names_the_dialler(host: str) -> bool:
+    """Whether the host names the machine that dials it, or the link of that machine: another one for each that dials.
+
+    Loopback in any spelling that a resolver takes, no address at all, link-local addresses. Names that DNS leads there
+    are not known here: they are dialled with TLS, and who answers has to prove his name.
+    """
+    name = host.strip("[]").partition("%")[0].rstrip(".").lower()
+    if name in _OWN_NAMES or name.endswith(".localhost"):
+        return True
+    found: ipaddress.IPv4Address | ipaddress.IPv6Address
+    try:
+        found = ipaddress.ip_address(name)
+    except ValueError:
+        try:
+            found = ipaddress.IPv4Address(socket.inet_aton(name))  # 127.1, 0x7f000001, 017700000001
+        except OSError:
+            return False
+    if isinstance(found, ipaddress.IPv6Address):
+        found = found.ipv4_mapped or found
+    return found.is_loopback or found.is_unspecified or found.is_link_local or found.is_multicast
 
 
 def bind_fault(host: str, port: int) -> OSError | None:

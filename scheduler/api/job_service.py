@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from dataclasses import asdict
+from functools import partial
 from typing import Any, cast
 
 import grpc.aio
@@ -15,6 +16,7 @@ from scheduler.api.chaos import ChaosDesk
 from scheduler.api.drain import drain
 from scheduler.api.members.relays import STATE, RelayDesk
 from scheduler.api.overview import Overview
+from scheduler.api.reads import Reads
 from scheduler.api.seen_jobs import OTHERS, SeenJobs
 from scheduler.api.uploads import MODEL, Uploads, read_request
 from scheduler.api.views import explanation, fitting, log_entry, log_filter, step_trace
@@ -29,7 +31,14 @@ from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.reader import Checkpoint
 from swarm.errors import InvalidConfig, NotAllowed, NotFound, Refused
 from swarm.job.spec import JobSpec, spec_from_json
-from swarm.limits import FOLLOWED_BY_ONE_MAX, FOLLOWERS_MAX, JOBS_LISTED_MAX, SPEC_BYTES_MAX
+from swarm.limits import (
+    DIALLED_MAX,
+    DIALLED_OF_ONE_MAX,
+    FOLLOWED_BY_ONE_MAX,
+    FOLLOWERS_MAX,
+    JOBS_LISTED_MAX,
+    SPEC_BYTES_MAX,
+)
 from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc import channel
 from swarm.rpc.bulk import within_window
@@ -75,6 +84,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self._wall_s = wall_s
         self._chaos = chaos
         self._followers = Places(FOLLOWERS_MAX, FOLLOWED_BY_ONE_MAX, "calls follow jobs or pull weights")
+        self._reads = Reads()
+        self._dialled = Places(DIALLED_MAX, DIALLED_OF_ONE_MAX, "calls have the scheduler dial")
 
     async def Version(self, request: pb.VersionRequest, context: Context) -> pb.VersionReply:
         return pb.VersionReply(product=self._product, protocol=PROTOCOL_VERSION, epoch=self._epoch)
@@ -115,7 +126,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         def is_wanted(state: JobState) -> bool:
             return state.value == request.state if request.state else request.all or not state.is_final
 
-        async with _answering(context):
+        async with _answering(context), self._reading():
             jobs = [job for job in self._seen.all() if is_wanted(job.record.state)]
             queue = self._overview.queue()
             views = (
@@ -125,7 +136,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             return pb.JobList(jobs=fitting(views), troubles=self._troubles())
 
     async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:
-        async with _answering(context):
+        async with _answering(context), self._reading():
             return self._overview.job(self._seen.find("Get", request.job))
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> AsyncIterator[pb.JobView]:
@@ -137,7 +148,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                         await asyncio.sleep(WATCH_S_MIN)
 
     async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeerList:
-        async with _answering(context):
+        async with _answering(context), self._reading():
             views = map(self._overview.peer, self._membership.peers())
             wanted = (
                 view
@@ -150,7 +161,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             return pb.PeerList(peers=fitting([*relays, *wanted]))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.Explanation:
-        async with _answering(context):
+        async with _answering(context), self._reading():
             about = self._find(request.about)
             if isinstance(about, Peer):
                 if request.HasField("microbatch"):
@@ -202,19 +213,21 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Probe(self, request: pb.ProbeRequest, context: Context) -> pb.ProbeReply:
         async with _answering(context):
-            return await probe.answer(request, context.peer(), self._wall_s())
+            dialling = partial(self._dialled.taken, self._seen.person())
+            return await probe.answer(request, context.peer(), self._wall_s(), dialling)
 
     async def Logs(self, request: pb.LogsRequest, context: Context) -> AsyncIterator[pb.LogEntry]:
         async with _answering(context):
-            job = self._seen.find("Logs", request.job)
-            wanted = log_filter(request)
-            follow = request.follow and not job.record.state.is_final
-            tail = request.tail
-            log = await self._jobs.stores.logs.read(job.record.id)
-            lines, position = log.kept()
-            kept = [line for line in lines if wanted(line)]
-            for line in kept[-tail:] if tail else kept:
-                yield log_entry(line)
+            async with self._reading():
+                job = self._seen.find("Logs", request.job)
+                wanted = log_filter(request)
+                follow = request.follow and not job.record.state.is_final
+                tail = request.tail
+                log = await self._jobs.stores.logs.read(job.record.id)
+                lines, position = log.kept()
+                kept = [line for line in lines if wanted(line)]
+                for line in kept[-tail:] if tail else kept:
+                    yield log_entry(line)
             if follow:
                 with self._following():
                     async for line in log.after(position):
@@ -271,7 +284,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             return pb.FreePeerReply(peer=await self._jobs.free(request.peer))
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointList:
-        async with _answering(context):
+        async with _answering(context), self._reading():
             job = self._seen.find("Verify" if request.verify else "Checkpoints", request.job)
             shown = await self._jobs.stores.checkpoints.shown(job.record, job.spec, verify=request.verify)
             return pb.CheckpointList(checkpoints=[pb.CheckpointView(**asdict(one)) for one in shown])
@@ -286,7 +299,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                     yield pb.StepList(steps=[pb.StepView(**asdict(one)) for one in steps])
 
     async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.StepTrace:
-        async with _answering(context):
+        async with _answering(context), self._reading():
             return step_trace(self._seen.find("Trace", request.job), request.step, self._wall_s())
 
     async def Chaos(self, request: pb.ChaosRequest, context: Context) -> pb.ChaosReport:
@@ -334,6 +347,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             raise NotFound(
                 f"the checkpoint cannot be read: {error}", hint="it may have been removed: pull again"
             ) from error
+
+    def _reading(self) -> AbstractAsyncContextManager[None]:
+        """The caller's turn to read, and a place while he does; NotAllowed if there is none."""
+        return self._reads.turn(self._seen.person())
 
     def _following(self) -> AbstractContextManager[None]:
         """A place for the caller as long as it follows; NotAllowed if there is none."""

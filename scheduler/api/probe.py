@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from urllib.parse import unquote
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
+from scheduler.api.origin import host_of
 from swarm.errors import InvalidConfig
 from swarm.text import printable
 from swarm.wire import jobs_pb2 as pb
@@ -18,8 +20,16 @@ WORD_BYTES_MAX = 64
 DIAL_S_MAX = 3.0
 
 
-async def answer(request: pb.ProbeRequest, peer: str, now_unix_s: float) -> pb.ProbeReply:
-    """The answer to a caller with gRPC's name `peer`; InvalidConfig if the request asks for too much."""
+async def answer(
+    request: pb.ProbeRequest,
+    peer: str,
+    now_unix_s: float,
+    dialling: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> pb.ProbeReply:
+    """The answer to a caller with gRPC's name `peer`; InvalidConfig if the request asks for too much.
+
+    `dialling` gives a place for the time that the caller is dialled, or raises.
+    """
     if len(request.payload) > BYTES_MAX or request.answer_bytes > BYTES_MAX:
         raise InvalidConfig(f"a probe carries at most {BYTES_MAX} bytes each way")
     if request.dial_port > 65535 or len(request.word) > WORD_BYTES_MAX:
@@ -27,14 +37,9 @@ async def answer(request: pb.ProbeRequest, peer: str, now_unix_s: float) -> pb.P
     host = host_of(peer)
     reply = pb.ProbeReply(payload=bytes(request.answer_bytes), unix_s=now_unix_s, caller=host)
     if request.dial_port:
-        reply.fault = await fault_of(host, request.dial_port, request.word) if host else "your address is not known"
+        with dialling():
+            reply.fault = await fault_of(host, request.dial_port, request.word) if host else "your address is not known"
     return reply
-
-
-def host_of(peer: str) -> str:
-    """The address in gRPC's name of a caller, such as ipv4:192.0.2.7:41234 or ipv6:%5B2001:db8::1%5D:41234."""
-    kind, _, rest = unquote(peer).partition(":")
-    return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 async def fault_of(host: str, port: int, word: bytes) -> str:

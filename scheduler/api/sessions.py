@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from scheduler.api.origin import is_here
 from scheduler.brain.fleet.clones import CLONE_S, Rivals
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.members.enrolment import Member
@@ -27,12 +28,14 @@ from swarm.limits import (
     SESSIONS_PER_S,
     Bucket,
 )
+from swarm.listening import names_the_dialler
 from swarm.messages import PROTOCOL_VERSION, Command, FetchRequest, StoreHeader, Welcome
 from swarm.pki.names import Role
+from swarm.process.lifecycle import own_addresses
 from swarm.process.logs import Logger
 from swarm.rpc.guard import check_caller
 from swarm.rpc.session import CONNECTION
-from swarm.text import UNIX_S_MAX, utc
+from swarm.text import UNIX_S_MAX, is_address, is_loopback, utc
 from swarm.types import PeerId, PeerState
 
 # A peer that leaves this many commands unread has stopped reading.
@@ -269,6 +272,15 @@ class Sessions:
                 f"{hello.peer} was started in the future: at {started} by its clock, here it is {here}",
                 hint="set the clock that is wrong, then start it again",
             )
+        host = hello.address.rpartition(":")[0]
+        if is_address(hello.address) and names_the_dialler(host):
+            # With --insecure one on loopback elsewhere stays, and gets no stage beside others (members/reach.py).
+            is_alone = is_loopback(host) and (self._passes is None or is_here(connection, own_addresses()))
+            if not is_alone:
+                raise Refused(
+                    f"{hello.peer} says that it listens at {host[:64]}, which is another machine for each that dials",
+                    hint="start it with --listen or --announce HOST:PORT, at an address that the others reach",
+                )
         known, session = self._membership.get(hello.peer), self._sessions.get(hello.peer)
         is_heard = known is not None and known.state not in (PeerState.SUSPECT, PeerState.GONE)
         if session is not None and is_heard:

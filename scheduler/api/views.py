@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from google.protobuf.message import Message
+
 from scheduler.brain.explain.facts import Fact
 from scheduler.brain.fleet.membership import NO_STAGE, Peer
 from scheduler.jobs.islands import island_at
@@ -17,19 +19,40 @@ from swarm.process.logs import LOG_LEVELS
 from swarm.text import without_passwords
 from swarm.wire import jobs_pb2 as pb
 
+# What stage servers and persons may write at length; names, states and paths are not cut.
+_WORDS = frozenset({"reason", "hint", "lost", "address", "http_address", "device", "product", "site"})
 View = TypeVar("View", pb.JobView, pb.PeerView, pb.Waste)
 
 
 def fitting(views: Iterable[View]) -> list[View]:
-    """As many as fit a message, in order."""
-    found: list[View] = []
+    """As many as fit a message, in order; if not all do, those that take more than their share are shortened first."""
+    found = list(views)
+    if sum(map(_taken, found)) > REPLY_BYTES_MAX:
+        share = REPLY_BYTES_MAX // len(found)
+        for view in found:
+            if _taken(view) > share:
+                _shorten(view, share)
+    fit: list[View] = []
     left = REPLY_BYTES_MAX
-    for view in views:
-        left -= view.ByteSize() + 8  # what the list adds to each
+    for view in found:
+        left -= _taken(view)
         if left < 0:
             break
-        found.append(view)
-    return found
+        fit.append(view)
+    return fit
+
+
+def _taken(view: Message) -> int:
+    return view.ByteSize() + 8  # what the list adds to each
+
+
+def _shorten(view: Message, share: int) -> None:
+    """Leave out what a list need not say of one: links to others, and all but the beginnings of its texts."""
+    if "links" in view.DESCRIPTOR.fields_by_name:
+        view.ClearField("links")
+    texts = [one.name for one, _ in view.ListFields() if one.name in _WORDS]
+    for name in texts:
+        setattr(view, name, getattr(view, name)[: share // (8 * len(texts))])
 
 
 def job_view(job: Job, now_unix_s: float, *, spec: bool = True) -> pb.JobView:

@@ -12,7 +12,7 @@ from itertools import groupby
 from scheduler.brain.explain.facts import IdlePeer
 from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, StartTurn, allocate
 from scheduler.brain.fleet.fewer import waits_on
-from scheduler.brain.fleet.membership import Membership, Peer
+from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.fleet.recut import stages_here
@@ -34,6 +34,7 @@ from swarm.job.spec import JobSpec
 from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, PeerId, PeerState
 
+ON_LOOPBACK = "(loopback)"  # the site of those that others do not reach: no owner may name one so
 SETTLE_S_MAX = 10.0  # at most this long, if peers come and go all the time
 LATER = "what it would train is left out until it begins anew behind an exchange"
 LOOK_AGAIN_S = 5.0  # how often to look for a place for idle peers: a peer that failed to join may try again
@@ -197,7 +198,7 @@ class Allocator:
                 return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent, sites)
             return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent)
 
-        split, brain, sites = split_of(job.spec), run.brain, {peer.hello.site for peer in here}
+        split, brain, sites = split_of(job.spec), run.brain, {_site(peer) for peer in here}
         islands = brain.present if isinstance(brain, IslandsBrain) else (0,)
         return ActiveJob(
             job.record.id,
@@ -211,7 +212,7 @@ class Allocator:
             job.spec.trust.per_inviter(job.spec.limits.min_replicas),
             Counter((one.stage, self.inviter(one.hello.peer)) for one in here if not one.leaving),
             min(sites, default="") if len(sites) == 1 else "",
-            len(here) == 1 and bool(here[0].unreached),
+            (len(here) == 1 and bool(here[0].unreached)) or sites == {ON_LOOPBACK},
         )
 
     def _hand_out_idle(self) -> None:
@@ -246,7 +247,7 @@ class Allocator:
                 hello.peer,
                 hello.pinned_stage,
                 memory_bytes=hello.memory_bytes,
-                site=hello.site,
+                site=_site(one),
                 inviter=self.inviter(hello.peer),
                 unreached=bool(one.unreached),
             )
@@ -355,6 +356,11 @@ class Allocator:
             self._registry.say(job, "warning", f"goes on without island {later}: {LATER}")
         told = f"{counted(len(places), 'peer')} for {counted(len(split_of(job.spec)), 'stage')}{islands}"
         await self._registry.enter(job, JobState.LOADING, told, peers=dict(places), hint="")
+
+
+def _site(peer: Peer) -> str:
+    """Where it is, as far as that decides who may be its neighbours."""
+    return ON_LOOPBACK if peer.unreached == BESIDE_OTHERS else peer.hello.site
 
 
 def _island_counts(job: Job) -> range:

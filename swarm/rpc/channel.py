@@ -24,7 +24,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave
 
 from swarm import errors
 from swarm.limits import CONNECTIONS_TAKEN_MAX, HANDSHAKE_S_MAX, RPCS_MAX, Bucket
-from swarm.listening import bind_fault, cannot_listen
+from swarm.listening import bind_fault, cannot_listen, names_the_dialler
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of
 from swarm.process.startup import files_max
@@ -140,10 +140,17 @@ def connect(
 def connect_to_peer(address: str, peer: PeerId | None, wallet: Wallet, more: Options | None = None) -> grpc.aio.Channel:
     """A channel to a stage server; plaintext if both are on one machine, or if there is no identity.
 
-    `peer` must answer there; None: any stage server of the swarm.
+    `peer` must answer there; None: any stage server of the swarm. PeerUnavailable, and nothing is dialled, if the
+    address names this machine while others reach this process from elsewhere: the peer is on another machine, and what
+    listens here would be shown the pass.
     """
-    identity = wallet.identity
-    if identity is None or is_loopback(address.rpartition(":")[0]):
+    identity, host = wallet.identity, address.rpartition(":")[0]
+    if identity is not None and not wallet.is_alone and names_the_dialler(host):
+        raise errors.PeerUnavailable(
+            f"{peer or 'a stage server'} says that it listens at {host}, which is another machine for each that dials",
+            hint="start it with --listen or --announce HOST:PORT, at an address that the others reach",
+        )
+    if identity is None or is_loopback(host):
         return connect(address, more=more)
     role = Role.STAGE_SERVER
     return connect(

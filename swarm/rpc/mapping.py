@@ -32,6 +32,7 @@ T = TypeVar("T")
 TEXT_BYTES_MAX = 64 << 10
 SPEC_BYTES_MAX = 1 << 20
 TOKENS_BYTES_MAX = 4 << 20
+WORDS_CUT_BYTES = 4 << 10  # of each text for people
 WORDS_BYTES_MAX = 1 << 10  # what lists of stage servers show of each
 ID_LENGTH_MAX = 128
 INTEGER_MAX = (1 << 63) - 1  # the largest integer of databases and numpy
@@ -201,17 +202,22 @@ _ONE_OF: Mapping[str, frozenset[str]] = {
     "part": frozenset({"state", "records"}),
     "level": frozenset({"debug", "info", "warning", "error", "critical"}),
 }
+_WORDS = frozenset({"reason", "message", "hint", "fault", "refusal"})  # for people: what is too long is cut
 _SIZES: Mapping[str, int] = {
     "spec_json": SPEC_BYTES_MAX,
     "tokens": TOKENS_BYTES_MAX,
     "targets": TOKENS_BYTES_MAX,
     "device": WORDS_BYTES_MAX,
     "product": WORDS_BYTES_MAX,
+    "address": WORDS_BYTES_MAX,
+    "http_address": WORDS_BYTES_MAX,
+    "code": WORDS_BYTES_MAX,
+    "stamp": 64,
 }
 
 
 def _checker(where: str, name: str, kind: type[Any]) -> Convert:
-    """The check for one scalar field, chosen by its type and name; it returns its argument."""
+    """The check for one scalar field, chosen by its type and name; it returns its argument, or a beginning of that."""
     if kind is int:
         return _integer(where, -1 if name == "pinned_stage" else 0)
     if kind is float:
@@ -219,11 +225,20 @@ def _checker(where: str, name: str, kind: type[Any]) -> Convert:
         return _as_it_is if name in ("loss", "squared_norm") else _number(where)
     if name in _IDS:
         return _id(where)
+    if name in _WORDS:
+        return _cut
     if name in _ONE_OF:
         return _word(where, _ONE_OF[name])
     if kind in (str, bytes):
         return _sized(where, _SIZES.get(name, TEXT_BYTES_MAX))
     return _as_it_is
+
+
+def _cut(text: str) -> str:
+    """As much of a text for people as a message carries of one."""
+    if 4 * len(text) <= WORDS_CUT_BYTES:
+        return text
+    return text.encode()[:WORDS_CUT_BYTES].decode(errors="ignore")
 
 
 def _as_it_is(value: Any) -> Any:

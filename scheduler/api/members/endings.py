@@ -17,6 +17,7 @@ from swarm.process.logs import Logger
 
 LOOK_S = 0.1
 DIAL_S_MAX = 1.0
+AT_A_TIME = 64
 REFUSALS = 2  # so many in a row, with a pause before each; a live process dials again meanwhile
 PAUSE_S = 0.2
 
@@ -25,10 +26,12 @@ async def watch_endings(
     membership: Membership, connections: Connections, heard: Callable[[Transition], None], log: Logger
 ) -> None:
     """Tell membership, and through `heard` the jobs, of processes that have ended; for ever."""
-    endings = Endings()
+    endings, places = Endings(), asyncio.Semaphore(AT_A_TIME)
 
     async def look(hello: Hello) -> None:
-        if not await refuses(hello.address) or connections.get(hello.peer) is not None:
+        async with places:
+            has_ended = await refuses(hello.address)
+        if not has_ended or connections.get(hello.peer) is not None:
             return
         now_s, reason = asyncio.get_running_loop().time(), f"nobody listens at {hello.address} any more"
         for transition in membership.ended(hello.peer, hello.incarnation, now_s, reason):

@@ -22,7 +22,7 @@ from swarm.process.callers import Callers
 from swarm.process.http import REQUEST_S_MAX, BoundedServer, Door
 from swarm.process.logs import get_logger
 
-_ADDRESSES_MAX = 4096  # whose failures are counted
+_ADDRESSES_MAX = 4096  # and tokens, whose failures are counted
 
 
 class JoinEndpoint:
@@ -76,7 +76,9 @@ class JoinEndpoint:
             csr = asked["csr"].encode()
             return await self._members.join(asked["id"], asked["secret"], asked["name"], csr, asked["verb"])
 
-        return self._ask_loop(self._answer(work, "Join", f"token {asked['id'][:20]}", asked["name"], address))
+        return self._ask_loop(
+            self._answer(work, "Join", f"token {asked['id'][:20]}", asked["name"], address, asked["id"])
+        )
 
     def renew(self, body: bytes, address: str) -> dict[str, str]:
         """The answer to whoever comes back with a certificate that has ended; NotAdmitted, Refused, RetryElsewhere.
@@ -90,25 +92,36 @@ class JoinEndpoint:
         return self._ask_loop(self._answer(work, "RenewEnded", "a certificate", "", address))
 
     async def _answer(
-        self, work: Callable[[], Awaitable[bytes]], method: str, who: str, name: str, address: str
+        self, work: Callable[[], Awaitable[bytes]], method: str, who: str, name: str, address: str, id: str = ""
     ) -> dict[str, str]:
-        failures = self._failures.get(address) or Bucket(JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE)
-        if address in self._failures and not failures.take(self._loop.time()):
-            raise RetryElsewhere("too many joins failed from this address", hint="wait a minute, then try again")
+        """The answer to a request, whatever others of its address did before.
+
+        Failures alone are counted, for their token where there is one, else for their address. The check of a secret is
+        one hash, and nobody guesses 130 bits; but each failure that is told takes a line of the log and of the audit.
+        """
+        whose = f"with token {id}" if self._members.has_token(id) else f"from {address}"
         try:
             pem = await work()
         except (NotAdmitted, Refused, UsageError) as error:
-            if len(self._failures) >= _ADDRESSES_MAX:
-                self._failures.clear()
-            self._failures[address] = failures
+            if not self._may_fail(whose):
+                raise RetryElsewhere(f"too many joins failed {whose}", hint="wait a minute, then try again") from None
             self._log.warning("join refused", address=address, by=who, reason=error.message)
             self._heard(method, who, name, address, error)
             raise
-        self._failures.pop(address, None)
+        self._failures.pop(whose, None)
         joined = Identity(b"", pem, b"").principal
         self._log.info("joined", address=address, by=who, name=joined.name)
         self._heard(method, who, f"{joined.role}/{joined.name}", address, None)
         return {"certificate": pem.decode(), "ca": self._members.authority.pem.decode(), "scheduler": self._scheduler()}
+
+    def _may_fail(self, whose: str) -> bool:
+        """Whether one more failure is told to its caller, and written down; the first always is."""
+        if (failures := self._failures.get(whose)) is not None:
+            return failures.take(self._loop.time())
+        if len(self._failures) >= _ADDRESSES_MAX:
+            self._failures.clear()
+        self._failures[whose] = Bucket(JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE)
+        return True
 
     def _ask_loop(self, question: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
         try:

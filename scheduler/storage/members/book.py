@@ -198,6 +198,10 @@ class Members:
             member = grant_return(known, principal, fingerprint.hex(), now_unix_s, self.life_s, self._grace_s)
             return await self._certify(key, member)
 
+    def has_token(self, id: str) -> bool:
+        """Whether there is a token with this id."""
+        return id in self._tokens
+
     async def join(self, id: str, secret: str, name: str, csr_pem: bytes, verb: str = "") -> bytes:
         """A certificate for the holder of a token; BadToken for others, and for a token of another verb of `swarm`."""
         key = keys.requested_key(csr_pem)

@@ -13,7 +13,7 @@ import pytest
 
 from swarm import listening
 from swarm.errors import InvalidConfig, SchedulerUnreachable
-from swarm.listening import LOOPBACK, bind_fault, check_free, host_for, host_towards, loopback
+from swarm.listening import LOOPBACK, bind_fault, check_free, host_for, host_towards, loopback, names_the_dialler
 from swarm.relay.app import RelayOptions, serve
 from swarm.relay.budget import budget_of
 from swarm.rpc.channel import bind
@@ -147,3 +147,23 @@ async def test_a_connection_that_has_ended_does_not_hold_its_port() -> None:
     server.close()
     await server.wait_closed()
     assert bind_fault("127.0.0.1", port) is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1", "127.8.9.1", "[::1]", "::1", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "0.0.0.0", "[::]", "0",
+        "127.1", "0x7f.1", "0x7f000001", "2130706433", "0177.0.0.1", "localhost", "LocalHost", "localhost.",
+        "a.localhost", "ip6-localhost", "localhost.localdomain", "169.254.1.1", "[fe80::1]", "[fe80::1%eth0]",
+        "224.0.0.1", "[ff02::1]", "",
+    ],
+)  # fmt: skip
+def test_another_machine_for_each_that_dials(host: str) -> None:
+    assert names_the_dialler(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["10.0.0.5", "192.168.1.2", "[fd00::4]", "8.8.8.8", "gpu-1", "localhost.example", "notlocalhost", "10.1"]
+)
+def test_the_same_machine_for_all_that_dial(host: str) -> None:
+    assert not names_the_dialler(host)

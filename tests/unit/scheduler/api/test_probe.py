@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
 import pytest
 
 from scheduler.api import probe
-from swarm.errors import InvalidConfig
+from scheduler.brain.members.places import Places
+from scheduler.brain.members.projects import Person
+from swarm.errors import Crowded, InvalidConfig
+from swarm.pki.names import Role
 from swarm.wire import jobs_pb2 as pb
 
 HERE = "ipv4:127.0.0.1:41234"
@@ -68,3 +74,35 @@ async def test_a_closed_and_a_silent_port_are_faults(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(probe, "DIAL_S_MAX", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert "no answer" in await probe.fault_of("127.0.0.1", silent.getsockname()[1], b"word")
+
+
+async def test_a_caller_is_dialled_only_while_he_has_a_place() -> None:
+    """One viewer could have the scheduler dial a thousand ports at a time, for three seconds each."""
+    places = Places(3, 2, "calls have the scheduler dial")
+    ann, eve = Person(Role.VIEWER, "ann", "x"), Person(Role.VIEWER, "eve", "x")
+    released = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await released.wait()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        asked = pb.ProbeRequest(dial_port=server.sockets[0].getsockname()[1], word=b"word")
+
+        def probing(person: Person) -> Coroutine[Any, Any, pb.ProbeReply]:
+            return probe.answer(asked, HERE, 0.0, partial(places.taken, person))
+
+        async with asyncio.TaskGroup() as tasks:
+            waiting = [tasks.create_task(probing(eve)) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(Crowded, match="2 of your calls"):
+                await probing(eve)
+            reply = await probe.answer(pb.ProbeRequest(), HERE, 1.0, partial(places.taken, eve))
+            assert reply.unix_s == 1.0, "who asks for no dial needs no place"
+            waiting.append(tasks.create_task(probing(ann)))
+            await asyncio.sleep(0)
+            with pytest.raises(Crowded, match="3 calls"):
+                await probing(ann)
+            released.set()
+        assert [task.result().fault for task in waiting] == ["something else answers there"] * 3
+    assert (await probe.answer(asked, HERE, 0.0, partial(places.taken, eve))).fault

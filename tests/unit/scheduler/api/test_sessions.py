@@ -8,11 +8,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from scheduler.api.sessions import COMMANDS_WAITING_MAX, Connections, Sessions
+from scheduler.api import sessions as scheduler_sessions
+from scheduler.api.sessions import COMMANDS_WAITING_MAX, Connections, PassDesk, Sessions
 from scheduler.brain.fleet import clones
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.members.enrolment import Member
@@ -64,13 +65,14 @@ async def sessions(
     connections: Connections | None = None,
     membership: Membership | None = None,
     cloned: Callable[[PeerId, str], None] | None = None,
+    passes: PassDesk | None = None,
 ) -> AsyncIterator[Sessions]:
     log = get_logger("test")
     async with asyncio.TaskGroup() as tasks:
         connections, membership = connections or Connections(log), membership or Membership()
         stores = SimpleNamespace(database=SimpleNamespace(epoch=7))
         ports = cast(SchedulerPorts, SimpleNamespace(stores=stores, log=log, wall_s=time.time))
-        yield Sessions(ports, membership, connections, heard, Transfer(), tasks, _cloned=cloned)
+        yield Sessions(ports, membership, connections, heard, Transfer(), tasks, passes, cloned)
 
 
 @contextmanager
@@ -387,3 +389,43 @@ async def test_a_stage_server_whose_key_is_good_no_more_dials_again_and_keeps_it
         known = membership.get(PEER)
         assert known is not None
         assert known.state is not PeerState.GONE
+
+
+NO_DESK: Any = SimpleNamespace(
+    welcome=lambda peer, heartbeat_s: Welcome(peer, heartbeat_s), renew=lambda peer: None, cut_off=lambda peer: None
+)
+
+
+@pytest.mark.parametrize(
+    ("address", "origin", "is_taken"),
+    [
+        ("127.0.0.1:7951", "ipv4:127.0.0.1:4000", True),
+        ("[::1]:7951", "ipv6:%5B::1%5D:4000", True),
+        ("127.0.0.1:7951", "ipv4:10.0.0.4:4000", True),
+        ("127.0.0.1:7951", "ipv4:10.0.0.5:4000", False),
+        ("[::1]:7951", "ipv4:10.0.0.5:4000", False),
+        ("localhost:7951", "ipv4:10.0.0.5:4000", False),
+        ("0.0.0.0:7951", "ipv4:127.0.0.1:4000", False),
+        ("127.1:7951", "ipv4:127.0.0.1:4000", False),
+        ("[fe80::1]:7951", "ipv4:10.0.0.5:4000", False),
+        ("10.0.0.5:7951", "ipv4:10.0.0.5:4000", True),
+        ("gpu-1.example:7951", "ipv4:10.0.0.5:4000", True),
+        ("", "ipv4:10.0.0.5:4000", True),
+    ],
+)
+async def test_nobody_sends_others_to_their_own_loopback(
+    monkeypatch: pytest.MonkeyPatch, address: str, origin: str, is_taken: bool
+) -> None:
+    """Neighbours on other machines dialled their own 127.0.0.1, and showed what listened there their passes."""
+    monkeypatch.setattr(scheduler_sessions, "own_addresses", lambda: {"127.0.0.1", "10.0.0.4"})
+    async with sessions(Heard(), passes=NO_DESK) as made:
+        with on_connection(origin):
+            session = aiter(made.attach(aiter(Line(replace(HELLO, address=address)))))
+            if is_taken:
+                assert await anext(session) == (7, Welcome(PEER, 1.0))
+                made.close()
+                assert [command async for command in session] == []
+            else:
+                with pytest.raises(Refused, match="another machine for each that dials") as told:
+                    await anext(session)
+                assert "--listen or --announce" in told.value.hint

@@ -1,6 +1,7 @@
 """Errors keep their class, text and hint across a connection; limits and liveness are set on both sides."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -24,6 +25,9 @@ from swarm.errors import (
     StaleMessage,
     SwarmError,
 )
+from swarm.pki.authority import Authority
+from swarm.pki.identity import Wallet
+from swarm.pki.names import Role
 from swarm.rpc import channel as module
 from swarm.rpc.channel import (
     MAX_MESSAGE_BYTES,
@@ -34,13 +38,16 @@ from swarm.rpc.channel import (
     client_options,
     connect,
     connect_sync,
+    connect_to_peer,
     new_server,
     server_options,
     status_of,
     translate,
     write,
 )
+from swarm.types import PeerId
 from swarm.wire import jobs_pb2 as pb
+from tests.support.members import identity_of
 
 Body = Callable[[bytes], Awaitable[bytes]]
 METHOD = "/test.Service/Call"
@@ -361,3 +368,17 @@ async def test_a_flood_of_streams_of_no_message_leaves_a_few_lines_in_the_log(ca
     told = [record for record in caplog.records if "Call" in record.getMessage()]
     assert 1 <= len(told) <= 30, "ten at once, and one a second"
     assert [record for record in told if record.exc_info] == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7951", "[::1]:7951", "localhost:7951", "0.0.0.0:7951", "127.1:7951"])
+async def test_who_is_reached_from_elsewhere_dials_no_stage_server_at_its_own_loopback(address: str) -> None:
+    """One on another machine said that it listens at 127.0.0.1: its neighbours showed their passes, in plaintext, to
+    whatever listened there on their own machines."""
+    wallet = Wallet(identity_of(Authority.new(time.time()), Role.STAGE_SERVER, "a"))
+    wallet.is_alone = False
+    with pytest.raises(PeerUnavailable, match="another machine for each that dials") as told:
+        connect_to_peer(address, PeerId("b"), wallet)
+    assert "--announce" in told.value.hint
+    await connect_to_peer("10.0.0.5:7951", PeerId("b"), wallet).close()
+    wallet.is_alone = True
+    await connect_to_peer(address, PeerId("b"), wallet).close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -11,8 +11,9 @@ import pytest
 from swarm import events, messages, peer_messages
 from swarm.errors import Refused
 from swarm.limits import COUNTS_MAX
-from swarm.rpc.mapping import WORDS_BYTES_MAX, from_event, from_message, to_message
+from swarm.rpc.mapping import WORDS_BYTES_MAX, WORDS_CUT_BYTES, from_event, from_message, to_message
 from swarm.wire import frame_pb2, session_pb2
+from tests.support.nonsense import SAID
 
 
 def _repeated() -> dict[str, Any]:
@@ -72,7 +73,7 @@ def test_a_hello_of_a_million_cells_costs_nothing_but_its_bytes() -> None:
 
 def test_what_lists_show_of_a_stage_server_is_short() -> None:
     """A stage server called its device by 60,000 letters, and everybody who looked at the list was sent them."""
-    for field in ("device", "product"):
+    for field in ("device", "product", "address", "http_address"):
         told = session_pb2.Hello(peer="p", **{field: "x" * (WORDS_BYTES_MAX + 1)})
         with pytest.raises(Refused, match=rf"Hello\.{field}"):
             from_event(session_pb2.Event(hello=told))
@@ -82,3 +83,24 @@ def test_we_do_not_send_what_the_other_side_would_refuse() -> None:
     shape = (1,) * (COUNTS_MAX["ParameterHash.shape"] + 1)
     with pytest.raises(Refused, match=r"ParameterHash\.shape"):
         to_message(events.ParameterHash("w", "float32", shape, ""))
+
+
+TEXTS = [
+    (kind, field.name)
+    for kind in get_args(events.Event)
+    for field in fields(kind)
+    if field.name in ("reason", "message", "hint", "fault", "refusal")
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), TEXTS)
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f600"])
+def test_texts_for_people_are_cut_by_both_sides(kind: type[Any], name: str, letter: str) -> None:
+    """A stage server could send 64 KiB in each, which lists, logs and the page then showed of it."""
+    said = next(event for event in SAID if isinstance(event, kind))
+    sent = to_message(replace(said, **{name: letter * (1 << 15)}))
+    assert 0 < len(getattr(sent, name).encode()) <= WORDS_CUT_BYTES < len(getattr(sent, name).encode()) + 4
+    setattr(sent, name, letter * (1 << 15))
+    taken = getattr(from_message(kind, sent), name)
+    assert 0 < len(taken.encode()) <= WORDS_CUT_BYTES
+    assert set(taken) == {letter}

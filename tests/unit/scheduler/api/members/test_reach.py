@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from scheduler.api.members import reach
 from scheduler.api.members.reach import Reach
 from scheduler.api.sessions import Connections
 from scheduler.brain.explain.facts import explain_peer
-from scheduler.brain.fleet.membership import Membership
+from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership
 from swarm.events import Hello
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.authority import Authority
@@ -138,3 +139,34 @@ async def test_one_that_listens_at_relays_is_not_dialled() -> None:
     assert (pool.fault, pool.reach._tried) == ("", {})
     looking.cancel()
     await asyncio.wait({looking})
+
+
+@pytest.mark.usefixtures("_on_several_machines")
+@pytest.mark.parametrize("listens", [False, True])
+async def test_of_an_address_that_is_not_its_own_a_stage_server_learns_nothing_but_that_it_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    """A stage server could name one port after the other of any machine that the scheduler reaches: a refusal came at
+    once and in words of its own, and silence after three seconds."""
+    monkeypatch.setattr(reach, "DIAL_S_MAX", 0.5)
+    loop, pool = asyncio.get_running_loop(), Pool()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not listens:
+            server.close()
+        began_s = loop.time()
+        pool.attach(f"127.0.0.1:{port}", origin="ipv4:10.0.0.5:4000")
+        await pool.until("dial")
+        assert loop.time() - began_s >= 0.5
+        assert pool.fault == reach.NOT_REACHED
+
+
+async def test_those_on_loopback_are_not_reached_while_others_listen_elsewhere() -> None:
+    pool = Pool()
+    pool.attach("127.0.0.1:1", origin="ipv4:127.0.0.1:4000")
+    await pool.stays_reached()
+    far = Hello(PeerId("far"), 1, PROTOCOL_VERSION, "0", "192.0.2.7:7951", "", "cpu", 1, 0, -1, via_relay=True)
+    pool.membership.hello(far, 0.0)
+    await pool.until(BESIDE_OTHERS)
+    pool.membership.revoked(PeerId("far"), 0.0, "it left")
+    await pool.until("")

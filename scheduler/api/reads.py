@@ -1,0 +1,34 @@
+"""Turns of those who read: each call takes from the time in which the scheduler hears stage servers.
+
+Whoever reads oftener than a person does waits for the next turn; a place is for a call from its beginning to its end,
+also while it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from scheduler.brain.members.places import Places
+from scheduler.brain.members.projects import Person
+from swarm.limits import READS_AT_ONCE, READS_MAX, READS_OF_ONE_MAX, READS_PER_S
+from swarm.pki.names import Role
+
+
+class Reads:
+    """Gives each caller his turns. Admins do not wait, nor does anybody over plaintext, where nobody is known."""
+
+    def __init__(self) -> None:
+        self._places = Places(READS_MAX, READS_OF_ONE_MAX, "calls read")
+        self._booked_s: dict[Person, float] = {}  # until when turns are booked, if each took its share of time
+
+    @asynccontextmanager
+    async def turn(self, person: Person) -> AsyncIterator[None]:
+        """A place while the block runs, which begins when it is the caller's turn; Crowded if there is no place."""
+        with self._places.taken(person):
+            if person.name and person.role is not Role.ADMIN:
+                now_s = asyncio.get_running_loop().time()
+                booked_s = self._booked_s[person] = max(now_s, self._booked_s.get(person, now_s)) + 1.0 / READS_PER_S
+                await asyncio.sleep(max(0.0, booked_s - now_s - READS_AT_ONCE / READS_PER_S))
+            yield
