@@ -29,4 +29,4 @@ def boast(server: StageServer) -> Hello:
 
 if __name__ == "__main__":
     StageServer._hello = boast  # type: ignore[method-assign]
-    run_cli(cli)
+    run_cli(cli, "swarm stage-server")

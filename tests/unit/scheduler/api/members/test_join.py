@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -126,11 +127,73 @@ async def test_guessing_is_slowed_down_and_a_good_join_forgives(
         for _ in range(JOIN_FAILURES_AT_ONCE + 1):
             with pytest.raises(BadToken):
                 await served.join(wrong)
-        for one in (wrong, line):
-            with pytest.raises(RetryElsewhere, match="too many joins failed") as caught:
-                await served.join(one, "gpu-3")
-            assert caught.value.hint
+        with pytest.raises(RetryElsewhere, match="too many joins failed") as caught:
+            await served.join(wrong, "gpu-3")
+        assert caught.value.hint
         assert len(served.members.members()) == 2
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_stranger_closes_the_door_for_nobody_of_his_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """Five failures of one machine, and for minutes nobody behind the same router joined, whatever token he had."""
+    monkeypatch.setattr(endpoints, "JOIN_FAILURES_PER_S", 0.0)
+    async with serving(tmp_path) as served:
+        line = await served.token(uses=3)
+        wrong = replace(line, secret="a" * 26) if is_known else replace(line, id="a" * len(line.id))
+        for _ in range(JOIN_FAILURES_AT_ONCE + 1):
+            with pytest.raises(BadToken):
+                await served.join(wrong)
+        with pytest.raises(RetryElsewhere):
+            await served.join(wrong)
+        for name in ("gpu-1", "gpu-2"):
+            await served.join(line, name)
+        other = await served.token()
+        await served.join(other, "gpu-3")
+        assert len(served.members.members()) == 3
+
+
+async def test_who_comes_back_is_let_in_whatever_others_of_his_address_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "JOIN_FAILURES_PER_S", 0.0)
+    async with serving(tmp_path) as served:
+        joined = (await served.join(await served.token())).identity
+        asked = {
+            "certificate": joined.certificate_pem.decode(),
+            "csr": Application("x", joined.key_pem).request_pem.decode(),
+        }
+        bad = json.dumps({"certificate": "x", "csr": "x"}).encode()
+        stati = [(await served.ask("POST", "/v1/renew", bad))[0] for _ in range(JOIN_FAILURES_AT_ONCE + 2)]
+        assert stati[-1] == 429
+        assert (await served.ask("POST", "/v1/renew", json.dumps(asked).encode()))[0] == 200
+
+
+async def test_joins_that_wait_together_share_one_count_of_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them brought a count of its own: of 32 at a time all were tried at first, and not five."""
+    monkeypatch.setattr(endpoints, "JOIN_FAILURES_PER_S", 0.0)
+    async with serving(tmp_path) as served:
+        heard: list[Any] = []
+        served.endpoint._heard = lambda *told: heard.append(told)
+        together, waiting = asyncio.Event(), Counter[str]()
+        join_ = served.members.join
+
+        async def waits(*asked: str) -> bytes:
+            waiting["joins"] += 1
+            if waiting["joins"] == 20:
+                together.set()
+            await together.wait()
+            return await join_(*asked)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(served.members, "join", waits)
+        line = await served.token()
+        wrong = [replace(line, id="a" * len(line.id)) for _ in range(20)]
+        asking = [asyncio.create_task(served.join(one, "gpu-1")) for one in wrong]
+        results = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(one) for one in results].count(BadToken) == JOIN_FAILURES_AT_ONCE + 1 == len(heard)
 
 
 BODIES = [
