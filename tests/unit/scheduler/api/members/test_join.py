@@ -8,7 +8,6 @@ import json
 import re
 import socket
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -178,22 +177,21 @@ async def test_joins_that_wait_together_share_one_count_of_failures(
     async with serving(tmp_path) as served:
         heard: list[Any] = []
         served.endpoint._heard = lambda *told: heard.append(told)
-        together, waiting = asyncio.Event(), Counter[str]()
-        join_ = served.members.join
+        together = asyncio.Event()
 
-        async def waits(*asked: str) -> bytes:
-            waiting["joins"] += 1
-            if waiting["joins"] == 20:
-                together.set()
+        async def waits() -> bytes:
             await together.wait()
-            return await join_(*asked)  # type: ignore[arg-type]
+            raise BadToken("it is unknown")
 
-        monkeypatch.setattr(served.members, "join", waits)
-        line = await served.token()
-        wrong = [replace(line, id="a" * len(line.id)) for _ in range(20)]
-        asking = [asyncio.create_task(served.join(one, "gpu-1")) for one in wrong]
+        asking = [
+            asyncio.create_task(served.endpoint._answer(waits, "Join", "token a", "gpu-1", "10.0.0.5"))
+            for _ in range(32)
+        ]
+        await asyncio.sleep(0)
+        together.set()
         results = await asyncio.gather(*asking, return_exceptions=True)
         assert [type(one) for one in results].count(BadToken) == JOIN_FAILURES_AT_ONCE + 1 == len(heard)
+        assert [type(one) for one in results].count(RetryElsewhere) == 32 - len(heard)
 
 
 BODIES = [
