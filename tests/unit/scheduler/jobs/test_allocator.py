@@ -15,7 +15,7 @@ import pytest
 from scheduler.brain.fleet import allocation
 from scheduler.brain.fleet.allocation import Reservations
 from scheduler.brain.fleet.fewer import Fewer
-from scheduler.brain.fleet.membership import Membership
+from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership
 from scheduler.jobs import allocator
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, Waiting
@@ -345,3 +345,27 @@ def test_a_job_with_fewer_islands_has_no_more_replicas_of_a_stage_than_it_takes(
     assert scene.turn() == {}
     clock.now_s = 1e6
     assert scene.turn() == {"job": [A, B]}
+
+
+def test_those_on_loopback_serve_a_job_together_and_with_no_other(tmp_path: Path) -> None:
+    """One on loopback got a stage beside one of another machine, which dialled its own loopback and found another."""
+    scene = Scene([waits("job", spec(tmp_path, 2))])
+    scene.join(A, B, C)
+    for peer in (A, B):
+        scene.members.reached(peer, 1, BESIDE_OTHERS)
+    assert scene.turn() == {JobId("job"): [A, B]}
+
+    scene = Scene([waits("job", spec(tmp_path, 2))])
+    scene.join(A, C)
+    scene.members.reached(A, 1, BESIDE_OTHERS)
+    assert scene.turn() == {}
+
+    job = waits("job", spec(tmp_path, 2))
+    scene = Scene([job])
+    scene.join(A, B)
+    for stage, peer in enumerate((A, B)):
+        scene.members.assign(peer, job.record.id, stage, 0.0)
+        scene.members.reached(peer, 1, BESIDE_OTHERS)
+    run: Any = SimpleNamespace(replicas_at_start=2, brain=SimpleNamespace())
+    at_work = scene.allocator._running(job, run)
+    assert (at_work.site, at_work.apart) == (allocator.ON_LOOPBACK, True), "whoever is elsewhere does not join it"

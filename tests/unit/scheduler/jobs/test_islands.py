@@ -83,7 +83,12 @@ def test_whoever_joins_is_on_the_timeline_of_the_island_that_it_joins() -> None:
     assert [place_at(one, peer, stage) for peer, stage in ((joiner, 0), (joiner, 1), (B, 1))] == [2, 3, 3]
     peers = [
         SimpleNamespace(
-            hello=SimpleNamespace(peer=peer, site=""), job="job", stage=stage, leaving="", state=PeerState.LOADING
+            hello=SimpleNamespace(peer=peer, site=""),
+            job="job",
+            stage=stage,
+            leaving="",
+            unreached="",
+            state=PeerState.LOADING,
         )
         for peer, stage in ((A, 0), (C, 1), (joiner, 0), (B, 1))
     ]
