@@ -440,8 +440,11 @@ class Server:
         self.tell(RoundFailed(0, average.step, average.unit, average.round, reason, "", cause))
 
 
-# What is no decision here: words for people, what follows of a member from its name and set, and what only islands say.
-LEFT_OUT = {"reason", "hint", "Member.stage", "Member.microbatches", "LoadStage.held", "SaveStage.island"}
+# What is no decision here: words for people, what follows of a member from its name and set, what only islands say, and
+# the stamp of a hop, which a route gets on its way out of the brain.
+LEFT_OUT = {"reason", "hint", "Member.stage", "Member.microbatches", "LoadStage.held", "SaveStage.island"} | {
+    "Route.stamp"
+}
 
 
 def spelled(value: object) -> str:
