@@ -149,12 +149,14 @@ class CheckpointCatalog:
         return await run_blocking(self.executor, remove)
 
     async def start_of(self, record: JobRecord) -> Checkpoint | None:
-        """The checkpoint that the job's present timeline starts from, if any; CheckpointDamaged if it is gone."""
+        """The checkpoint that the job's present timeline starts from, if any; CheckpointDamaged, InvalidConfig."""
         if not record.start_name:
             return None
         return await run_blocking(self.executor, lambda: find(self._start(record), record.start_name))
 
     def _start(self, record: JobRecord) -> Storage:
+        if self.is_remote(record.start_where):  # its URL may have been taken from the scheduler since
+            self._allowed_url(record.start_where)
         return open_storage(record.start_where, self._schemes)
 
     async def newest(self, record: JobRecord, spec: JobSpec) -> Checkpoint | None:

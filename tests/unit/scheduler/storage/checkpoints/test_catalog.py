@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from scheduler.storage.checkpoints.catalog import CheckpointCatalog, root_of
 from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.checkpoint.reader import Checkpoint, Fault
 from swarm.checkpoint.storage import LocalStorage
-from swarm.errors import InvalidConfig, NotAllowed, StorageError, UsageError
+from swarm.errors import CheckpointDamaged, InvalidConfig, NotAllowed, StorageError, UsageError
 from swarm.types import JobId, JobState
 from tests.support.checkpoints import JOB, WITH_MEMORY, spec, write
 
@@ -229,3 +230,22 @@ async def test_checkpoints_are_verified_one_request_at_a_time(monkeypatch: pytes
                 break
             except NotAllowed:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_start_at_a_url_that_was_taken_from_the_scheduler_is_not_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A job from before it was asked where checkpoints may be, or from before its scheduler got other flags."""
+    opened: list[str] = []
+    monkeypatch.setattr(
+        checkpoint_catalog, "open_storage", lambda where, _: opened.append(where) or LocalStorage(tmp_path)
+    )
+    begins = {"start_where": f"memory://bucket/runs/{JOB}", "start_name": "step-00000004"}
+    text = spec().model_dump_json()
+    record = replace(JobRecord(JOB_ID, "demo", JobState.PAUSED, "", 0.0, 0.0, text, TOKENS), **begins)
+    with pytest.raises(InvalidConfig, match="is no URL below which"):
+        await CheckpointCatalog(tmp_path, None, ["memory://other"], WITH_MEMORY).start_of(record)
+    assert opened == []
+    with pytest.raises(CheckpointDamaged):  # there is none in that folder
+        await CheckpointCatalog(tmp_path, None, ["memory://bucket"], WITH_MEMORY).start_of(record)
+    assert opened == [begins["start_where"]]
