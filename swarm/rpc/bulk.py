@@ -9,7 +9,8 @@
                                       ◀───   sha256 of the stored bytes
 
 A session shows by a ticket which calls on the other channel are its own: random bytes in the first metadata of Attach,
-good as long as the session, and for the same member only. Its certificate may have been renewed since.
+good as long as the session, and for the same member only. Its certificate may have been renewed since. Calls that are
+under way end with their session: who was revoked, or is gone, hands over no part of a checkpoint any more.
 
 Not chosen: longer patience of the session's own pings, because who is dead would be noticed as late. Nor parts that are
 asked for one by one, because each would open its file anew.
@@ -21,11 +22,12 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc.aio
 
-from swarm.errors import CorruptFrame, SchedulerUnreachable
+from swarm.errors import CorruptFrame, SchedulerUnreachable, StaleMessage
 from swarm.messages import StoreHeader
 from swarm.pki.names import Principal
 from swarm.rpc.channel import reply_with, write
@@ -225,38 +227,54 @@ async def within_window(
         await asyncio.wait({counting})
 
 
+@dataclass(eq=False, slots=True)
+class _Session:
+    context: _Context
+    member: Principal | None
+    windows: list[Window] = field(default_factory=list)  # that nobody uses now; each has learned of the line
+    calls: set[asyncio.Timeout] = field(default_factory=set)  # under way
+
+
 class Tickets:
     """Of the sessions that are open at one server."""
 
     def __init__(self) -> None:
-        self._open: dict[bytes, tuple[_Context, Principal | None, list[Window]]] = {}
+        self._open: dict[bytes, _Session] = {}
 
     @asynccontextmanager
     async def given(self, context: _Context) -> AsyncIterator[None]:
         """Give the caller a ticket that is good until the block ends."""
         ticket = secrets.token_bytes(_TICKET_BYTES)
-        self._open[ticket] = context, _member(), []
+        session = self._open[ticket] = _Session(context, _member())
         try:
             await context.send_initial_metadata(((_TICKET, ticket),))
             yield
         finally:
             del self._open[ticket]
+            for call in session.calls:
+                if not call.expired():
+                    call.reschedule(0.0)
 
-    def connection(self, context: _Context) -> str:
-        """The connection of the session whose ticket the call shows, if the caller proved the same; else its own."""
-        session = self._session(context)
-        return str((context if session is None else session[0]).peer())
-
-    def windows(self, context: _Context) -> list[Window]:
-        """Windows of the call's session that nobody uses now; each has learned of the line."""
-        session = self._session(context)
-        return [] if session is None else session[1]
-
-    def _session(self, context: _Context) -> tuple[_Context, list[Window]] | None:
-        known = self._open.get(dict(ticket_in(context.invocation_metadata())).get(_TICKET, b""))
-        if known is None or known[1] != _member():
-            return None
-        return known[0], known[2]
+    @asynccontextmanager
+    async def beside(self, context: _Context) -> AsyncIterator[tuple[str, list[Window]]]:
+        """Within the block a call is answered: gives the connection of the session whose ticket it shows, if the caller
+        proved the same, and the windows of that session; else its own connection. StaleMessage once the session ends.
+        """
+        session = self._open.get(dict(ticket_in(context.invocation_metadata())).get(_TICKET, b""))
+        if session is None or session.member != _member():
+            yield str(context.peer()), []
+            return
+        until_over = asyncio.timeout(None)
+        session.calls.add(until_over)
+        try:
+            async with until_over:
+                yield str(session.context.peer()), session.windows
+        except TimeoutError:
+            if not until_over.expired():
+                raise
+            raise StaleMessage("the session of this call has ended; attach again") from None
+        finally:
+            session.calls.discard(until_over)
 
 
 def _member() -> Principal | None:

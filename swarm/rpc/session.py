@@ -325,8 +325,8 @@ class _SessionService:
                 await asyncio.wait({reading, writing})
 
     async def store(self, requests: AsyncIterator[bytes], context: _Context) -> None:
-        CONNECTION.set(self._tickets.connection(context))
-        async with answering(context):
+        async with answering(context), self._tickets.beside(context) as (connection, _):
+            CONNECTION.set(connection)
             chunks = aiter(requests)
             first = parse(session_pb2.StoreChunk, await anext(chunks, b""))
             if not first.HasField("header"):
@@ -348,8 +348,8 @@ class _SessionService:
             await reply_with(context, session_pb2.StoreReply(sha256=sha256).SerializeToString())
 
     async def fetch(self, requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
-        CONNECTION.set(self._tickets.connection(context))
-        async with answering(context):
+        async with answering(context), self._tickets.beside(context) as (connection, idle):
+            CONNECTION.set(connection)
             calls = aiter(requests)
             first = parse(session_pb2.FetchCall, await anext(calls, b""))
             if not first.HasField("request"):
@@ -361,7 +361,7 @@ class _SessionService:
                     yield parse(session_pb2.FetchCall, data).arrived
 
             async with aclosing(self._handler.fetch(request)) as chunks:
-                loop, idle = asyncio.get_running_loop(), self._tickets.windows(context)
+                loop = asyncio.get_running_loop()
                 window = idle.pop() if idle else Window(loop.time())
                 async with aclosing(within_window(chunks, arrived(), window)) as pieces:
                     async for piece in pieces:

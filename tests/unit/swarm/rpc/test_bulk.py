@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 
+from swarm.errors import StaleMessage
 from swarm.messages import FetchRequest
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Principal, Role
@@ -37,18 +39,41 @@ async def test_a_ticket_is_good_for_the_same_member_while_the_session_lasts() ->
     """It was good for the same certificate, and a session may outlive the certificate that it began with."""
     tickets, session = Tickets(), Call("ipv4:10.0.0.5:1")
 
-    def belongs(call: Call, name: str, fingerprint: str = "renewed") -> str:
+    async def belongs(call: Call, name: str, fingerprint: str = "renewed") -> str:
         CALLER.set(Caller(Principal("c", Role.STAGE_SERVER, name), fingerprint) if name else None)
-        return tickets.connection(cast(Any, call))
+        async with tickets.beside(cast(Any, call)) as (connection, _):
+            return connection
 
     CALLER.set(Caller(Principal("c", Role.STAGE_SERVER, "mine"), "first"))
     async with tickets.given(cast(Any, session)):
-        assert belongs(Call("ipv4:10.0.0.5:2", *session.given), "mine") == "ipv4:10.0.0.5:1"
-        assert belongs(Call("ipv4:10.0.0.6:2", *session.given), "other") == "ipv4:10.0.0.6:2"
-        assert belongs(Call("ipv4:10.0.0.5:2", *session.given), "") == "ipv4:10.0.0.5:2"
-        assert belongs(Call("ipv4:10.0.0.5:2", ("swarm-session-bin", bytes(16))), "mine") == "ipv4:10.0.0.5:2"
-        assert belongs(Call("ipv4:10.0.0.5:2"), "mine") == "ipv4:10.0.0.5:2"
-    assert belongs(Call("ipv4:10.0.0.5:2", *session.given), "mine") == "ipv4:10.0.0.5:2"
+        assert await belongs(Call("ipv4:10.0.0.5:2", *session.given), "mine") == "ipv4:10.0.0.5:1"
+        assert await belongs(Call("ipv4:10.0.0.6:2", *session.given), "other") == "ipv4:10.0.0.6:2"
+        assert await belongs(Call("ipv4:10.0.0.5:2", *session.given), "") == "ipv4:10.0.0.5:2"
+        assert await belongs(Call("ipv4:10.0.0.5:2", ("swarm-session-bin", bytes(16))), "mine") == "ipv4:10.0.0.5:2"
+        assert await belongs(Call("ipv4:10.0.0.5:2"), "mine") == "ipv4:10.0.0.5:2"
+    assert await belongs(Call("ipv4:10.0.0.5:2", *session.given), "mine") == "ipv4:10.0.0.5:2"
+
+
+async def test_calls_beside_a_session_end_with_it() -> None:
+    """A member that was revoked while it stored a file could hold its place in a checkpoint for as long as it liked."""
+    tickets, session = Tickets(), Call("ipv4:10.0.0.5:1")
+    begun = asyncio.Event()
+
+    async def call(metadata: tuple[tuple[str, bytes], ...]) -> None:
+        async with tickets.beside(cast(Any, Call("ipv4:10.0.0.5:2", *metadata))):
+            begun.set()
+            await asyncio.Event().wait()
+
+    CALLER.set(Caller(Principal("c", Role.STAGE_SERVER, "mine"), "first"))
+    async with tickets.given(cast(Any, session)):
+        beside, alone = (asyncio.create_task(call(metadata)) for metadata in (session.given, ()))
+        await begun.wait()
+        await asyncio.sleep(0)
+        assert not beside.done()
+    with pytest.raises(StaleMessage, match="the session of this call has ended"):
+        await asyncio.wait_for(beside, 20.0)
+    assert not alone.done(), "it is of no session"
+    alone.cancel()
 
 
 class Dialled(Exception):
