@@ -100,7 +100,10 @@ def write_shards(
                 before_bytes += source.size_bytes
             writer.write(row.end())
     except OSError as error:
-        raise InvalidData(f"token shards cannot be written to {out_dir}: {error.strerror or error}") from error
+        raise InvalidData(
+            f"token shards cannot be written to {out_dir}: {error.strerror or error}",
+            hint="free some space there, or name another folder for temporary files: TMPDIR",
+        ) from error
     counts = row.counts
     if not counts.sum():
         if row.letters:

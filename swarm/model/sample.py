@@ -1,11 +1,10 @@
 """Text from a trained model folder: `python -m swarm.model.sample DIR --prompt TEXT`.
 
-Uses nothing of this package but its errors: a folder that loads here loads with Transformers anywhere.
+Uses nothing of this package but the words for errors: a folder that loads here loads with Transformers anywhere.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,8 @@ import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from swarm.errors import NotFound, SwarmError
+from swarm.errors import NotFound
+from swarm.process.lifecycle import fail
 
 
 def sample(folder: Path, prompt: str, *, tokens: int, seed: int) -> str:
@@ -53,15 +53,13 @@ def _command(
 
 
 def main() -> None:
-    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+    settings = {"help_option_names": ["-h", "--help"]}
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=settings)
     app.command()(_command)
     try:
         app()
-    except SwarmError as error:
-        print(f"error[{error.code}]: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    except Exception as error:
+        fail(error)
 
 
 if __name__ == "__main__":

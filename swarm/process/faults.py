@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from swarm.errors import InvalidConfig, OutOfMemory, SwarmError, leaves, unforeseen
-from swarm.text import printable
+from swarm.text import first_line, printable
 
 # Which extra of the distribution brings a package that not everybody needs.
 EXTRAS = {
@@ -27,6 +28,8 @@ _FULL = "free some space, or write elsewhere"
 _RIGHTS = "check who owns it and what its mode allows, or choose another place"
 _FILES = "raise the limit of open files: ulimit -n"
 _ADDRESS = "choose an address of this machine; it may have only IPv4 or only IPv6"
+_LIBRARY = "it needs memory (ulimit -v), a disk that is not mounted noexec, and the system that it was built for"
+_SHARED_LIBRARY = re.compile(r"\.(so|dylib)\b.*(cannot|failed|undefined|not found|not loaded|no such|invalid)", re.I)
 _PROCESSES = "raise the limit of processes and threads (ulimit -u, or the container's), or start fewer"
 HINTS: Mapping[int, str] = MappingProxyType(
     {
@@ -93,6 +96,8 @@ def _told(error: BaseException) -> SwarmError:
             return InvalidConfig(
                 f"a host's name is not known here: {error.strerror}", hint="check the name, and this machine's DNS"
             )
+        case ImportError() | OSError(errno=None) if _SHARED_LIBRARY.search(str(error)):
+            return InvalidConfig(f"a library of this installation cannot be loaded: {first_line(error)}", hint=_LIBRARY)
         case FileNotFoundError(filename=None):
             return _nowhere(error)
         case OSError(errno=int(number)) if number in HINTS:

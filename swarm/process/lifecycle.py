@@ -196,9 +196,8 @@ def lock_folder(folder: Path) -> IO[str]:
         raise InvalidConfig(f"{folder} cannot be used: {told}", hint=hint) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+        os.ftruncate(lock.fileno(), 0)
+        os.write(lock.fileno(), f"{os.getpid()}\n".encode())  # not buffered: on a full disk it would fail once more
     except BlockingIOError:
         lock.seek(0)
         holder = lock.read(32).strip()

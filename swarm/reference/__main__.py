@@ -27,7 +27,9 @@ with quiet_start():
 
 SPEED_MIN, SPEED_MAX = 1e-6, 1e6  # of --speeds: the ratios of these are numbers that can be counted with
 
-cli = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+cli = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
 
 
 @cli.command()

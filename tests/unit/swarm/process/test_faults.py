@@ -57,6 +57,25 @@ def test_other_causes_outside_the_program_have_words_too() -> None:
     assert told(UsageError("wrong flag")).message == "wrong flag"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        ImportError("/lib/libm.so.6: version `GLIBC_2.38' not found (required by /x/core.so)"),
+        ImportError("/x/_C.abi3.so: undefined symbol: PyType_GetName"),
+        OSError("libcudart.so.12: cannot open shared object file: No such file or directory"),
+    ],
+    ids=lambda error: str(error)[:20],
+)
+def test_a_library_that_the_system_cannot_load_is_no_bug(error: Exception) -> None:
+    """With little memory, torch was not loaded, and the person was asked to report that as a bug."""
+    one = told(_raised(error))
+    assert isinstance(one, InvalidConfig)
+    assert one.message == f"a library of this installation cannot be loaded: {error}"
+    assert "memory" in one.hint
+    assert is_bug(told(ImportError("cannot import name 'x' from 'swarm.text' (/x/text.py)")))
+
+
 def test_what_is_missing_is_said_where_the_error_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read-only /tmp, and a folder that was removed under a shell, were both told as "check the path"."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -64,6 +65,17 @@ def test_the_first_free_folder_is_taken(tmp_path: Path) -> None:
     first, lock = lock_first(folders)
     lock.close()
     assert first == folders[0]
+
+
+def test_a_disk_that_takes_no_lock_is_named_with_the_folder(tmp_path: Path) -> None:
+    """On a full disk the lock was written once more as it was closed: "the disk is full", and not which."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(InvalidConfig, match=f"^{tmp_path} cannot be locked: File too large"):
+            lock_folder(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
