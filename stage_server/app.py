@@ -45,7 +45,7 @@ from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.process.cores import cores
 from swarm.process.http import HttpEndpoint
-from swarm.process.lifecycle import Farewell, lock_first, say_ready
+from swarm.process.lifecycle import Farewell, lock_first, own_addresses, say_ready
 from swarm.process.logs import Logger, configure, get_logger
 from swarm.process.malloc import keep_trimmed, tune_malloc
 from swarm.rpc.channel import CONNECTION_S_MAX, PATIENT, bind, new_server
@@ -107,6 +107,9 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
                 address = (await find_scheduler(options.broker, swarm=options.swarm)).address
             if enrolment is not None:
                 await enrolment.admit(address)
+            host = address.rpartition(":")[0].strip("[]")
+            # The scheduler lets only those attach with loopback addresses that are on its own machine.
+            wallet.is_alone = options.is_alone or is_loopback(host) or host in own_addresses()
             return address
 
         async def find_host() -> str:
@@ -119,7 +122,6 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             options = replace(options, host=await once_reached(find_host, get_logger("stage-server")))
             if not options.is_alone:
                 tell_host(get_logger("stage-server"), options.host)
-        wallet.is_alone = options.is_alone
         speaks_tls = not options.insecure and not options.is_alone
         if speaks_tls:  # others reach this process: it proves who it is from the first moment on
             await once_reached(find, get_logger("stage-server"))

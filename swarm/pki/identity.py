@@ -136,7 +136,7 @@ class Wallet:
 
     def __init__(self, identity: Identity | None = None, wall_s: Callable[[], float] = time.time) -> None:
         self.identity = identity
-        self.is_alone = True  # only processes of this machine are dialled, and dial this one, at its own address
+        self.is_alone = True  # a stage server that listens on loopback is on this machine, if it is named here
         self.pass_token = b""  # what a stage server shows its neighbours; none: it has no job, or there are no passes
         self._wall_s = wall_s
 

@@ -141,8 +141,7 @@ def connect_to_peer(address: str, peer: PeerId | None, wallet: Wallet, more: Opt
     """A channel to a stage server; plaintext if both are on one machine, or if there is no identity.
 
     `peer` must answer there; None: any stage server of the swarm. PeerUnavailable, and nothing is dialled, if the
-    address names this machine while others reach this process from elsewhere: the peer is on another machine, and what
-    listens here would be shown the pass.
+    address names this machine while the peer is on another one: what listens here would be shown the pass.
     """
     identity, host = wallet.identity, address.rpartition(":")[0]
     if identity is not None and not wallet.is_alone and names_the_dialler(host):

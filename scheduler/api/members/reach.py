@@ -20,7 +20,6 @@ from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership
 from swarm.errors import SwarmError
 from swarm.events import Hello
-from swarm.listening import names_the_dialler
 from swarm.pki.identity import Wallet
 from swarm.process.lifecycle import own_addresses
 from swarm.process.logs import Logger
@@ -40,7 +39,7 @@ NOT_REACHED = "the scheduler cannot dial it"
 class _Tried:
     incarnation: int
     address: str
-    is_mixed: bool  # others listened elsewhere than on loopback
+    is_mixed: bool  # others were on other machines
     again_s: float = inf
 
 
@@ -75,7 +74,8 @@ class Reach:
                 if unreached != self._unreached:
                     self._unreached = unreached
                     self._on_change(unreached)
-                is_mixed = any(one.address and not names_the_dialler(_host(one)) for one in hellos)
+                own = own_addresses()
+                is_mixed = not all(is_here(self._origin(one), own) for one in hellos)
                 here = {hello.peer for hello in hellos}
                 self._tried = {peer: tried for peer, tried in self._tried.items() if peer in here}
                 for hello in hellos:

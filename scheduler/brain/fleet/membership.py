@@ -24,7 +24,7 @@ from swarm.events import Hello, LinkSpeed
 from swarm.types import JobId, PeerId, PeerState
 
 NO_STAGE = -1
-BESIDE_OTHERS = "it listens on loopback, where stage servers at other addresses do not reach it"
+BESIDE_OTHERS = "it listens on loopback, where stage servers of other machines do not reach it"
 NO_JOB = JobId("")
 
 

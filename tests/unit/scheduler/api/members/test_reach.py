@@ -161,12 +161,15 @@ async def test_of_an_address_that_is_not_its_own_a_stage_server_learns_nothing_b
         assert pool.fault == reach.NOT_REACHED
 
 
-async def test_those_on_loopback_are_not_reached_while_others_listen_elsewhere() -> None:
+async def test_those_on_loopback_are_not_reached_while_others_are_on_other_machines() -> None:
     pool = Pool()
     pool.attach("127.0.0.1:1", origin="ipv4:127.0.0.1:4000")
     await pool.stays_reached()
     far = Hello(PeerId("far"), 1, PROTOCOL_VERSION, "0", "192.0.2.7:7951", "", "cpu", 1, 0, -1, via_relay=True)
     pool.membership.hello(far, 0.0)
+    pool.connections.open(far.peer, 1, "ipv4:127.0.0.1:4001")
+    await pool.stays_reached()
+    pool.connections.open(far.peer, 1, "ipv4:192.0.2.7:4000")
     await pool.until(BESIDE_OTHERS)
     pool.membership.revoked(PeerId("far"), 0.0, "it left")
     await pool.until("")
