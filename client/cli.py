@@ -15,7 +15,7 @@ from typer.exceptions import TyperException
 
 from client.flags import HELP, Root, Verb
 from client.shell import OutputFormat, Shell, product
-from swarm.errors import INTERRUPTED, SwarmError
+from swarm.errors import INTERRUPTED, SwarmError, UsageError
 from swarm.process.faults import is_bug, told
 from swarm.process.lifecycle import give_stdout_up, print_error, usage_error
 from swarm.process.startup import take_any_text
@@ -67,7 +67,6 @@ VERB_GROUPS = {
         "login": VerbEntry("client.verbs.members.login", "Join a swarm as a person, with a token."),
         "token": VerbEntry("client.verbs.members.login", "Let others join: make, list or revoke tokens."),
         "identity": VerbEntry("client.verbs.members.login", "List members, show yourself, or take a member out."),
-        "project": VerbEntry("client.verbs.members.projects", "List projects, make one, or change its quota."),
         "ca": VerbEntry("client.verbs.members.ca", "Show the swarm's authority, or put another in its place."),
         "audit": VerbEntry("client.verbs.members.audit", "Show or verify what was asked of a scheduler here."),
     },
@@ -80,12 +79,16 @@ VERB_GROUPS = {
 }
 VERBS = {name: entry for verbs in VERB_GROUPS.values() for name, entry in verbs.items()}
 ALIASES = {"stop": "cancel"}
+_NO_PROJECTS = "whoever may look sees every job; teams that need walls between them run a scheduler each"
+GONE = {"project": _NO_PROJECTS, "--project": _NO_PROJECTS}  # what earlier versions had, and what to do instead
 
 
 class Swarm(Root):
     """The verbs by name. They are listed from `VERBS`, and loaded when they are called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in GONE:
+            raise UsageError(f"there is no swarm {args[0]} any more", hint=GONE[args[0]])
         name, command, rest = super().resolve_command(ctx, [ALIASES.get(args[0], args[0]), *args[1:]])
         if name in VERBS and not VERBS[name].program:
             one = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -125,7 +128,9 @@ def run(arguments: list[str]) -> int:
         return int(app(args=arguments or ["--help"], prog_name="swarm", standalone_mode=False, obj=shell) or 0)
     except TyperException as error:
         context = getattr(error, "ctx", None)
-        return _failed(shell, usage_error(error, "swarm" if context is None else context.command_path))
+        complaint = usage_error(error, "swarm" if context is None else context.command_path)
+        complaint.hint = GONE.get(getattr(error, "option_name", ""), complaint.hint)
+        return _failed(shell, complaint)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except SwarmError as error:

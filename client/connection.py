@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
-from client.records import Checkpoint, Job, Peer, Step, Usage, has_date, record
+from client.records import Checkpoint, Job, Peer, Step, has_date, record
 from client.sending import Sending, Unsteady
 from client.shell import Shell
 from swarm.errors import (
@@ -176,7 +176,6 @@ class Scheduler:
         # generated code has no types
         self._jobs: Any = jobs_pb2_grpc.JobsStub(self._channel)  # type: ignore[no-untyped-call]
         self._members: Any = members_pb2_grpc.MembersStub(self._channel)  # type: ignore[no-untyped-call]
-        self._projects: Any = members_pb2_grpc.ProjectsStub(self._channel)  # type: ignore[no-untyped-call]
 
     @property
     def _stub(self) -> Any:
@@ -457,26 +456,6 @@ class Scheduler:
 
     def _authority(self, method: Any) -> members_pb.AuthorityView:
         return cast(members_pb.AuthorityView, self._call(method, members_pb.AuthorityRequest()))
-
-    def projects(self) -> list[members_pb.ProjectView]:
-        reply: members_pb.ProjectList = self._call(self._projects.ListProjects, members_pb.ListProjectsRequest())
-        return list(reply.projects)
-
-    def create_project(self, request: members_pb.ProjectRequest) -> members_pb.ProjectView:
-        return cast(members_pb.ProjectView, self._call(self._projects.CreateProject, request))
-
-    def remove_project(self, name: str) -> members_pb.ProjectView:
-        return cast(
-            members_pb.ProjectView, self._call(self._projects.RemoveProject, members_pb.RemoveProjectRequest(name=name))
-        )
-
-    def set_project(self, request: members_pb.ProjectRequest) -> members_pb.ProjectView:
-        return cast(members_pb.ProjectView, self._call(self._projects.SetProject, request))
-
-    def project_usage(self, project: str, days: int) -> list[Usage]:
-        request = members_pb.UsageRequest(project=project, days=days)
-        reply: members_pb.UsageList = self._call(self._projects.ProjectUsage, request)
-        return [record(Usage, row) for row in reply.rows]
 
     def _call(self, method: Any, request: Any, timeout_s: float = 0.0) -> Any:
         with self._translated():

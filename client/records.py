@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import nan
 from typing import Any, TypeVar
 
 from swarm.errors import CorruptFrame, JobDidNotFit, JobEnded, OutOfMemory
 from swarm.limits import ISLANDS_MAX
-from swarm.text import UNIX_S_MAX, as_date
+from swarm.text import as_date
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
 Kind = TypeVar("Kind")
 
 STEPS_MAX = 10**9  # of a job
-DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,6 @@ class Job:
     evaluation_step: int = 0  # after how many steps it was measured; 0: never
     checkpoint_step: int = 0  # of the newest checkpoint; 0: there is none
     skipped_steps: int = 0
-    project: str = ""
     owner: str = ""
     islands: tuple[Island, ...] = ()  # of a job at work that has some
     priority: int = 0
@@ -180,22 +178,6 @@ class Step:
 
     def __post_init__(self) -> None:
         _check(self.step <= STEPS_MAX and has_date(self.committed_unix_s), "a step")
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What the jobs of a project used: on a day, or (day 0) on all of them; of one owner, or ("") of all."""
-
-    day: int = 0  # since 1970
-    project: str = ""
-    owner: str = ""
-    peer_s: float = 0.0  # of all stage servers together
-    tokens: float = 0.0
-    relay_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        counts = (self.peer_s, self.tokens, self.relay_bytes)
-        _check(self.day * DAY_S <= UNIX_S_MAX and all(map(isfinite, counts)), "what a project used")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from client.records import Island, Job, Peer
 from client.shell import finite, utc
 from swarm.job.schedule import perplexity
 from swarm.text import bandwidth, counted, duration, size
-from swarm.types import DEFAULT_PROJECT, JobState
+from swarm.types import JobState
 
 _STATE_STYLE = {
     "succeeded": "green",
@@ -51,7 +51,6 @@ def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
         "times_s": dict(view.times_s),
         "peer_s": view.peer_s,
         "evaluation": evaluation_values(view),
-        "project": view.project,
         "owner": view.owner or None,
         "stages": [
             {"peers": list(stage.peers), **{name: getattr(stage, name) for name in of_stage}} for stage in view.stages
@@ -127,24 +126,16 @@ def number(value: float, digits: int = 4) -> str:
     return "-" if finite(value) is None else f"{value:.{digits}f}"
 
 
-def _has_project(view: Job) -> bool:
-    return view.project not in ("", DEFAULT_PROJECT)
-
-
-def _whose(view: Job) -> str:
-    return f"{view.project}, submitted by {view.owner}" if view.owner else view.project
-
-
 def jobs_table(views: Sequence[Job]) -> RenderableType:
     now_unix_s = time.time()
     rows = []
-    several, unequal = any(map(_has_project, views)), any(view.priority for view in views)
+    several, unequal = len({view.owner for view in views}) > 1, any(view.priority for view in views)
     for view in views:
         running = view.state == JobState.RUNNING
         rows.append(
             (
                 Text(view.id),
-                *((Text(view.project), Text(view.owner or "-")) if several else ()),
+                *((Text(view.owner or "-"),) if several else ()),
                 state(view.state),
                 *((Text(str(view.priority)),) if unequal else ()),
                 Text(f"{view.step}/{view.steps}"),
@@ -155,10 +146,10 @@ def jobs_table(views: Sequence[Job]) -> RenderableType:
                 Text(view.reason),
             )
         )
-    whose = ("PROJECT", "OWNER") if several else ()
+    whose = ("OWNER",) if several else ()
     rank = ("PRIORITY",) if unequal else ()
     columns = ("ID", *whose, "STATE", *rank, "STEP", "LOSS", "TOKENS/S", "ETA", "AGE", "REASON")
-    return FittedTable(columns, rows, dropped_first=("AGE", "TOKENS/S", "LOSS", "ETA", "STEP", *rank, *reversed(whose)))
+    return FittedTable(columns, rows, dropped_first=("AGE", "TOKENS/S", "LOSS", "ETA", "STEP", *rank, *whose))
 
 
 def job_table(view: Job) -> RenderableType:
@@ -167,7 +158,7 @@ def job_table(view: Job) -> RenderableType:
     skipped = f", {view.skipped_steps} of them skipped: not finite" if view.skipped_steps else ""
     rows: list[tuple[str, RenderableType]] = [
         ("job", Text(view.id)),
-        *([("project", Text(_whose(view)))] if _has_project(view) else []),
+        *([("owner", Text(view.owner))] if view.owner else []),
         ("state", Text.assemble(state(view.state), since)),
         ("reason", Text(view.reason or "-")),
         ("step", Text(f"{view.step} of {view.steps}{skipped}")),

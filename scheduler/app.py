@@ -19,17 +19,14 @@ from scheduler.api.health import Health
 from scheduler.api.job_service import JobService
 from scheduler.api.members.admission import Gatekeeper
 from scheduler.api.members.endings import watch_endings
-from scheduler.api.members.projects import ProjectService
 from scheduler.api.members.reach import Reach
 from scheduler.api.overview import Overview
-from scheduler.api.seen_jobs import SeenJobs
 from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.members.projects import ANYBODY
+from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.jobs.job import Announcer, Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import show, tidy
-from scheduler.jobs.usage import UsageMeter
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, DatabaseWatch, database_in
 from scheduler.storage.stores import Stores
@@ -54,7 +51,7 @@ from swarm.rpc.channel import bind, new_server
 from swarm.rpc.meter import Meter
 from swarm.rpc.session import add_session_service
 from swarm.text import is_loopback
-from swarm.wire import jobs_pb2_grpc, members_pb2_grpc, relay_pb2_grpc
+from swarm.wire import jobs_pb2_grpc, relay_pb2_grpc
 
 GRACE_S = 5.0  # how long a suspect may stay silent or cut off before it is gone
 # Calls under way at the end get this long; streams to watchers and peers would stay open forever.
@@ -187,16 +184,11 @@ async def serve(options: SchedulerOptions) -> None:
 
         health = Health(watch, bus, scheduler.jobs.registry.awaits_database)
         add_session_service(server, scheduler.sessions)
-        registry = scheduler.jobs.registry
-        seen = SeenJobs(registry) if admission is None else SeenJobs(registry, admission.asks, admission.refused)
+        asks: Callable[[], Person] = (lambda: ANYBODY) if admission is None else admission.asks
         service = JobService(
-            scheduler.jobs, membership, product, time.time, scheduler.chaos, seen, scheduler.relays, health.troubles
+            scheduler.jobs, membership, product, time.time, scheduler.chaos, asks, scheduler.relays, health.troubles
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-        projects = ProjectService(
-            ports.stores, seen, scheduler.allocator.peers_of, None if admission is None else admission.members
-        )
-        members_pb2_grpc.add_ProjectsServicer_to_server(projects, server)  # type: ignore[no-untyped-call]
         if scheduler.relays is not None:
             relay_pb2_grpc.add_RelaysServicer_to_server(scheduler.relays, server)  # type: ignore[no-untyped-call]
         joins = ""
@@ -210,7 +202,6 @@ async def serve(options: SchedulerOptions) -> None:
                 options.join_listen,
                 asyncio.get_running_loop(),
                 scheduler.sessions.revoke,
-                ports.stores.projects,
                 None if scheduler.relays is None else scheduler.relays.revoke,
             )
             tasks.create_task(admission.renew())
@@ -220,11 +211,8 @@ async def serve(options: SchedulerOptions) -> None:
         tasks.create_task(watch_endings(membership, scheduler.connections, hears.on_transition, log))
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
-        usage = UsageMeter(registry, membership, ports)
-        stack.push_async_callback(usage.close)
         stack.callback(scheduler.sessions.close)
         if scheduler.relays is not None:
-            scheduler.relays.on_carried = usage.carried
             stack.callback(scheduler.relays.close)
         stack.callback(scheduler.stop)
 
@@ -236,7 +224,7 @@ async def serve(options: SchedulerOptions) -> None:
                 return targets(http_address, address, membership.peers(), insecure=options.insecure)
 
             loop = MainLoop(asyncio.get_running_loop())
-            seen_by_all = Overview(scheduler.jobs, membership, SeenJobs(registry), time.time, scheduler.relays)
+            seen_by_all = Overview(scheduler.jobs, membership, lambda: ANYBODY, time.time, scheduler.relays)
             entrance: Entrance = (lambda _: ANYBODY) if door is None or admission is None else admission.visitor
             check_member = (lambda _: None) if admission is None else admission.scraper
             feed = Feed(seen_by_all, entrance, product, health.troubles)
@@ -260,10 +248,9 @@ async def serve(options: SchedulerOptions) -> None:
             tasks.create_task(presence.hold())
         scheduler.start()
         tasks.create_task(watch.run())
-        tasks.create_task(tidy(registry, membership, ports))
-        tasks.create_task(show(registry, ports, options.data_dir, look))
+        tasks.create_task(tidy(scheduler.jobs.registry, membership, ports))
+        tasks.create_task(show(scheduler.jobs.registry, ports, options.data_dir, look))
         tasks.create_task(scheduler.jobs.removal.tidy())
-        tasks.create_task(usage.run())
         tasks.create_task(keep_trimmed())
         broker = bus.endpoint.shown if bus is not None else broker  # without the password
         facts = {"address": address, "http": http_address, "broker": broker, "joins": joins}

@@ -187,7 +187,7 @@ class NotAllowed(SwarmError):
 
 
 class QuotaReached(NotAllowed):
-    """The project has as much as an admin gave it."""
+    """A person has as much as one person may have."""
 
     code = "E1001"
 

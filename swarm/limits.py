@@ -48,9 +48,6 @@ UPLOAD_DISK_RESERVE_BYTES = 1 << 30  # that uploads leave free: checkpoints and 
 UNUSED_SHARD_KEPT_S = 86_400.0  # an uploaded file that no job names
 MEMBERS_MAX = 16_384  # in the scheduler's book, those who were revoked included
 TOKENS_MAX = 1024  # that wait to be used
-PROJECTS_MAX = 1024
-USAGE_DAYS_MAX, USAGE_ROWS_MAX = 400, 65_536  # of what projects used that a scheduler keeps; the oldest go first
-USAGE_LISTED_MAX = 4096  # rows of one ProjectUsage
 JOIN_BODY_BYTES_MAX = 16 << 10
 JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE = 5 / 60, 5  # of one address
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 20.0, 200  # of HTTPS, from one address; a join takes two
@@ -61,7 +58,7 @@ RELAYS_MAX = 64
 RELAY_LINKS_MAX, RELAY_LINKS_OF_ONE_MAX = 64, 16  # to one stage server, at one relay; from one other
 RELAY_CHUNK_BYTES = 256 << 10  # of one message through a relay
 RELAY_IDLE_S_MAX = 60.0  # of a link; the ends ping each other each second
-RELAY_USAGE_ROWS_MAX = 16_384  # (job, from, to) of which a scheduler remembers the bytes
+RELAY_ROWS_MAX = 16_384  # (job, from, to) of which a scheduler remembers the bytes
 
 # Elements of a repeated field of a message between scheduler and stage servers (swarm/rpc/mapping.py). A field that is
 # not named here cannot be sent at all.

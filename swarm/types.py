@@ -17,7 +17,6 @@ PeerId = NewType("PeerId", str)
 UnitName = NewType("UnitName", str)
 
 TIED_UNIT = UnitName("tied")  # the embedding, where first and last stage share it
-DEFAULT_PROJECT = "default"  # of all who were given none
 
 Routing: TypeAlias = Literal["least_completion", "iwrr", "uniform"]
 """How replicas are chosen for a microbatch."""

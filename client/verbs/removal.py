@@ -18,7 +18,7 @@ from swarm.wire import jobs_pb2 as pb
 
 _WORDS = {
     "job": "a job beyond --keep-jobs",
-    "uploads": "uploads of this project that no job names",
+    "uploads": "uploads of this person that no job names",
     "folder": "a folder of no job",
 }
 

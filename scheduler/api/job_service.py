@@ -17,12 +17,12 @@ from scheduler.api.drain import drain
 from scheduler.api.members.relays import STATE, RelayDesk
 from scheduler.api.overview import Overview
 from scheduler.api.reads import Reads
-from scheduler.api.seen_jobs import OTHERS, SeenJobs
 from scheduler.api.uploads import MODEL, Uploads, read_request
 from scheduler.api.views import explanation, fitting, log_entry, log_filter, step_trace
 from scheduler.brain.explain.facts import Fact, explain_peer
 from scheduler.brain.explain.trust import explain_trust
 from scheduler.brain.fleet.membership import Membership, Peer
+from scheduler.brain.members.persons import ANYBODY, Person, check_owner
 from scheduler.brain.members.places import Places
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.history import history
@@ -67,16 +67,16 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         product: str,
         wall_s: Callable[[], float],
         chaos: ChaosDesk | None = None,
-        seen: SeenJobs | None = None,
+        asks: Callable[[], Person] = lambda: ANYBODY,
         relays: RelayDesk | None = None,
         troubles: Callable[[], list[str]] = list,
     ) -> None:
-        """`seen` finds jobs for the caller; without it, for anybody. `troubles` gives the scheduler's faults."""
+        """`asks` says who calls. `troubles` gives the scheduler's faults."""
         self._troubles = troubles
         self._relays = relays
         self._jobs = jobs
-        self._seen = seen or SeenJobs(jobs.registry)
-        self._overview = Overview(jobs, membership, self._seen, wall_s, relays)
+        self._asks = asks
+        self._overview = Overview(jobs, membership, asks, wall_s, relays)
         self._uploads = Uploads(jobs.stores)
         self._membership = membership
         self._epoch = jobs.stores.database.epoch
@@ -94,30 +94,29 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def MissingShards(self, request: pb.ShardList, context: Context) -> pb.ShardList:
         async with _answering(context):
-            return pb.ShardList(shards=await self._uploads.missing(self._seen.person().project, request.shards))
+            return pb.ShardList(shards=await self._uploads.missing(self._asks(), request.shards))
 
     async def PutShard(self, request_iterator: AsyncIterator[pb.ShardChunk], context: Context) -> None:
         async def arrived(held_bytes: int) -> None:
             await context.write(pb.PutShardReply(held_bytes=held_bytes))
 
         async with _answering(context):
-            person = self._seen.person()
-            sha256 = await self._uploads.put(person.project, request_iterator, person, arrived)
+            sha256 = await self._uploads.put(request_iterator, self._asks(), arrived)
             await context.write(pb.PutShardReply(sha256=sha256))
 
     async def Check(self, request: pb.SubmitRequest, context: Context) -> pb.CheckReply:
         async with _answering(context):
             tokens, _ = read_request(request)
             spec = await self._spec(request.spec_json)
-            resolved = await self._jobs.check(spec, tokens, self._seen.person())
+            resolved = await self._jobs.check(spec, tokens, self._asks())
             return pb.CheckReply(spec_json=resolved.model_dump_json())
 
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            person = self._seen.person()
+            person = self._asks()
             tokens, files = read_request(request)
             spec = await self._spec(request.spec_json)
-            tokenizer_files = dict(request.tokenizer_files) | await self._uploads.tokenizer(person.project, request)
+            tokenizer_files = dict(request.tokenizer_files) | await self._uploads.tokenizer(person, request)
             return self._overview.job(await self._jobs.submit(spec, tokens, tokenizer_files, files, person))
 
     # Looking -----------------------------------------------------------------------------------------------------
@@ -127,7 +126,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             return state.value == request.state if request.state else request.all or not state.is_final
 
         async with _answering(context), self._reading():
-            jobs = [job for job in self._seen.all() if is_wanted(job.record.state)]
+            jobs = [job for job in self._jobs.registry.all() if is_wanted(job.record.state)]
             queue = self._overview.queue()
             views = (
                 self._overview.job(job, spec=False, queue=queue)
@@ -137,12 +136,12 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context), self._reading():
-            return self._overview.job(self._seen.find("Get", request.job))
+            return self._overview.job(self._job("Get", request.job))
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> AsyncIterator[pb.JobView]:
         async with _answering(context):
             with self._following():
-                async for job in self._jobs.watch(self._seen.find("Watch", request.job)):
+                async for job in self._jobs.watch(self._job("Watch", request.job)):
                     yield self._overview.job(job)
                     if not job.record.state.is_final:
                         await asyncio.sleep(WATCH_S_MIN)
@@ -171,12 +170,18 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 return self._explain_microbatch(about, request.microbatch.step, request.microbatch.index)
             return explanation("job", about.record.id, self._overview.job_facts(about))
 
+    def _job(self, method: str, reference: str) -> Job:
+        """The job that the caller means, for a method that names one; NotFound, NotOwner."""
+        job = self._jobs.registry.find(reference)
+        check_owner(self._asks(), method, job.record.id, job.record.owner)
+        return job
+
     def _find(self, reference: str) -> Job | Peer:
         """The thing that a person named: a stage server by its id, a job, or a peer by the beginning of its id."""
         if (exact := self._membership.get(PeerId(reference))) is not None:
             return exact
         try:
-            return self._seen.find("Explain", reference)
+            return self._job("Explain", reference)
         except NotFound as no_job:
             try:
                 return self._membership.find(reference)
@@ -185,17 +190,15 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 raise NotFound(told, hint=hint) from None
 
     def _explain_peer(self, known: Peer) -> pb.Explanation:
-        if not self._seen.knows_all_of(known):
-            return explanation("peer", known.hello.peer, [Fact("state", f"{known.state.value}: it serves {OTHERS}")])
         job = self._jobs.registry.get(known.job)
         idle = next((one for one in self._jobs.idle() if one.peer == known.hello.peer), None)
-        waiting = {one.record.id: one.record.reason for one in self._seen.among(self._jobs.registry.waiting())}
+        waiting = {one.record.id: one.record.reason for one in self._jobs.registry.waiting()}
         now_s = asyncio.get_running_loop().time()
         facts = [*explain_peer(known, job.situation() if job is not None else None, idle, waiting, now_s)]
         if self._relays is not None:
             facts += self._relays.facts(known.hello.peer)
         facts += explain_trust(self._jobs.trust(known.hello.peer), self._wall_s())
-        return explanation("peer", known.hello.peer, self._seen.facts(facts))
+        return explanation("peer", known.hello.peer, facts)
 
     def _explain_microbatch(self, job: Job, step: int, index: int) -> pb.Explanation:
         microbatches, brain = job.spec.training.microbatches, job.brain
@@ -213,13 +216,13 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Probe(self, request: pb.ProbeRequest, context: Context) -> pb.ProbeReply:
         async with _answering(context):
-            dialling = partial(self._dialled.taken, self._seen.person())
+            dialling = partial(self._dialled.taken, self._asks())
             return await probe.answer(request, context.peer(), self._wall_s(), dialling)
 
     async def Logs(self, request: pb.LogsRequest, context: Context) -> AsyncIterator[pb.LogEntry]:
         async with _answering(context):
             async with self._reading():
-                job = self._seen.find("Logs", request.job)
+                job = self._job("Logs", request.job)
                 wanted = log_filter(request)
                 follow = request.follow and not job.record.state.is_final
                 tail = request.tail
@@ -238,27 +241,27 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            job = self._seen.find("Cancel", request.job)
+            job = self._job("Cancel", request.job)
             reason = request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user"
             await self._jobs.cancel(job, reason, checkpoint=not request.no_checkpoint)
             return self._overview.job(job)
 
     async def Pause(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            job = self._seen.find("Pause", request.job)
+            job = self._job("Pause", request.job)
             await self._jobs.pause(job, "paused by its user")
             return self._overview.job(job)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            job = self._seen.find("Resume", request.job)
+            job = self._job("Resume", request.job)
             spec = await self._spec(request.spec_json) if request.spec_json else None
             await self._jobs.resume(job, getattr(request, "from"), spec)
             return self._overview.job(job)
 
     async def Remove(self, request: pb.JobRequest, context: Context) -> pb.RemovedView:
         async with _answering(context):
-            removed = await self._jobs.removal.remove(self._seen.find("Remove", request.job))
+            removed = await self._jobs.removal.remove(self._job("Remove", request.job))
             return pb.RemovedView(**asdict(removed))
 
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectReply:
@@ -285,13 +288,13 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointList:
         async with _answering(context), self._reading():
-            job = self._seen.find("Verify" if request.verify else "Checkpoints", request.job)
+            job = self._job("Verify" if request.verify else "Checkpoints", request.job)
             shown = await self._jobs.stores.checkpoints.shown(job.record, job.spec, verify=request.verify)
             return pb.CheckpointList(checkpoints=[pb.CheckpointView(**asdict(one)) for one in shown])
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> AsyncIterator[pb.StepList]:
         async with _answering(context):
-            job = self._seen.find("History", request.job)
+            job = self._job("History", request.job)
             with self._following():
                 database, newest = self._jobs.stores.database, job.progress.steps_done
                 every, after = (min(number, job.spec.training.steps) for number in (request.every, request.after))
@@ -300,7 +303,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.StepTrace:
         async with _answering(context), self._reading():
-            return step_trace(self._seen.find("Trace", request.job), request.step, self._wall_s())
+            return step_trace(self._job("Trace", request.job), request.step, self._wall_s())
 
     async def Chaos(self, request: pb.ChaosRequest, context: Context) -> pb.ChaosReport:
         async with _answering(context):
@@ -316,7 +319,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             first = await anext(requests, None)
             if first is None:
                 raise Refused("a pull begins with the name of a job")
-            job = self._seen.find("Pull", first.job)
+            job = self._job("Pull", first.job)
             with self._following():  # each has a file open
                 checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, first.step)
                 window = Window(asyncio.get_running_loop().time())
@@ -350,11 +353,11 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     def _reading(self) -> AbstractAsyncContextManager[None]:
         """The caller's turn to read, and a place while he does; NotAllowed if there is none."""
-        return self._reads.turn(self._seen.person())
+        return self._reads.turn(self._asks())
 
     def _following(self) -> AbstractContextManager[None]:
         """A place for the caller as long as it follows; NotAllowed if there is none."""
-        return self._followers.taken(self._seen.person())
+        return self._followers.taken(self._asks())
 
     async def _spec(self, text: str) -> JobSpec:
         """The spec that a client sent, read on a thread; InvalidConfig."""

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from scheduler.brain.members.persons import Person
 from scheduler.brain.members.places import Places
-from scheduler.brain.members.projects import Person
 from swarm.limits import READS_AT_ONCE, READS_MAX, READS_OF_ONE_MAX, READS_PER_S
 from swarm.pki.names import Role
 

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from scheduler.brain.members.persons import ANYBODY, Person, check_room
 from scheduler.brain.members.places import Places
-from scheduler.brain.members.projects import ANYBODY, Person, check_bytes, check_room
 from scheduler.storage.executor import run_blocking, run_to_its_end
 from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
@@ -42,7 +42,7 @@ from swarm.wire import jobs_pb2 as pb
 
 T = TypeVar("T")
 Arrived: TypeAlias = Callable[[int], Awaitable[None]]
-_Key: TypeAlias = tuple[str, str, tuple[str, int]]  # project, person, and hash and size of the file
+_Key: TypeAlias = tuple[str, tuple[str, int]]  # owner, and hash and size of the file
 
 MODEL = "model/"
 BLOB_BYTES_MAX = 1 << 38  # one file of a model's weights
@@ -70,8 +70,7 @@ async def _nobody(held_bytes: int) -> None:
 class _Upload:
     """A file that is under way."""
 
-    project: str
-    by: str
+    owner: str
     task: asyncio.Task[object]
     shard: tuple[str, int] = ("", 0)  # hash and size, once they are known
     arrived_bytes: int = 0
@@ -80,54 +79,51 @@ class _Upload:
     @property
     def key(self) -> _Key:
         """Names what it sends; another person's is another, as its first bytes may be any."""
-        return self.project, self.by, self.shard
+        return self.owner, self.shard
 
 
 class Uploads:
-    """Takes uploaded files into the data folder, each for the project that sent it."""
+    """Takes uploaded files into the data folder, each for the person who sent it."""
 
     def __init__(self, stores: Stores) -> None:
         self._files = stores.files
-        self._projects = stores.projects
         self._open: set[_Upload] = set()
         self._parts: OrderedDict[_Key, _Part] = OrderedDict()
         self._places = Places(UPLOADS_MAX, UPLOADS_OF_ONE_MAX, "files are being uploaded")
         self._threads = stores.threads  # not the database's, which commits wait for
 
-    def path(self, project: str, sha256: str) -> Path:
-        """Where the project's file with this hash is, or would be; Refused if that is no hash."""
-        return self._files.shard(project, _checked(sha256))
+    def path(self, owner: str, sha256: str) -> Path:
+        """Where the person's file with this hash is, or would be; Refused if that is no hash."""
+        return self._files.shard(owner, _checked(sha256))
 
-    async def missing(self, project: str, shards: Sequence[pb.Shard]) -> list[pb.Shard]:
-        """The files that this project has not sent, even if others have; Refused for too many at once."""
+    async def missing(self, by: Person, shards: Sequence[pb.Shard]) -> list[pb.Shard]:
+        """The files that this person has not sent, even if others have; Refused for too many at once."""
         if len(shards) > HASHES_ASKED_MAX:
             raise Refused(f"{len(shards)} files are asked for at once, at most {HASHES_ASKED_MAX}")
         return await run_blocking(
-            self._threads, lambda: [shard for shard in shards if not _keep(self.path(project, shard.sha256))]
+            self._threads, lambda: [shard for shard in shards if not _keep(self.path(by.owner, shard.sha256))]
         )
 
-    async def put(
-        self, project: str, chunks: AsyncIterator[pb.ShardChunk], by: Person = ANYBODY, arrived: Arrived = _nobody
-    ) -> str:
+    async def put(self, chunks: AsyncIterator[pb.ShardChunk], by: Person = ANYBODY, arrived: Arrived = _nobody) -> str:
         """Take one file and give its hash; NotAllowed, QuotaReached, Refused or InvalidData.
 
         `arrived` hears of each byte count, first from where the sender is to go on: one that resumes waits for it. Of
         an upload that breaks off what has arrived is kept for a while.
         """
         with self._places.taken(by):
-            return await self._put(project, chunks, by, arrived)
+            return await self._put(by.owner, chunks, arrived)
 
-    async def _put(self, project: str, chunks: AsyncIterator[pb.ShardChunk], by: Person, arrived: Arrived) -> str:
+    async def _put(self, owner: str, chunks: AsyncIterator[pb.ShardChunk], arrived: Arrived) -> str:
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
-        upload = _Upload(project, by.owner, task)
+        upload = _Upload(owner, task)
         self._open.add(upload)
         try:
             rest = _while_busy(aiter(chunks))
             first = await anext(rest, None)
             if first is None or not first.HasField("shard"):
                 raise Refused("an upload begins with the shard's hash and size")
-            path, wanted_bytes = self.path(project, first.shard.sha256), first.shard.size_bytes
+            path, wanted_bytes = self.path(owner, first.shard.sha256), first.shard.size_bytes
             if wanted_bytes > BLOB_BYTES_MAX:
                 raise Refused(f"a file has at most {BLOB_BYTES_MAX} bytes, not {wanted_bytes}")
             upload.shard = first.shard.sha256, wanted_bytes
@@ -135,7 +131,7 @@ class Uploads:
                 await self._end_silent(upload)
             free = await run_blocking(self._threads, lambda: _free_bytes(path.parent))
             kept = self._parts.get(upload.key) if first.resumes else None
-            self._check_room(project, wanted_bytes - (0 if kept is None else kept.size_bytes), free)
+            self._check_room(owner, wanted_bytes - (0 if kept is None else kept.size_bytes), free)
             part = self._take_part(upload, first)
             upload.promised_bytes = wanted_bytes  # at once: whoever is checked next must see it
             async with asyncio.timeout(max(UPLOAD_IDLE_S_MAX, UPLOAD_S_PER_MIB * wanted_bytes / (1 << 20))):
@@ -146,11 +142,9 @@ class Uploads:
             self._open.discard(upload)
         return first.shard.sha256
 
-    def _check_room(self, project: str, wanted_bytes: int, free: int) -> None:
+    def _check_room(self, owner: str, wanted_bytes: int, free: int) -> None:
         """QuotaReached or InvalidData if the file does not fit beside the running uploads."""
-        promised_to_it = sum(one.promised_bytes for one in self._open if one.project == project)
-        held = self._files.held_bytes(project)
-        check_bytes(project, self._projects.quota(project), held, promised_to_it, wanted_bytes)
+        promised_to_it = sum(one.promised_bytes for one in self._open if one.owner == owner)
         promised = sum(one.promised_bytes for one in self._open)
         if free - promised - wanted_bytes < UPLOAD_DISK_RESERVE_BYTES:
             raise InvalidData(
@@ -158,12 +152,12 @@ class Uploads:
                 hint="free disk space in the scheduler's --data-dir",
             )
         room = free - (promised - promised_to_it) - UPLOAD_DISK_RESERVE_BYTES
-        check_room(project, self._projects.quota(project), room, promised_to_it, wanted_bytes)
+        check_room(owner, room, promised_to_it, wanted_bytes)
 
-    async def tokenizer(self, project: str, request: pb.SubmitRequest) -> dict[str, bytes]:
+    async def tokenizer(self, by: Person, request: pb.SubmitRequest) -> dict[str, bytes]:
         """The tokenizer files among the uploaded files, by name; InvalidData if one is missing."""
         paths = {
-            name: self.path(project, file.sha256)
+            name: self.path(by.owner, file.sha256)
             for file in request.files
             if (name := small_file_name(file.path)) is not None
         }
@@ -206,12 +200,12 @@ class Uploads:
             return found
         if found is not None:
             found.path.unlink(missing_ok=True)
-        beside = self.path(upload.project, first.shard.sha256)
+        beside = self.path(upload.owner, first.shard.sha256)
         return _Part(beside.with_suffix(f".{secrets.token_hex(8)}.part"), hashlib.sha256(), 0, now_s)
 
     def _keep_part(self, upload: _Upload, part: _Part) -> None:
-        """Keep it for whom it came from: one of each project, and few in all, as they count in no quota."""
-        for one in [key for key in self._parts if key[0] == upload.project]:
+        """Keep it for whom it came from: one of each person, and few in all, as they count in no bound."""
+        for one in [key for key in self._parts if key[0] == upload.owner]:
             self._parts.pop(one).path.unlink(missing_ok=True)
         self._parts[upload.key] = part
         while len(self._parts) > PARTS_KEPT_MAX:
@@ -274,12 +268,12 @@ class Uploads:
                 part.unlink(missing_ok=True)
 
     def _take(self, upload: _Upload, part: Path, path: Path) -> None:
-        """Give a whole file its name. In one go, so no byte of a project is counted twice or not at all."""
+        """Give a whole file its name. In one go, so no byte of a person is counted twice or not at all."""
         is_new, size_bytes = not path.exists(), part.stat().st_size
         _FILES.rename(part, path)
         upload.promised_bytes = 0
         if is_new:
-            self._files.took(upload.project, size_bytes)
+            self._files.took(upload.owner, size_bytes)
 
 
 async def _while_busy(chunks: AsyncIterator[T]) -> AsyncIterator[T]:

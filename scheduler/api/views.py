@@ -9,7 +9,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from scheduler.brain.explain.facts import Fact
-from scheduler.brain.fleet.membership import NO_STAGE, Peer
+from scheduler.brain.fleet.membership import Peer
 from scheduler.jobs.islands import island_at
 from scheduler.jobs.job import Job, split_of
 from scheduler.storage.job_log import LogLine
@@ -96,7 +96,6 @@ def job_view(job: Job, now_unix_s: float, *, spec: bool = True) -> pb.JobView:
         hint=record.hint,
         checkpoint_step=job.newest.step if job.newest is not None else 0,
         skipped_steps=progress.skipped,
-        project=record.project,
         owner=record.owner,
         islands=_islands(job),
         priority=job.spec.limits.priority,
@@ -154,15 +153,10 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
     )
 
 
-def guarded_view(view: pb.PeerView, shown: Callable[[str], str], *, knows_job: bool) -> pb.PeerView:
-    """The view for callers that are no admins: without addresses, and without a job that they may not see."""
+def guarded_view(view: pb.PeerView) -> pb.PeerView:
+    """The view for callers that are no admins: without addresses."""
     view.ClearField("address")
     view.ClearField("http_address")
-    view.reason = shown(view.reason)
-    if not knows_job:
-        for name in ("reason", "job", "pace_s", "outstanding", "links"):
-            view.ClearField(name)
-        view.stage, view.island = NO_STAGE, ""
     return view
 
 

@@ -23,7 +23,6 @@ class HeldJob:
 
     id: JobId
     name: str
-    project: str
     state: JobState
     since_unix_s: float  # in this state
     created_unix_s: float
@@ -43,7 +42,7 @@ class HeldJob:
         if other.id in self.start_where.split("/"):
             return True
         named = self.begins_at == other.name or other.id.startswith(self.begins_at)
-        return bool(self.begins_at) and self.project == other.project and named
+        return bool(self.begins_at) and named
 
     def lies_in(self, other: HeldJob) -> bool:
         """Whether its checkpoints lie in the folder that is removed with the other job."""

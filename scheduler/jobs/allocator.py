@@ -18,7 +18,6 @@ from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.fleet.recut import stages_here
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
-from scheduler.brain.members.projects import Quota
 from scheduler.brain.stall import stalled_hint, waiting
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, peers_max, split_of
@@ -66,7 +65,6 @@ class Allocator:
         self._peers = peers
         self._membership = membership
         self._files = ports.stores.files
-        self._projects = ports.stores.projects
         self._runner = runner
         self._settle_s = ports.settle_s
         self._known_needs: dict[JobId, _KnownNeeds] = {}
@@ -115,7 +113,6 @@ class Allocator:
             limits.min_replicas,
             now_s() - job.waiting.since_s,
             looks=_looks(job),
-            room=self._room(job.record.project),
             peers_max=peers_max(job),
             unfit=self._all_unfit(job),
             islands=most,
@@ -159,21 +156,9 @@ class Allocator:
         stages = len(split_of(job.spec))
         return unfit | {one.hello.peer for one in self._membership.peers() if one.hello.pinned_stage >= stages}
 
-    def peers_of(self, project: str) -> int:
-        """How many stage servers serve jobs of the project, or are on their way to another stage of one."""
-        moving = self._peers.reservations.now(now_s())
-        jobs = [peer.job for peer in self._membership.peers() if peer.job]
-        jobs += [one.job for peer, one in moving.items() if self._is_idle(peer)]
-        return sum(job is not None and job.record.project == project for job in map(self._registry.get, jobs))
-
     def _is_idle(self, peer: PeerId) -> bool:
         known = self._membership.get(peer)
         return known is not None and not known.job
-
-    def _room(self, project: str) -> int | None:
-        """How many more the project may have; None: any number."""
-        quota = self._projects.all().get(project, Quota()).peers
-        return max(0, quota - self.peers_of(project)) if quota else None
 
     def _left(self, job: Job, peers: int) -> int | None:
         """How many more a job that has `peers` may take, beside those on their way to it; None: any number."""
@@ -207,7 +192,6 @@ class Allocator:
             tuple(min(staying[one * len(split) + stage] for one in islands) for stage in range(len(split))),
             run.replicas_at_start,
             where,
-            job.record.project,
             self._left(job, len(here)),
             job.spec.trust.per_inviter(job.spec.limits.min_replicas),
             Counter((one.stage, self.inviter(one.hello.peer)) for one in here if not one.leaving),
@@ -221,7 +205,6 @@ class Allocator:
         if not idle:
             return
         at_work = self._registry.at_work()
-        projects = {job.record.project for job in at_work}
         present = self._candidates(self._membership.lasting_peers())
         handed = allocate(
             idle,
@@ -229,7 +212,6 @@ class Allocator:
             [self._waiting(job, len(present)) for job in self._registry.waiting()] if at_work else [],
             [self._running(job, job.run) for job in at_work if job.run is not None],
             self._peers.reservations.now(now_s()),
-            {project: room for project in projects if (room := self._room(project)) is not None},
         )
         self._unused = handed.unused
         for join in handed.joins:
@@ -284,7 +266,7 @@ class Allocator:
         """Those of the jobs that were tried and did not start, as they are now."""
         for job, pending in tried:
             if job.waiting is not None:
-                yield replace(pending, looks=_looks(job), room=self._room(job.record.project))
+                yield replace(pending, looks=_looks(job))
 
     async def _try_to_start(self, job: Job, turn: StartTurn) -> PendingJob:
         """Start the job, if that is possible; the job as the brain saw it."""
@@ -333,7 +315,7 @@ class Allocator:
                 await self._registry.enter(job, state, reason, **changes)
             return
         try:
-            batches = self._files.batches(job.spec, job.record.tokens, job.record.project)
+            batches = self._files.batches(job.spec, job.record.tokens, job.record.owner)
         except SwarmError as error:
             await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
             return

@@ -6,9 +6,7 @@ Events of stage servers arrive in listener.py.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -19,7 +17,7 @@ from scheduler.brain.fleet.placement import Candidate, sites_for_islands, stages
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.fleet.speeds import fleet_speed
 from scheduler.brain.inputs import Stop
-from scheduler.brain.members.projects import ANYBODY, Person, check_jobs, check_share
+from scheduler.brain.members.persons import ANYBODY, Person, check_owner, check_share
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, JobProgress, again, split_of
@@ -77,7 +75,6 @@ class Jobs:
         self._drains = drains
         self.removal = removal
         self._looking = asyncio.Semaphore(SUBMITS_MAX)
-        self._opening: Counter[str] = Counter()  # jobs that are about to be open, by project
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Check a caller's files on a thread; few at a time, so that threads are left for other work."""
@@ -87,7 +84,6 @@ class Jobs:
     async def check(self, spec: JobSpec, tokens: JobTokens, by: Person = ANYBODY) -> JobSpec:
         """The spec as `submit` would resolve it now; raises what `submit` would raise before it looks at uploads."""
         self._check_room(tokens, by)
-        self._check_quota(by.project)
         return (await self._vetted(spec, tokens))[0]
 
     async def submit(
@@ -100,26 +96,17 @@ class Jobs:
     ) -> Job:
         """Accept a job: resolve what is still "auto", check its data and `files`, store it.
 
-        InvalidConfig, InvalidData, InvalidModel, OutOfMemory, QuotaReached.
+        InvalidConfig, InvalidData, InvalidModel, NotOwner, OutOfMemory, QuotaReached.
         """
         self._check_room(tokens, by)
-        with self._opens(by.project):
-            return await self._submit(spec, tokens, tokenizer_files, files, by)
-
-    async def _submit(
-        self,
-        spec: JobSpec,
-        tokens: JobTokens,
-        tokenizer_files: dict[str, bytes],
-        files: tuple[StateFile, ...],
-        by: Person,
-    ) -> Job:
         resolved, links = await self._vetted(spec, tokens)
-        sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.project))
+        sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.owner))
         if not resolved.checkpoint.resume_from or sent is not None:
             return await self._accept(resolved, links, tokens, tokenizer_files, files, by, Found(None, ()), sent)
-        with self._timelines.source(resolved, by.project).used():  # until the new job is listed
-            chosen = await self._timelines.start_from(resolved, by.project)
+        source = self._timelines.source(resolved)
+        check_owner(by, "Start", source.record.id, source.record.owner)
+        with source.used():  # until the new job is listed
+            chosen = await self._timelines.start_from(resolved)
             return await self._accept(resolved, links, tokens, tokenizer_files, files, by, chosen, None)
 
     async def _vetted(self, spec: JobSpec, tokens: JobTokens) -> tuple[JobSpec, str]:
@@ -158,7 +145,6 @@ class Jobs:
             spec_json=resolved.model_dump_json(),
             tokens=tokens,
             files=files,
-            project=by.project,
             owner=by.owner,
             **(starting_at(start) if sent is None else {"first_steps": (sent.step,)}),
         )
@@ -181,9 +167,8 @@ class Jobs:
         living = [job for job in self.registry.all() if not job.record.state.is_final]
         if len(living) >= JOBS_OPEN_MAX:
             raise NotAllowed(f"{JOBS_OPEN_MAX} jobs are open already", hint="cancel some: swarm ls")
-        if not self.stores.projects.quota(by.project).jobs:
-            own = sum((job.record.project, job.record.owner) == (by.project, by.owner) for job in living)
-            check_share(by.owner, own, len(living) - own, JOBS_OPEN_MAX)
+        own = sum(job.record.owner == by.owner for job in living)
+        check_share(by.owner, own, len(living) - own, JOBS_OPEN_MAX)
         shards = sum(len(job.record.tokens.shards) for job in living) + len(tokens.shards)
         if shards > SHARDS_OPEN_MAX:
             raise NotAllowed(
@@ -191,29 +176,10 @@ class Jobs:
                 hint="raise data.upload_shard_bytes, or wait until other jobs have ended",
             )
 
-    @contextmanager
-    def _opens(self, project: str) -> Iterator[None]:
-        """Count a job as open while the block runs; QuotaReached if its project has no room.
-
-        Concurrent submits are counted at once, so none exceeds the quota.
-        """
-        self._check_quota(project)
-        self._opening[project] += 1
-        try:
-            yield
-        finally:
-            self._opening[project] -= 1
-
-    def _check_quota(self, project: str) -> None:
-        living = sum(not job.record.state.is_final for job in self.registry.all() if job.record.project == project)
-        check_jobs(project, self.stores.projects.quota(project), living + self._opening[project])
-
-    def _look_at(
-        self, spec: JobSpec, tokens: JobTokens, files: tuple[StateFile, ...], project: str
-    ) -> Checkpoint | None:
+    def _look_at(self, spec: JobSpec, tokens: JobTokens, files: tuple[StateFile, ...], owner: str) -> Checkpoint | None:
         """Check what was uploaded for a job; gives the checkpoint in it. It reads files, so not on the event loop."""
-        place = partial(self.stores.files.shard, project)
-        self.stores.files.counted(spec, tokens, project)
+        place = partial(self.stores.files.shard, owner)
+        self.stores.files.counted(spec, tokens, owner)
         check_uploaded(files, [place(file.sha256) for file in files])
         sent = uploaded_checkpoint(files, place)
         if sent is not None:
@@ -280,7 +246,7 @@ class Jobs:
         """Resume from a checkpoint (the "latest" valid one, or a step) on a new timeline, perhaps with other values.
 
         From "0", or if nothing was ever committed, the job starts from its beginning. NotAllowed unless it is paused,
-        failed or cancelled; InvalidConfig, NotFound, CheckpointDamaged, QuotaReached.
+        failed or cancelled; InvalidConfig, NotFound, CheckpointDamaged.
         """
         record = job.record
         if record.state not in _RESUMABLE or job.run is not None:
@@ -290,7 +256,7 @@ class Jobs:
                 f"job {record.id} {state}; only a paused, failed or cancelled one can be resumed",
                 hint=hint if record.state is JobState.SUCCEEDED else f"see: swarm status {record.id}",
             )
-        with job.used(), self._opens(record.project) if record.state.is_final else nullcontext():
+        with job.used():
             beginning, said = await self._turn(job, record, which, spec)
         # No await until the job has its state: it is counted by that from here on.
         if beginning.skipped:

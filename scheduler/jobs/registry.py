@@ -13,7 +13,7 @@ A stalled job lost a stage, or stood still: it goes back to a checkpoint and loa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -83,16 +83,15 @@ class JobRegistry:
         """All jobs, newest first."""
         return sorted(self._jobs.values(), key=lambda job: job.record.created_unix_s, reverse=True)
 
-    def find(self, reference: str, among: Callable[[JobRecord], bool] = lambda record: True) -> Job:
-        """The job that a reference means; NotFound if there is none, or more than one. Only jobs `among` these are
-        searched.
+    def find(self, reference: str) -> Job:
+        """The job that a reference means; NotFound if there is none, or more than one.
 
         The job with this id, else the open one with this name, else the newest ended one with this name, else the only
         one whose id begins with it.
         """
-        jobs = [job for job in self.all() if among(job.record)]
+        jobs = self.all()
         exact = self._jobs.get(JobId(reference))
-        if exact is not None and among(exact.record):
+        if exact is not None:
             return exact
         named = [job for job in jobs if job.record.name == reference]
         still_open = [job for job in named if not job.record.state.is_final]
@@ -121,12 +120,12 @@ class JobRegistry:
         """Running jobs, in the order in which they get peers."""
         return _in_turn(job for job in reversed(self.all()) if job.record.state is JobState.RUNNING)
 
-    def queue(self, is_seen: Callable[[Job], bool]) -> JobQueue:
-        """Jobs that wait for stage servers and jobs that have some; progress only of jobs that the caller sees."""
+    def queue(self) -> JobQueue:
+        """Jobs that wait for stage servers, and jobs that have some."""
 
         def holder(job: Job) -> Holder:
-            progress = (job.progress.steps_done, job.spec.training.steps, job.left_s) if is_seen(job) else ()
-            return Holder(job.record.id, len(job.record.peers), *progress)
+            steps = job.progress.steps_done, job.spec.training.steps
+            return Holder(job.record.id, len(job.record.peers), *steps, job.left_s)
 
         held = [job for job in self.all() if job.record.state in HOLDING and job.record.peers]
         holders = map(holder, sorted(held, key=lambda job: -len(job.record.peers)))

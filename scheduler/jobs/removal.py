@@ -38,7 +38,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Unneeded data: a "job" that is kept no longer, "uploads" of a project, or a "folder" of no job."""
+    """Unneeded data: a "job" that is kept no longer, "uploads" of a person or of everybody, or a "folder" of no job."""
 
     kind: str
     name: str
@@ -96,7 +96,7 @@ class JobRemoval:
         return removed
 
     async def _free_named(self) -> Counter[str]:
-        """Remove uploads that only removed jobs have named and that were not asked for since; the bytes by project."""
+        """Remove uploads that only removed jobs have named and that were not asked for since; the bytes by owner."""
         used = self._used()
         over = {path: at_s for path, at_s in self._named_s.items() if path not in used}
         self._named_s = {path: at_s for path, at_s in self._named_s.items() if path in used}
@@ -137,7 +137,7 @@ class JobRemoval:
         before_unix_s = self._wall_s() - UNTOUCHED_S
         used = self._used({job.record.id for job in old})
         uploads: Counter[str] = await self._files.remove_unused(used, before_unix_s, dry_run=dry_run)
-        found += [Waste("uploads", project, size_bytes) for project, size_bytes in sorted(uploads.items())]
+        found += [Waste("uploads", owner or "everybody", size_bytes) for owner, size_bytes in sorted(uploads.items())]
         known = {job.record.id for job in self._registry.all()} | self._unfinished.keys()
         for name, size_bytes in await self._files.strays(known, before_unix_s):
             if not dry_run:
@@ -182,7 +182,6 @@ def _held(job: Job) -> HeldJob:
     return HeldJob(
         record.id,
         record.name,
-        record.project,
         record.state,
         record.since_unix_s,
         record.created_unix_s,

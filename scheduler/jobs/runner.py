@@ -56,7 +56,7 @@ class JobRunner:
         tasks: asyncio.TaskGroup,
     ) -> None:
         stores = ports.stores
-        self._usage, self._stamps = stores.usage, stores.stamps
+        self._stamps = stores.stamps
         self._store, self._files, self._catalog = stores.database, stores.files, stores.checkpoints
         self._transcripts = stores.transcripts
         self._registry, self._rollback, self._tasks = registry, rollback, tasks
@@ -229,7 +229,7 @@ class _Effects:
         self._job, self._tasks = job, runner._tasks
         self._peers, self._membership = runner._peers, runner._membership
         self._store, self._registry, self._metrics = runner._store, runner._registry, runner._metrics
-        self._wall_s, self._usage, self._stamps = runner._wall_s, runner._usage, runner._stamps
+        self._wall_s, self._stamps = runner._wall_s, runner._stamps
         self._committed_s = now_s()  # when the newest row was durable
 
     def send(self, peer: PeerId, command: Command) -> None:
@@ -302,7 +302,6 @@ class _Effects:
         job, training, at_s = self._job, self._job.spec.training, now_s()
         step_s, self._committed_s = at_s - self._committed_s, at_s
         job.progress.committed(row, step_s, training.steps)
-        self._usage.add(self._wall_s(), job.record.project, job.record.owner, tokens=row.tokens)
         self._metrics.step_committed(
             job.record.id,
             step=row.step + 1,

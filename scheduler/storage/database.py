@@ -62,7 +62,7 @@ _JOBS = sa.Table(
     sa.Column("timeline", sa.Integer),
     sa.Column("weights_sha256", sa.Text),
     *(sa.Column(name, sa.Text) for name in ("first_steps_json", "start_where", "start_name")),
-    *(sa.Column(name, sa.Text) for name in ("peers_json", "project", "owner", "times_json")),
+    *(sa.Column(name, sa.Text) for name in ("peers_json", "owner", "times_json")),
     *(sa.Column(name, sa.Float) for name in ("peer_s", "counted_unix_s")),
     sa.Column("repeats_json", sa.Text),
 )

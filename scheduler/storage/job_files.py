@@ -1,4 +1,8 @@
-"""The files of jobs in the scheduler's folder: token shards, tokenizers, starting states."""
+"""The files of jobs in the scheduler's folder: token shards, tokenizers, starting states.
+
+shards/HASH.bin              sent over plaintext, or to a scheduler of before people had folders of their own
+shards/ROLE/NAME/HASH.bin    sent by a person, who does not find what others sent
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData
 from swarm.job.spec import JobSpec
-from swarm.types import DEFAULT_PROJECT, JobId
+from swarm.types import JobId
 
 COUNTED_MAX = 4096  # data sets whose validation tokens are remembered
 
@@ -31,13 +35,16 @@ class JobFiles:
         self._shards = root / "shards"
         self._jobs = root / "jobs"
         self._executor = executor
-        self._held_bytes: Counter[str] = Counter()  # by project
+        self._held_bytes: Counter[str] = Counter()  # by owner
+        self._shared: Set[str] = frozenset()  # hashes of files that every person finds
         self._validation_tokens: OrderedDict[tuple[object, ...], int] = OrderedDict()  # by data set
 
     async def load(self) -> None:
-        """Delete files that a killed scheduler left half written, and count what each project holds."""
+        """Delete files that a killed scheduler left half written, and count what each person holds."""
         await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
+        await run_blocking(self._executor, lambda: _move_projects(self._shards))
         self._held_bytes = await run_blocking(self._executor, lambda: _sizes(self._shards))
+        self._shared = await run_blocking(self._executor, lambda: _shared(self._shards))
 
     async def remove_unused(
         self, used: Set[Path], before_unix_s: float, since: Mapping[Path, float] | None = None, *, dry_run: bool = False
@@ -45,19 +52,20 @@ class JobFiles:
         """Delete uploaded files that no job names and that were not asked for since then; or those in `since`, by their
         times.
 
-        Gives the freed bytes by project; with `dry_run` those that would be freed.
+        Gives the freed bytes by owner; with `dry_run` those that would be freed.
         """
         freed = await run_blocking(
             self._executor, lambda: _remove_unused(self._shards, used, before_unix_s, since, dry_run=dry_run)
         )
         if not dry_run:
             self._held_bytes -= freed
+            self._shared = await run_blocking(self._executor, lambda: _shared(self._shards))
         return freed
 
     def named_by(self, record: JobRecord) -> set[Path]:
         """The uploaded files that the job has to do with."""
         hashes = [*record.tokens.shards, *(file.sha256 for file in record.files)]
-        return {self.shard(record.project, sha256) for sha256 in hashes}
+        return {self.shard(record.owner, sha256) for sha256 in hashes}
 
     async def remove_job(self, job: JobId) -> int:
         """Remove the job's folder: its log, tokenizer, and checkpoints that are kept here; the bytes. StorageError."""
@@ -71,21 +79,21 @@ class JobFiles:
         """Folders of no known job that were not touched since then, and their bytes. StorageError."""
         return await run_blocking(self._executor, lambda: _strays(self._jobs, known, before_unix_s))
 
-    def shard(self, project: str, sha256: str) -> Path:
-        """Where the project's file with this hash is, or would be.
+    def shard(self, owner: str, sha256: str) -> Path:
+        """Where the file with this hash is that the owner sent, or would be.
 
-        A project does not find files that it has not sent itself, so it learns nothing of other projects' files.
+        A person does not find what others sent, so knows nothing of their files, and starts no job from their weights.
         """
-        folder = self._shards if project == DEFAULT_PROJECT else self._shards / project
+        folder = self._shards if sha256 in self._shared else self._shards / owner
         return folder / f"{sha256}.bin"
 
-    def took(self, project: str, size_bytes: int) -> None:
-        """The project has a file more."""
-        self._held_bytes[project] += size_bytes
+    def took(self, owner: str, size_bytes: int) -> None:
+        """The owner has a file more."""
+        self._held_bytes[owner] += size_bytes
 
-    def held_bytes(self, project: str) -> int:
-        """The size of all files that the project has sent and that are still here."""
-        return self._held_bytes[project]
+    def held_bytes(self, owner: str) -> int:
+        """The size of all files that the owner has sent and that are still here."""
+        return self._held_bytes[owner]
 
     async def put_tokenizer(self, job: JobId, files: dict[str, bytes]) -> None:
         """Keep the job's tokenizer files, by name."""
@@ -101,11 +109,11 @@ class JobFiles:
         """The starting state of a timeline: a checkpoint, or the files that came with the job."""
         if start:
             return CheckpointFiles(start)
-        return StateFiles({file: self.shard(job.project, file.sha256) for file in job.files})
+        return StateFiles({file: self.shard(job.owner, file.sha256) for file in job.files})
 
-    def batches(self, spec: JobSpec, tokens: JobTokens, project: str) -> Batches:
+    def batches(self, spec: JobSpec, tokens: JobTokens, owner: str) -> Batches:
         """The job's data; InvalidData if a shard is not here."""
-        paths = [self.shard(project, sha256) for sha256 in tokens.shards]
+        paths = [self.shard(owner, sha256) for sha256 in tokens.shards]
         missing = [path for path in paths if not path.exists()]
         if missing:
             raise InvalidData(
@@ -117,9 +125,9 @@ class JobFiles:
             batches.evaluation_tokens = known
         return batches
 
-    def counted(self, spec: JobSpec, tokens: JobTokens, project: str) -> Batches:
+    def counted(self, spec: JobSpec, tokens: JobTokens, owner: str) -> Batches:
         """As `batches`, with its validation tokens counted and remembered. It reads them all: not on the event loop."""
-        batches = self.batches(spec, tokens, project)
+        batches = self.batches(spec, tokens, owner)
         self._validation_tokens[_data_set(spec, tokens)] = batches.evaluation_tokens
         if len(self._validation_tokens) > COUNTED_MAX:
             self._validation_tokens.popitem(last=False)
@@ -127,7 +135,7 @@ class JobFiles:
 
     async def reopened(self, record: JobRecord, spec: JobSpec) -> Batches:
         """The data of a job that an earlier scheduler start accepted, counted."""
-        return await run_blocking(self._executor, lambda: self.counted(spec, record.tokens, record.project))
+        return await run_blocking(self._executor, lambda: self.counted(spec, record.tokens, record.owner))
 
     def _tokenizer(self, job: JobId) -> Path:
         return self._jobs / job / "tokenizer"
@@ -152,33 +160,47 @@ def _read_files(folder: Path) -> dict[str, bytes]:
 def _remove_unfinished(root: Path) -> None:
     for folder in root.glob("jobs/*/checkpoints/*.tmp-*"):
         shutil.rmtree(folder, ignore_errors=True)
-    for pattern in ("shards/*.part", "shards/*/*.part"):
+    for pattern in ("shards/*.part", "shards/*/*.part", "shards/*/*/*.part"):
         for part in root.glob(pattern):
             part.unlink(missing_ok=True)
 
 
+def _move_projects(folder: Path) -> None:
+    """Move the files of projects, of which earlier versions had some, to where every person finds them."""
+    for path in folder.glob("*/*.bin"):
+        path.rename(folder / path.name)  # the hash is its name: one that is there already is the same
+    for project in folder.glob("*"):
+        with suppress(OSError):  # a file, or a folder that holds some
+            project.rmdir()
+
+
+def _shared(folder: Path) -> frozenset[str]:
+    """The hashes of the files that are in no person's folder."""
+    return frozenset(path.stem for path in folder.glob("*.bin"))
+
+
 def _uploaded(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(project, file) of all that was uploaded; the default project's lie in the folder itself."""
-    for pattern in ("*.bin", "*/*.bin"):
+    """(owner, file) of all that was uploaded."""
+    for pattern in ("*.bin", "*/*/*.bin"):
         for path in folder.glob(pattern):
-            yield DEFAULT_PROJECT if path.parent == folder else path.parent.name, path
+            yield "" if path.parent == folder else str(path.parent.relative_to(folder)), path
 
 
 def _sizes(folder: Path) -> Counter[str]:
-    """Bytes by project."""
+    """Bytes by owner."""
     found: Counter[str] = Counter()
-    for project, path in _uploaded(folder):
+    for owner, path in _uploaded(folder):
         with suppress(OSError):
-            found[project] += path.stat().st_size
+            found[owner] += path.stat().st_size
     return found
 
 
 def _remove_unused(
     folder: Path, used: Set[Path], before_unix_s: float, since: Mapping[Path, float] | None, *, dry_run: bool
 ) -> Counter[str]:
-    """The bytes that were freed, by project."""
+    """The bytes that were freed, by owner."""
     freed: Counter[str] = Counter()
-    for project, path in _uploaded(folder):
+    for owner, path in _uploaded(folder):
         least_s = before_unix_s if since is None else since.get(path, 0.0)
         if path in used:
             continue
@@ -187,7 +209,7 @@ def _remove_unused(
             if known.st_mtime < least_s:
                 if not dry_run:
                     path.unlink()
-                freed[project] += known.st_size
+                freed[owner] += known.st_size
     return freed
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swarm.messages import StateFile
-from swarm.types import DEFAULT_PROJECT, JobId, JobState, PeerId
+from swarm.types import JobId, JobState, PeerId
 
 # States in which a job holds the stage servers of its record; one that ended keeps their names.
 HOLDING = frozenset({JobState.LOADING, JobState.RUNNING, JobState.PAUSING, JobState.CANCELLING})
@@ -59,8 +59,7 @@ class JobRecord:
     start_where: str = ""  # storage and name of the checkpoint that the present timeline started from
     start_name: str = ""
     peers: Mapping[PeerId, int] = field(default_factory=dict)  # which peer serves which stage, while the job is at work
-    project: str = DEFAULT_PROJECT
-    owner: str = ""  # ROLE/NAME of the submitter; empty for jobs over plaintext or from before projects
+    owner: str = ""  # ROLE/NAME of the submitter; empty for jobs over plaintext or from before owners
     times: Mapping[str, float] = field(default_factory=dict)  # seconds in each state
     peer_s: float = 0.0  # seconds for which it held stage servers, of all together
     counted_unix_s: float = 0.0  # both until then; 0: until `since_unix_s`

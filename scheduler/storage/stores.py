@@ -11,8 +11,6 @@ from scheduler.storage.checkpoints.catalog import CheckpointCatalog
 from scheduler.storage.database import Database
 from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_log import JobLogs
-from scheduler.storage.members.projects import Projects
-from scheduler.storage.members.usage import Usage
 from scheduler.storage.stamps import Stamps
 
 
@@ -28,8 +26,6 @@ class Stores:
     files: JobFiles
     checkpoints: CheckpointCatalog
     logs: JobLogs
-    projects: Projects
-    usage: Usage
     stamps: Stamps
     transcripts: Path | None  # where brains are recorded, if they are
     threads: ThreadPoolExecutor | None
@@ -52,8 +48,6 @@ class Stores:
             JobFiles(root, threads),
             catalog,
             JobLogs(root / "jobs", log_readers),
-            Projects(database),
-            Usage(database),
             Stamps.open(root),
             transcripts,
             threads,

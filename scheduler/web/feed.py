@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from scheduler.api.overview import Overview
-from scheduler.api.seen_jobs import SeenJobs
 from scheduler.brain.fleet.membership import NO_JOB, Peer
-from scheduler.brain.members.projects import Person
+from scheduler.brain.members.persons import Person
 from scheduler.jobs.history import evaluations, thinned
 from scheduler.jobs.job import Job
+from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.job_log import LogLine
 from scheduler.storage.job_record import JobRecord
 from scheduler.web.curves import Curves, every
@@ -106,14 +106,14 @@ class Feed:
 
     async def _new(self, person: Person, reference: str, now_s: float) -> Look:
         registry = self._overview.jobs.registry
-        overview = replace(self._overview, seen=SeenJobs(registry, lambda: person))
-        job = _chosen(overview.seen, reference)
+        overview = replace(self._overview, asks=lambda: person)
+        job = _chosen(registry, reference)
         read = None if job is None else await self._about(job)  # the only wait: all that follows is of one moment
-        queue, all_jobs, pool = overview.queue(), overview.seen.all(), overview.membership.peers()
+        queue, all_jobs, pool = overview.queue(), registry.all(), overview.membership.peers()
         jobs = [overview.job(one, spec=False, queue=queue) for one in _newest(all_jobs, job)]
         peers = [overview.peer(peer) for peer in _first(pool, job)]
         is_admin = person.role is Role.ADMIN
-        who = {"role": person.role.value, "name": person.name, "project": person.project}
+        who = {"role": person.role.value, "name": person.name}
         state: Json = {
             "scheduler": {"product": self._product, "troubles": self._troubles(), "visitor": who},
             "jobs": jobs_values(jobs, queue.waiting),
@@ -186,14 +186,14 @@ def _is_stale(read: _Read, record: JobRecord) -> bool:
     return read.timeline != record.timeline or (record.state.is_final and read.since_unix_s != record.since_unix_s)
 
 
-def _chosen(seen: SeenJobs, reference: str) -> Job | None:
+def _chosen(registry: JobRegistry, reference: str) -> Job | None:
     """The job that is meant; else the newest that runs, that is open, that there is."""
     if reference:
         try:
-            return seen.find("Get", reference)
+            return registry.find(reference)
         except NotFound:
             pass
-    jobs = seen.all()
+    jobs = registry.all()
     running = (job for job in jobs if job.record.state is JobState.RUNNING)
     still_open = (job for job in jobs if not job.record.state.is_final)
     return next(running, None) or next(still_open, None) or next(iter(jobs), None)

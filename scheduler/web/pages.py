@@ -24,8 +24,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from scheduler.brain.members.persons import Person
 from scheduler.brain.members.places import Places
-from scheduler.brain.members.projects import Person
 from scheduler.web.feed import Look
 from scheduler.web.listener import HttpConnection
 from scheduler.web.site import MainLoop, connection_of, text

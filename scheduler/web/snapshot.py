@@ -52,7 +52,6 @@ def _job(view: pb.JobView) -> Json:
         "state": view.state,
         "reason": view.reason[:TEXT_MAX],
         "hint": view.hint[:TEXT_MAX],
-        "project": view.project,
         "owner": view.owner,
     }
     numbers = {

@@ -295,7 +295,7 @@ class StageView(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., layers: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., microbatches: _Optional[int] = ...) -> None: ...
 
 class JobView(_message.Message):
-    __slots__ = ("id", "name", "state", "reason", "since_unix_s", "created_unix_s", "step", "steps", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s", "tokens", "unigram_entropy", "stages", "microbatches_committed", "microbatches_in_flight", "microbatches_replayed", "weights_sha256", "spec_json", "error_code", "hint", "evaluation_loss", "evaluation_step", "checkpoint_step", "skipped_steps", "project", "owner", "islands", "priority", "times_s", "peer_s", "lost_steps", "lost", "checkpoint_unix_s")
+    __slots__ = ("id", "name", "state", "reason", "since_unix_s", "created_unix_s", "step", "steps", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s", "tokens", "unigram_entropy", "stages", "microbatches_committed", "microbatches_in_flight", "microbatches_replayed", "weights_sha256", "spec_json", "error_code", "hint", "evaluation_loss", "evaluation_step", "checkpoint_step", "skipped_steps", "owner", "islands", "priority", "times_s", "peer_s", "lost_steps", "lost", "checkpoint_unix_s")
     class TimesSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -330,7 +330,6 @@ class JobView(_message.Message):
     EVALUATION_STEP_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     ISLANDS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -366,7 +365,6 @@ class JobView(_message.Message):
     evaluation_step: int
     checkpoint_step: int
     skipped_steps: int
-    project: str
     owner: str
     islands: _containers.RepeatedCompositeFieldContainer[IslandView]
     priority: int
@@ -375,7 +373,7 @@ class JobView(_message.Message):
     lost_steps: int
     lost: str
     checkpoint_unix_s: float
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., created_unix_s: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., tokens: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageView, _Mapping]]] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., microbatches_replayed: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., spec_json: _Optional[str] = ..., error_code: _Optional[str] = ..., hint: _Optional[str] = ..., evaluation_loss: _Optional[float] = ..., evaluation_step: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., islands: _Optional[_Iterable[_Union[IslandView, _Mapping]]] = ..., priority: _Optional[int] = ..., times_s: _Optional[_Mapping[str, float]] = ..., peer_s: _Optional[float] = ..., lost_steps: _Optional[int] = ..., lost: _Optional[str] = ..., checkpoint_unix_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., created_unix_s: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., tokens: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageView, _Mapping]]] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., microbatches_replayed: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., spec_json: _Optional[str] = ..., error_code: _Optional[str] = ..., hint: _Optional[str] = ..., evaluation_loss: _Optional[float] = ..., evaluation_step: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., owner: _Optional[str] = ..., islands: _Optional[_Iterable[_Union[IslandView, _Mapping]]] = ..., priority: _Optional[int] = ..., times_s: _Optional[_Mapping[str, float]] = ..., peer_s: _Optional[float] = ..., lost_steps: _Optional[int] = ..., lost: _Optional[str] = ..., checkpoint_unix_s: _Optional[float] = ...) -> None: ...
 
 class IslandView(_message.Message):
     __slots__ = ("island", "peers", "step", "exchanges", "waits_for", "state", "microbatches", "microbatches_per_s")

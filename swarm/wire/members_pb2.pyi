@@ -31,18 +31,16 @@ class Certificate(_message.Message):
     def __init__(self, pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ...) -> None: ...
 
 class CreateTokenRequest(_message.Message):
-    __slots__ = ("role", "ttl_s", "uses", "names", "project")
+    __slots__ = ("role", "ttl_s", "uses", "names")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TTL_S_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
     role: str
     ttl_s: float
     uses: int
     names: str
-    project: str
-    def __init__(self, role: _Optional[str] = ..., ttl_s: _Optional[float] = ..., uses: _Optional[int] = ..., names: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., ttl_s: _Optional[float] = ..., uses: _Optional[int] = ..., names: _Optional[str] = ...) -> None: ...
 
 class TokenLine(_message.Message):
     __slots__ = ("line", "token")
@@ -53,22 +51,20 @@ class TokenLine(_message.Message):
     def __init__(self, line: _Optional[str] = ..., token: _Optional[_Union[TokenView, _Mapping]] = ...) -> None: ...
 
 class TokenView(_message.Message):
-    __slots__ = ("id", "role", "names", "uses_left", "expires_unix_s", "created_by", "project")
+    __slots__ = ("id", "role", "names", "uses_left", "expires_unix_s", "created_by")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     USES_LEFT_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     CREATED_BY_FIELD_NUMBER: _ClassVar[int]
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
     id: str
     role: str
     names: str
     uses_left: int
     expires_unix_s: float
     created_by: str
-    project: str
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., names: _Optional[str] = ..., uses_left: _Optional[int] = ..., expires_unix_s: _Optional[float] = ..., created_by: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., names: _Optional[str] = ..., uses_left: _Optional[int] = ..., expires_unix_s: _Optional[float] = ..., created_by: _Optional[str] = ...) -> None: ...
 
 class ListTokensRequest(_message.Message):
     __slots__ = ()
@@ -97,22 +93,20 @@ class MemberList(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[MemberView, _Mapping]]] = ...) -> None: ...
 
 class MemberView(_message.Message):
-    __slots__ = ("role", "name", "state", "ends_unix_s", "invited_by", "reason", "project")
+    __slots__ = ("role", "name", "state", "ends_unix_s", "invited_by", "reason")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ENDS_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     INVITED_BY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
     role: str
     name: str
     state: str
     ends_unix_s: float
     invited_by: str
     reason: str
-    project: str
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., ends_unix_s: _Optional[float] = ..., invited_by: _Optional[str] = ..., reason: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., ends_unix_s: _Optional[float] = ..., invited_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RevokeMemberRequest(_message.Message):
     __slots__ = ("name", "reason")
@@ -145,79 +139,3 @@ class AuthorityView(_message.Message):
     ended_unix_s: float
     leaves_unix_s: float
     def __init__(self, swarm: _Optional[str] = ..., phase: _Optional[str] = ..., pins: _Optional[_Iterable[str]] = ..., ca_pem: _Optional[bytes] = ..., ends_unix_s: _Optional[float] = ..., signs_unix_s: _Optional[float] = ..., ended_unix_s: _Optional[float] = ..., leaves_unix_s: _Optional[float] = ...) -> None: ...
-
-class ListProjectsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ProjectList(_message.Message):
-    __slots__ = ("projects",)
-    PROJECTS_FIELD_NUMBER: _ClassVar[int]
-    projects: _containers.RepeatedCompositeFieldContainer[ProjectView]
-    def __init__(self, projects: _Optional[_Iterable[_Union[ProjectView, _Mapping]]] = ...) -> None: ...
-
-class ProjectRequest(_message.Message):
-    __slots__ = ("name", "quota_jobs", "quota_bytes", "quota_peers")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    QUOTA_JOBS_FIELD_NUMBER: _ClassVar[int]
-    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
-    QUOTA_PEERS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    quota_jobs: int
-    quota_bytes: int
-    quota_peers: int
-    def __init__(self, name: _Optional[str] = ..., quota_jobs: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., quota_peers: _Optional[int] = ...) -> None: ...
-
-class RemoveProjectRequest(_message.Message):
-    __slots__ = ("name",)
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
-
-class ProjectView(_message.Message):
-    __slots__ = ("name", "quota_jobs", "quota_bytes", "open_jobs", "upload_bytes", "quota_peers", "peers")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    QUOTA_JOBS_FIELD_NUMBER: _ClassVar[int]
-    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
-    OPEN_JOBS_FIELD_NUMBER: _ClassVar[int]
-    UPLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    QUOTA_PEERS_FIELD_NUMBER: _ClassVar[int]
-    PEERS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    quota_jobs: int
-    quota_bytes: int
-    open_jobs: int
-    upload_bytes: int
-    quota_peers: int
-    peers: int
-    def __init__(self, name: _Optional[str] = ..., quota_jobs: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., open_jobs: _Optional[int] = ..., upload_bytes: _Optional[int] = ..., quota_peers: _Optional[int] = ..., peers: _Optional[int] = ...) -> None: ...
-
-class UsageRequest(_message.Message):
-    __slots__ = ("project", "days")
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
-    DAYS_FIELD_NUMBER: _ClassVar[int]
-    project: str
-    days: int
-    def __init__(self, project: _Optional[str] = ..., days: _Optional[int] = ...) -> None: ...
-
-class UsageList(_message.Message):
-    __slots__ = ("rows",)
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    rows: _containers.RepeatedCompositeFieldContainer[UsageRow]
-    def __init__(self, rows: _Optional[_Iterable[_Union[UsageRow, _Mapping]]] = ...) -> None: ...
-
-class UsageRow(_message.Message):
-    __slots__ = ("day", "project", "owner", "peer_s", "tokens", "relay_bytes")
-    DAY_FIELD_NUMBER: _ClassVar[int]
-    PROJECT_FIELD_NUMBER: _ClassVar[int]
-    OWNER_FIELD_NUMBER: _ClassVar[int]
-    PEER_S_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RELAY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    day: int
-    project: str
-    owner: str
-    peer_s: float
-    tokens: float
-    relay_bytes: float
-    def __init__(self, day: _Optional[int] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., peer_s: _Optional[float] = ..., tokens: _Optional[float] = ..., relay_bytes: _Optional[float] = ...) -> None: ...

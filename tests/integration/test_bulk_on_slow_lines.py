@@ -15,10 +15,9 @@ import pytest
 
 from client.connection import Scheduler
 from scheduler.api.job_service import JobService
-from scheduler.api.seen_jobs import SeenJobs
 from scheduler.api.uploads import Uploads
+from scheduler.brain.members.persons import ANYBODY
 from scheduler.brain.members.places import Places
-from scheduler.brain.members.projects import ANYBODY, Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.errors import SchedulerUnreachable, SwarmError
@@ -26,7 +25,7 @@ from swarm.events import Event, Heartbeat
 from swarm.messages import Command, FetchRequest, StateFile, StoreHeader, Void
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
-from swarm.types import DEFAULT_PROJECT, JobId, PeerId
+from swarm.types import JobId, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 from tests.support.slow_line import SlowLine
@@ -208,15 +207,14 @@ class Jobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         self.starts: list[int] = []
         self.service = JobService.__new__(JobService)
         self.service._uploads = uploads
-        self.service._seen = cast(SeenJobs, self)
+        self.service._asks = lambda: ANYBODY
         self.service._followers = Places(8, 8, "calls pull")
-        self.service._jobs = cast(Any, SimpleNamespace(stores=SimpleNamespace(checkpoints=self, threads=None)))
+        self.service._jobs = cast(
+            Any, SimpleNamespace(stores=SimpleNamespace(checkpoints=self, threads=None), registry=self)
+        )
 
-    def person(self) -> Person:
-        return ANYBODY
-
-    def find(self, _method: str, _job: str) -> Any:
-        return SimpleNamespace(record=None, spec=None)
+    def find(self, _job: str) -> Any:
+        return SimpleNamespace(record=SimpleNamespace(id="job", owner=""), spec=None)
 
     async def to_pull(self, _record: object, _spec: object, _step: str) -> Any:
         return self
@@ -275,7 +273,7 @@ async def test_a_file_is_uploaded_and_sent_about_once(
                 await asyncio.sleep(0.01)
             line.cut()
         await sending
-        assert uploads.path(DEFAULT_PROJECT, sha256).read_bytes() == content
+        assert uploads.path("", sha256).read_bytes() == content
         assert line.up_bytes <= TWICE_MAX * len(content)
 
 

@@ -29,7 +29,6 @@ COMMANDS = (
     *("explain x --microbatch 1:1", "peers", "peers --links", "peers drain x", "peers undrain x", "top", "top x"),
     *("checkpoints x", "checkpoints x --verify", "pause x", "resume x", "resume x --set training.steps=5"),
     *("resume x --set pipeline.stages=2", "cancel x -y", "rm x -y", "gc --dry-run", "gc -y", "chaos kill x -y"),
-    *("project ls", "project usage", "project usage p", "project create p", "project set p", "project rm p"),
     *("token ls", "token create --role viewer", "token revoke x", "identity ls", "identity revoke x -y"),
     *("identity release x", "ca show", "ca rotate -y", "ca retire -y", "version"),
     *("pull x OUT/model --force", "track x OUT/runs", "trace x --out OUT/trace.json"),
@@ -54,7 +53,7 @@ def test_every_command_that_asks_a_scheduler_is_tried() -> None:
 def test_a_lying_scheduler_causes_no_internal_error(
     lie: str, liar: tuple[LyingScheduler, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """`swarm peers -o json` said that "x" is no literal for int(), `project usage` that NaN is no integer."""
+    """`swarm peers -o json` said that "x" is no literal for int()."""
     scheduler, address = liar
     scheduler.lie = LIES[lie]
     for command in (*COMMANDS, *(["doctor"] if lie in DOCTORS else [])):

@@ -35,7 +35,7 @@ LEFT_OUT = {
     r"(sqlite3|rsync) .*|swarm scheduler --data-dir BACKUP .*": "tests/integration/test_backup.py",
     r"openssl pkcs12 .*": "needs a page off loopback; tests/unit/scheduler/web/test_pages.py",
     r"swarm chaos kill\|.*": "one of these; the README has kill, and tests/chaos all",
-    r"swarm ca retire|swarm project set": "tests/security/test_rotation.py",
+    r"swarm ca retire": "tests/security/test_rotation.py",
     r"swarm (rm|cancel|pause|pull|explain|train-local|status|submit|chaos|gc|ca|wait|peers drain)"
     r"( JOB\.\.\.| --resume-from| --microbatch| --outer-log| --speeds \S+)?": "a name in a sentence",
 }
@@ -133,8 +133,6 @@ def test_the_readme_from_its_first_command_to_its_last(reader: Reader) -> None:
     reader.types("swarm login --join LINE")
     reader.types("swarm submit job.toml --scheduler SCHEDULER:7950", SHORT)
     reader.sits_at("home")
-    reader.names |= {"P": "vision"}
-    reader.types("swarm project create P")
     reader.names["NAME"] = first_peer(reader)
     reader.types("swarm identity ls")
     reader.types("swarm identity revoke NAME", "--yes")
@@ -220,19 +218,9 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
 
     reader.opens("docs/security.md")
     reader.types("swarm doctor")
-    reader.names |= {"ROLE": "viewer", "P": "vision"}
+    reader.names |= {"ROLE": "viewer"}
     reader.types("swarm token create --role ROLE")
-    reader.passes("swarm token create --role submitter --project P")  # once there is such a project
     reader.types("swarm peers")
-    reader.types("swarm project create P --quota-jobs 4 --quota-bytes 200GiB --quota-peers 16")
-    reader.passes_all(LEFT_OUT)
-    reader.types("swarm project ls")
-    reader.passes_all(LEFT_OUT)
-    reader.types("swarm project usage")
-    reader.types("swarm project usage P")
-    reader.types("swarm project rm P")
-    reader.also("swarm project create P")
-    reader.also("swarm token create --role submitter --project P")
     reader.passes_all(LEFT_OUT)
     reader.passes("swarm identity revoke NAME")  # of the runbook
     reader.types("swarm ca rotate")
@@ -306,7 +294,6 @@ def test_pages_that_start_programs(reader: Reader) -> None:
     reader.types("swarm explain PEER")
     reader.types("swarm peers --links")
     reader.types("swarm status JOB")
-    reader.types("swarm project usage")
     reader.types("swarm history JOB --csv")
     reader.types("swarm track JOB")
     reader.types("swarm logs JOB --tail 0")

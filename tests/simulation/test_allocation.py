@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.api.overview import Overview
-from scheduler.api.seen_jobs import SeenJobs
-from scheduler.brain.members.projects import ANYBODY, DEFAULT_PROJECT, Person
+from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.jobs import commands
 from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
@@ -177,8 +176,7 @@ def test_the_job_of_higher_priority_starts_first_although_it_came_later(tmp_path
         others.append(await submit_another(run, pipeline__stages=1))
         others.append(await submit_another(run, pipeline__stages=1, limits__priority=5))
         low, high = others
-        seen = SeenJobs(run.rig.jobs.registry)
-        overview = Overview(run.rig.jobs, run.rig.membership, seen, asyncio.get_running_loop().time)
+        overview = Overview(run.rig.jobs, run.rig.membership, lambda: ANYBODY, asyncio.get_running_loop().time)
         queue = overview.queue()
         assert queue.waiting == (high.record.id, low.record.id)
         assert queue.text(high.record.id).startswith("number 1 of 2 that wait, priority 5; ")
@@ -226,7 +224,7 @@ def test_one_submitter_leaves_open_jobs_to_others(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(commands, "JOBS_OPEN_MAX", 4)
     spec = make_spec(tmp_path)
     tokens = Tokens.make(tmp_path, spec)
-    ann, bob = (Person(Role.SUBMITTER, name, DEFAULT_PROJECT) for name in ("ann", "bob"))
+    ann, bob = (Person(Role.SUBMITTER, name) for name in ("ann", "bob"))
 
     async def submit(desk: Desk) -> None:
         async def open_one(by: Person) -> None:

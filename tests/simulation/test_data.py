@@ -19,7 +19,6 @@ from swarm.checkpoint.storage import Files
 from swarm.data.corpus import open_corpus
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
-from swarm.types import DEFAULT_PROJECT
 from swarm.wire import jobs_pb2 as pb
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
@@ -40,7 +39,7 @@ def run_swarm(spec: JobSpec, tokens: Tokens, files: dict[str, bytes]) -> tuple[s
                 listed = []
                 for name, content in files.items():
                     sha256 = hashlib.sha256(content).hexdigest()
-                    rig.jobs.stores.files.shard(DEFAULT_PROJECT, sha256).write_bytes(content)
+                    rig.jobs.stores.files.shard("", sha256).write_bytes(content)
                     listed.append(pb.JobFile(path=f"model/{name}", sha256=sha256, size_bytes=len(content)))
                 of_job = tokens.of_job()
                 request = pb.SubmitRequest(
@@ -139,11 +138,11 @@ def test_a_file_has_its_name_only_once_it_is_on_the_disk_and_no_tokenizer_hides_
                 service = JobService(rig.jobs, rig.membership, "0", lambda: 0.0)
                 with pytest.raises(PermissionError, match="arrived as 4 bytes"):
                     await service.PutShard(upload(content[:4]), Context())  # type: ignore[arg-type]
-                assert not rig.jobs.stores.files.shard(DEFAULT_PROJECT, shard.sha256).exists()
+                assert not rig.jobs.stores.files.shard("", shard.sha256).exists()
                 done.clear()
                 await service.PutShard(upload(content[:4], content[4:]), Context())  # type: ignore[arg-type]
                 assert done == ["sync", "rename", "sync folder"]
-                assert rig.jobs.stores.files.shard(DEFAULT_PROJECT, shard.sha256).read_bytes() == content
+                assert rig.jobs.stores.files.shard("", shard.sha256).read_bytes() == content
                 for name in ("config.json", "model-00001-of-00002.safetensors", "../x", "tokenizer.json\n"):
                     request = pb.SubmitRequest(token_dtype="uint16", vocabulary_size=257, tokenizer_files={name: b"x"})
                     with pytest.raises(PermissionError, match="no name of a file that goes with"):

@@ -23,7 +23,7 @@ from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.mqtt.bus import Bus
 from swarm.reference.trainer import train_local
-from swarm.types import DEFAULT_PROJECT, JobState, PeerId, PeerState
+from swarm.types import JobState, PeerId, PeerState
 from tests.support import scenes
 from tests.support.devices import InlineDevice
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
@@ -179,7 +179,7 @@ def test_tokens_outside_the_vocabulary_fail_the_job_with_the_reason(tmp_path: Pa
 
     async def act(scene: Scene) -> None:
         (shard,) = scene.tokens.of_job().shards
-        path = scene.rig.jobs.stores.files.shard(DEFAULT_PROJECT, shard)
+        path = scene.rig.jobs.stores.files.shard("", shard)
         good = path.read_bytes()
         path.write_bytes(np.full(len(good) // 2, 60_000, dtype="<u2").tobytes())
         job = await scene.submit()

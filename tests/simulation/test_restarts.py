@@ -13,9 +13,13 @@ from scheduler.brain.explain.reasons import RESUMED
 from scheduler.brain.job import JobBrain
 from stage_server.session.server import StageServer
 from swarm.events import Event, Heartbeat, Hello
+from swarm.job.spec import spec_from_json
 from swarm.messages import PROTOCOL_VERSION, Command, Release, Route, Welcome
 from swarm.types import JobState, Microbatch, PeerId
-from tests.support.scenes import Run, Task, replayed, train
+from tests.support.databases import BEFORE_PERSONS, taken_over
+from tests.support.reference import reference
+from tests.support.scenes import Run, Task, play, replayed, train
+from tests.support.simulated import Rig
 
 
 async def restart(run: Run, stored: JobState) -> None:
@@ -169,3 +173,27 @@ def test_a_stranger_that_says_that_it_serves_a_stage_is_given_none_of_it(tmp_pat
             assert not any(isinstance(command, Route) for command in commands)
 
     train(task, 4, 1, intrude)
+
+
+def test_open_jobs_of_a_version_with_projects_train_to_their_end(tmp_path: Path) -> None:
+    task = Task.make(tmp_path)
+    shards = tmp_path / "shards"
+
+    async def act(rig: Rig) -> None:
+        await rig.kill_scheduler()
+        (shards / "atlas").mkdir()
+        for path in shards.glob("*.bin"):  # as in a data folder where only that project had sent them
+            path.rename(shards / "atlas" / path.name)
+        rig.engine = taken_over(BEFORE_PERSONS)
+        await rig.start_scheduler()
+        jobs = [job for job in rig.jobs.registry.all() if not job.record.state.is_final]
+        assert sorted(job.record.owner for job in jobs) == ["submitter/ada", "submitter/bob"]
+        for job in jobs:
+            (tmp_path / "jobs" / job.record.id / "tokenizer").mkdir(parents=True)
+        for job in reversed(jobs):
+            await rig.finished(job)
+            assert job.record.state is JobState.SUCCEEDED, job.record.reason
+            trained = reference(spec_from_json(job.record.spec_json), task.tokens)
+            assert job.record.weights_sha256 == trained.sha256
+
+    play(task.tokens, 2, act)

@@ -22,7 +22,7 @@ from scheduler.api.members.passes import Issuer, Passes
 from scheduler.api.members.relays import RelayDesk
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.members.projects import ANYBODY, Person
+from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.jobs.registry import JobRegistry
 from scheduler.web.feed import Look
 from scheduler.web.listener import HttpConnection

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from scheduler.storage.database import migrate
+
+BEFORE_PERSONS = Path(__file__).with_name("before_persons.sql")  # by the last version that had projects
 
 _COMPILED: dict[Any, Any] = {}
 
@@ -21,6 +24,15 @@ def fresh_engine() -> sa.Engine:
     connection.execute("PRAGMA foreign_keys=ON")  # as in a file
     # Else each engine compiles every statement anew.
     return _engine_on(connection).execution_options(compiled_cache=_COMPILED)
+
+
+def taken_over(sql: Path) -> sa.Engine:
+    """A database that an earlier version wrote, migrated."""
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    connection.executescript(sql.read_text())
+    engine = _engine_on(connection)
+    migrate(engine)
+    return engine
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,6 @@ from pathlib import Path
 from scheduler.api.members.admission import Gatekeeper
 from scheduler.storage.database import Database
 from scheduler.storage.members.book import Members
-from scheduler.storage.members.projects import Projects
 from swarm.pki import keys
 from swarm.pki.authority import LIFE_S, Authority
 from swarm.pki.identity import Identity, issue
@@ -121,7 +120,6 @@ async def scheduler_side(folder: Path) -> AsyncIterator[SchedulerSide]:
             LOOPBACK,
             loop,
             lambda peer, reason: side.cut.append((peer, reason)),
-            Projects(database),
         )
         await server.start()
         yield side

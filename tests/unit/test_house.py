@@ -37,7 +37,6 @@ COVERED_BY = {
     "simulation/test_trace.py": ("scheduler/brain/trace",),
     "simulation/test_draining.py": ("scheduler/brain/explain/situation",),
     "simulation/test_series.py": ("scheduler/jobs/series",),
-    "simulation/test_usage.py": ("scheduler/jobs/usage",),
     "simulation/test_stalling.py": ("scheduler/assembly", "scheduler/jobs/*"),
     "simulation/test_resume.py": ("scheduler/storage/*", "swarm/reference/checkpoints"),
     "simulation/test_data.py": ("scheduler/api/*",),

@@ -17,7 +17,7 @@ from swarm.process.audit import lines_of, logs
 from swarm.process.audit import verify as breaks_of
 from swarm.text import counted, printable
 
-_COLUMNS = ("TIME", "ACTOR", "PROJECT", "ACTION", "TARGET", "RESULT")
+_COLUMNS = ("TIME", "ACTOR", "ACTION", "TARGET", "RESULT")
 
 
 def audit(
@@ -65,7 +65,7 @@ def _show(shell: Shell, file: Path, actor: str, last: int) -> int:
     elif not lines:
         shell.say("nothing was asked yet")
     else:
-        shell.out.print(FittedTable(_COLUMNS, list(map(_cells, lines)), dropped_first=("PROJECT", "TARGET")))
+        shell.out.print(FittedTable(_COLUMNS, list(map(_cells, lines)), dropped_first=("TARGET",)))
     return 0
 
 
@@ -83,5 +83,5 @@ def _cells(line: dict[str, Any]) -> tuple[Text, ...]:
     shown = local(at_s) if isinstance(at_s, int | float) else "-"
     return (
         Text(shown),
-        *(Text(printable(str(line.get(key) or "-"))) for key in ("actor", "project", "action", "target", "result")),
+        *(Text(printable(str(line.get(key) or "-"))) for key in ("actor", "action", "target", "result")),
     )

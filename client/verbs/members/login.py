@@ -70,12 +70,6 @@ def token(
             help="create: names it is for, such as gpu-*. A stage server is named HOST-xxxxxx.", show_default="any"
         ),
     ] = "",
-    project: Annotated[
-        str,
-        typer.Option(
-            help="create: the project that people join, of those in swarm project ls.", show_default="default"
-        ),
-    ] = "",
 ) -> int:
     """Let others join: create a token, list those that wait to be used, or revoke one."""
     shell: Shell = context.obj
@@ -83,9 +77,7 @@ def token(
     if action == "create":
         if not role:
             raise UsageError("missing --role", hint=f"one of: {', '.join(MEMBERS)}")
-        request = pb.CreateTokenRequest(
-            role=check_role(role), ttl_s=_seconds(ttl), uses=uses, names=name, project=project
-        )
+        request = pb.CreateTokenRequest(role=check_role(role), ttl_s=_seconds(ttl), uses=uses, names=name)
         with dial(shell) as scheduler:
             made = scheduler.create_token(request)
         if shell.json:
@@ -216,7 +208,6 @@ def _token_values(token: pb.TokenView) -> dict[str, object]:
     return {
         "id": token.id,
         "role": token.role,
-        "project": token.project or None,
         "names": token.names,
         "uses_left": token.uses_left,
         "expires_unix_s": token.expires_unix_s,
@@ -228,7 +219,6 @@ def _member_values(member: pb.MemberView) -> dict[str, object]:
     return {
         "role": member.role,
         "name": member.name,
-        "project": member.project or None,
         "state": member.state,
         "certificate_ends_unix_s": member.ends_unix_s,
         "invited_by": member.invited_by,
@@ -237,19 +227,19 @@ def _member_values(member: pb.MemberView) -> dict[str, object]:
 
 
 def _token_table(tokens: list[pb.TokenView]) -> FittedTable:
-    columns = ("ID", "ROLE", "PROJECT", "NAMES", "USES", "EXPIRES IN", "MADE BY")
+    columns = ("ID", "ROLE", "NAMES", "USES", "EXPIRES IN", "MADE BY")
     rows = []
     for one in tokens:
         left = duration(one.expires_unix_s - time.time())
-        rows.append((one.id, one.role, one.project or "-", one.names, str(one.uses_left), left, one.created_by))
+        rows.append((one.id, one.role, one.names, str(one.uses_left), left, one.created_by))
     return FittedTable(columns, [tuple(map(Text, row)) for row in rows], dropped_first=("USES", "NAMES"))
 
 
 def _member_table(members: list[pb.MemberView]) -> FittedTable:
-    columns = ("ROLE", "NAME", "PROJECT", "STATE", "CERTIFICATE", "INVITED BY", "REASON")
+    columns = ("ROLE", "NAME", "STATE", "CERTIFICATE", "INVITED BY", "REASON")
     rows = []
     for one in members:
         left_s = one.ends_unix_s - time.time()
         ends = f"{duration(left_s)} left" if left_s > 0 else "ended"
-        rows.append((one.role, one.name, one.project or "-", one.state, ends, one.invited_by, one.reason or "-"))
+        rows.append((one.role, one.name, one.state, ends, one.invited_by, one.reason or "-"))
     return FittedTable(columns, [tuple(map(Text, row)) for row in rows], dropped_first=("INVITED BY", "CERTIFICATE"))

@@ -1,1 +1,1 @@
-"""Admits members and checks their rights: tokens, certificates, passes, projects, relays."""
+"""Admits members and checks their rights: tokens, certificates, passes, relays."""

@@ -20,10 +20,9 @@ from scheduler.api.members.join import JoinEndpoint
 from scheduler.api.members.passes import Issuer
 from scheduler.api.members.service import MemberService
 from scheduler.brain.members.enrolment import Member
-from scheduler.brain.members.projects import Person
+from scheduler.brain.members.persons import Person
 from scheduler.storage.database import Database
 from scheduler.storage.members.book import Members
-from scheduler.storage.members.projects import Projects
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.listening import LOOPBACK
 from swarm.messages import CutOff
@@ -65,7 +64,7 @@ class Gatekeeper:
         self._authority = authority
         self._phase = authority.phase
         self._turn = asyncio.Event()  # other authorities are trusted
-        self._trail = AuditTrail(audit, log, lambda principal: members.person(principal).project, on_denied=denied)
+        self._trail = AuditTrail(audit, log, on_denied=denied)
         self._folder = folder
         self._log = log
         self._joins: JoinEndpoint | None = None
@@ -103,7 +102,6 @@ class Gatekeeper:
         join_listen: str,
         loop: asyncio.AbstractEventLoop,
         cut: Callable[[PeerId, str], None],
-        projects: Projects,
         cut_relay: Callable[[str], None] | None = None,
     ) -> str:
         """Take joins and give the address where.
@@ -118,7 +116,7 @@ class Gatekeeper:
             host, _, port = join_listen.rpartition(":")
         joins = f"{address.rpartition(':')[0]}:{self._listen(host, int(port) if join_listen else None)}"
         self.members.on_revoked = partial(self._revoked, cut, cut_relay)
-        service = MemberService(self.members, projects, joins, self._authority, self._turn.set)
+        service = MemberService(self.members, joins, self._authority, self._turn.set)
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         await self._show_here()
         self._trail.started(scheduler_of(self.members.authority.cluster), address=address, joins=joins)
@@ -198,7 +196,7 @@ class Gatekeeper:
         """Whose call is being answered."""
         caller = CALLER.get()
         assert caller is not None, "the guard stands before every call"
-        return self.members.person(caller.principal)
+        return Person(caller.principal.role, caller.principal.name)
 
     def visitor(self, certificate_der: bytes | None) -> Person:
         """The page's visitor with this certificate; an error, logged for audit, if the role may not list jobs."""
@@ -210,17 +208,11 @@ class Gatekeeper:
         except SwarmError as error:
             self._trail.denied("Page", who, error)
             raise
-        return self.members.person(caller.principal)
+        return Person(caller.principal.role, caller.principal.name)
 
     def scraper(self, certificate_der: bytes | None) -> None:
         """Raise unless the holder of this certificate is a member still. It is asked on the thread of the HTTP port."""
         self.members.check_scraper(caller_with(certificate_der), self._own_scraper)
-
-    def refused(self, method: str, error: SwarmError) -> None:
-        """The job that the call names is not for the caller."""
-        caller = CALLER.get()
-        assert caller is not None
-        self._trail.denied(method, caller.principal.uri, error)
 
     def revoke(self, tasks: asyncio.TaskGroup, peer: PeerId, reason: str) -> None:
         """The scheduler itself takes a stage server out of the book."""

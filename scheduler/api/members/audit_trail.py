@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from scheduler.brain.members.enrolment import Member
-from swarm.errors import NotAdmitted, NotOwner, SwarmError
+from swarm.errors import NotOwner, SwarmError
 from swarm.limits import Bucket
-from swarm.pki.names import PEOPLE, Principal, principal_of
+from swarm.pki.names import Principal
 from swarm.process.audit import Audit
 from swarm.process.logs import Logger
 from swarm.rpc.guard import CALLER, Caller
@@ -25,7 +25,6 @@ AUDITED = frozenset(
     {f"/swarm.wire.Jobs/{name}" for name in _JOBS}
     | {f"/swarm.wire.Members/{name}" for name in ("Issue", "CreateToken", "RevokeToken", "RevokeMember")}
     | {f"/swarm.wire.Members/{name}" for name in ("RotateAuthority", "RetireAuthority")}
-    | {f"/swarm.wire.Projects/{name}" for name in ("CreateProject", "SetProject", "RemoveProject")}
 )
 _TARGETS = ("job", "peer", "id", "role", "name", "names")  # what requests call whom or what they mean
 
@@ -37,15 +36,13 @@ class AuditTrail:
         self,
         audit: Audit,
         log: Logger,
-        project_of: Callable[[Principal], str],
         clock_s: Callable[[], float] = time.monotonic,
         on_denied: Callable[[str], None] = lambda code: None,
     ) -> None:
-        """`project_of` gives the project of a person; `on_denied` hears the error code of everything refused."""
+        """`on_denied` hears the error code of everything refused."""
         self._on_denied = on_denied
         self._audit = audit
         self._log = log
-        self._project_of = project_of
         self._clock_s = clock_s
         self._denials = Bucket(DENIALS_PER_S, DENIALS_AT_ONCE)
         self._refused_joins = Bucket(DENIALS_PER_S, DENIALS_AT_ONCE)
@@ -59,8 +56,10 @@ class AuditTrail:
             self._write(caller.principal.uri, method, ALLOWED, target=_target(request))
 
     def failed(self, method: str, caller: Caller, code: str, message: str) -> None:
-        """An allowed call ended with an error; a refusal because the job is another's is written already."""
-        if method in AUDITED and code != NotOwner.code:
+        """A call that the role allows ended with an error, such as that the job is another person's."""
+        if code == NotOwner.code:
+            self.denied(method, caller.principal.uri, NotOwner(message))
+        elif method in AUDITED:
             self._write(caller.principal.uri, method, f"{code} {message}")
 
     def denied(self, method: str, who: str, error: SwarmError) -> None:
@@ -93,19 +92,11 @@ class AuditTrail:
 
     def _write(self, who: str, method: str, result: str, **facts: str) -> None:
         """A full disk must not keep an admin from cancelling and revoking."""
-        told = {key: value for key, value in facts.items() if value} | {"project": self._project(who)}
+        told = {key: value for key, value in facts.items() if value}
         try:
             self._audit.write(who, method.rpartition("/")[2], result, **told)
         except OSError as error:
             self._log.error("not in the audit log", who=who, method=method, result=result, reason=str(error))
-
-    def _project(self, who: str) -> str:
-        """The project of a person in the book; empty for anybody else."""
-        try:
-            principal = principal_of([who])
-        except NotAdmitted:
-            return ""
-        return self._project_of(principal) if principal.role in PEOPLE else ""
 
 
 def _target(request: Any) -> str:

@@ -19,14 +19,14 @@ from scheduler.api.members.passes import Passes
 from scheduler.api.sessions import HEARTBEAT_S, Connections
 from scheduler.brain.explain.facts import Fact
 from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, SwarmError
-from swarm.limits import RELAY_USAGE_ROWS_MAX, RELAYS_MAX
+from swarm.limits import RELAY_ROWS_MAX, RELAYS_MAX
 from swarm.messages import PROTOCOL_VERSION, CutOff, RelayAt, UseRelays, Welcome
 from swarm.process.logs import Logger
 from swarm.rpc import channel
 from swarm.rpc.guard import CALLER
 from swarm.rpc.mapping import to_message
 from swarm.text import printable, size
-from swarm.types import JobId, PeerId
+from swarm.types import PeerId
 from swarm.wire import jobs_pb2, relay_pb2, relay_pb2_grpc
 
 HELLO_S_MAX = 10.0
@@ -60,7 +60,6 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
         self._carried: OrderedDict[tuple[str, str, str, str], int] = OrderedDict()  # (relay, job, from, to) -> bytes
         passes.on_cut_off = self._cut_off
         self.on_change: Callable[[bool], None] = lambda here: None  # hears whether any relay is here
-        self.on_carried: Callable[[JobId, int], None] = lambda job, size_bytes: None
 
     async def Attach(
         self, request_iterator: AsyncIterator[relay_pb2.RelayUp], context: Context
@@ -168,9 +167,8 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
             return
         key = (relay, printable(row.job), printable(row.sender), printable(row.to))
         self._carried[key] = self._carried.pop(key, 0) + row.size_bytes
-        if len(self._carried) > RELAY_USAGE_ROWS_MAX:
+        if len(self._carried) > RELAY_ROWS_MAX:
             self._carried.popitem(last=False)
-        self.on_carried(JobId(row.job), row.size_bytes)
 
     def _tell(self) -> None:
         """All stage servers: these relays are here."""

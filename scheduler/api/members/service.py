@@ -11,13 +11,11 @@ import grpc.aio
 
 from scheduler.brain.members.enrolment import Member, Token
 from scheduler.storage.members.book import Members
-from scheduler.storage.members.projects import Projects
 from swarm.errors import NotAdmitted, SwarmError
-from swarm.pki.names import PEOPLE, check_role
+from swarm.pki.names import check_role
 from swarm.pki.succession import Succession
 from swarm.rpc import channel
 from swarm.rpc.guard import CALLER, Caller
-from swarm.types import DEFAULT_PROJECT
 from swarm.wire import members_pb2 as pb
 from swarm.wire import members_pb2_grpc
 
@@ -32,7 +30,6 @@ class MemberService(members_pb2_grpc.MembersServicer):
     def __init__(
         self,
         members: Members,
-        projects: Projects,
         join_address: str,
         authority: Succession,
         changed: Callable[[], None] = lambda: None,
@@ -42,7 +39,6 @@ class MemberService(members_pb2_grpc.MembersServicer):
         self._changed = changed
         self._rotating = asyncio.Lock()
         self._members = members
-        self._projects = projects
         self._join_address = join_address
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.Certificate:
@@ -58,8 +54,6 @@ class MemberService(members_pb2_grpc.MembersServicer):
 
     async def CreateToken(self, request: pb.CreateTokenRequest, context: Context) -> pb.TokenLine:
         async with _answering(context):
-            project = request.project or DEFAULT_PROJECT
-            self._projects.quota(project)  # NotFound
             line, token = await self._members.create_token(
                 check_role(request.role),
                 request.ttl_s,
@@ -67,7 +61,6 @@ class MemberService(members_pb2_grpc.MembersServicer):
                 request.names,
                 str(_caller().principal),
                 self._join_address,
-                project,
             )
             return pb.TokenLine(line=str(line), token=_token_view(token))
 
@@ -145,7 +138,6 @@ def _token_view(token: Token) -> pb.TokenView:
         uses_left=token.uses_left,
         expires_unix_s=token.expires_unix_s,
         created_by=token.created_by,
-        project=token.project if token.role in PEOPLE else "",
     )
 
 
@@ -157,5 +149,4 @@ def _member_view(member: Member) -> pb.MemberView:
         ends_unix_s=member.ends_unix_s,
         invited_by=member.invited_by,
         reason=member.reason,
-        project=member.project if member.role in PEOPLE else "",
     )

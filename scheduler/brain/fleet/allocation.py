@@ -40,12 +40,10 @@ from enum import IntEnum
 
 from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, together
 from scheduler.brain.settings import ON_ITS_WAY_S_MAX
-from swarm.text import counted
-from swarm.types import DEFAULT_PROJECT, Decision, JobId, PeerId
+from swarm.types import Decision, JobId, PeerId
 
 PATIENCE_S = 600.0
 LOOKS_S_MAX = 60.0
-_NO_ROOM = "its project has as many stage servers as its quota allows"
 _FULL = "it has as many stage servers as its limits.max_replicas allows"
 _UNREACHED = "the scheduler cannot dial it, so others may not reach it: swarm explain PEER"
 _APART = "the scheduler cannot dial the stage server that serves it, so others may not reach that"
@@ -75,7 +73,6 @@ class PendingJob:
     min_replicas: int
     waited_s: float
     looks: bool = False  # it is stalled, and still looking for its checkpoint
-    room: int | None = None  # peers that its project may still have; None: any number
     peers_max: int | None = None  # that the job takes; None: any number
     unfit: frozenset[PeerId] = frozenset()  # it has expelled them, or has no stage for them
     islands: int = 1
@@ -85,11 +82,6 @@ class PendingJob:
 
     def plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
         """The stage of each peer, if the job started with these."""
-        needed = len(self.needs) * self.min_replicas
-        if self.room is not None and self.room < needed:
-            return Decision(
-                None, f"its project may have {counted(self.room, 'stage server')} more, and the job needs {needed}"
-            )
         first, *others = self._groups(peers)
         decision = self._plan(first)
         if decision.plan is None:
@@ -107,9 +99,8 @@ class PendingJob:
 
     def _plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
         peers, homes = self._at_home(peers)
-        bounds = [bound for bound in (self.room, self.peers_max) if bound is not None]
-        if bounds and min(bounds) < len(peers):
-            peers = self._within(peers, homes, min(bounds))
+        if self.peers_max is not None and self.peers_max < len(peers):
+            peers = self._within(peers, homes, self.peers_max)
         return place(peers, len(self.needs), self.min_replicas, self.needs, homes, self.per_inviter)
 
     def able(self, peers: Sequence[Candidate]) -> PendingJob | None:
@@ -118,8 +109,6 @@ class PendingJob:
 
     def least(self, peers: Sequence[Candidate]) -> frozenset[PeerId]:
         """The peers that bring the job nearest to a start, and no more than it needs to start."""
-        if self.room is not None and self.room < len(self.needs) * self.min_replicas:
-            return frozenset()
         groups = self._groups(peers)
         peers = next((group for group in groups if self._plan(group).plan is not None), groups[0])
         peers, homes = self._at_home(peers)
@@ -158,7 +147,6 @@ class ActiveJob:
     replicas: tuple[int, ...]
     at_start: int
     where_to_join: Callable[[Candidate, Collection[int], Mapping[PeerId, int]], Decision[int]]
-    project: str = DEFAULT_PROJECT
     room: int | None = None  # peers that it may take beside those that it has and awaits; None: any number
     per_inviter: int = 0  # replicas of a stage of one inviter; 0: any number
     invited: Mapping[tuple[int, str], int] = field(default_factory=dict)  # those that stay, by stage and inviter
@@ -309,15 +297,13 @@ def allocate(
     waiting: Sequence[PendingJob],
     running: Sequence[ActiveJob],
     reserved: Mapping[PeerId, Reservation],
-    rooms: Mapping[str, int] | None = None,
 ) -> Allocation:
     """The idle peers that join running jobs, after the waiting jobs have started as far as they could.
 
-    `rooms` says how many more a project may have, if that is limited; a replica that moves has its place already.
     `present` are all peers that are here, stay and may serve, idle or busy. Jobs are in the order in which they come:
     those of the highest priority first, of equal ones the oldest.
     """
-    deciding = _Deciding(running, reserved, rooms or {})
+    deciding = _Deciding(running, reserved)
     moving = [one for one in idle if one.peer in reserved]
     free = [one for one in idle if one.peer not in reserved]
     for one in moving:
@@ -340,10 +326,7 @@ class _Kept:
 class _Deciding:
     """The joins that are decided so far."""
 
-    def __init__(
-        self, running: Sequence[ActiveJob], reserved: Mapping[PeerId, Reservation], rooms: Mapping[str, int]
-    ) -> None:
-        self._rooms = dict(rooms)
+    def __init__(self, running: Sequence[ActiveJob], reserved: Mapping[PeerId, Reservation]) -> None:
         self._left = {job.job: job.room for job in running if job.room is not None}
         self._running = running
         self._invited = {job.job: Counter(job.invited) for job in running}
@@ -375,14 +358,10 @@ class _Deciding:
                 self._refuse(one, job, f"it is kept for {kept.job}, which waits for peers")
             elif (one.unreached or job.apart) and not (one.site and one.site == job.site):
                 self._refuse(one, job, _UNREACHED if one.unreached else _APART)
-            elif self._rooms.get(job.project) == 0:
-                self._refuse(one, job, _NO_ROOM)
             elif urgency is not Urgency.NEEDED and self._left.get(job.job, 1) <= 0:
                 self._refuse(one, job, _FULL)
             elif self._joins(one, job, stages):
                 counts[self.joins[one.peer].stage] += 1
-                if job.project in self._rooms:
-                    self._rooms[job.project] -= 1
                 if job.job in self._left:
                     self._left[job.job] -= 1
                 return

@@ -26,8 +26,6 @@ RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Jobs", "Drain Undrain FreePeer Chaos Collect", _ADMINS),
     **_methods("Session", "Attach Store Fetch", _STAGE_SERVERS),
     **_methods("Relays", "Attach", _RELAYS),
-    **_methods("Projects", "ListProjects ProjectUsage", _READERS),
-    **_methods("Projects", "CreateProject SetProject RemoveProject", _ADMINS),
     **_methods("Members", "Renew", _EVERYBODY),
     **_methods("Members", "Issue CreateToken ListTokens RevokeToken ListMembers RevokeMember", _ADMINS),
     **_methods("Members", "ShowAuthority RotateAuthority RetireAuthority", _ADMINS),

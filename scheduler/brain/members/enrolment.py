@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from swarm.errors import BadToken, CertificateEnded, Revoked
 from swarm.pki.names import Principal, Role, check_name, verb_of
 from swarm.text import duration
-from swarm.types import DEFAULT_PROJECT
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,6 @@ class Member:
     invited_by: str = ""
     revoked_unix_s: float = 0.0  # 0: a member
     reason: str = ""
-    project: str = DEFAULT_PROJECT  # of a person
 
     @property
     def ends_unix_s(self) -> float:
@@ -41,7 +39,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Lets `uses_left` more join in a role and a project, under a name that `names` (a pattern) allows."""
+    """Lets `uses_left` more join in a role, under a name that `names` (a pattern) allows."""
 
     id: str
     secret_hash: str
@@ -52,7 +50,6 @@ class Token:
     created_by: str
     created_unix_s: float
     joined_json: str = "{}"  # name -> fingerprint of whoever joined with it, who may ask again
-    project: str = DEFAULT_PROJECT
 
 
 Book = Mapping[tuple[Role, str], Member]
@@ -95,7 +92,7 @@ def grant_join(
     known = book.get((token.role, name))
     # Not in the book: the database failed after the use was spent. Another key there: the name was given anew.
     is_repeated = joined.get(name) == fingerprint and (known is None or known.keys.get(fingerprint, 0.0) > now_unix_s)
-    newcomer = Member(token.role, name, invited_by=token.created_by, project=token.project)
+    newcomer = Member(token.role, name, invited_by=token.created_by)
     if is_repeated:
         if known is not None and known.is_revoked:
             raise Revoked(f"{token.role} {name} was revoked", hint="ask an admin")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scheduler.brain.members.projects import Person
+from scheduler.brain.members.persons import Person
 from swarm.errors import Crowded
 
 

@@ -43,7 +43,6 @@ class Restart:
 
     async def load(self) -> None:
         """Read all jobs and continue those that had not ended."""
-        await self._stores.projects.load()
         await self._stores.files.load()
         for record in await self._stores.database.jobs():
             job = await self._read(record)

@@ -52,20 +52,20 @@ class Timelines:
                 progress.evaluation_loss, progress.evaluation_step = evaluation.loss, evaluation.version
         return progress
 
-    def source(self, spec: JobSpec, project: str) -> Job:
-        """The job of the project that `checkpoint.resume_from` names; InvalidConfig, NotFound."""
+    def source(self, spec: JobSpec) -> Job:
+        """The job that `checkpoint.resume_from` names; InvalidConfig, NotFound."""
         name, _ = job_and_step(spec.checkpoint.resume_from)
-        return self._registry.find(name, lambda record: record.project == project)
+        return self._registry.find(name)
 
-    async def start_from(self, spec: JobSpec, project: str, at: int | None = None) -> Found:
-        """The checkpoint of another job of the project that a new one starts from.
+    async def start_from(self, spec: JobSpec, at: int | None = None) -> Found:
+        """The checkpoint of another job that a new one starts from.
 
         InvalidConfig, NotFound, CheckpointDamaged.
 
         `at`: the step of the checkpoint, if it was chosen before.
         """
         step = job_and_step(spec.checkpoint.resume_from)[1] if at is None else f"{at}"
-        other = self.source(spec, project)
+        other = self.source(spec)
         same_model(other.spec, spec, f"job {other.record.id}")
         found = await self._catalog.choose(other.record, other.spec, step)
         if found.checkpoint is None:
@@ -85,7 +85,7 @@ class Timelines:
             )
         was_sent = any(file.path == MANIFEST for file in record.files)
         if start is None and job.spec.checkpoint.resume_from and not was_sent:
-            start = (await self.start_from(job.spec, record.project, record.first_steps[0])).checkpoint
+            start = (await self.start_from(job.spec, record.first_steps[0])).checkpoint
         return Beginning(start.step if start is not None else record.first_steps[0], start, skipped)
 
     async def switch_to(self, job: Job, record: JobRecord, beginning: Beginning, spec: JobSpec) -> None:

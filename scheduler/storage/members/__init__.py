@@ -1,1 +1,1 @@
-"""Storage of members, their projects, and quarantined stage servers."""
+"""Storage of members and of quarantined stage servers."""

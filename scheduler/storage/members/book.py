@@ -16,7 +16,6 @@ import sqlalchemy as sa
 
 from scheduler.brain.members.access import check_role
 from scheduler.brain.members.enrolment import Member, Token, grant_join, grant_return
-from scheduler.brain.members.projects import Person
 from scheduler.storage.database import Database
 from swarm.errors import (
     CertificateEnded,
@@ -32,10 +31,10 @@ from swarm.limits import MEMBERS_MAX, TOKENS_MAX
 from swarm.pki import keys
 from swarm.pki.authority import AWAY_S, LIFE_S, Signer
 from swarm.pki.identity import Identity, issue
-from swarm.pki.names import MEMBERS, PEOPLE, Principal, Role, check_name, principal_of
+from swarm.pki.names import MEMBERS, Principal, Role, check_name, principal_of
 from swarm.pki.tokens import JoinLine, new_line, secret_hash
 from swarm.rpc.guard import Caller
-from swarm.types import DEFAULT_PROJECT, PeerId
+from swarm.types import PeerId
 
 TOKEN_TTL_S_MAX = 30 * 86400.0
 TOKEN_USES_MAX = 1000
@@ -50,7 +49,7 @@ _MEMBERS = sa.Table(
     *(sa.Column(name, sa.Text, primary_key=True) for name in ("role", "name")),
     *(sa.Column(name, sa.Text) for name in ("keys_json", "invited_by")),
     sa.Column("revoked_unix_s", sa.Float),
-    *(sa.Column(name, sa.Text) for name in ("reason", "project")),
+    sa.Column("reason", sa.Text),
 )
 _TOKENS = sa.Table(
     "tokens",
@@ -61,7 +60,7 @@ _TOKENS = sa.Table(
     sa.Column("expires_unix_s", sa.Float),
     sa.Column("created_by", sa.Text),
     sa.Column("created_unix_s", sa.Float),
-    *(sa.Column(name, sa.Text) for name in ("joined_json", "project")),
+    sa.Column("joined_json", sa.Text),
 )
 
 
@@ -102,11 +101,6 @@ class Members:
         """Raise unless the caller's role, name and key allow the method now."""
         check_role(caller.principal, method, self.authority.cluster)
         self._check_known(caller)
-
-    def person(self, principal: Principal) -> Person:
-        """The person of this name, as projects know people; a caller that is not in the book has no project."""
-        member = self._members.get((principal.role, principal.name))
-        return Person(principal.role, principal.name, "" if member is None else member.project)
 
     def inviter(self, peer: PeerId) -> str:
         """Who made the token with which a stage server joined, or vouched for it; "" if it is not in the book."""
@@ -165,8 +159,7 @@ class Members:
                     f"{role} {name} was revoked: {known.reason or 'no reason given'}",
                     hint=f"to take it in again, join with a new token: swarm token create --role {role} --name {name}",
                 )
-            project = DEFAULT_PROJECT if known is None else known.project
-            return await self._certify(key, Member(role, check_name(name), invited_by=by, project=project))
+            return await self._certify(key, Member(role, check_name(name), invited_by=by))
 
     async def renew(self, caller: Caller, csr_pem: bytes) -> bytes:
         """A certificate for the caller's name and a new key; the present one stays good until it ends."""
@@ -233,17 +226,15 @@ class Members:
     # For admins --------------------------------------------------------------------------------------------------
 
     async def create_token(
-        self, role: Role, ttl_s: float, uses: int, names: str, by: str, address: str, project: str = DEFAULT_PROJECT
+        self, role: Role, ttl_s: float, uses: int, names: str, by: str, address: str
     ) -> tuple[JoinLine, Token]:
-        """A line that lets `uses` join at `address`, people in `project`; its secret is kept nowhere."""
+        """A line that lets `uses` join at `address`; its secret is kept nowhere."""
         if role not in MEMBERS:
             raise RoleForbids(f"nobody joins as {role}")
         if len(names) > NAMES_CHARACTERS_MAX:
             raise UsageError(f"a pattern of names has at most {NAMES_CHARACTERS_MAX} characters")
         if not 0.0 < ttl_s <= TOKEN_TTL_S_MAX or not 1 <= uses <= TOKEN_USES_MAX:
             raise UsageError(f"a token lives at most 30 days and lets at most {TOKEN_USES_MAX} join")
-        if role is Role.STAGE_SERVER and project != DEFAULT_PROJECT:
-            raise UsageError("stage servers serve all projects", hint="leave --project out")
         now_unix_s = self._wall_s()
         async with self._changing:
             ended = [token.id for token in self._tokens.values() if token.expires_unix_s <= now_unix_s]
@@ -260,7 +251,6 @@ class Members:
                 expires_unix_s=now_unix_s + ttl_s,
                 created_by=by,
                 created_unix_s=now_unix_s,
-                project=project,
             )
             await self._put_token(token, None)
         return line, token
@@ -286,13 +276,6 @@ class Members:
     def ends_unix_s(self) -> float:
         """When the last certificate ends that is good now."""
         return max((one.ends_unix_s for one in self._members.values() if not one.is_revoked), default=0.0)
-
-    def of_project(self, project: str) -> tuple[int, int]:
-        """How many people of the project can come in or come back, and how many tokens let more of them join."""
-        now_unix_s = self._wall_s()
-        people = [one for one in self._members.values() if one.role in PEOPLE and one.project == project]
-        able = [one for one in people if not one.is_revoked and one.ends_unix_s + self._grace_s > now_unix_s]
-        return len(able), sum(one.project == project for one in self.tokens())
 
     def members(self) -> list[Member]:
         return sorted(self._members.values(), key=lambda member: (member.role, member.name))

@@ -156,9 +156,9 @@ function showJob() {
   $("job").hidden = !job;
   if (!job) return;
   say($("job-title"), full.id);
-  const owner = job.owner ? `, submitted by ${job.owner}` : "";
+  const owner = job.owner ? ` Submitted by ${job.owner}.` : "";
   say($("job-reason"), `${job.state}: ${job.reason || ""}`);
-  say($("job-hint"), (job.hint || "") + (job.project && job.project !== "default" ? ` Project ${job.project}${owner}.` : ""));
+  say($("job-hint"), (job.hint || "") + owner);
   $("job-hint").hidden = !$("job-hint").textContent;
   $("job-progress").max = job.steps;
   const reached = Math.max(job.step, full.reached || 0);
@@ -439,7 +439,7 @@ function showPool() {
 
 function showHead() {
   const {visitor, troubles, product} = state.scheduler;
-  say($("visitor"), visitor.name ? `${visitor.role} ${visitor.name}${visitor.project ? `, project ${visitor.project}` : ""}` : "");
+  say($("visitor"), visitor.name ? `${visitor.role} ${visitor.name}` : "");
   say($("product"), `swarm ${product}.`);
   const text = troubles.join("\n");
   if ($("troubles").dataset.text !== text) {

@@ -33,7 +33,6 @@ NOUNS = [
     "token",
     "island",
     "member",
-    "project",
     "file",
     "checkpoint",
     "relay",

@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from scheduler.api.reads import Reads
-from scheduler.brain.members.projects import ANYBODY, Person
+from scheduler.brain.members.persons import ANYBODY, Person
 from swarm.errors import Crowded
 from swarm.limits import READS_AT_ONCE, READS_MAX, READS_OF_ONE_MAX, READS_PER_S
 from swarm.pki.names import Role
 from tests.support.sim import loop as sim
 
-ANN, EVE = Person(Role.VIEWER, "ann", "red"), Person(Role.VIEWER, "eve", "red")
+ANN, EVE = Person(Role.VIEWER, "ann"), Person(Role.VIEWER, "eve")
 NOTHING_S = pytest.approx(0.0, abs=1e-9)
-ROOT = Person(Role.ADMIN, "root", "default")
+ROOT = Person(Role.ADMIN, "root")
 
 
 async def read(reads: Reads, person: Person, times: int) -> float:

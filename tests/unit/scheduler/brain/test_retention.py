@@ -13,10 +13,8 @@ from swarm.types import JobId, JobState
 DONE, FAILED, RUNNING = JobState.SUCCEEDED, JobState.FAILED, JobState.RUNNING
 
 
-def job(
-    id_: str, state: JobState = DONE, *, at: float, begins_at: str = "", where: str = "", project: str = "default"
-) -> HeldJob:
-    return HeldJob(JobId(id_), id_.partition("-")[0], project, state, at + 0.5, at, begins_at, where)
+def job(id_: str, state: JobState = DONE, *, at: float, begins_at: str = "", where: str = "") -> HeldJob:
+    return HeldJob(JobId(id_), id_.partition("-")[0], state, at + 0.5, at, begins_at, where)
 
 
 @pytest.mark.parametrize("state", [state for state in JobState if not state.is_final])
@@ -41,7 +39,6 @@ FREE = {
     "one that has succeeded": job("b-1", DONE, at=2, begins_at="a-1", where="/data/jobs/a-1/checkpoints"),
     "one that began at another": job("b-1", RUNNING, at=2, begins_at="c-1", where="/data/jobs/a-11/checkpoints"),
     "one that began at nothing": job("b-1", RUNNING, at=2),
-    "one of another project": job("b-1", RUNNING, at=2, begins_at="a-1", project="red"),
     "one that is older": job("b-1", RUNNING, at=0, begins_at="a"),
     "one that starts at its own checkpoint": job("a-2", FAILED, at=2, where="/data/jobs/a-2/checkpoints"),
 }

@@ -41,8 +41,8 @@ class Scene:
     begun: list[list[PeerId]] = field(default_factory=list)  # of the newest job, by island
 
     def __post_init__(self) -> None:
-        files = SimpleNamespace(batches=lambda spec, tokens, project: None)
-        stores = SimpleNamespace(files=files, projects=SimpleNamespace(all=dict))
+        files = SimpleNamespace(batches=lambda spec, tokens, owner: None)
+        stores = SimpleNamespace(files=files)
         ports = SimpleNamespace(stores=stores, settle_s=0.0)
         registry = SimpleNamespace(
             all=lambda: self.jobs,

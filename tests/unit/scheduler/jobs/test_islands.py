@@ -92,11 +92,11 @@ def test_whoever_joins_is_on_the_timeline_of_the_island_that_it_joins() -> None:
         )
         for peer, stage in ((A, 0), (C, 1), (joiner, 0), (B, 1))
     ]
-    ports: Any = SimpleNamespace(stores=SimpleNamespace(files=None, projects=None), settle_s=0.0)
+    ports: Any = SimpleNamespace(stores=SimpleNamespace(files=None), settle_s=0.0)
     membership: Any = SimpleNamespace(peers=lambda: peers)
     none: Any = None
     run: Any = SimpleNamespace(replicas_at_start=4, brain=one.brain)
-    one.record.id, one.record.project, one.stages = "job", "", {}
+    one.record.id, one.stages = "job", {}
     active = Allocator(ports, none, none, membership, none)._running(one, run)
     assert active.replicas == (1, 1), "the joiner fills the gap in stage 0 of island 1"
 

@@ -64,7 +64,7 @@ def test_a_name_of_ended_jobs_means_the_newest(tmp_path: Path) -> None:
     assert registry(tmp_path, jobs).find("dup").record.id == "dup-3"
 
 
-async def test_the_queue_is_in_order_of_age_and_hides_how_far_jobs_of_others_are(tmp_path: Path) -> None:
+async def test_the_queue_is_in_order_of_age_and_says_how_far_jobs_are(tmp_path: Path) -> None:
     jobs = [job(f"w-{n}", "w", JobState.PLACING, float(n), tmp_path) for n in (2, 1)]
     for name, count in (("mine-1", 1), ("others-2", 3), ("ended-3", 9)):
         state = JobState.SUCCEEDED if name == "ended-3" else JobState.RUNNING
@@ -72,9 +72,9 @@ async def test_the_queue_is_in_order_of_age_and_hides_how_far_jobs_of_others_are
         works.record = replace(works.record, peers={PeerId(f"{name}-{n}"): 0 for n in range(count)})
         works.progress.steps_done, works.progress.eta_s = 3, 60.0
         jobs.append(works)
-    made = registry(tmp_path, jobs).queue(lambda one: one.record.name.startswith("mine"))
+    made = registry(tmp_path, jobs).queue()
     assert made.waiting == ("w-1", "w-2")
-    assert made.holders == (Holder(JobId("others-2"), 3), Holder(JobId("mine-1"), 1, 3, 4, 60.0))
+    assert made.holders == (Holder(JobId("others-2"), 3, 3, 4, 60.0), Holder(JobId("mine-1"), 1, 3, 4, 60.0))
 
 
 async def test_a_job_enters_only_states_that_its_state_leads_to(tmp_path: Path) -> None:

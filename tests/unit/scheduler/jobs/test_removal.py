@@ -116,10 +116,10 @@ async def test_a_job_goes_with_its_files_its_uploads_its_series_and_its_message(
     scene.upload(FRESH, 0.5)  # somebody asked for it since: he may be about to submit
     scene.upload(SHARED, DAY_S)
     await scene.stores.files.load()
-    assert scene.stores.files.held_bytes("default") == 3000
+    assert scene.stores.files.held_bytes("") == 3000
     removed = await removal.remove(job)
     assert (removed.freed_bytes, removed.left) == (1100, "")
-    assert scene.stores.files.held_bytes("default") == 2000
+    assert scene.stores.files.held_bytes("") == 2000
     assert scene.there() == {"two-2", "b", "c"}
     assert await scene.listed() == {"two-2"}
     assert scene.announced.removed == ["one-1"]
@@ -283,7 +283,7 @@ async def test_what_no_job_needs_is_named_and_then_removed(scene: Scene) -> None
     scene.upload(FRESH, 60.0)
     before = scene.there()
     named = await removal.collect(dry_run=True)
-    assert named == [Waste("job", "old-1", 100), Waste("uploads", "default", 1000), Waste("folder", "stray-3", 100)]
+    assert named == [Waste("job", "old-1", 100), Waste("uploads", "everybody", 1000), Waste("folder", "stray-3", 100)]
     assert scene.there() == before
     done = await removal.collect(dry_run=False)
     assert sum(one.size_bytes for one in done) == sum(one.size_bytes for one in named)

@@ -14,18 +14,17 @@ import alembic.config
 import pytest
 import sqlalchemy as sa
 
-from scheduler.brain.members.projects import Person, Quota
 from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage import database, migrations
 from scheduler.storage.data_folder import ID_FILE
 from scheduler.storage.database import Database, Drain, database_in
 from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.members.book import Members
-from scheduler.storage.members.projects import Projects
 from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
 from swarm.pki.authority import Authority
-from swarm.pki.names import Principal, Role
+from swarm.pki.names import Role
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
+from tests.support.databases import BEFORE_PERSONS
 
 JOB = JobId("demo-1")
 OLD_TOKENS = {"shards": ["aa"], "token_dtype": "uint16", "vocabulary_size": 257, "unigram_entropy": 3.5}
@@ -294,9 +293,9 @@ async def test_a_job_from_before_lookahead_keeps_plain_adamw(tmp_path: Path) -> 
     with sqlite3.connect(tmp_path / "a.db") as connection:
         old = {"name": "t", "training": {"steps": 3}}
         connection.execute("UPDATE jobs SET spec_json = ?", (json.dumps(old),))
-        for table in ("members", "tokens", "projects", "quarantine", "removals", "forks", "usage", "shares"):
+        for table in ("members", "tokens", "quarantine", "removals", "forks", "shares"):
             connection.execute(f"DROP TABLE {table}")
-        for column in ("project", "owner", "times_json", "peer_s", "counted_unix_s", "repeats_json"):
+        for column in ("owner", "times_json", "peer_s", "counted_unix_s", "repeats_json"):
             connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         connection.execute("UPDATE alembic_version SET version_num = '0007'")
     connection.close()
@@ -306,7 +305,7 @@ async def test_a_job_from_before_lookahead_keeps_plain_adamw(tmp_path: Path) -> 
     await second.close()
 
 
-async def test_what_is_older_than_projects_is_of_the_default_one_and_of_nobody(tmp_path: Path) -> None:
+async def test_what_is_older_than_owners_is_of_nobody(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     engine = sa.create_engine(url)
     with engine.begin() as connection:
@@ -344,17 +343,41 @@ async def test_what_is_older_than_projects_is_of_the_default_one_and_of_nobody(t
     engine.dispose()
     store = await Database.open(url, None)
     (job,) = await store.jobs()
-    assert (job.id, job.project, job.owner) == ("old-1", "default", "")
-    await store.put_job(replace(job, project="red", owner="submitter/ann"))
-    assert [(one.project, one.owner) for one in await store.jobs()] == [("red", "submitter/ann")]
+    assert (job.id, job.owner) == ("old-1", "")
+    await store.put_job(replace(job, owner="submitter/ann"))
+    assert [one.owner for one in await store.jobs()] == ["submitter/ann"]
     members = Members(Authority.new(0.0), store, lambda: 1.0)
     await members.load()
-    assert members.person(Principal("c", Role.SUBMITTER, "ann")) == Person(Role.SUBMITTER, "ann", "default")
-    assert members.person(Principal("c", Role.SUBMITTER, "bob")).project == ""
-    projects = Projects(store)
-    await projects.load()
-    assert projects.all() == {"default": Quota()}
+    assert [(member.role, member.name) for member in members.members()] == [(Role.SUBMITTER, "ann")]
     await store.close()
+
+
+async def test_a_database_with_projects_is_taken_over_and_the_log_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`before_persons.sql` is what the last version with projects wrote: two open jobs of one name, in two projects."""
+    url = f"sqlite:///{tmp_path}/a.db"
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        connection.executescript(BEFORE_PERSONS.read_text())
+    connection.close()
+    for said in (1, 0):
+        store = await Database.open(url, None)
+        jobs = {(job.name, job.owner, job.state) for job in await store.jobs() if not job.state.is_final}
+        assert jobs == {("rig", f"submitter/{name}", JobState.QUEUED) for name in ("ada", "bob")}
+        members = Members(Authority.new(0.0), store, lambda: 1.0)
+        await members.load()
+        assert [(one.role, one.name) for one in members.members()] == [(Role.SUBMITTER, "bob")]
+        assert [token.role for token in members.tokens()] == [Role.VIEWER]
+        await store.close()
+        out = "".join(capsys.readouterr())
+        assert out.count("whoever may look sees every job") == said
+        assert out.count("atlas, default") == said
+
+
+async def test_a_new_database_says_nothing_of_projects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
+    await store.close()
+    assert "projects" not in "".join(capsys.readouterr())
 
 
 async def test_an_idle_scheduler_notices_that_another_one_took_its_database(

@@ -14,7 +14,7 @@ from swarm.data.batches import TokenData
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.types import DEFAULT_PROJECT, JobId, JobState
+from swarm.types import JobId, JobState
 from tests.support.simulated import Tokens, small_spec, write_text
 
 
@@ -42,12 +42,12 @@ def test_validation_tokens_are_counted_once_for_a_data_set(tmp_path: Path, count
     """At a job's start they were counted on the event loop, for as long as a disk takes to read them."""
     spec, tokens = made(tmp_path)
     files = JobFiles(tmp_path, None)
-    looked_at = files.counted(spec, tokens.of_job(), DEFAULT_PROJECT)
+    looked_at = files.counted(spec, tokens.of_job(), "")
     assert len(counting) == 1
-    assert files.batches(spec, tokens.of_job(), DEFAULT_PROJECT).evaluation_tokens == looked_at.evaluation_tokens
+    assert files.batches(spec, tokens.of_job(), "").evaluation_tokens == looked_at.evaluation_tokens
     assert len(counting) == 1
     other = spec.model_copy(update={"data": spec.data.model_copy(update={"validation_ratio": 0.25})})
-    assert files.batches(other, tokens.of_job(), DEFAULT_PROJECT).evaluation_tokens < looked_at.evaluation_tokens
+    assert files.batches(other, tokens.of_job(), "").evaluation_tokens < looked_at.evaluation_tokens
     assert len(counting) == 2, "another part of the data"
 
 
@@ -66,5 +66,5 @@ async def test_after_a_restart_they_are_counted_on_a_thread(tmp_path: Path, coun
     with ThreadPoolExecutor(1, thread_name_prefix="aside") as threads:
         files = JobFiles(tmp_path, threads)
         await files.reopened(record, spec)
-        assert files.batches(spec, record.tokens, record.project).evaluation_tokens
+        assert files.batches(spec, record.tokens, record.owner).evaluation_tokens
     assert [name.partition("_")[0] for name in counting] == ["aside"]

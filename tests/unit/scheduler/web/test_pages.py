@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.brain.members.projects import ANYBODY, Person
+from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.web import pages as module
 from scheduler.web.feed import Look
 from scheduler.web.pages import Pages
@@ -201,11 +201,11 @@ async def test_one_visitor_leaves_streams_to_the_others(monkeypatch: pytest.Monk
     """A viewer opened the page as often as it could be opened, and nobody else was shown anything."""
     monkeypatch.setattr(module, "STREAMS_OF_ONE_MAX", 1)
     feed = Shown()
-    feed.person = Person(Role.VIEWER, "eve", "default")
+    feed.person = Person(Role.VIEWER, "eve")
     with shown(feed) as port:
         line = await asyncio.to_thread(open_stream, port)
         assert await asyncio.to_thread(_status, port) == 503
-        feed.person = Person(Role.VIEWER, "ann", "default")
+        feed.person = Person(Role.VIEWER, "ann")
         assert await asyncio.to_thread(_status, port) == 200
         line.close()
 

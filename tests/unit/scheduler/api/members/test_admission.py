@@ -16,7 +16,6 @@ from scheduler.api.members import admission as module
 from scheduler.api.members import audit_trail
 from scheduler.api.members.audit_trail import AUDITED
 from scheduler.brain.members.access import RULES
-from scheduler.storage.members.projects import Projects
 from swarm.errors import (
     BadToken,
     CertificateEnded,
@@ -201,7 +200,6 @@ async def test_a_join_address_that_was_chosen_and_is_taken_is_an_error(tmp_path:
                 side.joins,
                 loop,
                 lambda *_: None,
-                Projects(side.members._database),
             )
 
 

@@ -13,7 +13,6 @@ import grpc.aio
 import pytest
 
 from scheduler.api.members.service import MemberService
-from scheduler.storage.members.projects import Projects
 from swarm.errors import DatabaseUnavailable, NotAdmitted, NotFound, Refused, SwarmError, UsageError
 from swarm.pki.identity import Application
 from swarm.pki.joining import join
@@ -111,9 +110,7 @@ async def test_a_request_without_a_key_is_refused(tmp_path: Path) -> None:
 async def test_a_scheduler_that_takes_plaintext_has_no_members(tmp_path: Path) -> None:
     async with scheduler_side(tmp_path / "data") as side:
         server = new_server()
-        service = MemberService(
-            side.members, Projects(side.members._database), "", Succession.open(tmp_path / "data/pki")
-        )
+        service = MemberService(side.members, "", Succession.open(tmp_path / "data/pki"))
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         address = f"127.0.0.1:{bind(server, LOOPBACK)}"
         await server.start()

@@ -254,43 +254,6 @@ def test_the_memory_is_bounded() -> None:
     assert unfit.why(PeerId("a"), UNFIT_MAX)
 
 
-# Quotas --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_job_starts_with_as_many_peers_as_its_project_may_still_have() -> None:
-    idle = [*peers("a", "b", "c"), Candidate(PeerId("z"), pinned_stage=1, memory_bytes=100)]
-    assert set(start_with(waiting(), [], idle, {}).plan or {}) == {"a", "b", "c", "z"}
-    for room, expected in ((4, {"a", "b", "c", "z"}), (3, {"a", "b", "z"}), (2, {"a", "z"})):
-        plan = start_with(replace(waiting(), room=room), [], idle, {}).plan
-        assert plan is not None
-        assert (set(plan), set(plan.values()), plan["z"]) == (expected, {0, 1}, 1)
-    decision = start_with(replace(waiting(), room=1), [], idle, {})
-    assert (decision.plan, decision.reason) == (None, "its project may have 1 stage server more, and the job needs 2")
-
-
-def test_a_job_that_its_quota_keeps_from_starting_keeps_no_peer_from_others() -> None:
-    idle = peers("x", "y")
-    waits = replace(waiting(waited_s=PATIENCE_S), room=1)
-    assert given(allocate(idle, idle + busy(4), [waits], [running(A, 2, 2)], {})) == {"x": (A, 0), "y": (A, 0)}
-    assert given(allocate(idle, idle + busy(4), [replace(waits, room=2)], [running(A, 2, 2)], {})) == {}
-
-
-def test_running_jobs_get_no_more_than_their_project_may_have_and_moves_are_free() -> None:
-    idle = peers("x", "y", "z")
-    red, other = replace(running(A), project="red"), replace(running(C), project="red")
-    handed = allocate(idle, idle, [], [red, other], {}, {"red": 2})
-    assert given(handed) == {"x": (A, 0), "y": (A, 0)}
-    assert handed.unused["z"] == dict.fromkeys((A, C), "its project has as many stage servers as its quota allows")
-    needs = replace(running(A, 0, 1), project="red")
-    assert given(allocate(idle, idle, [], [needs, running(C)], {}, {"red": 0})) == {
-        "x": (C, 0),
-        "y": (C, 0),
-        "z": (C, 0),
-    }
-    moves = {PeerId("y"): Reservation(A, 1, 9.0)}
-    assert given(allocate(idle, idle, [], [red], moves, {"red": 0})) == {"y": (A, 0)}
-
-
 # Priorities and bounds -----------------------------------------------------------------------------------------------
 
 
@@ -309,7 +272,7 @@ def test_a_waiting_job_keeps_what_it_would_start_with_from_those_of_lower_priori
 def test_nothing_is_kept_from_lower_priorities_for_a_job_that_nobody_here_could_serve() -> None:
     idle, present = peers("x", "y"), [*peers("x", "y"), *busy(2)]
     expelled = replace(waiting(C, 4), unfit=frozenset({PeerId("x")}))
-    for other in (waiting(C, 5), expelled, replace(waiting(C, 3), room=2)):
+    for other in (waiting(C, 5), expelled):
         assert start_with(waiting(B, 2), [], idle, {}, present, higher=[other]).plan == {"x": 0, "y": 1}
     assert start_with(waiting(B, 2), [], idle, {}, present, higher=[waiting(C, 4)]).plan is None
 
@@ -327,7 +290,6 @@ def test_a_turn_decides_as_if_every_job_looked_at_all_before_it(data: st.DataObj
         st.integers(1, 2),
         st.sampled_from([1.0, LOOKS_S_MAX]),
         st.booleans(),
-        st.sampled_from([None, None, 2]),
         st.sampled_from([None, 4]),
         st.sampled_from([frozenset[PeerId](), frozenset({PeerId("x0")})]),
     )
@@ -377,7 +339,6 @@ def test_a_job_starts_with_no_more_peers_than_it_takes() -> None:
     idle = peers("w", "x", "y", "z")
     assert start_with(replace(waiting(), peers_max=2), [], idle, {}).plan == {"w": 0, "x": 1}
     assert set(start_with(replace(waiting(), peers_max=3), [], idle, {}).plan or {}) == {"w", "x", "y"}
-    assert set(start_with(replace(waiting(), peers_max=3, room=2), [], idle, {}).plan or {}) == {"w", "x"}
 
 
 def test_a_running_job_that_has_as_many_as_it_takes_leaves_the_others_to_the_next() -> None:
@@ -429,10 +390,10 @@ def test_a_job_that_waits_starts_with_no_majority_of_one_inviter() -> None:
     assert job.plan([*some, replace(peers("e")[0], inviter="y")]).plan is not None
 
 
-def test_room_for_all_that_a_job_with_a_quota_needs_is_enough() -> None:
+def test_as_many_peers_as_a_job_with_a_quota_of_inviters_needs_are_enough() -> None:
     """Each stage needs one of a and one of d, so the one that stays idle is of d."""
     invited = [replace(one, inviter=who) for one, who in zip(peers(*"tuvwxyz"), "aabcddd", strict=True)]
-    job = replace(waiting(B, 2), min_replicas=3, per_inviter=1, room=6)
+    job = replace(waiting(B, 2), min_replicas=3, per_inviter=1, peers_max=6)
     assert len(job.plan(invited).plan or {}) == 6
 
 

@@ -46,10 +46,6 @@ TABLE = """
     Session.Store           yes           -      -       -          -      -
     Session.Fetch           yes           -      -       -          -      -
     Relays.Attach           -             yes    -       -          -      -
-    Projects.ListProjects   -             -      yes     yes        yes    -
-    Projects.ProjectUsage   -             -      yes     yes        yes    -
-    Projects.CreateProject  -             -      -       -          yes    -
-    Projects.SetProject     -             -      -       -          yes    -
     Members.Renew           yes           yes    yes     yes        yes    yes
     Members.Issue           -             -      -       -          yes    -
     Members.CreateToken     -             -      -       -          yes    -
@@ -57,7 +53,6 @@ TABLE = """
     Members.RevokeToken     -             -      -       -          yes    -
     Members.ListMembers     -             -      -       -          yes    -
     Members.RevokeMember    -             -      -       -          yes    -
-    Projects.RemoveProject  -             -      -       -          yes    -
     Members.ShowAuthority   -             -      -       -          yes    -
     Members.RotateAuthority -             -      -       -          yes    -
     Members.RetireAuthority -             -      -       -          yes    -

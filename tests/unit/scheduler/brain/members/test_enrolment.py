@@ -14,7 +14,7 @@ from swarm.pki.names import Principal, Role
 
 GPU = Role.STAGE_SERVER
 NOW_S = 1000.0
-TOKEN = Token("t", "hash", GPU, "gpu-*", 2, NOW_S + 60.0, "admin me", NOW_S - 60.0, project="red")
+TOKEN = Token("t", "hash", GPU, "gpu-*", 2, NOW_S + 60.0, "admin me", NOW_S - 60.0)
 KEY, OTHER_KEY = "aa", "bb"
 LIVES = Member(GPU, "gpu-1", {OTHER_KEY: NOW_S + 5.0}, "admin you")
 ENDED = replace(LIVES, keys={OTHER_KEY: NOW_S})
@@ -28,9 +28,9 @@ def asked(token: Token | None = TOKEN, known: Member | None = None, name: str = 
 
 
 @pytest.mark.parametrize("known", [None, ENDED, OUT_BEFORE], ids=["nobody", "ended", "revoked before the token"])
-def test_a_free_name_is_given_once_with_the_tokens_role_and_project(known: Member | None) -> None:
+def test_a_free_name_is_given_once_with_the_tokens_role(known: Member | None) -> None:
     given = asked(known=known)
-    assert given.member == Member(GPU, "gpu-1", invited_by="admin me", project="red")
+    assert given.member == Member(GPU, "gpu-1", invited_by="admin me")
     assert given.spent is not None
     assert (given.spent.uses_left, json.loads(given.spent.joined_json)) == (1, {"gpu-1": KEY})
 
@@ -39,7 +39,7 @@ def test_a_free_name_is_given_once_with_the_tokens_role_and_project(known: Membe
 def test_the_same_key_may_ask_again_and_spends_nothing(known: Member | None) -> None:
     again = asked(USED, known)
     assert again.spent is None
-    assert again.member == known or (known is None and again.member.project == "red")
+    assert again.member == known or (known is None and again.member.invited_by == "admin me")
 
 
 REFUSALS: dict[str, tuple[dict[str, object], type[SwarmError], str]] = {
@@ -79,10 +79,6 @@ def test_a_line_for_another_command_is_refused_and_not_used_up(role: Role, verb:
 
 def test_a_token_for_one_name_gives_it_to_whoever_says_none() -> None:
     assert asked(replace(TOKEN, names="gpu-7"), name="").member.name == "gpu-7"
-
-
-def test_who_joins_anew_is_of_the_new_tokens_project() -> None:
-    assert asked(known=replace(ENDED, project="blue")).member.project == "red"
 
 
 GPU_1 = Principal("a" * 16, GPU, "gpu-1")

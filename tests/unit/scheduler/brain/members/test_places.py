@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.brain.members.places import Places
-from scheduler.brain.members.projects import ANYBODY, Person
 from swarm.errors import Crowded
 from swarm.pki.names import Role
 
-EVE, ANN, BOB = (Person(Role.VIEWER, name, "default") for name in ("eve", "ann", "bob"))
+EVE, ANN, BOB = (Person(Role.VIEWER, name) for name in ("eve", "ann", "bob"))
 
 
 def test_one_person_cannot_take_the_places_of_all_others() -> None:

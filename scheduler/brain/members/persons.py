@@ -1,0 +1,69 @@
+"""Persons: the jobs that a caller may change, and how much one person may take.
+
+Whoever may look sees every job. A submitter changes and pulls the jobs that he submitted, an admin every job.
+
+Not chosen: projects that do not see each other's jobs, because teams that need such a wall run a scheduler each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.errors import NotOwner, QuotaReached
+from swarm.pki.names import Role
+from swarm.text import counted, size
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """The person that makes a call."""
+
+    role: Role
+    name: str
+
+    @property
+    def owner(self) -> str:
+        """The submitter's name in a job; empty over plaintext."""
+        return f"{self.role}/{self.name}" if self.name else ""
+
+
+ANYBODY = Person(Role.ADMIN, "")  # over plaintext
+
+# Methods that name a job and only look at it; every other method is for the job's owner. "Verify" is Checkpoints when
+# it reads every byte, "Start" is Submit when it names a job to start from, whose weights the new job then has.
+LOOKS = frozenset({"Get", "Watch", "Logs", "Explain", "Checkpoints", "History", "Trace"})
+
+
+def check_owner(person: Person, method: str, job: str, owner: str) -> None:
+    """NotOwner if the method is for the job's owner, and the caller is neither he nor an admin."""
+    if method in LOOKS or person.role is Role.ADMIN or owner == person.owner:
+        return
+    raise NotOwner(
+        f"{method} is for the person who submitted job {job}: {owner or 'unknown'}", hint="ask its owner or an admin"
+    )
+
+
+def check_share(owner: str, own_jobs: int, other_jobs: int, most: int) -> None:
+    """QuotaReached if a person has half of the jobs that others leave free of the `most` that can be open.
+
+    Over plaintext nobody is known, and all share them.
+    """
+    if owner and 2 * own_jobs >= most - other_jobs:
+        raise QuotaReached(
+            f"you have {counted(own_jobs, 'open job')}, half of the {most - other_jobs} that others leave free",
+            hint="wait until one has ended, or cancel one: swarm ls",
+        )
+
+
+def check_room(owner: str, room_bytes: int, promised_bytes: int, wanted_bytes: int) -> None:
+    """QuotaReached if a person would be promised more than half of the disk's room.
+
+    `room_bytes` are those that no other person was promised. A slow upload holds what it was promised for long. Over
+    plaintext nobody is known, and all share the room.
+    """
+    if owner and promised_bytes + wanted_bytes > room_bytes // 2:
+        raise QuotaReached(
+            f"a file of {size(wanted_bytes)} does not fit: you are sending {size(promised_bytes)}, and may send half "
+            f"of the {size(room_bytes)} that uploads may take, at a time",
+            hint="free disk space in the scheduler's --data-dir",
+        )

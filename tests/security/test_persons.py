@@ -1,0 +1,252 @@
+"""People on one scheduler: they see every job, change their own, and use nothing that others have sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.cli import run
+from client.connection import Scheduler
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.errors import InvalidData, NotFound, NotOwner, Revoked, RoleForbids, SwarmError
+from swarm.job.partition import resolve
+from swarm.pki.identity import Application, Identity
+from swarm.pki.joining import join
+from swarm.pki.names import Role
+from swarm.pki.profiles import find_profile
+from swarm.pki.tokens import parse_line
+from swarm.wire import jobs_pb2 as pb
+from swarm.wire import members_pb2 as members_pb
+from tests.support.processes import Cluster
+from tests.support.simulated import Tokens, small_spec, write_text
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass
+class People:
+    """A scheduler, the submitters ann and carl, a viewer, and the local admin."""
+
+    folder: Path
+    cluster: Cluster
+    request: pb.SubmitRequest
+    contents: dict[str, bytes]
+    identities: dict[str, Identity]
+
+    def of(self, name: str) -> Scheduler:
+        """A connection as one of them."""
+        return Scheduler(self.cluster.address, 30.0, self.identities[name])
+
+    def joins(self, name: str, role: Role) -> None:
+        with self.of("local") as scheduler:
+            asked = members_pb.CreateTokenRequest(role=role, ttl_s=60.0, uses=1, names=name)
+            line = parse_line(scheduler.create_token(asked).line)
+        self.identities[name] = join(line, name, Application(name)).identity
+
+    def send(self, name: str) -> None:
+        with self.of(name) as scheduler:
+            for sha256, content in self.contents.items():
+                scheduler.put_shard(
+                    pb.Shard(sha256=sha256, size_bytes=len(content)), lambda start, content=content: [content[start:]]
+                )
+
+    def submit(self, name: str, **values: str) -> str:
+        spec = json.loads(self.request.spec_json)
+        spec |= {"name": values.pop("job", "demo")}
+        spec["checkpoint"] |= values
+        request = pb.SubmitRequest()
+        request.CopyFrom(self.request)
+        request.spec_json = json.dumps(spec)
+        with self.of(name) as scheduler:
+            return scheduler.submit(request).id
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
+    folder = tmp_path_factory.mktemp("people")
+    spec = resolve(
+        small_spec(write_text(folder), pipeline__stages=1, limits__min_replicas=1),
+        vocabulary_size=ByteTokenizer.vocabulary_size,
+        stages_if_auto=1,
+    )
+    tokens = Tokens.make(folder / "tokens", spec)
+    manifest = tokens.manifest
+    request = pb.SubmitRequest(
+        spec_json=spec.model_dump_json(),
+        shards=[pb.Shard(sha256=shard.sha256) for shard in manifest.shards],
+        token_dtype=manifest.token_dtype,
+        vocabulary_size=manifest.vocabulary_size,
+        unigram_entropy=manifest.unigram_entropy,
+        end_of_text=manifest.end_of_text,
+        tokenizer_files=ByteTokenizer().tokenizer_files(),
+    )
+    with Cluster(folder) as cluster:
+        admin = find_profile(cluster.address)
+        assert admin is not None
+        contents = {shard.sha256: shard.path.read_bytes() for shard in manifest.shards}
+        made = People(folder, cluster, request, contents, {"local": admin})
+        made.joins("ann", Role.SUBMITTER)
+        made.joins("carl", Role.SUBMITTER)
+        made.joins("vera", Role.VIEWER)
+        yield made
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """ok, or the code and the words of an error."""
+    try:
+        found = call()
+        if isinstance(found, Iterator):
+            next(found, None)
+    except SwarmError as error:
+        return f"{error.code} {error.message} {error.hint}"
+    return "ok"
+
+
+def calls(scheduler: Scheduler, job: str) -> dict[str, str]:
+    """What each method that names a job comes to; those that change it last."""
+    methods: dict[str, Callable[[], Any]] = {
+        "Get": lambda: scheduler.get(job),
+        "Watch": lambda: scheduler.watch(job),
+        "Logs": lambda: scheduler.logs(pb.LogsRequest(job=job, stage=-1)),
+        "Explain": lambda: scheduler.explain(pb.ExplainRequest(about=job)),
+        "Checkpoints": lambda: scheduler.checkpoints(job, verify=False),
+        "History": lambda: scheduler.history(job),
+        "Verify": lambda: scheduler.checkpoints(job, verify=True),
+        "Pull": lambda: scheduler.pull(job),
+        "Remove": lambda: scheduler.remove(job),
+        "Pause": lambda: scheduler.pause(job),
+        "Resume": lambda: scheduler.resume(job, "latest", ""),
+        "Cancel": lambda: scheduler.cancel(job, ""),
+    }
+    return {name: outcome(call) for name, call in methods.items()}
+
+
+def test_people_see_every_job_and_change_their_own(people: People) -> None:
+    people.send("ann")
+    anns = people.submit("ann")
+    reads = {"Get", "Watch", "Logs", "Explain", "Checkpoints", "History"}
+    for name, code in (("carl", NotOwner.code), ("vera", RoleForbids.code)):
+        with people.of(name) as other:
+            assert [(one.id, one.owner) for one in other.jobs(all=True, state="", limit=9)[0]] == [
+                (anns, "submitter/ann")
+            ]
+            told = calls(other, anns)
+            assert {method for method, words in told.items() if words == "ok"} == reads
+            assert told.pop("Verify").startswith(NotOwner.code)
+            assert {words.partition(" ")[0] for method, words in told.items() if method not in reads} == {code}
+    with people.of("ann") as ann:
+        assert ann.get(anns).state in ("queued", "placing"), "nobody stopped it"
+        told = calls(ann, anns)
+        assert {method for method, words in told.items() if words == "ok"} == set(told) - {"Pull", "Remove"}
+        assert "only a job that has ended can be removed" in told["Remove"]
+        assert "has no weights to pull yet" in told["Pull"]
+    people.send("carl")
+    carls = people.submit("carl", job="other")
+    with people.of("local") as admin:
+        assert outcome(lambda: admin.cancel(carls, "")) == "ok"
+    log = people.folder / "scheduler" / "audit.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    refused = {one["action"] for one in lines if one["result"].startswith(NotOwner.code)}
+    assert refused >= {"Cancel", "Pause", "Resume", "Pull", "Remove", "Checkpoints"}
+
+
+def test_nobody_starts_from_the_weights_of_others(people: People) -> None:
+    """What a job starts from its owner can pull from it."""
+    people.send("ann")
+    people.send("carl")
+    anns = people.submit("ann", job="trained")
+    for reference in (anns, "trained"):
+        with pytest.raises(NotOwner, match=f"Start is for the person who submitted job {anns}"):
+            people.submit("carl", resume_from=f"{reference}:latest")
+        with pytest.raises(NotFound, match="has no checkpoint"):
+            people.submit("ann", resume_from=f"{reference}:latest")
+
+
+def test_two_open_jobs_of_one_name_are_told_apart_by_id(people: People) -> None:
+    people.send("ann")
+    people.send("carl")
+    both = [people.submit(name, job="same") for name in ("ann", "carl")]
+    with people.of("ann") as ann:
+        for call in (lambda: ann.get("same"), lambda: ann.cancel("same", "")):
+            told = outcome(call)
+            assert told.startswith(NotFound.code)
+            assert all(job in told for job in both)
+        ann.cancel(both[0], "")
+        assert ann.get("same").id == both[1]
+
+
+def test_nobody_learns_of_or_uses_what_others_have_uploaded(people: People) -> None:
+    content = b"a secret of ann"
+    shard = pb.Shard(sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+    nothing = pb.Shard(sha256="0" * 64, size_bytes=len(content))
+    request = people.request
+    with people.of("ann") as ann, people.of("carl") as carl:
+        ann.put_shard(shard, lambda start: [content[start:]])
+        assert ann.missing_shards([shard]) == []
+        assert carl.missing_shards([shard, nothing]) == [shard, nothing]
+        told = []
+        for one in (shard, nothing):
+            for path in ("shard", "model/tokenizer.json", "model/model.safetensors", "manifest.json"):
+                asked = pb.SubmitRequest()
+                asked.CopyFrom(request)
+                if path == "shard":
+                    asked.shards.append(one)
+                else:
+                    asked.files.append(pb.JobFile(path=path, sha256=one.sha256, size_bytes=one.size_bytes))
+                told.append(outcome(lambda asked=asked: carl.submit(asked)).replace(one.sha256, "HASH"))  # type: ignore[misc]
+        assert told[:4] == told[4:]
+        assert told[0].startswith(InvalidData.code)
+        carl.put_shard(shard, lambda start: [content[start:]])
+        assert carl.missing_shards([shard, nothing]) == [nothing]
+
+
+def test_jobs_are_removed_by_their_owner_once_they_have_ended(
+    people: People, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def swarm(*words: str) -> tuple[int, list[Any]]:
+        capfd.readouterr()
+        code = run([*words, "--scheduler", people.cluster.address, "-o", "json", "-q"])
+        told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        return code, [one.get("data", one.get("error")) for one in told]
+
+    people.send("carl")
+    jobs = [people.submit("carl", job=f"old-{number}") for number in range(3)]
+    folders = [people.folder / "scheduler" / "jobs" / job for job in jobs]
+    with people.of("ann") as ann, people.of("carl") as carl:
+        for job in jobs[:2]:
+            carl.cancel(job, "")
+        assert outcome(lambda: ann.remove(jobs[0])).startswith(NotOwner.code)
+        assert "only a job that has ended can be removed" in outcome(lambda: carl.remove(jobs[2]))
+        assert carl.remove(jobs[0]).freed_bytes > 0
+        assert outcome(lambda: carl.get(jobs[0])).startswith(NotFound.code)
+        shards = [pb.Shard(sha256=sha256) for sha256 in people.contents]
+        assert carl.missing_shards(shards) == [], "others name the same"
+        assert [folder.exists() for folder in folders] == [False, True, True]
+        carl.cancel(jobs[2], "")
+    code, told = swarm("rm", jobs[2], jobs[1], "none", "--yes")
+    assert (code, [one.get("code") for one in told[:1]]) == (7, [NotFound.code])
+    assert [one["id"] for one in told[1]] == [jobs[2], jobs[1]]
+    assert not any(folder.exists() for folder in folders)
+    assert swarm("gc", "--dry-run") == (0, [[]])
+    lines = (people.folder / "scheduler" / "audit.jsonl").read_text().splitlines()
+    removed = [one for one in map(json.loads, lines) if one["action"] == "Remove" and one["result"] == "allowed"]
+    assert {one["target"] for one in removed} >= set(jobs)
+
+
+def test_a_revoked_person_is_told_no_more_of_a_job_that_he_follows(people: People) -> None:
+    """The role is asked when a call begins, and following lasts for days."""
+    people.joins("eve", Role.VIEWER)
+    people.send("carl")
+    job = people.submit("carl", job="followed")
+    with people.of("eve") as eve, people.of("local") as admin:
+        views = eve.watch(job)
+        assert next(views).id == job
+        admin.revoke_member("viewer/eve", "she left")
+        admin.cancel(job, "")
+        assert outcome(lambda: list(views)).startswith(Revoked.code)

@@ -1,0 +1,51 @@
+"""The jobs that a person may change, and how much one person may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.brain.members.access import RULES
+from scheduler.brain.members.persons import ANYBODY, LOOKS, Person, check_owner, check_room, check_share
+from swarm.errors import NotOwner, QuotaReached
+from swarm.pki.names import Role
+
+ANN, BOB = Person(Role.SUBMITTER, "ann"), Person(Role.SUBMITTER, "bob")
+VERA, ROOT = Person(Role.VIEWER, "vera"), Person(Role.ADMIN, "root")
+CHANGES = ("Cancel", "Pause", "Resume", "Pull", "Verify", "Remove", "Start")
+
+
+@pytest.mark.parametrize("method", sorted(LOOKS))
+def test_everybody_looks_at_every_job(method: str) -> None:
+    for person in (ANN, BOB, VERA, ROOT, ANYBODY):
+        check_owner(person, method, "demo-1", "submitter/ann")
+
+
+@pytest.mark.parametrize("method", [*CHANGES, "a method that is made later"])
+def test_a_job_is_changed_by_its_owner_and_by_admins(method: str) -> None:
+    for person in (ANN, ROOT, ANYBODY):
+        check_owner(person, method, "demo-1", "submitter/ann")
+    for person in (BOB, VERA, Person(Role.VIEWER, "ann")):
+        with pytest.raises(NotOwner, match=f"{method} is for the person who submitted job demo-1: submitter/ann"):
+            check_owner(person, method, "demo-1", "submitter/ann")
+    with pytest.raises(NotOwner, match="demo-1: unknown"):  # submitted over plaintext
+        check_owner(BOB, method, "demo-1", "")
+
+
+def test_no_method_that_changes_a_job_counts_as_a_look() -> None:
+    """Each look is a call that also viewers make."""
+    assert all(Role.VIEWER in RULES[f"/swarm.wire.Jobs/{method}"] for method in LOOKS)
+
+
+def test_one_person_has_half_of_the_jobs_that_others_leave_free() -> None:
+    check_share("submitter/ann", 499, 0, 1000)
+    check_share("", 999, 0, 1000)
+    for own, others in ((500, 0), (250, 500), (1, 999)):
+        with pytest.raises(QuotaReached, match=f"half of the {1000 - others} that others leave free"):
+            check_share("submitter/ann", own, others, 1000)
+
+
+def test_one_person_is_promised_half_of_the_room_on_the_disk() -> None:
+    check_room("submitter/ann", 1000, 200, 300)
+    check_room("", 1000, 200, 800)
+    with pytest.raises(QuotaReached, match="you are sending 200 B, and may send half of the 1000 B"):
+        check_room("submitter/ann", 1000, 200, 301)
