@@ -11,6 +11,7 @@ from swarm.errors import SwarmError
 
 ANSWER_S_MAX = 2.0
 OFFERED_MAX = 100
+_UNANSWERED = (SwarmError, OSError)  # of the machine too: between the words of a command no error helps
 
 
 def jobs(values: dict[str, Any], incomplete: str) -> list[str]:
@@ -18,7 +19,7 @@ def jobs(values: dict[str, Any], incomplete: str) -> list[str]:
     try:
         with dial(_shell(values), ANSWER_S_MAX) as scheduler:
             found, _ = scheduler.jobs(all=True, state="", limit=OFFERED_MAX)
-    except SwarmError:
+    except _UNANSWERED:
         return []
     return _beginning((job.id for job in found), incomplete)
 
@@ -28,7 +29,7 @@ def peers(values: dict[str, Any], incomplete: str) -> list[str]:
     try:
         with dial(_shell(values), ANSWER_S_MAX) as scheduler:
             return _beginning((peer.id for peer in scheduler.peers()), incomplete)
-    except SwarmError:
+    except _UNANSWERED:
         return []
 
 
@@ -45,7 +46,7 @@ def steps(values: dict[str, Any], incomplete: str) -> list[str]:
     try:
         with dial(_shell(values), ANSWER_S_MAX) as scheduler:
             found = [str(one.step) for one in scheduler.checkpoints(job, verify=False)]
-    except SwarmError:
+    except _UNANSWERED:
         return []
     return _beginning(iter(["latest", *reversed(found)]), incomplete)
 

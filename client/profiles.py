@@ -41,12 +41,18 @@ def config_file(named: str = "") -> Path:
 
 
 def find_profile(config: str, name: str, *, is_named: bool) -> dict[str, Any]:
-    """The values of a profile in the file that `config_file` gives; a user without a home folder has no file."""
+    """The values of a profile in the file that `config_file` gives.
+
+    A user without a home folder has no file, nor has one whose HOME is another user's, or no folder: sudo keeps it.
+    """
     try:
         path = config_file(config)
     except NoHome:
         if is_named:
             raise
+        return {}
+    is_usual = not (config or os.environ.get("SWARM_CONFIG"))
+    if is_usual and not is_named and not os.access(path.parent, os.X_OK):
         return {}
     return read_profile(path, name, is_named=is_named)
 
@@ -65,7 +71,10 @@ def read_profile(path: Path, name: str, *, is_named: bool) -> dict[str, Any]:
                 hint=f'write [profile.{name}] and scheduler = "HOST:PORT" into it',
             ) from None
         return {}
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        hint = "check who owns it; HOME may be another user's"
+        raise InvalidConfig(f"{path} cannot be read: {error.strerror or error}", hint=hint) from None
+    except ValueError as error:
         raise InvalidConfig(f"{path} cannot be read: {error}", hint="it is a TOML file with [profile.NAME]") from None
     _known(values, ("profile",), str(path))
     profiles = values.get("profile", {})

@@ -42,7 +42,7 @@ def known_config_folder() -> Path:
 
 def check_writable(folder: Path) -> None:
     """NoHome if a folder below the user's home can neither be written nor be made."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # False where nobody may look
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise _no_home(f"no home folder that can be written: {folder} is below {there}")
 

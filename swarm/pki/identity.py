@@ -87,8 +87,14 @@ class Identity:
 
         Somebody may be renewing it just now, so two files that do not belong together are looked at again; blocking.
         """
-        if not (folder / "ca.pem").exists() or not (folder / "key.pem").exists():
-            return None
+        try:
+            if not (folder / "ca.pem").exists() or not (folder / "key.pem").exists():
+                return None
+        except OSError as error:
+            raise InvalidConfig(
+                f"{folder} cannot be looked into: {error.strerror or error}",
+                hint="check who owns it, and the folders around it; HOME may be another user's",
+            ) from None
         for _ in range(LOOKS_MAX):
             if (found := cls._load(folder)) is not None:
                 return found

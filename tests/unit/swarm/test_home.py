@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from client.shell import Shell
 from client.up.up import _show_profiles
 from swarm.errors import InvalidConfig, InvalidData, NoHome
 from swarm.home import check_writable, data_folder, known_config_folder, library_cache
+from swarm.pki.profiles import find_profile as find_identity
 from swarm.pki.profiles import profile_folder
 
 ROOT = Path(__file__).parents[3]
@@ -87,6 +89,40 @@ def test_swarm_up_refuses_a_named_folder_that_takes_no_identity(
     monkeypatch.setenv("SWARM_PROFILES", str(tmp_path / "file" / "profiles"))
     with pytest.raises(InvalidConfig, match=f"SWARM_PROFILES = {tmp_path}/file/profiles cannot be written"):
         _show_profiles(Shell(quiet=True), tmp_path)
+
+
+@pytest.fixture
+def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder of another user: as root may look everywhere, the system is made to refuse."""
+    home = tmp_path / "home"
+    home.mkdir()
+    own = os.stat
+
+    def refused(path: Any, *flags: Any, **more: Any) -> os.stat_result:
+        if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(f"{home}/"):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return own(path, *flags, **more)
+
+    monkeypatch.setattr(os, "stat", refused)
+    monkeypatch.setattr(os.path, "exists", lambda path: not str(path).startswith(f"{home}/"))
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(home)))
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+def test_the_home_of_another_user_is_none_and_what_needs_it_says_so(locked: Path) -> None:
+    """After `sudo -u swarm`, which may keep HOME, each command ended at the config file, and called it no TOML."""
+    assert find_profile("", "default", is_named=False) == {}
+    with pytest.raises(NoHome, match=f"is below {locked} "):
+        data_folder()
+    with pytest.raises(
+        InvalidConfig, match=f"^{locked}/.config/swarm/profiles/a-1 cannot be looked into: Perm"
+    ) as told:
+        find_identity("a:1")
+    assert "HOME may be another user's" in told.value.hint
+    assert jobs({"scheduler": "127.0.0.1:1"}, "") == []
 
 
 def test_the_demo_asks_for_room_for_its_model_before_it_trains(
