@@ -33,6 +33,7 @@ from swarm.rpc.links.state import ALIVE, state_chunks
 from swarm.rpc.mapping import from_message, parse
 from swarm.rpc.passes import Gate
 from swarm.rpc.window import Window
+from swarm.types import PeerId
 from swarm.wire import frame_pb2
 
 MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
@@ -41,6 +42,7 @@ PULLS_OF_HOST_MAX: Final = 8
 PULL_S_MIN: Final = 10.0  # a caller says what it asks for within that
 ALIVE_S: Final = 0.5  # after which whoever waits is told that this process lives
 KEPT_S, KEPT_MAX, KEPT_BYTES_MAX = 60.0, 8, 64 << 20  # answers that broke off
+WINDOWS_KEPT_MAX = 64  # of callers that may ask for more, KEPT_S each
 SMALL_BYTES: Final = (
     16 << 10
 )  # before compression: no link is measured by such tensors (stage_server/brain/link_codecs)
@@ -77,6 +79,7 @@ class _PeerService:
         self._pulls: Counter[str] = Counter()  # under way, by the caller's host
         self._taken = Files(TAKEN_MAX)
         self._kept = _Kept()
+        self._windows: dict[PeerId, tuple[Window, float]] = {}  # that have learned of the line, and since when
 
     async def pull(self, requests: AsyncIterator[bytes], context: _Context) -> None:
         """A part of the state, in chunks. A caller that does not read loses its place."""
@@ -103,7 +106,7 @@ class _PeerService:
                     kept, held_bytes = await _alive(context, self._donor.give(request)), 0
                 reply, payload = kept
                 try:
-                    await _give(requests, context, reply, payload, held_bytes)
+                    await self._give(requests, context, request.sender, reply, payload, held_bytes)
                 except BaseException:
                     self._kept.keep(request, reply, payload, asyncio.get_running_loop().time())
                     raise
@@ -112,6 +115,26 @@ class _PeerService:
                 if not self._pulls[host]:
                     del self._pulls[host]
             self._traffic.sent(request.sender, "state", reply.total_bytes, reply.total_bytes)
+
+    async def _give(
+        self,
+        requests: AsyncIterator[bytes],
+        context: _Context,
+        to: PeerId,
+        reply: StateReply,
+        payload: bytes | memoryview,
+        held_bytes: int,
+    ) -> None:
+        """Send an answer; a caller's next one begins with the window that this one ends with."""
+        now_s = asyncio.get_running_loop().time
+        window, since_s = self._windows.pop(to, (None, 0.0))
+        if window is None or now_s() - since_s > KEPT_S:
+            window = Window(now_s())
+        await _give(requests, context, window, reply, payload, held_bytes)
+        window.restart(now_s(), has_ended=True)
+        self._windows[to] = window, now_s()
+        while len(self._windows) > WINDOWS_KEPT_MAX:
+            del self._windows[next(iter(self._windows))]
 
     async def exchange(self, requests: AsyncIterator[bytes], context: _Context) -> None:
         """One neighbour's stream. A frame that cannot be read ends it, since its tensor is unknown."""
@@ -336,13 +359,14 @@ async def _while_alive(waiting: Awaitable[_Made], tell: Callable[[], Awaitable[N
 async def _give(
     requests: AsyncIterator[bytes],
     context: _Context,
+    window: Window,
     reply: StateReply,
     payload: bytes | memoryview,
     held_bytes: int,
 ) -> None:
     """Send an answer from byte `held_bytes` on; DeadlinePassed if its caller acknowledges nothing for too long."""
     loop = asyncio.get_running_loop()
-    window, heard, arrived_bytes = Window(loop.time()), asyncio.Event(), 0
+    heard, arrived_bytes = asyncio.Event(), 0
 
     async def listen() -> None:
         nonlocal arrived_bytes

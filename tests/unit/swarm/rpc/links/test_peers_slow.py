@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -54,13 +55,13 @@ def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def behind_a_line(receiver: Receiver) -> AsyncIterator[DeepLine]:
+async def behind_a_line(receiver: Receiver, bytes_per_s: float = RATE) -> AsyncIterator[DeepLine]:
     server = new_server(more=PATIENT)  # as stage_server/app.py
     add_peer_service(server, receiver, None, receiver)
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
     await server.start()
     try:
-        async with deep(address, RATE, DELAY_S) as line:
+        async with deep(address, bytes_per_s, DELAY_S) as line:
             yield line
     finally:
         await server.stop(None)
@@ -92,6 +93,28 @@ async def test_state_passes_a_slow_line_once_with_all_joiners_patience_left() ->
     assert (bytes(payload), reply.total_bytes) == (STATE, len(STATE))
     assert line.carried_back_bytes <= 1.2 * len(STATE)
     assert line.longest_s < 1.5 * (QUEUE_HIGH_S + START_BYTES / RATE)
+
+
+async def test_the_next_pull_of_a_joiner_begins_with_the_window_that_the_last_one_ended_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of the many chunks of a stage's state began as small as the first one on that line."""
+    made: list[int] = []
+
+    class Counted(Window):
+        def __init__(self, now_s: float) -> None:
+            super().__init__(now_s)
+            made.append(self.size_bytes)
+
+    monkeypatch.setattr("swarm.rpc.links.peer_service.Window", Counted)
+    receiver, links = Receiver(), GrpcPeerLinks()
+    async with behind_a_line(receiver, 100 * RATE) as line:
+        for chunk, joiner in enumerate(("one", "one", "other", "one")):
+            asked = replace(ASKED, chunk=chunk, sender=PeerId(joiner))
+            await links.pull(line.address, asked, len(STATE))
+        await links.close()
+    assert receiver.given == 4
+    assert len(made) == 2, "one for each joiner"
 
 
 async def test_a_pull_that_breaks_goes_on_from_the_byte_that_came() -> None:
