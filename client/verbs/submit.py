@@ -27,7 +27,7 @@ from client.views import job_values
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.corpus import Corpus
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.errors import UsageError
+from swarm.errors import SwarmError, UsageError
 from swarm.job.footprint import memory_by_stages, memory_text, stage_parameters
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
@@ -105,7 +105,11 @@ def _job_file(file: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="swarm-job-") as folder:
         path = Path(folder, "stdin.toml")
         path.write_bytes(sys.stdin.buffer.read(JOB_FILE_BYTES_MAX))
-        yield path
+        try:
+            yield path
+        except SwarmError as error:  # names the file: a person knows no such file
+            error.message = error.message.replace(str(path), "stdin")
+            raise
 
 
 @dataclass(frozen=True, slots=True)

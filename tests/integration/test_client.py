@@ -28,7 +28,7 @@ import structlog
 
 from client.cli import VERBS, run
 from client.connection import Scheduler
-from swarm.errors import NotAllowed, NotFound, OutOfMemory, SwarmError
+from swarm.errors import InvalidConfig, NotAllowed, NotFound, OutOfMemory, SwarmError
 from swarm.events import ParameterHash
 from swarm.hf.model_folder import weights_sha256
 from swarm.job.partition import resolve
@@ -391,6 +391,19 @@ def test_a_job_file_may_come_from_stdin(swarm: Any, fake: FakeJobs, monkeypatch:
     assert spec_from_json(fake.submitted[0].spec_json) == load_job(Path("job.toml"))
     origins = {value["key"]: value["origin"] for value in _data(out)["values"]}
     assert origins["training.steps"] == "file"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("", "stdin: name is required"), ("no", "job file stdin is not TOML"), ("x = 1", "stdin: ")]
+)
+def test_what_is_wrong_with_a_job_from_stdin_is_said_of_stdin(
+    swarm: Any, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    """The error named a temporary file, which was gone by then."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    code, _, err = swarm("submit", "-", "--dry-run")
+    assert code == InvalidConfig.exit_code
+    assert err.startswith(f"error[E0300]: {words}"), err
 
 
 def test_a_job_that_did_not_fit_a_device_is_exit_9(swarm: Any, fake: FakeJobs) -> None:
