@@ -220,6 +220,11 @@ def _matching(section: DataSection) -> list[Source]:
             if section.format == "hf" or (section.format == "auto" and _is_saved(path)):
                 sources.append(_folder(path))
         elif stat.S_ISREG(mode):
+            if section.format == "hf":
+                raise InvalidData(
+                    f'{path} is a file, and data.format = "hf" reads folders and the hub',
+                    hint='set data.format = "auto"',
+                )
             # The files of a saved data set lie below its folder, which "**" matches too.
             if section.format == "auto" and any(is_saved(parent) for parent in path.parents[:2]):
                 continue
@@ -363,9 +368,11 @@ def _plain(path: Path, *, is_sure: bool) -> Iterator[TextPiece]:
             held_back = len(decoder.getstate()[0])
             decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
+            place = f"{path} is not UTF-8: byte {position - held_back + error.start}"
+            if not position and is_sure and (kind := kind_of(block)) is not None:
+                raise InvalidData(f"{place}; it is {kind.name}", hint=kind.hint) from None
             raise InvalidData(
-                f"{path} is not UTF-8: byte {position - held_back + error.start}",
-                hint="convert the file to UTF-8, or choose data.source so that it is left out",
+                place, hint="convert the file to UTF-8, or choose data.source so that it is left out"
             ) from None
         yield TextPiece("".join(held), True, raw.tell(), at)
 
@@ -373,9 +380,12 @@ def _plain(path: Path, *, is_sure: bool) -> Iterator[TextPiece]:
 def _check_kind(path: Path, file: BinaryIO, wanted: str = "text") -> None:
     """InvalidData if the first bytes are those of another kind of file."""
     kind = kind_of(file.peek(HEAD_BYTES))  # type: ignore[attr-defined]  # all that are opened here have it
-    if kind is not None:
-        what = "unpacks to what is " if path.suffix.lower() in _COMPRESSED else "is "
-        raise InvalidData(f"{path} {what}{kind.name}, not {wanted}", hint=kind.hint)
+    if kind is None:
+        return
+    if wanted == "text" and path.suffix.lower() in _COMPRESSED:
+        hint = "it was compressed twice: unpack it once" if "compressed with" in kind.name else kind.hint
+        raise InvalidData(f"{path} unpacks to what is {kind.name}, not {wanted}", hint=hint)
+    raise InvalidData(f"{path} is {kind.name}, not {wanted}", hint=kind.hint)
 
 
 def _check_no_json(path: Path, block: bytes) -> None:

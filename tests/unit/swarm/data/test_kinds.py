@@ -139,7 +139,7 @@ def test_a_file_is_read_as_what_it_is(
         ("a.txt", gzip.compress(b"a"), "is compressed with gzip, not text", ".gz"),
         ("a.jsonl", gzip.compress(LINES), "is compressed with gzip, not text", ".gz"),
         ("a.txt", zst(b"a"), "is compressed with zstd, not text", ".zst"),
-        ("a.txt.gz", gzip.compress(gzip.compress(b"a")), "unpacks to what is compressed with gzip", ".gz"),
+        ("a.txt.gz", gzip.compress(gzip.compress(b"a")), "unpacks to what is compressed with gzip", "twice"),
         ("a.txt.xz", lzma.compress(b"a"), "is compressed with xz", "xz -d"),
         ("a.json.bz2", bz2.compress(LINES), "is compressed with bzip2", "bzip2 -d"),
         ("a.docx", zipped(), "is a zip archive", "unzip"),
@@ -230,6 +230,26 @@ def test_only_a_relative_path_is_said_to_be_one(source: str, is_relative: bool) 
     with pytest.raises(InvalidData, match="matches no file") as caught:
         find_sources(DataSection(source=source))
     assert ("relative" in caught.value.hint) is is_relative
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "chosen", "message", "hint"),
+    [
+        ("a.dat", gzip.compress(b"a" * 99), "text", "is not UTF-8: byte 1; it is compressed with gzip", ".gz"),
+        ("a.dat", "\ufeffé".encode("utf-16-le"), "text", "is not UTF-8: byte 0; it is UTF-16 text", "iconv"),
+        ("a.dat", "é".encode("latin-1"), "text", "is not UTF-8: byte 0", "convert"),
+        ("a.parquet.gz", gzip.compress(b"a"), "parquet", "is compressed with gzip, not a Parquet file", ".gz"),
+        ("a.jsonl", LINES, "hf", "is a file, and data.format = .hf. reads folders", "auto"),
+    ],
+    ids=named,
+)
+def test_what_is_not_what_a_person_says_it_is_is_named(
+    tmp_path: Path, name: str, content: bytes, chosen: str, message: str, hint: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidData, match=message) as caught:
+        texts_of(tmp_path / name, format=chosen)
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
