@@ -92,13 +92,13 @@ def _way_out(least: int, largest: int, lighter: Sequence[tuple[str, int]]) -> st
         if after < needed and needed > largest:
             useful.append(setting)
             needed = after
-    more = f"start a stage server that offers {size(needed)} first"
-    if not useful:
-        return f"{more}, or lower data.sequence_length"
-    settings = " and ".join((", ".join(useful[:-1]), useful[-1])) if useful[1:] else useful[0]
+    settings = " and ".join((", ".join(useful[:-1]), useful[-1])) if useful[1:] else "".join(useful)
     if needed <= largest:
         return f"set {settings}: then it needs {size(needed)}"
-    return f"set {settings}: then it needs {size(needed)}; {more}"
+    more = f"start a stage server that offers {size(least)} first"
+    return (
+        f"{more}, or one of {size(needed)} and set {settings}" if useful else f"{more}, or lower data.sequence_length"
+    )
 
 
 def stage_counts(layers: int, default: int, most: int) -> list[int]:
