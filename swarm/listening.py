@@ -11,6 +11,7 @@ from swarm.errors import InvalidConfig, SchedulerUnreachable
 from swarm.text import is_loopback
 
 IPV4, IPV6 = "127.0.0.1", "[::1]"
+FILES_HINT = "raise the limit of open files: ulimit -n"
 _OWN_NAMES = frozenset({"", "localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"})
 
 
@@ -78,6 +79,8 @@ def cannot_listen(address: str, fault: OSError | None) -> InvalidConfig:
         why, hint = "this user may not listen at that port", "choose a port from 1024 on"
     else:
         why, hint = fault.strerror or str(fault), "choose an address of this machine"
+        if fault.errno in (errno.EMFILE, errno.ENFILE):  # no address helps
+            hint = FILES_HINT
     return InvalidConfig(f"cannot listen at {address}: {why}", hint=hint)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from swarm.errors import InvalidConfig, OutOfMemory, SwarmError, leaves, unforeseen
+from swarm.listening import FILES_HINT
 from swarm.text import first_line, printable
 
 # Which extra of the distribution brings a package that not everybody needs.
@@ -26,7 +27,6 @@ EXTRAS = {
 }
 _FULL = "free some space, or write elsewhere"
 _RIGHTS = "check who owns it and what its mode allows, or choose another place"
-_FILES = "raise the limit of open files: ulimit -n"
 _ADDRESS = "choose an address of this machine; it may have only IPv4 or only IPv6"
 _LIBRARY = "it needs memory (ulimit -v), a disk that is not mounted noexec, and the system that it was built for"
 _SHARED_LIBRARY = re.compile(r"\.(so|dylib)\b.*(cannot|failed|undefined|not found|not loaded|no such|invalid)", re.I)
@@ -48,7 +48,7 @@ HINTS: Mapping[int, str] = MappingProxyType(
         errno.EFBIG: "the file system takes no file of this size: write elsewhere",
         errno.EIO: "the disk fails: see what the system's log says of it",
         errno.ESTALE: "the network disk lost the file: try again",
-        **dict.fromkeys((errno.EMFILE, errno.ENFILE), _FILES),
+        **dict.fromkeys((errno.EMFILE, errno.ENFILE), FILES_HINT),
         errno.ENOMEM: "end other programs, or raise the memory limit",
         errno.EAGAIN: _PROCESSES,
         errno.EADDRINUSE: "choose another port, or 0 for any free one",

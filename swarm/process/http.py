@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry, MetricsHandler
 
 from swarm.errors import InvalidConfig
 from swarm.limits import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, Bucket
+from swarm.listening import FILES_HINT
 from swarm.process.callers import Callers, Header, Logins, SocketAddress
 from swarm.text import is_loopback
 
@@ -44,10 +45,10 @@ def cannot_listen(host: str, ports: str, error: OSError) -> InvalidConfig:
         return InvalidConfig(
             f"HTTP port {ports} of {host} is in use", hint="choose another with --http-port, or 0 for any free port"
         )
-    return InvalidConfig(
-        f"cannot serve HTTP at {host}:{ports}: {error.strerror or error}",
-        hint="choose an address of this machine with --http-host",
-    )
+    hint = "choose an address of this machine with --http-host"
+    if error.errno in (errno.EMFILE, errno.ENFILE):  # no address helps
+        hint = FILES_HINT
+    return InvalidConfig(f"cannot serve HTTP at {host}:{ports}: {error.strerror or error}", hint=hint)
 
 
 class Handshakes:

@@ -13,7 +13,17 @@ import pytest
 
 from swarm import listening
 from swarm.errors import InvalidConfig, SchedulerUnreachable
-from swarm.listening import LOOPBACK, bind_fault, check_free, host_for, host_towards, loopback, names_the_dialler
+from swarm.listening import (
+    LOOPBACK,
+    bind_fault,
+    cannot_listen,
+    check_free,
+    host_for,
+    host_towards,
+    loopback,
+    names_the_dialler,
+)
+from swarm.process import http
 from swarm.relay.app import RelayOptions, serve
 from swarm.relay.budget import budget_of
 from swarm.rpc.channel import bind
@@ -67,6 +77,14 @@ async def test_a_relay_whose_port_is_taken_says_so_before_it_asks_for_its_schedu
     options = RelayOptions(at, "", "127.0.0.1:9", None, "127.0.0.1", None, tmp_path / "relay", budget_of("", ""))
     with pytest.raises(InvalidConfig, match=f"cannot listen at {at}: the port is in use "):
         await asyncio.wait_for(serve(options), timeout=5.0)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_process_without_a_file_to_spare_is_not_told_to_choose_another_address(number: int) -> None:
+    fault = OSError(number, "Too many open files")
+    for error in (cannot_listen("127.0.0.1:0", fault), http.cannot_listen("127.0.0.1", "0", fault)):
+        assert "Too many open files" in error.message
+        assert error.hint == "raise the limit of open files: ulimit -n"
 
 
 Found = tuple[socket.AddressFamily, str]
