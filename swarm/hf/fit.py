@@ -63,8 +63,11 @@ def fit(
         name = _parameter(spec, one.name, shapes)
         if name in found:
             first = found[name]
-            what = f"{first.name} of {first.path} and {one.name} of {one.path} are both {name}: which one counts?"
-            raise InvalidModel(what, hint="remove the file or the tensor that is not the model's")
+            called = "" if first.name == one.name else f" (as {first.name} and {one.name})"
+            raise InvalidModel(
+                f"{first.path} and {one.path} both hold {name}{called}: which one counts?",
+                hint="remove the file or the tensor that is not the model's",
+            )
         if name:
             found[name] = one
         elif spec.tied and HEAD in (one.name, _head_name(spec, one.name)):

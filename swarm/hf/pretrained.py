@@ -383,8 +383,8 @@ def _object(raw: bytes, where: str) -> dict[str, Any]:
         value = json.loads(raw)
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # text and numbers that can be sent on
     except (ValueError, RecursionError) as error:
-        what = "holds NaN or an infinite number" if "JSON compliant" in str(error) else f"is no JSON: {error}"
-        raise InvalidModel(f"{where} {what}", hint=_JSON_HINT) from error
+        what = "it holds NaN or an infinite number" if "JSON compliant" in str(error) else error
+        raise InvalidModel(f"{where} is no JSON: {what}", hint=_JSON_HINT) from error
     if not isinstance(value, dict):
         raise InvalidModel(f"{where} is no JSON object", hint=_JSON_HINT)
     return value

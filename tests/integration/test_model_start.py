@@ -444,7 +444,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "long": (raw(lambda content: content + b"x"), "its tensors end at"),
     "header cut": (raw(lambda content: content[:100]), "its header would have"),
     "header huge": (raw(lambda content: b"\xff" * 8 + content[8:]), "its header would have"),
-    "header no JSON": (raw(lambda content: content[:8] + b"x" + content[9:]), "header is no JSON"),
+    "header no JSON": (raw(lambda content: content[:8] + b"x" + content[9:]), "header is no table of tensors"),
     "name twice": (raw(twice), f"names '{NORM}' twice"),
     "offsets far": (
         header(lambda h: h[NORM].update(data_offsets=[1 << 40, (1 << 40) + 144])),
@@ -455,7 +455,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "offsets and shape": (header(lambda h: h[NORM].update(shape=[35])), f"tensor {NORM} .* has 140 bytes"),
     "shape negative": (header(lambda h: h[NORM].update(shape=[-6, -6])), "impossible shape"),
     "shape a word": (header(lambda h: h[NORM].update(shape="36")), "is not described"),
-    "offsets a word": (header(lambda h: h[NORM].update(data_offsets=["0", "144"])), "is not described"),
+    "offsets a word": (header(lambda h: h[NORM].update(data_offsets=["0", "144"])), "has offsets that no file has"),
     "dtype unknown": (header(lambda h: h[NORM].update(dtype="F7")), "unknown dtype 'F7'"),
     "dtype integer": (header(lambda h: h[NORM].update(dtype="I32")), f"tensor {NORM} .* is I32"),
     "missing": (tensors(lambda t: t.pop(UP)), f"lacks tensor {UP}"),

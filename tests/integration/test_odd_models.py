@@ -390,7 +390,7 @@ BROKEN: dict[str, tuple[dict[str, bytes | None], str]] = {
     "pointer for config": ({"config.json": POINTER}, r"config\.json is a pointer of Git LFS"),
     "comma": ({"config.json": b'{"model_type": "llama",}'}, r"is no JSON: Expecting property name.*line 1 column 24"),
     "nothing": ({"config.json": b""}, "is no JSON: Expecting value"),
-    "not a number": ({"config.json": b'{"rms_norm_eps": NaN}'}, "holds NaN or an infinite number"),
+    "not a number": ({"config.json": b'{"rms_norm_eps": NaN}'}, "is no JSON: it holds NaN or an infinite number"),
     "array": ({"config.json": b"[]"}, "is no JSON object"),
     "adapter": ({"config.json": None, "adapter_config.json": b"{}"}, "is an adapter, which changes a model"),
     "other weights": (
