@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 from swarm.errors import CorruptFrame
+from swarm.rpc.fields import EVENT_FIELDS_MAX
 from swarm.rpc.links.frames import encode_varint
 from swarm.rpc.mapping import parse
 from swarm.wire import session_pb2
@@ -30,12 +31,12 @@ Kind: TypeAlias = type[session_pb2.Event] | type[session_pb2.Command]
 
 def parts(kind: Kind, data: bytes) -> Iterator[Any]:
     """The messages of a batch, in order; CorruptFrame if it is none, or has more than TOGETHER_MAX."""
-    first = parse(kind, data)
+    first = parse(kind, data, EVENT_FIELDS_MAX)
     if len(first.more) >= TOGETHER_MAX:
         raise CorruptFrame(f"a batch has {1 + len(first.more)} messages, the limit is {TOGETHER_MAX}")
     yield first
     for one in first.more:
-        yield parse(kind, one)
+        yield parse(kind, one, EVENT_FIELDS_MAX)
 
 
 class Batches:

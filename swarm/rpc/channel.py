@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Final, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import grpc
 import grpc.aio
@@ -23,11 +22,12 @@ from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave it out
 
 from swarm import errors
-from swarm.limits import CONNECTIONS_TAKEN_MAX, HANDSHAKE_S_MAX, RPCS_MAX, Bucket
+from swarm.limits import CONNECTIONS_TAKEN_MAX, HANDSHAKE_S_MAX, MESSAGE_ASIDE_BYTES, RPCS_MAX
 from swarm.listening import bind_fault, cannot_listen, names_the_dialler
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of
 from swarm.process.startup import files_max
+from swarm.rpc.fields import REQUEST_FIELDS_MAX, STREAMED_FIELDS_MAX, check_fields
 from swarm.rpc.handshake import cause_of, explained
 from swarm.text import is_address, is_loopback
 from swarm.types import PeerId
@@ -73,10 +73,6 @@ _CODE = re.compile(r"^E[0-9]{4}$")
 _HINT_KEY = "swarm-hint-bin"  # "-bin": hints are UTF-8, plain metadata is ASCII
 _TEXT_BYTES_MAX = 1 << 10  # of details or hint: both together stay well below MAX_METADATA_BYTES
 LEAVES_S_MAX = 0.4  # of a message whose call is to end; longer if the caller does not read
-
-_GRPC_LOGGER = "grpc._cython.cygrpc"
-_MALFORMED_TOLD_PER_S, _MALFORMED_TOLD_AT_ONCE = 1.0, 10
-_MALFORMED: Final = object()
 
 _log = structlog.get_logger(__name__)
 
@@ -221,7 +217,7 @@ def new_server(
     more: Options | None = None,
     meter: grpc.aio.ServerInterceptor | None = None,
 ) -> grpc.aio.Server:
-    """A server whose calls pass `meter` and then `guard`, and whose requests are protobuf messages.
+    """A server whose calls pass `meter`, are parsed, and pass `guard`.
 
     `connection_s_max`: a connection is broken after that and CONNECTION_GRACE_S, so its caller proves himself again.
 
@@ -236,7 +232,7 @@ def new_server(
     return grpc.aio.server(
         options=options,
         maximum_concurrent_rpcs=RPCS_MAX,
-        interceptors=[*(one for one in (meter, guard) if one is not None), _Parsing()],
+        interceptors=[one for one in (meter, _Parsing(), guard) if one is not None],
     )
 
 
@@ -453,12 +449,11 @@ def _text(value: str | bytes) -> str:
 
 
 class _Parsing(grpc.aio.ServerInterceptor):
-    """Answers a single request that cannot be parsed with CorruptFrame. A stream with such a message just ends."""
+    """Parses requests; CorruptFrame for one that is no message, or has more fields than any of ours.
 
-    def __init__(self) -> None:
-        logger = logging.getLogger(_GRPC_LOGGER)
-        if not any(isinstance(one, _Short) for one in logger.filters):
-            logger.addFilter(_Short())
+    A long one is parsed on a thread, once its fields are counted: what follows in the call, the guard too, sees
+    messages only.
+    """
 
     async def intercept_service(
         self,
@@ -466,46 +461,49 @@ class _Parsing(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler: Any = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+        if handler is None or handler.request_deserializer is None:
             return handler  # type: ignore[no-any-return]
-        name = "unary_stream" if handler.response_streaming else "unary_unary"
+        is_stream = handler.request_streaming
+        name = f"{'stream' if is_stream else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
         behaviour, method = getattr(handler, name), handler_call_details.method
+        deserialize = handler.request_deserializer
+        kind = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)  # of FromString
 
-        def parsed(content: bytes) -> Any:
+        def parse(content: bytes, fields_max: int) -> Any:
             try:
-                return handler.request_deserializer(content)
-            except DecodeError:
-                return _MALFORMED
+                if kind is not None:
+                    check_fields(content, kind, fields_max)
+                return deserialize(content)
+            except (DecodeError, errors.CorruptFrame) as error:
+                what = error.message if isinstance(error, errors.CorruptFrame) else "they cannot be parsed"
+                raise errors.CorruptFrame(f"these bytes are no request of {method}: {what}") from None
 
-        async def check(request: Any, context: Any) -> None:
-            if request is _MALFORMED:
-                await abort(context, errors.CorruptFrame(f"these bytes are no request of {method}"))
+        async def messages(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+            async for content in requests:
+                yield parse(content, STREAMED_FIELDS_MAX)
+
+        async def parsed(request: Any) -> Any:
+            if is_stream:
+                return messages(request)
+            if len(request) < MESSAGE_ASIDE_BYTES:
+                return parse(request, REQUEST_FIELDS_MAX)
+            return await asyncio.to_thread(parse, request, REQUEST_FIELDS_MAX)
 
         async def answer(request: Any, context: Any) -> Any:
-            await check(request, context)
-            return await behaviour(request, context)
+            try:
+                return await behaviour(await parsed(request), context)
+            except errors.CorruptFrame as error:
+                await abort(context, error)
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            await check(request, context)
-            async with aclosing(behaviour(request, context)) as replies:
-                async for reply in replies:
-                    yield reply
+            try:
+                async with aclosing(behaviour(await parsed(request), context)) as replies:
+                    async for reply in replies:
+                        yield reply
+            except errors.CorruptFrame as error:
+                await abort(context, error)
 
         parsing: grpc.RpcMethodHandler[Any, Any] = getattr(grpc, f"{name}_rpc_method_handler")(
-            stream if inspect.isasyncgenfunction(behaviour) else answer, parsed, handler.response_serializer
+            stream if inspect.isasyncgenfunction(behaviour) else answer, None, handler.response_serializer
         )
         return parsing
-
-
-class _Short(logging.Filter):
-    """Makes one line of gRPC's page about a message that cannot be parsed, and leaves most of them out in a flood."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._told = Bucket(_MALFORMED_TOLD_PER_S, _MALFORMED_TOLD_AT_ONCE)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not record.exc_info or not isinstance(record.exc_info[1], DecodeError):
-            return True
-        record.exc_info, record.levelno, record.levelname = None, logging.WARNING, "WARNING"
-        return self._told.take(time.monotonic())

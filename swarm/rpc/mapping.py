@@ -16,6 +16,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from swarm import events, messages
@@ -24,6 +25,7 @@ from swarm.events import Event
 from swarm.limits import COUNTS_MAX
 from swarm.messages import Command
 from swarm.peer_messages import TensorHeader
+from swarm.rpc.fields import STREAMED_FIELDS_MAX, check_fields
 from swarm.types import Direction, RoundFault
 from swarm.wire import frame_pb2, session_pb2
 
@@ -66,8 +68,12 @@ def from_header(pb: frame_pb2.TensorHeader) -> TensorHeader:
     return cast(TensorHeader, _open(pb, _HEADERS))
 
 
-def parse(kind: type[Message], data: bytes) -> Any:
-    """A protobuf message from bytes; CorruptFrame if they are not one, or a string in it is not UTF-8."""
+def parse(kind: type[Message], data: bytes, fields_max: int = STREAMED_FIELDS_MAX) -> Any:
+    """A protobuf message from bytes; CorruptFrame if they are not one, or a string in it is not UTF-8.
+
+    Also for a long one of more fields than `fields_max`.
+    """
+    check_fields(data, cast(Descriptor, kind.DESCRIPTOR), fields_max)
     try:
         return kind.FromString(data)
     except DecodeError as error:
