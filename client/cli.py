@@ -68,7 +68,7 @@ VERB_GROUPS = {
         "token": VerbEntry("client.verbs.members.login", "Let others join: make, list or revoke tokens."),
         "identity": VerbEntry("client.verbs.members.login", "List members, show yourself, or take a member out."),
         "ca": VerbEntry("client.verbs.members.ca", "Show the swarm's authority, or put another in its place."),
-        "audit": VerbEntry("client.verbs.members.audit", "Show or verify what was asked of a scheduler here."),
+        "audit": VerbEntry("client.verbs.members.audit", "Show what was asked of a scheduler here."),
     },
     "Programs": {
         "scheduler": VerbEntry("scheduler", "Run the scheduler in this process.", program=True),
@@ -80,7 +80,9 @@ VERB_GROUPS = {
 VERBS = {name: entry for verbs in VERB_GROUPS.values() for name, entry in verbs.items()}
 ALIASES = {"stop": "cancel"}
 _NO_PROJECTS = "whoever may look sees every job; teams that need walls between them run a scheduler each"
-GONE = {"project": _NO_PROJECTS, "--project": _NO_PROJECTS}  # what earlier versions had, and what to do instead
+_NO_CHAIN = "the log has no chain of hashes any more: copy its files to where nobody can change them"
+# What earlier versions had, and what to do instead.
+GONE = {"project": _NO_PROJECTS, "--project": _NO_PROJECTS, "--verify": _NO_CHAIN}
 
 
 class Swarm(Root):

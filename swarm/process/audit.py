@@ -2,86 +2,137 @@
 
     audit-000001.jsonl  audit-000002.jsonl  audit.jsonl          the older ones are full, the last is written to
 
-Each line holds a hash over itself and the line before it, so a line that is changed, taken out or put in breaks the
-chain. The chain goes on from file to file: the first line of each says how the one before it ended, and which is the
-oldest that is kept. A person who can write the files could make the whole chain anew; keep a copy of its newest hash
-elsewhere.
+A thread writes the lines, and syncs them to the disk at most SYNC_S later: no call waits for a disk.
+
+Not chosen: a chain of hashes over the lines, because a person who can write the files can make the chain anew.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from swarm.errors import InvalidConfig
-from swarm.text import printable
+from swarm.process.logs import get_logger
+from swarm.text import counted, printable
 
-FIRST_HASH = "0" * 64
-TEXT_CHARACTERS_MAX = 400
-TAIL_BYTES = 64 << 10  # more than a line can have
+LINE_BYTES_MAX = 1024
 PIECE_CHARACTERS = 1 << 20  # of a line that is none of ours
 FILE_BYTES_MAX = 64 << 20
 FILES_MAX = 16  # the oldest go
-CONTINUES = "Continue"  # the action of the first line of a file
-_WRONG = "does not follow from the line before it"
+SYNC_S = 0.2
+PAUSE_S = 0.1  # between two syncs
+WAITING_MAX = 16_384  # lines, while the disk stands still
+
+_log = get_logger("audit")
 
 
 class Audit:
-    """Appends to the newest file; opened once."""
+    """Appends to the newest file. Made once, and closed with `close`."""
 
     def __init__(self, path: Path, wall_s: Callable[[], float], bytes_max: int = FILE_BYTES_MAX) -> None:
-        """InvalidConfig if the file cannot be written. After a line that is cut off, a new chain begins."""
+        """InvalidConfig if the file cannot be written."""
         self._path = path
         self._wall_s = wall_s
         self._bytes_max = bytes_max
-        older = _older(path)
+        self._waiting: deque[bytes] = deque()
+        self._left_out = 0  # lines for which there was no room
+        self._is_closed = False
+        self._turn = threading.Condition()
+        self._is_idle = True
         try:
-            self._number = max(1 + max(older, default=0), _place(path)[0] if _has_lines(path) else 0)
-            # Ended between two files: the newest of the full ones is gone on from.
-            last = path if _has_lines(path) or not older else older[max(older)]
-            self._newest = _newest_hash(last)
+            _check_regular(path)
             self._file = _opened(path)
-            if last is not path:
-                self._continue()
-            elif self._newest == FIRST_HASH and _has_lines(path):
+            if not _ends_whole(path):
                 os.write(self._file, b"\n")
         except OSError as error:
             raise InvalidConfig(
                 f"the audit log {path} cannot be continued: {error}", hint="move it away to begin a new one"
             ) from error
+        self._thread = threading.Thread(target=self._run, name=f"audit {path.name}", daemon=True)
+        self._thread.start()
 
     def write(self, actor: str, action: str, result: str, **facts: str) -> None:
-        """Add a line; `result` is "allowed", or the code and text of an error. OSError if the disk is full."""
-        if os.fstat(self._file).st_size >= self._bytes_max:
-            with suppress(OSError):  # else this file gets longer
-                self._begin_file()
-        self._append({"actor": actor, "action": action, "result": result} | facts)
+        """Add a line soon; `result` is "allowed", or the code and text of an error."""
+        self._add(actor=actor, action=action, result=result, **facts)
+
+    def flush(self) -> None:
+        """Wait until all lines so far are on the disk, or could not be written."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._is_idle and not self._waiting)
 
     def close(self) -> None:
-        file, self._file = self._file, -1
-        os.close(file)
+        """Write what waits, and end the thread."""
+        with self._turn:
+            self._is_closed = True
+            self._turn.notify_all()
+        self._thread.join()
+        os.close(self._file)
 
-    def _append(self, facts: Mapping[str, str | int]) -> None:
-        line: dict[str, Any] = {"time_unix_s": round(self._wall_s(), 3), **facts}
-        line = {key: printable(one)[:TEXT_CHARACTERS_MAX] if isinstance(one, str) else one for key, one in line.items()}
-        newest = _hash(self._newest, line)
-        content = json.dumps(line | {"hash": newest}).encode() + b"\n"
+    def _add(self, **facts: str) -> None:
+        line = line_of({"time_unix_s": round(self._wall_s(), 3), **facts})
+        with self._turn:
+            if len(self._waiting) < WAITING_MAX and not self._is_closed:
+                self._waiting.append(line)
+            else:
+                self._left_out += 1
+            self._turn.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._waiting or self._is_closed)
+                lines, self._is_idle = list(self._waiting), False
+                self._waiting.clear()
+                left_out, self._left_out = self._left_out, 0
+            lost = self._store([*lines, *([self._without(left_out)] if left_out else ())])
+            with self._turn:
+                self._left_out += left_out + lost if lost else 0
+                self._is_idle = True
+                self._turn.notify_all()
+                if self._is_closed and not self._waiting:
+                    return
+                self._turn.wait_for(lambda: self._is_closed, PAUSE_S)
+
+    def _without(self, count: int) -> bytes:
+        told = {"actor": "the scheduler", "action": "LeftOut", "result": f"{counted(count, 'line')} left out"}
+        return line_of({"time_unix_s": round(self._wall_s(), 3), **told})
+
+    def _store(self, lines: list[bytes]) -> int:
+        """Write and sync the lines; how many could not be written. A full disk must not keep an admin from acting."""
+        for number, line in enumerate(lines):
+            try:
+                if os.fstat(self._file).st_size >= self._bytes_max:
+                    with suppress(OSError):  # else this file gets longer
+                        self._begin_file()
+                self._append(line)
+            except OSError as error:
+                _log.error("lines are not in the audit log", file=str(self._path), reason=str(error))
+                return len(lines) - number
+        with suppress(OSError):  # such as a pipe: then the lines are with the reader
+            os.fsync(self._file)
+        return 0
+
+    def _append(self, line: bytes) -> None:
         before_bytes = os.fstat(self._file).st_size
-        if os.write(self._file, content) < len(content):
+        if os.write(self._file, line) < len(line):
             os.ftruncate(self._file, before_bytes)  # the next line must not follow the half of this one
             raise OSError(errno.ENOSPC, "no room for a whole line")
-        self._newest = newest
 
     def _begin_file(self) -> None:
         """Keep the full file under its number, and go on in another; OSError leaves all as it was."""
-        full = _numbered(self._path, self._number)
+        older = _older(self._path)
+        number = 1 + max(older, default=0)
+        full = self._path.with_name(f"{self._path.stem}-{number:06}{self._path.suffix}")
+        os.fsync(self._file)
         self._path.rename(full)
         try:
             file = _opened(self._path)
@@ -90,66 +141,24 @@ class Audit:
             raise
         os.close(self._file)
         self._file = file
-        self._number += 1
-        self._continue()
-
-    def _continue(self) -> None:
-        """Write the first line of a file, and remove the files that are too old."""
-        oldest = max(1, self._number - FILES_MAX + 1)
-        told: dict[str, str | int] = {"actor": "the scheduler", "action": CONTINUES, "result": "allowed"}
-        self._append(told | {"follows": self._newest, "file": self._number, "oldest": oldest})
-        for number, path in _older(self._path).items():
-            if number < oldest:
-                path.unlink(missing_ok=True)
+        for old in sorted(older)[: max(0, len(older) + 2 - FILES_MAX)]:
+            older[old].unlink(missing_ok=True)
 
 
-class Break(NamedTuple):
-    """Where a log is not as it was written; line 0 is the file as a whole."""
-
-    file: Path
-    line: int
-    problem: str
-
-
-def verify(path: Path) -> Iterator[Break]:
-    """Each break of the chain in the log that ends in this file, the oldest first. OSError if it cannot be read."""
-    older = _older(path)
-    newest, oldest = _place(path)
-    # Without its first line a file says nothing of the older ones: those that are there are looked at.
-    numbers = range(oldest, newest) if newest > 1 else sorted(older)
-    before: str | None = FIRST_HASH if not numbers or numbers[0] == 1 else None
-    for number in numbers:
-        file = older.get(number)
-        if file is None:
-            yield Break(_numbered(path, number), 0, "is missing")
-            before = None
-            continue
-        before = yield from _verify(file, before)
-    yield from _verify(path, before)
+def line_of(values: dict[str, Any]) -> bytes:
+    """The line of these values, at most LINE_BYTES_MAX bytes: the longest texts are cut."""
+    line = {name: printable(one)[:LINE_BYTES_MAX] if isinstance(one, str) else one for name, one in values.items()}
+    while len(content := json.dumps(line).encode() + b"\n") > LINE_BYTES_MAX:
+        texts = [name for name in line if isinstance(line[name], str)]
+        longest = max(texts, key=lambda name: len(json.dumps(line[name])))
+        line[longest] = line[longest][: 3 * len(line[longest]) // 4 - 1] + "…"
+    return content
 
 
 def logs(path: Path) -> list[Path]:
     """The files of the log that ends in this one, the oldest first."""
     older = _older(path)
     return [*(older[number] for number in sorted(older)), path]
-
-
-def _verify(path: Path, before: str | None) -> Generator[Break, None, str | None]:
-    """The breaks in one file; gives its last hash. `before` is None where the file before it is not there."""
-    for number, text in enumerate(lines_of(path), 1):
-        try:
-            line = json.loads(text)
-            said = str(line.pop("hash"))
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            yield Break(path, number, "is no line of an audit log")
-            continue
-        if before is None:
-            before = str(line.get("follows"))
-        # The text too: of two facts with one name, JSON shows the second only.
-        if said != _hash(before, line) or text.rstrip("\n") != json.dumps(line | {"hash": said}):
-            yield Break(path, number, _WRONG)
-        before = said
-    return before
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -165,25 +174,6 @@ def _check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
-def _place(path: Path) -> tuple[int, int]:
-    """(number of this file, number of the oldest that is kept), as its first line says; (0, 0) if it says neither."""
-    _check_regular(path)
-    with path.open("rb") as file:
-        first = file.readline(TAIL_BYTES)
-    try:
-        line = json.loads(first)
-        if line["action"] != CONTINUES:
-            return 1, 1
-        number = int(line["file"])
-        return number, max(1, number - FILES_MAX + 1, int(line["oldest"]))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return 0, 0
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.stem}-{number:06}{path.suffix}")
-
-
 def _older(path: Path) -> dict[int, Path]:
     """The full files of this log by their numbers."""
     name = re.compile(rf"{re.escape(path.stem)}-(\d{{6}}){re.escape(path.suffix)}")
@@ -195,21 +185,10 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
-def _has_lines(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
-
-
-def _hash(before: str, line: dict[str, Any]) -> str:
-    return hashlib.sha256((before + json.dumps(line, sort_keys=True)).encode()).hexdigest()
-
-
-def _newest_hash(path: Path) -> str:
-    if not _has_lines(path):
-        return FIRST_HASH
+def _ends_whole(path: Path) -> bool:
+    """Whether the file has no half line at its end, which a scheduler that was killed may have left."""
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        tail = file.read()
-    try:
-        return str(json.loads(tail.splitlines()[-1])["hash"]) if tail.endswith(b"\n") else FIRST_HASH
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return FIRST_HASH
+        if not path.stat().st_size:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"

@@ -53,8 +53,18 @@ class Witness(Protocol):
     def begins(self, method: str, caller: Caller, request: Any) -> None:
         """Before it is carried out; of a transfer the first request, and None of other streams of requests."""
 
-    def failed(self, method: str, caller: Caller, code: str, message: str) -> None:
+    def answered(self, method: str, caller: Caller, request: Any, reply: Any) -> None:
+        """It was carried out. Streams of replies have no such moment."""
+
+    def failed(self, method: str, caller: Caller, code: str, message: str, request: Any) -> None:
         """It was answered with an error."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call under way; `request` is the first one, once it is here."""
+
+    request: Any = None
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -97,24 +107,28 @@ class Guard(grpc.aio.ServerInterceptor):
         name = f"{kind(handler.request_streaming)}_{kind(handler.response_streaming)}"
         behaviour = getattr(handler, name)
 
-        def begun(caller: Caller, request: Any) -> Any:
+        def begun(caller: Caller, request: Any, call: _Call) -> Any:
             if name == "stream_unary" or method in TRANSFERS:
-                return self._requests(method, caller, request)
+                return self._requests(method, caller, request, call)
+            call.request = None if handler.request_streaming else request
             if self._witness is not None:
-                self._witness.begins(method, caller, None if handler.request_streaming else request)
+                self._witness.begins(method, caller, call.request)
             return request
 
         async def answer(request: Any, context: _Context) -> Any:
             caller = await self._check(context, method)
-            with self._witnessed(method, caller, context):
+            with self._witnessed(method, caller, context) as call:
                 async with self._until_cut_off(method, caller, context):
-                    return await behaviour(begun(caller, request), context)
+                    reply = await behaviour(begun(caller, request, call), context)
+                if self._witness is not None:
+                    self._witness.answered(method, caller, call.request, reply)
+                return reply
 
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
             caller = await self._check(context, method)
-            with self._witnessed(method, caller, context):
+            with self._witnessed(method, caller, context) as call:
                 until_cut_off = self._until_cut_off(method, caller, context)
-                async with until_cut_off, aclosing(behaviour(begun(caller, request), context)) as replies:
+                async with until_cut_off, aclosing(behaviour(begun(caller, request, call), context)) as replies:
                     async for reply in replies:
                         try:
                             self._stays(caller)
@@ -131,12 +145,16 @@ class Guard(grpc.aio.ServerInterceptor):
         )
         return guarded
 
-    async def _requests(self, method: str, caller: Caller, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def _requests(
+        self, method: str, caller: Caller, requests: AsyncIterator[Any], call: _Call
+    ) -> AsyncIterator[Any]:
         is_first = True
         async for one in requests:
             self._stays(caller)
-            if is_first and self._witness is not None:
-                self._witness.begins(method, caller, one)
+            if is_first:
+                call.request = one
+                if self._witness is not None:
+                    self._witness.begins(method, caller, one)
             is_first = False
             yield one
 
@@ -157,12 +175,13 @@ class Guard(grpc.aio.ServerInterceptor):
             del self._under_way[call]
 
     @contextmanager
-    def _witnessed(self, method: str, caller: Caller, context: _Context) -> Iterator[None]:
+    def _witnessed(self, method: str, caller: Caller, context: _Context) -> Iterator[_Call]:
+        call = _Call()
         try:
-            yield
+            yield call
         except grpc.aio.AbortError:
             if self._witness is not None:
-                self._witness.failed(method, caller, *told(context))
+                self._witness.failed(method, caller, *told(context), call.request)
             raise
 
     async def _check(self, context: _Context, method: str) -> Caller:

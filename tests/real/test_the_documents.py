@@ -227,7 +227,6 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.types("swarm ca show")
     reader.passes_all(LEFT_OUT)
     (audit,) = reader.folder.glob("home/.local/share/**/audit.jsonl")
-    reader.types("swarm audit --verify", str(audit))
     reader.types("swarm audit", str(audit))
     reader.passes_all(LEFT_OUT)
     reader.names |= {"JOB": "second", "PEER": first_peer(reader)}

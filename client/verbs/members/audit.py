@@ -1,4 +1,4 @@
-"""`swarm audit`: shows the audit log of a scheduler on this machine, and whether the log was changed."""
+"""`swarm audit`: shows the audit log of a scheduler on this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from client.views import FittedTable
 from swarm.errors import InvalidConfig
 from swarm.home import known_data_folder
 from swarm.process.audit import lines_of, logs
-from swarm.process.audit import verify as breaks_of
-from swarm.text import counted, printable
+from swarm.text import printable
 
 _COLUMNS = ("TIME", "ACTOR", "ACTION", "TARGET", "RESULT")
 
@@ -24,9 +23,12 @@ def audit(
     context: typer.Context,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="audit.jsonl of a scheduler's --data-dir.", show_default=False),
+        typer.Argument(
+            metavar="[FILE]",
+            help="audit.jsonl of a scheduler's --data-dir; with it admin.jsonl.",
+            show_default=False,
+        ),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Only say whether the log is whole; exit 1 if not.")] = False,
     actor: Annotated[str, typer.Option(help="Only lines whose actor contains this.")] = "",
     last: Annotated[int, typer.Option(min=1, help="How many lines, the newest.")] = 50,
 ) -> int:
@@ -34,7 +36,7 @@ def audit(
     shell: Shell = context.obj
     file = file or known_data_folder() / "scheduler" / "audit.jsonl"
     try:
-        return _verify(shell, file) if verify else _show(shell, file, actor, last)
+        return _show(shell, file, actor, last)
     except OSError as error:
         raise InvalidConfig(
             f"{file} cannot be read: {error.strerror or error}",
@@ -42,23 +44,11 @@ def audit(
         ) from error
 
 
-def _verify(shell: Shell, file: Path) -> int:
-    breaks = list(breaks_of(file))
-    if shell.json:
-        shell.data([{"file": str(one.file), "line": one.line, "problem": one.problem} for one in breaks])
-    for one in breaks:
-        shell.say(f"{one.file}:{one.line} {one.problem}" if one.line else f"{one.file} {one.problem}")
-    shell.say(f"{counted(len(breaks), 'break')} in the chain" if breaks else "the chain is whole")
-    return 1 if breaks else 0
-
-
 def _show(shell: Shell, file: Path, actor: str, last: int) -> int:
-    lines: list[dict[str, Any]] = []
-    for one in reversed(logs(file)):  # the newest first: older files are read only if they are needed
-        parsed = [line for line in map(_parsed, lines_of(one)) if line]
-        lines = [line for line in parsed if actor in str(line.get("actor", ""))] + lines
-        if len(lines) >= last:
-            break
+    lines = _newest(file, actor, last)
+    beside = file.with_name("admin.jsonl")
+    if file.name == "audit.jsonl" and beside.exists():
+        lines = sorted([*lines, *_newest(beside, actor, last)], key=_at_s)
     lines = lines[-last:]
     if shell.json:
         shell.data(lines)
@@ -69,8 +59,24 @@ def _show(shell: Shell, file: Path, actor: str, last: int) -> int:
     return 0
 
 
+def _newest(file: Path, actor: str, last: int) -> list[dict[str, Any]]:
+    """The newest lines of a log, in order."""
+    lines: list[dict[str, Any]] = []
+    for one in reversed(logs(file)):  # the newest first: older files are read only if they are needed
+        parsed = [line for line in map(_parsed, lines_of(one)) if line]
+        lines = [line for line in parsed if actor in str(line.get("actor", ""))] + lines
+        if len(lines) >= last:
+            break
+    return lines[-last:]
+
+
+def _at_s(line: dict[str, Any]) -> float:
+    at_s = line.get("time_unix_s")
+    return at_s if isinstance(at_s, int | float) else 0.0
+
+
 def _parsed(text: str) -> dict[str, Any]:
-    """The line as values; empty if it is not JSON, a fault that --verify reports."""
+    """The line as values; empty if it is not JSON."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):

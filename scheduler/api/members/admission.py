@@ -55,6 +55,7 @@ class Gatekeeper:
         members: Members,
         authority: Succession,
         audit: Audit,
+        admins: Audit,
         folder: Path,
         log: Logger,
         denied: Callable[[str], None] = lambda code: None,
@@ -64,7 +65,7 @@ class Gatekeeper:
         self._authority = authority
         self._phase = authority.phase
         self._turn = asyncio.Event()  # other authorities are trusted
-        self._trail = AuditTrail(audit, log, on_denied=denied)
+        self._trail = AuditTrail(audit, admins, log, on_denied=denied)
         self._folder = folder
         self._log = log
         self._joins: JoinEndpoint | None = None
@@ -91,7 +92,8 @@ class Gatekeeper:
         authority = await asyncio.to_thread(Succession.open, folder)
         members = Members(authority, database, time.time, life_s, grace_s)
         await members.load()
-        return cls(members, authority, Audit(data_dir / "audit.jsonl", time.time), folder, log, denied)
+        audit, admins = (Audit(data_dir / name, time.time) for name in ("audit.jsonl", "admin.jsonl"))
+        return cls(members, authority, audit, admins, folder, log, denied)
 
     async def serve(
         self,

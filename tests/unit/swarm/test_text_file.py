@@ -12,7 +12,7 @@ from client.profiles import read_profile
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.spec import read_job
 from swarm.pki.tokens import read_line
-from swarm.process.audit import verify as breaks_of
+from swarm.process.audit import lines_of
 from swarm.text_file import BYTES_MAX, read_small
 
 
@@ -51,7 +51,7 @@ def test_what_might_not_end_is_refused_at_once(make: Callable[[Path], Path], tol
 @pytest.mark.parametrize("make", [lambda folder: Path("/dev/zero"), _pipe])
 def test_an_audit_log_is_a_regular_file(make: Callable[[Path], Path], tmp_path: Path) -> None:
     with pytest.raises(OSError, match="it is no regular file"):
-        list(breaks_of(make(tmp_path)))
+        list(lines_of(make(tmp_path)))
 
 
 def test_a_text_is_read_whole_and_without_its_byte_order_mark(tmp_path: Path) -> None:

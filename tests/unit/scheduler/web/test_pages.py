@@ -318,6 +318,7 @@ async def test_off_loopback_the_page_is_for_people_of_the_swarm(
                 status, told = await opened(side, port, path, caller, tmp_path)
                 assert status == 403, (caller and caller.principal, path)
         assert "your role metrics does not allow List" in told
+    side.admission._trail.flush()
     denied = [line for line in (tmp_path / "data/audit.jsonl").read_text().splitlines() if '"Page"' in line]
     assert len(denied) == 12
 

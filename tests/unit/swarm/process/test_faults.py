@@ -146,7 +146,6 @@ CALLS: dict[str, list[str]] = {
     "--profile": ["ls", "--profile", "@"],
     "--scheduler": ["ls", "--scheduler", "@:7950"],
     "audit": ["audit", "@"],
-    "audit --verify": ["audit", "--verify", "@"],
     "login": ["login", "--join-file", "@"],
     "up --job": ["up", "--job", "@"],
     "up --data-dir": ["up", "--data-dir", "@", "--job", "none.toml"],

@@ -125,8 +125,11 @@ class Notes:
     def begins(self, method: str, caller: Caller, request: Any) -> None:
         self.heard.append((method, caller.principal.name, request))
 
-    def failed(self, method: str, caller: Caller, code: str, message: str) -> None:
-        self.heard.append((method, caller.principal.name, code, message))
+    def answered(self, method: str, caller: Caller, request: Any, reply: Any) -> None:
+        self.heard.append((method, caller.principal.name, request, reply))
+
+    def failed(self, method: str, caller: Caller, code: str, message: str, request: Any) -> None:
+        self.heard.append((method, caller.principal.name, code, message, request))
 
 
 class Failing(Service):
@@ -148,10 +151,11 @@ async def test_a_witness_hears_of_calls_that_are_let_through_and_how_they_failed
         await failure(connect(address, identity_of(OURS, Role.VIEWER, "eve"), NAME))
     assert notes.heard == [
         ("/test.Service/stream_unary", "me", b"1"),
+        ("/test.Service/stream_unary", "me", b"1", b"1"),
         ("/test.Service/unary_unary", "me", b"1"),
-        ("/test.Service/unary_unary", "me", NotFound.code, "there is none"),
+        ("/test.Service/unary_unary", "me", NotFound.code, "there is none", b"1"),
         ("/test.Service/unary_stream", "me", b"1"),
-        ("/test.Service/unary_stream", "me", "ABORTED", "it broke"),
+        ("/test.Service/unary_stream", "me", "ABORTED", "it broke", b"1"),
     ]
 
 
