@@ -37,10 +37,10 @@ def train(
     spec = small_spec(write_text(folder), training__steps=4, pipeline__stages=1, checkpoint__every_steps=0, **keys)
     tokens, real = Tokens.make(folder, spec), JobDriver.on_event
 
-    def poison(driver: JobDriver, peer: Any, event: Any, *room: int) -> None:
+    def poison(driver: JobDriver, peer: Any, event: Any, *room: int, **doubted: bool) -> None:
         if isinstance(event, Accumulated) and poisoned(event.microbatch.step):
             event = replace(event, finite=False)
-        real(driver, peer, event, *room)
+        real(driver, peer, event, *room, **doubted)
 
     monkeypatch.setattr(JobDriver, "on_event", poison)
     ends: list[tuple[JobState, str, list[bool]]] = []
