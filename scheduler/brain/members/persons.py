@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.errors import NotOwner, QuotaReached
+from swarm.limits import JOBS_OPEN_OF_ONE_MAX
 from swarm.pki.names import Role
 from swarm.text import counted, size
 
@@ -44,10 +45,15 @@ def check_owner(person: Person, method: str, job: str, owner: str) -> None:
 
 
 def check_share(owner: str, own_jobs: int, other_jobs: int, most: int) -> None:
-    """QuotaReached if a person has half of the jobs that others leave free of the `most` that can be open.
+    """QuotaReached if a person has JOBS_OPEN_OF_ONE_MAX jobs, or half of those that others leave free of `most`.
 
     Over plaintext nobody is known, and all share them.
     """
+    if owner and own_jobs >= JOBS_OPEN_OF_ONE_MAX:
+        raise QuotaReached(
+            f"you have {counted(own_jobs, 'open job')}, as many as one person may have",
+            hint="wait until one has ended, or cancel one: swarm ls",
+        )
     if owner and 2 * own_jobs >= most - other_jobs:
         raise QuotaReached(
             f"you have {counted(own_jobs, 'open job')}, half of the {most - other_jobs} that others leave free",

@@ -37,11 +37,18 @@ def test_no_method_that_changes_a_job_counts_as_a_look() -> None:
 
 
 def test_one_person_has_half_of_the_jobs_that_others_leave_free() -> None:
-    check_share("submitter/ann", 499, 0, 1000)
+    check_share("submitter/ann", 49, 0, 100)
     check_share("", 999, 0, 1000)
-    for own, others in ((500, 0), (250, 500), (1, 999)):
-        with pytest.raises(QuotaReached, match=f"half of the {1000 - others} that others leave free"):
-            check_share("submitter/ann", own, others, 1000)
+    for own, others in ((50, 0), (25, 50), (1, 99)):
+        with pytest.raises(QuotaReached, match=f"half of the {100 - others} that others leave free"):
+            check_share("submitter/ann", own, others, 100)
+
+
+def test_one_person_has_so_many_open_jobs() -> None:
+    check_share("submitter/ann", 63, 0, 1000)
+    check_share("", 64, 0, 1000)
+    with pytest.raises(QuotaReached, match="you have 64 open jobs, as many as one person may have"):
+        check_share("submitter/ann", 64, 0, 1000)
 
 
 def test_one_person_is_promised_half_of_the_room_on_the_disk() -> None:
