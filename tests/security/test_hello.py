@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from client.connection import Scheduler
 from swarm.data.tokenizer import ByteTokenizer
@@ -20,6 +21,7 @@ from swarm.pki.joining import join
 from swarm.pki.names import Role
 from swarm.pki.profiles import find_profile
 from swarm.pki.tokens import parse_line
+from swarm.reference.trainer import train_local
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import JobId, PeerId
 from swarm.wire import jobs_pb2 as pb
@@ -84,3 +86,21 @@ def test_whoever_says_that_he_serves_a_stage_gets_no_pass_for_it(tmp_path: Path)
                 assert list(map(type, commands)) == [Welcome, Release], (restarts, stage)
         assert cluster.jobs.Get(pb.JobRequest(job=job), timeout=60).state == "running"
         cluster.jobs.Cancel(pb.CancelRequest(job=job, no_checkpoint=True), timeout=60)
+
+
+def test_what_a_replica_falsely_says_that_it_added_changes_no_bit_after_a_restart(tmp_path: Path) -> None:
+    spec = job_of(tmp_path, 60)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    with Cluster(tmp_path) as cluster:
+        cluster.add_servers(3)
+        boaster = cluster.start_server(3, module="tests.support.boaster")
+        cluster.servers[boaster.wait_ready()["peer"]] = boaster
+        job = cluster.submit(spec, tokens.manifest).id
+        cluster.wait_for_step(job, 5)
+        cluster.restart_scheduler()
+        view = cluster.wait(job)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert view.weights_sha256 == expected.sha256
+        lines = cluster.jobs.Logs(pb.LogsRequest(job=job, stage=-1), timeout=60)
+        assert any("reported work that this scheduler did not give" in line.message for line in lines)
