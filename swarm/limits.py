@@ -25,6 +25,7 @@ HASHES_ASKED_MAX = 16_384  # of one MissingShards
 JOBS_LISTED_MAX = 1000  # of one List
 REPLY_BYTES_MAX = 3 << 20  # of a list; a message has 4 MiB
 SUBMITS_MAX = 2  # that are worked on at a time; others wait
+SUBMITS_OF_ONE_PER_S, SUBMITS_OF_ONE_AT_ONCE = 60 / 3600, 100  # of one person
 MANIFEST_BYTES_MAX = 8 << 20  # of a checkpoint
 PARAMETERS_MAX = 1 << 16  # tensors of one stage
 MESSAGE_ASIDE_BYTES = 64 << 10  # a message from here on is read on a thread, while the event loop turns
@@ -103,10 +104,17 @@ class Bucket:
     _held: float = -1.0  # nothing was ever taken
     _filled_s: float = 0.0
 
+    def wait_s(self, now_s: float) -> float:
+        """How long until one more may pass; 0 = it may now."""
+        return max(0.0, (1.0 - self._level(now_s)) / self.per_s)
+
+    def _level(self, now_s: float) -> float:
+        gained = (now_s - self._filled_s) * self.per_s
+        return self.at_once if self._held < 0 else min(self.at_once, self._held + gained)
+
     def take(self, now_s: float) -> bool:
         """Whether one more may pass now."""
-        gained = (now_s - self._filled_s) * self.per_s
-        self._held = self.at_once if self._held < 0 else min(self.at_once, self._held + gained)
+        self._held = self._level(now_s)
         self._filled_s = now_s
         if self._held < 1:
             return False

@@ -18,9 +18,10 @@ from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.fleet.speeds import fleet_speed
 from scheduler.brain.inputs import Stop
 from scheduler.brain.members.persons import ANYBODY, Person, check_owner, check_share
+from scheduler.brain.members.submits import Submits
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
-from scheduler.jobs.job import Job, JobProgress, again, split_of
+from scheduler.jobs.job import Job, JobProgress, again, now_s, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -75,6 +76,7 @@ class Jobs:
         self._drains = drains
         self.removal = removal
         self._looking = asyncio.Semaphore(SUBMITS_MAX)
+        self._submits = Submits()
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Check a caller's files on a thread; few at a time, so that threads are left for other work."""
@@ -84,6 +86,7 @@ class Jobs:
     async def check(self, spec: JobSpec, tokens: JobTokens, by: Person = ANYBODY) -> JobSpec:
         """The spec as `submit` would resolve it now; raises what `submit` would raise before it looks at uploads."""
         self._check_room(tokens, by)
+        self._submits.check(by.owner, now_s())
         return (await self._vetted(spec, tokens))[0]
 
     async def submit(
@@ -99,6 +102,7 @@ class Jobs:
         InvalidConfig, InvalidData, InvalidModel, NotOwner, OutOfMemory, QuotaReached.
         """
         self._check_room(tokens, by)
+        self._submits.take(by.owner, now_s())
         resolved, links = await self._vetted(spec, tokens)
         sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.owner))
         if not resolved.checkpoint.resume_from or sent is not None:
