@@ -75,6 +75,7 @@ class _Upload:
     shard: tuple[str, int] = ("", 0)  # hash and size, once they are known
     arrived_bytes: int = 0
     promised_bytes: int = 0  # that count as taken until it is here, or has failed
+    counts: bool = False  # as a file of its person, until then
 
     @property
     def key(self) -> _Key:
@@ -133,7 +134,7 @@ class Uploads:
             kept = self._parts.get(upload.key) if first.resumes else None
             self._check_room(owner, wanted_bytes - (0 if kept is None else kept.size_bytes), free)
             part = self._take_part(upload, first)
-            upload.promised_bytes = wanted_bytes  # at once: whoever is checked next must see it
+            upload.promised_bytes, upload.counts = wanted_bytes, True  # at once: whoever is checked next must see it
             async with asyncio.timeout(max(UPLOAD_IDLE_S_MAX, UPLOAD_S_PER_MIB * wanted_bytes / (1 << 20))):
                 await self._write(upload, path, first, rest, part, arrived)
         except TimeoutError:
@@ -151,8 +152,10 @@ class Uploads:
                 f"a file of {size(wanted_bytes)} does not fit: {size(free)} free, {size(promised)} of them promised",
                 hint="free disk space in the scheduler's --data-dir",
             )
-        room = free - (promised - promised_to_it) - UPLOAD_DISK_RESERVE_BYTES
-        check_room(owner, room, promised_to_it, wanted_bytes)
+        files, held_bytes = self._files.taken_by(owner)
+        files += sum(one.counts for one in self._open if one.owner == owner)
+        room = free - (promised - promised_to_it) - UPLOAD_DISK_RESERVE_BYTES + held_bytes
+        check_room(owner, room, promised_to_it, wanted_bytes, held_bytes, files)
 
     async def tokenizer(self, by: Person, request: pb.SubmitRequest) -> dict[str, bytes]:
         """The tokenizer files among the uploaded files, by name; InvalidData if one is missing."""
@@ -271,7 +274,7 @@ class Uploads:
         """Give a whole file its name. In one go, so no byte of a person is counted twice or not at all."""
         is_new, size_bytes = not path.exists(), part.stat().st_size
         _FILES.rename(part, path)
-        upload.promised_bytes = 0
+        upload.promised_bytes, upload.counts = 0, False
         if is_new:
             self._files.took(upload.owner, size_bytes)
 

@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scheduler.storage.executor import run_blocking
@@ -22,9 +23,29 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData
 from swarm.job.spec import JobSpec
+from swarm.limits import UPLOADED_BYTES_MIN
 from swarm.types import JobId
 
 COUNTED_MAX = 4096  # data sets whose validation tokens are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Uploaded files by owner: their bytes, what they count as, how many they are."""
+
+    bytes: Counter[str] = field(default_factory=Counter)
+    counted_bytes: Counter[str] = field(default_factory=Counter)
+    files: Counter[str] = field(default_factory=Counter)
+
+    def add(self, owner: str, size_bytes: int) -> None:
+        """The owner has a file more, which counts as UPLOADED_BYTES_MIN at least."""
+        self.bytes[owner] += size_bytes
+        self.counted_bytes[owner] += max(size_bytes, UPLOADED_BYTES_MIN)
+        self.files[owner] += 1
+
+    def without(self, freed: Held) -> Held:
+        """What is left after these files went."""
+        return Held(self.bytes - freed.bytes, self.counted_bytes - freed.counted_bytes, self.files - freed.files)
 
 
 class JobFiles:
@@ -35,7 +56,7 @@ class JobFiles:
         self._shards = root / "shards"
         self._jobs = root / "jobs"
         self._executor = executor
-        self._held_bytes: Counter[str] = Counter()  # by owner
+        self._held = Held()
         self._shared: Set[str] = frozenset()  # hashes of files that every person finds
         self._validation_tokens: OrderedDict[tuple[object, ...], int] = OrderedDict()  # by data set
 
@@ -43,7 +64,7 @@ class JobFiles:
         """Delete files that a killed scheduler left half written, and count what each person holds."""
         await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
         await run_blocking(self._executor, lambda: _move_projects(self._shards))
-        self._held_bytes = await run_blocking(self._executor, lambda: _sizes(self._shards))
+        self._held = await run_blocking(self._executor, lambda: _sizes(self._shards))
         self._shared = await run_blocking(self._executor, lambda: _shared(self._shards))
 
     async def remove_unused(
@@ -58,9 +79,9 @@ class JobFiles:
             self._executor, lambda: _remove_unused(self._shards, used, before_unix_s, since, dry_run=dry_run)
         )
         if not dry_run:
-            self._held_bytes -= freed
+            self._held = self._held.without(freed)
             self._shared = await run_blocking(self._executor, lambda: _shared(self._shards))
-        return freed
+        return freed.bytes
 
     def named_by(self, record: JobRecord) -> set[Path]:
         """The uploaded files that the job has to do with."""
@@ -89,11 +110,15 @@ class JobFiles:
 
     def took(self, owner: str, size_bytes: int) -> None:
         """The owner has a file more."""
-        self._held_bytes[owner] += size_bytes
+        self._held.add(owner, size_bytes)
 
     def held_bytes(self, owner: str) -> int:
         """The size of all files that the owner has sent and that are still here."""
-        return self._held_bytes[owner]
+        return self._held.bytes[owner]
+
+    def taken_by(self, owner: str) -> tuple[int, int]:
+        """How many these files are, and the bytes that they count as towards the owner's half of the disk."""
+        return self._held.files[owner], self._held.counted_bytes[owner]
 
     async def put_tokenizer(self, job: JobId, files: dict[str, bytes]) -> None:
         """Keep the job's tokenizer files, by name."""
@@ -186,20 +211,19 @@ def _uploaded(folder: Path) -> Iterator[tuple[str, Path]]:
             yield "" if path.parent == folder else str(path.parent.relative_to(folder)), path
 
 
-def _sizes(folder: Path) -> Counter[str]:
-    """Bytes by owner."""
-    found: Counter[str] = Counter()
+def _sizes(folder: Path) -> Held:
+    found = Held()
     for owner, path in _uploaded(folder):
         with suppress(OSError):
-            found[owner] += path.stat().st_size
+            found.add(owner, path.stat().st_size)
     return found
 
 
 def _remove_unused(
     folder: Path, used: Set[Path], before_unix_s: float, since: Mapping[Path, float] | None, *, dry_run: bool
-) -> Counter[str]:
-    """The bytes that were freed, by owner."""
-    freed: Counter[str] = Counter()
+) -> Held:
+    """What was freed."""
+    freed = Held()
     for owner, path in _uploaded(folder):
         least_s = before_unix_s if since is None else since.get(path, 0.0)
         if path in used:
@@ -209,7 +233,7 @@ def _remove_unused(
             if known.st_mtime < least_s:
                 if not dry_run:
                     path.unlink()
-                freed[owner] += known.st_size
+                freed.add(owner, known.st_size)
     return freed
 
 

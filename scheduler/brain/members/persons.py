@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.errors import NotOwner, QuotaReached
-from swarm.limits import JOBS_OPEN_OF_ONE_MAX
+from swarm.limits import JOBS_OPEN_OF_ONE_MAX, UPLOADED_BYTES_MIN, UPLOADED_OF_ONE_MAX
 from swarm.pki.names import Role
 from swarm.text import counted, size
 
@@ -29,6 +29,8 @@ class Person:
 
 
 ANYBODY = Person(Role.ADMIN, "")  # over plaintext
+
+_FREE_FILES = "remove ended jobs with their files: swarm rm JOB; a file that no job names goes after a day"
 
 # Methods that name a job and only look at it; every other method is for the job's owner. "Verify" is Checkpoints when
 # it reads every byte, "Start" is Submit when it names a job to start from, whose weights the new job then has.
@@ -61,12 +63,25 @@ def check_share(owner: str, own_jobs: int, other_jobs: int, most: int) -> None:
         )
 
 
-def check_room(owner: str, room_bytes: int, promised_bytes: int, wanted_bytes: int) -> None:
-    """QuotaReached if a person would be promised more than half of the disk's room.
+def check_room(
+    owner: str, room_bytes: int, promised_bytes: int, wanted_bytes: int, held_bytes: int = 0, files: int = 0
+) -> None:
+    """QuotaReached if a person would have UPLOADED_OF_ONE_MAX files, or more than half of the disk's room.
 
-    `room_bytes` are those that no other person was promised. A slow upload holds what it was promised for long. Over
-    plaintext nobody is known, and all share the room.
+    `room_bytes` are those that no other person has or was promised. A slow upload holds what it was promised for long.
+    `held_bytes` are what the person's files count as, `files` their number, with those under way. Over plaintext
+    nobody is known, and all share the room.
     """
+    if owner and files >= UPLOADED_OF_ONE_MAX:
+        raise QuotaReached(
+            f"you have {counted(files, 'uploaded file')}, as many as one person may have", hint=_FREE_FILES
+        )
+    if held_bytes and owner and held_bytes + promised_bytes + max(wanted_bytes, UPLOADED_BYTES_MIN) > room_bytes // 2:
+        raise QuotaReached(
+            f"a file of {size(wanted_bytes)} does not fit: your files take {size(held_bytes)}, you are sending "
+            f"{size(promised_bytes)}, and together they may take half of the {size(room_bytes)} that others leave",
+            hint=_FREE_FILES,
+        )
     if owner and promised_bytes + wanted_bytes > room_bytes // 2:
         raise QuotaReached(
             f"a file of {size(wanted_bytes)} does not fit: you are sending {size(promised_bytes)}, and may send half "

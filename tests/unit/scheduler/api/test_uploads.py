@@ -12,6 +12,7 @@ import pytest
 
 from scheduler.api import uploads
 from scheduler.api.uploads import Uploads
+from scheduler.brain.members import persons
 from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
@@ -127,6 +128,49 @@ async def test_a_slow_upload_leaves_room_to_others(tmp_path: Path, monkeypatch: 
         await slow
 
 
+async def test_a_person_has_at_most_so_many_uploaded_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submitter sent files of a byte for days: the bytes were bounded, and the scheduler's disk had no inode left."""
+    monkeypatch.setattr(persons, "UPLOADED_OF_ONE_MAX", 3)
+    one, go_on = await made(tmp_path), asyncio.Event()
+    for number in range(2):
+        await one.put(sent_as(*numbered(number)), EVE)
+    third = asyncio.create_task(one.put(sent(then=go_on), EVE))
+    while not any(upload.counts for upload in one._open):
+        await asyncio.sleep(0)
+    with pytest.raises(QuotaReached, match="you have 3 uploaded files") as caught:  # also while the third is under way
+        await one.put(sent_as(*numbered(4)), EVE)
+    assert "swarm rm" in caught.value.hint
+    go_on.set()
+    assert await third == SHA256
+    again = await made(tmp_path)  # another start of the scheduler counts what is there
+    await again._files.load()
+    for uploads_of_both in (one, again):
+        with pytest.raises(QuotaReached, match="you have 3 uploaded files"):
+            await uploads_of_both.put(sent_as(*numbered(4)), EVE)
+        assert await uploads_of_both.put(sent(), ANN) == SHA256
+    await again._files.remove_unused({again.path(EVE.owner, SHA256)}, 4e9)
+    assert again._files.taken_by(EVE.owner)[0] == 1
+    await again.put(sent_as(*numbered(4)), EVE)
+
+
+async def test_files_that_a_person_has_count_towards_his_half_of_the_disk_with_a_block_at_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person was promised half of the room at a time, and took half of the rest with the next file, until the disk
+    was full."""
+    free_bytes = 64 << 10
+    monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + free_bytes)
+    one = await made(tmp_path)
+    for number in range(8):
+        await one.put(sent_as(*numbered(number, 1)), EVE)
+        free_bytes -= 4096
+    assert one._files.taken_by(EVE.owner) == (8, 8 * 4096)
+    with pytest.raises(QuotaReached, match=r"your files take 32\.0 KiB, .* half of the 64\.0 KiB") as caught:
+        await one.put(sent_as(*numbered(8, 1)), EVE)
+    assert "swarm rm" in caught.value.hint
+    assert await one.put(sent(), ANN) == SHA256
+
+
 async def test_uploads_that_begin_together_are_not_promised_the_same_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +237,7 @@ async def test_files_of_before_people_had_folders_are_found_by_everybody(tmp_pat
 
 
 def numbered(number: int, size_bytes: int = 100) -> tuple[str, bytes]:
-    content = number.to_bytes(4, "big").ljust(size_bytes, b".")
+    content = number.to_bytes(min(4, size_bytes), "big").ljust(size_bytes, b".")
     return hashlib.sha256(content).hexdigest(), content
 
 
