@@ -83,6 +83,34 @@ def test_a_caller_that_sends_and_reads_nothing_makes_few_tasks_and_hears_the_sum
     assert received_bytes == 3000
 
 
+def test_what_a_task_writes_as_its_stream_is_cut_off_leaves_first() -> None:
+    """gRPC sends no status while a message leaves, so a neighbour that was revoked heard no reason."""
+
+    class Slow(Stream):
+        async def write(self, data: bytes) -> None:
+            await asyncio.sleep(0.1)
+            await super().write(data)
+
+    async def main() -> list[tuple[float, list[int]]]:
+        stream: Any = Slow()
+        answers = _Answers(stream)
+
+        async def exchange() -> None:
+            async with asyncio.TaskGroup() as tasks, answers:
+                tasks.create_task(answers.send(7, None, in_group=True))
+                await asyncio.sleep(1000.0)
+
+        serving = asyncio.ensure_future(exchange())
+        await asyncio.sleep(0.05)
+        serving.cancel()
+        await asyncio.wait({serving})
+        assert serving.cancelled()
+        written: list[tuple[float, list[int]]] = stream.written
+        return written
+
+    assert [sequences for _, sequences in sim.run(main(), seed=0)] == [[7]]
+
+
 def boundary(dtype: str, elements: int, codec: str) -> Boundary:
     return Boundary(JOB, Microbatch(0, 0, 0), Direction.FORWARD, 1, 1, PEER, 1, dtype, (elements,), codec, 9)
 
