@@ -272,6 +272,8 @@ def made() -> Iterator[list[Up]]:
         if up.process.poll() is None:
             up.process.kill()
             up.process.communicate()
+        if up.process.stdout is not None:
+            up.process.stdout.close()
 
 
 def _started(here: Path, made: list[Up], **options: object) -> Up:
