@@ -79,8 +79,8 @@ VERB_GROUPS = {
 }
 VERBS = {name: entry for verbs in VERB_GROUPS.values() for name, entry in verbs.items()}
 ALIASES = {"stop": "cancel"}
-_NO_PROJECTS = "whoever may look sees every job; teams that need walls between them run a scheduler each"
-_NO_CHAIN = "the log has no chain of hashes any more: copy its files to where nobody can change them"
+_NO_PROJECTS = "every member may see every job now; teams that need walls run one scheduler each"
+_NO_CHAIN = "the log has no hash chain now: copy its files to a place that this machine cannot write"
 # What earlier versions had, and what to do instead.
 GONE = {"project": _NO_PROJECTS, "--project": _NO_PROJECTS, "--verify": _NO_CHAIN}
 

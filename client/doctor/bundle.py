@@ -73,10 +73,10 @@ def _cleared(value: Any, secrets: Sequence[str]) -> Any:
             return hidden(value, secrets)
         case Mapping():
             return {
-                key: HIDDEN if isinstance(one, str) and _NAMED.match(f"{key}=1") else _cleared(one, secrets)
-                for key, one in value.items()
+                key: HIDDEN if isinstance(item, str) and _NAMED.match(f"{key}=1") else _cleared(item, secrets)
+                for key, item in value.items()
             }
         case list() | tuple():
-            return [_cleared(one, secrets) for one in value]
+            return [_cleared(item, secrets) for item in value]
         case _:
             return value

@@ -134,7 +134,7 @@ def upload_start(shell: Shell, scheduler: Scheduler, start: Checkpoint) -> list[
 
 
 def named(paths: Collection[str]) -> str:
-    """What is sent, for the person whose files they are."""
+    """The names of the files that `swarm` sends, for their owner to read."""
     names = [path.removeprefix(f"{MODEL_FOLDER}/") for path in sorted(paths)]
     more = len(names) - NAMED_MAX
     return printable(", ".join(names[:NAMED_MAX])) + (f" and {more} more" if more > 0 else "")

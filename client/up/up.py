@@ -486,7 +486,7 @@ def _data_folder(shell: Shell, given: Path | None) -> Iterator[Path]:
 def _show_profiles(shell: Shell, folder: Path) -> None:
     """Where the user's own folder takes no identity of the admin, keep it with the swarm, for us and our children.
 
-    InvalidConfig if that of SWARM_PROFILES takes none: the scheduler would start, and know nobody here.
+    InvalidConfig if the folder of SWARM_PROFILES cannot be written: the admin would have no identity.
     """
     try:
         check_writable(profiles_folder())

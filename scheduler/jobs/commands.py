@@ -17,8 +17,7 @@ from scheduler.brain.fleet.placement import Candidate, sites_for_islands, stages
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.fleet.speeds import fleet_speed
 from scheduler.brain.inputs import Stop
-from scheduler.brain.members.persons import ANYBODY, Person, check_owner, check_share
-from scheduler.brain.members.submits import Submits
+from scheduler.brain.members.persons import ANYBODY, Person, Submits, check_owner, check_share
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, JobProgress, again, now_s, split_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from swarm.rpc.links.peer_service import add_peer_service
 from swarm.wire import frame_pb2, jobs_pb2, members_pb2, session_pb2
 from tests.support.fields import field
 from tests.support.services import free_port
-from tests.support.turns import UNITS_MAX, cost_s, event_loop, unit
+from tests.support.turns import TRIES, UNITS_MAX, event_loop
 
 ROOM_BYTES = MAX_MESSAGE_BYTES - 1024
 ANSWER_S_MAX = 120.0
@@ -72,15 +73,29 @@ async def held_up(address: str, service: ServiceDescriptor) -> list[str]:
     """The messages to a service for which the event loop of this thread was held for too long, or that were no error
     that a caller can understand."""
     found = []
-    unit_s = cost_s(unit)
     for method in service.methods:
         for what, message in nonsense(method.input_type):
             path, is_stream = f"/{service.full_name}/{method.name}", method.client_streaming
-            async with event_loop() as held:
-                ended = await asyncio.to_thread(answered, address, path, message, is_stream)
-            if held.seconds > UNITS_MAX * unit_s or ended in ("INTERNAL", "UNKNOWN"):
-                found.append(f"{method.name} of {what}: {held.seconds / unit_s:.0f} units, {ended}")
+            units, ended = await held_by(address, path, message, is_stream)
+            if units > UNITS_MAX or ended in ("INTERNAL", "UNKNOWN"):
+                found.append(f"{method.name} of {what}: {units:.0f} units, {ended}")
     return found
+
+
+async def held_by(address: str, path: str, message: bytes, is_stream: bool) -> tuple[float, str]:
+    """What a message costs: the least of some tries, as for any cost, if the first is too much; and how it ended.
+
+    The unit is measured beside each: once for a minute of messages, it was that of a machine at rest, and the messages
+    behind it were sent while others were at work there.
+    """
+    least, ended = math.inf, ""
+    for _ in range(TRIES):
+        async with event_loop() as held:
+            ended = await asyncio.to_thread(answered, address, path, message, is_stream)
+        least = min(least, held.units)
+        if least <= UNITS_MAX:
+            break
+    return least, ended
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.brain.members import submits
+from scheduler.brain.members import persons
 from scheduler.brain.members.persons import ANYBODY, Person
 from swarm.errors import InvalidConfig, QuotaReached
 from swarm.pki.names import Role
@@ -19,7 +19,7 @@ ANN, BOB = (Person(Role.SUBMITTER, name) for name in ("ann", "bob"))
 def test_who_submitted_often_waits_for_his_next_submit_and_nobody_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submits, "SUBMITS_OF_ONE_AT_ONCE", 2)
+    monkeypatch.setattr(persons, "SUBMITS_OF_ONE_AT_ONCE", 2)
     spec = make_spec(tmp_path)
     tokens = Tokens.make(tmp_path, spec)
 

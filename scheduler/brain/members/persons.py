@@ -10,9 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.errors import NotOwner, QuotaReached
-from swarm.limits import JOBS_OPEN_OF_ONE_MAX, UPLOADED_BYTES_MIN, UPLOADED_OF_ONE_MAX
+from swarm.limits import (
+    JOBS_OPEN_OF_ONE_MAX,
+    SUBMITS_OF_ONE_AT_ONCE,
+    SUBMITS_OF_ONE_PER_S,
+    UPLOADED_BYTES_MIN,
+    UPLOADED_OF_ONE_MAX,
+    Bucket,
+)
 from swarm.pki.names import Role
-from swarm.text import counted, size
+from swarm.text import counted, size, spoken_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +83,37 @@ def check_room(
         raise QuotaReached(
             f"you have {counted(files, 'uploaded file')}, as many as one person may have", hint=_FREE_FILES
         )
-    if held_bytes and owner and held_bytes + promised_bytes + max(wanted_bytes, UPLOADED_BYTES_MIN) > room_bytes // 2:
+    taken_bytes = held_bytes + promised_bytes + max(wanted_bytes, UPLOADED_BYTES_MIN)
+    if owner and taken_bytes > room_bytes // 2:
         raise QuotaReached(
             f"a file of {size(wanted_bytes)} does not fit: your files take {size(held_bytes)}, you are sending "
             f"{size(promised_bytes)}, and together they may take half of the {size(room_bytes)} that others leave",
             hint=_FREE_FILES,
         )
-    if owner and promised_bytes + wanted_bytes > room_bytes // 2:
-        raise QuotaReached(
-            f"a file of {size(wanted_bytes)} does not fit: you are sending {size(promised_bytes)}, and may send half "
-            f"of the {size(room_bytes)} that uploads may take, at a time",
-            hint="free disk space in the scheduler's --data-dir",
-        )
+
+
+class Submits:
+    """Counts how often one person submits a job: each leaves rows, a folder and series behind, even if it is cancelled.
+
+    A submit that is refused for its content counts too, since the scheduler looked at it. A restart forgets all counts.
+    Over plaintext persons are not known, and nothing is counted.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, Bucket] = {}  # as many as there are members at most
+
+    def check(self, owner: str, now_s: float) -> None:
+        """QuotaReached, with the time until the next one, if the person may submit nothing now."""
+        bucket = self._buckets.get(owner)
+        if bucket is not None and (wait_s := bucket.wait_s(now_s)) > 0:
+            raise QuotaReached(
+                f"you have submitted {SUBMITS_OF_ONE_AT_ONCE} jobs in a short time, and may submit "
+                f"{SUBMITS_OF_ONE_PER_S * 3600:.0f} an hour from there on",
+                hint=f"the next one may come in {spoken_duration(wait_s)}",
+            )
+
+    def take(self, owner: str, now_s: float) -> None:
+        """Count a submit; QuotaReached as in `check`."""
+        if owner:
+            self.check(owner, now_s)
+            self._buckets.setdefault(owner, Bucket(SUBMITS_OF_ONE_PER_S, SUBMITS_OF_ONE_AT_ONCE)).take(now_s)

@@ -112,6 +112,7 @@ async def test_a_disk_is_never_promised_twice(tmp_path: Path, monkeypatch: pytes
 async def test_a_slow_upload_leaves_room_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A submitter promised the whole disk to one upload, which may take hours for a GiB."""
     monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + 400)
+    monkeypatch.setattr(persons, "UPLOADED_BYTES_MIN", 1)
     one, go_on = await made(tmp_path), asyncio.Event()
     with pytest.raises(QuotaReached, match="half of the 400 B"):
         await one.put(sent(201), EVE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.brain.members.access import RULES
-from scheduler.brain.members.persons import ANYBODY, LOOKS, Person, check_owner, check_room, check_share
+from scheduler.brain.members.persons import ANYBODY, LOOKS, Person, Submits, check_owner, check_room, check_share
 from swarm.errors import NotOwner, QuotaReached
 from swarm.pki.names import Role
 
@@ -52,7 +52,49 @@ def test_one_person_has_so_many_open_jobs() -> None:
 
 
 def test_one_person_is_promised_half_of_the_room_on_the_disk() -> None:
-    check_room("submitter/ann", 1000, 200, 300)
-    check_room("", 1000, 200, 800)
-    with pytest.raises(QuotaReached, match="you are sending 200 B, and may send half of the 1000 B"):
-        check_room("submitter/ann", 1000, 200, 301)
+    mib = 1 << 20
+    check_room("submitter/ann", 10 * mib, 2 * mib, 3 * mib)
+    check_room("", 10 * mib, 2 * mib, 8 * mib)
+    with pytest.raises(QuotaReached, match=r"you are sending 2.0 MiB, and together they may take half of the 10.0 MiB"):
+        check_room("submitter/ann", 10 * mib, 2 * mib, 3 * mib + 1)
+
+
+def test_one_person_submits_a_hundred_jobs_and_then_one_a_minute() -> None:
+    """A job that was cancelled at once was free for its submitter, and cost the scheduler memory for ever."""
+    submits = Submits()
+    for _ in range(100):
+        submits.check("submitter/ann", 7.0)
+        submits.take("submitter/ann", 7.0)
+    with pytest.raises(QuotaReached, match="100 jobs in a short time, and may submit 60 an hour") as caught:
+        submits.take("submitter/ann", 37.0)
+    assert caught.value.hint == "the next one may come in 30.0 s"
+    with pytest.raises(QuotaReached):
+        submits.check("submitter/ann", 66.0)
+    submits.take("admin/bob", 66.0)
+    submits.take("submitter/ann", 67.5)
+    with pytest.raises(QuotaReached):
+        submits.take("submitter/ann", 68.0)
+    allowed = 0
+    for second in range(68, 68 + 10 * 3600):
+        try:
+            submits.take("submitter/ann", float(second))
+        except QuotaReached:
+            continue
+        allowed += 1
+    assert allowed in (599, 600)
+
+
+def test_a_person_has_so_many_at_once_again_after_a_pause() -> None:
+    submits = Submits()
+    for now_s in (0.0, 100 * 60.0 + 1):
+        for _ in range(100):
+            submits.take("submitter/ann", now_s)
+        with pytest.raises(QuotaReached):
+            submits.take("submitter/ann", now_s)
+
+
+def test_over_plaintext_nobody_is_known_and_nothing_is_counted() -> None:
+    submits = Submits()
+    for _ in range(1000):
+        submits.take("", 0.0)
+    submits.check("", 0.0)
