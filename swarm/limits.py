@@ -23,6 +23,7 @@ FILES_MAX = 10_000  # that a job starts from; they travel within LoadStage
 JOBS_OPEN_MAX, JOBS_OPEN_OF_ONE_MAX = 1000, 64  # of one person
 HASHES_ASKED_MAX = 16_384  # of one MissingShards
 JOBS_LISTED_MAX = 1000  # of one List
+REFERENCE_CHARACTERS_MAX = 256  # by which a person names a job or a stage server; names have 128 at most
 REPLY_BYTES_MAX = 3 << 20  # of a list; a message has 4 MiB
 SUBMITS_MAX = 2  # that are worked on at a time; others wait
 SUBMITS_OF_ONE_PER_S, SUBMITS_OF_ONE_AT_ONCE = 60 / 3600, 100  # of one person

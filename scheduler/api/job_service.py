@@ -21,7 +21,7 @@ from scheduler.api.uploads import MODEL, Uploads, read_request
 from scheduler.api.views import explanation, fitting, log_entry, log_filter, step_trace
 from scheduler.brain.explain.facts import Fact, explain_peer
 from scheduler.brain.explain.trust import explain_trust
-from scheduler.brain.fleet.membership import Membership, Peer
+from scheduler.brain.fleet.membership import Membership, Peer, check_reference
 from scheduler.brain.members.persons import ANYBODY, Person, check_owner
 from scheduler.brain.members.places import Places
 from scheduler.jobs.commands import Jobs
@@ -178,6 +178,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     def _find(self, reference: str) -> Job | Peer:
         """The thing that a person named: a stage server by its id, a job, or a peer by the beginning of its id."""
+        check_reference(reference)
         if (exact := self._membership.get(PeerId(reference))) is not None:
             return exact
         try:

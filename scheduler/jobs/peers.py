@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from scheduler.brain.fleet.allocation import Reservations
-from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.brain.fleet.membership import Membership, Transition, check_reference
 from scheduler.brain.fleet.placement import Candidate, takes
 from scheduler.brain.inputs import AskToLeave
 from scheduler.brain.outputs import Struck
@@ -125,6 +125,7 @@ class Peers:
 
     async def free(self, reference: str) -> PeerId:
         """Let a quarantined peer have stages again; NotFound, NotAllowed."""
+        check_reference(reference)
         names = self.quarantine.names()
         name = PeerId(reference) if reference in names else self._membership.find(reference).hello.peer
         await self.quarantine.release(name)

@@ -19,6 +19,7 @@ from typing import Any
 
 from scheduler.brain.explain.facts import WAITING_STATES
 from scheduler.brain.explain.queue import Holder, JobQueue
+from scheduler.brain.fleet.membership import check_reference
 from scheduler.jobs.job import Job, Waiting, now_s
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.storage.job_log import LogLine
@@ -89,6 +90,7 @@ class JobRegistry:
         The job with this id, else the open one with this name, else the newest ended one with this name, else the only
         one whose id begins with it.
         """
+        check_reference(reference)
         jobs = self.all()
         exact = self._jobs.get(JobId(reference))
         if exact is not None:

@@ -21,11 +21,18 @@ from enum import StrEnum
 
 from swarm.errors import NotAllowed, NotFound, StaleMessage
 from swarm.events import Hello, LinkSpeed
+from swarm.limits import REFERENCE_CHARACTERS_MAX
 from swarm.types import JobId, PeerId, PeerState
 
 NO_STAGE = -1
 BESIDE_OTHERS = "it listens on loopback, where stage servers of other machines do not reach it"
 NO_JOB = JobId("")
+
+
+def check_reference(reference: str) -> None:
+    """NotFound for a reference that is longer than any: to look for four million letters holds the event loop."""
+    if len(reference) > REFERENCE_CHARACTERS_MAX:
+        raise NotFound(f"nothing has a name of {len(reference)} characters", hint="see: swarm ls -a; swarm peers")
 
 
 class Happening(StrEnum):
@@ -325,6 +332,7 @@ class Membership:
 
     def find(self, reference: str) -> Peer:
         """The peer with this id, else the only one whose id begins with it, gone peers last; NotFound."""
+        check_reference(reference)
         if (exact := self._peers.get(PeerId(reference))) is not None:
             return exact
         begins = [known for known in self.peers() if reference and known.hello.peer.startswith(reference)]

@@ -302,6 +302,8 @@ def test_a_peer_is_found_by_its_id_or_a_beginning_that_fits_one() -> None:
     for reference in ("", "y"):
         with pytest.raises(NotFound, match="there is no stage server"):
             members.find(reference)
+    with pytest.raises(NotFound, match="nothing has a name of 4000000 characters"):
+        members.find("a" * 4_000_000)  # it cost the event loop 20 ms, most of it for the answer
     with pytest.raises(NotFound, match="abc, abd"):
         members.find("a")
     for name in ("ab", "abc"):
