@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 LOOK_S = 1.0
-GROWN_BYTES = 64 << 20
+GROWN_BYTES, AGAIN_S = 64 << 20, 5.0
 GROWN_BUSY_BYTES, PAUSE_BUSY_S = 1 << 30, 60.0  # a step that faults its buffers in again takes longer
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
@@ -44,20 +44,28 @@ def trim_malloc() -> bool:
 class Growth:
     """When to trim a process that others can make hold more and more; pure.
 
-    What a flood below gRPC makes it allocate is freed at once, in pieces between others, so glibc keeps it.
+    What a flood below gRPC makes it allocate is freed at once, in pieces between others, so glibc keeps it. A trim in
+    the middle of the flood leaves what is in use, which is freed later without a sign: it is trimmed again after a
+    while, and then more and more rarely.
     """
 
     _least_bytes: float = float("inf")  # that it held since it was trimmed
     _trimmed_s: float = float("-inf")
+    _pause_s: float = AGAIN_S
+    _again_s: float = float("inf")
 
     def is_due(self, held_bytes: int, now_s: float, *, busy: bool) -> bool:
-        """Whether it holds so much more than it once did; if so, it counts as trimmed now."""
+        """Whether it holds so much more than it once did, or may have freed some since; it counts as trimmed then."""
         self._least_bytes = min(self._least_bytes, held_bytes)
         if busy and now_s - self._trimmed_s < PAUSE_BUSY_S:
             return False
-        if held_bytes - self._least_bytes < (GROWN_BUSY_BYTES if busy else GROWN_BYTES):
+        if held_bytes - self._least_bytes >= (GROWN_BUSY_BYTES if busy else GROWN_BYTES):
+            self._pause_s = AGAIN_S
+        elif not busy and now_s >= self._again_s:
+            self._pause_s *= 2
+        else:
             return False
-        self._least_bytes, self._trimmed_s = float("inf"), now_s
+        self._least_bytes, self._trimmed_s, self._again_s = float("inf"), now_s, now_s + self._pause_s
         return True
 
 

@@ -30,6 +30,7 @@ SQLITE_ALONE = frozenset({
     "test_an_error_about_a_database_leaves_out_its_passwords",
     "test_the_database_is_in_its_data_folder_whatever_the_folder_is_called",
     "test_a_database_that_an_earlier_version_put_elsewhere_is_named",
+    "test_a_database_with_projects_is_taken_over_and_the_log_says_so_once",
 })  # fmt: skip
 
 _create_engine = sa.create_engine

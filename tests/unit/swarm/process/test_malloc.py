@@ -67,6 +67,18 @@ def test_a_process_is_trimmed_once_it_has_grown_and_not_again_until_it_grows_fur
     assert [growth.is_due(one, 0.0, busy=False) for one in held] == [False, False, False, True, False, False, True]
 
 
+def test_a_process_that_was_trimmed_is_trimmed_again_more_and_more_rarely() -> None:
+    """A flood's memory was in use when the process was trimmed, and freed when the flood ended: 400 MiB stayed."""
+    growth, most = malloc.Growth(), malloc.GROWN_BYTES
+    assert not any(growth.is_due(0, float(now_s), busy=False) for now_s in range(1000)), "it never grew"
+    assert growth.is_due(most, 1000.0, busy=False)
+    trims = [now_s for now_s in range(1000, 1100) if growth.is_due(most, float(now_s), busy=False)]
+    assert trims == [1005, 1015, 1035, 1075]
+    assert not growth.is_due(most, 2000.0, busy=True), "a step would fault its buffers in again"
+    assert growth.is_due(2 * most, 2000.0, busy=False)
+    assert growth.is_due(most, 2005.0, busy=False)
+
+
 def test_a_process_at_work_is_trimmed_rarely_and_for_much_only() -> None:
     growth, much = malloc.Growth(), malloc.GROWN_BUSY_BYTES
     assert not growth.is_due(0, 0.0, busy=True)
