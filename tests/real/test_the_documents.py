@@ -21,7 +21,9 @@ LEFT_OUT = {
     r"python -m scheduler\.brain\.replay FILE --against OTHER": "tests/unit/scheduler/brain/test_replay.py",
     r"\. \.venv/bin/activate": "the tests run in that environment",
     r"pip install .*": "the index of packages; tests/real/test_release.py installs the wheel",
-    r"ssh .*": "needs another machine",
+    r"ssh .*|swarm stage-server --join LINE --device cuda:0": "needs another machine; cpu is typed for the README",
+    r"swarm scheduler --checkpoint-root s3://.*": "a bucket; tests/unit/scheduler/storage/checkpoints/test_catalog.py",
+    r"swarm submit( job\.toml)? --dry-run": "tests/integration/test_client.py",
     r"(tailscale|wg) .*|.*\$\(tailscale .*|.* 10\.8\.0\..*": "needs a VPN, and with it root",
     r"swarm up --ray .*": "tests/real/test_ray.py",
     r"swarm up --job job\.toml": "tests/integration/test_up.py",
@@ -217,6 +219,7 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.also("swarm rm JOB --yes")
 
     reader.opens("docs/security.md")
+    reader.passes("swarm stage-server")  # in a sentence
     reader.types("swarm doctor")
     reader.names |= {"ROLE": "viewer"}
     reader.types("swarm token create --role ROLE")
@@ -260,7 +263,7 @@ def test_pages_that_start_programs(reader: Reader) -> None:
     reader.starts("swarm scheduler --listen SCHEDULER:7950")
     token = reader.types("swarm token create --role stage-server --scheduler SCHEDULER:7950")
     reader.names["LINE"] = f"'{token}'"
-    reader.starts("swarm stage-server --join LINE --listen PEER:7951", "--device cpu --data-dir other-machine")
+    reader.starts("swarm stage-server --join LINE", "--device cpu --data-dir other-machine")
     reader.passes_all(LEFT_OUT)
     reader.stops()
 
