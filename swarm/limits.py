@@ -21,6 +21,7 @@ SHARDS_MAX = 4096  # token shards of a job; each is a mapping of a file, of whic
 SHARDS_OPEN_MAX = 32_768  # of all jobs that have not ended
 FILES_MAX = 10_000  # that a job starts from; they travel within LoadStage
 JOBS_OPEN_MAX, JOBS_OPEN_OF_ONE_MAX = 1000, 64  # of one person
+ENDED_OF_ONE_MAX = 200  # ended jobs without weights of one person; the oldest goes when another ends
 HASHES_ASKED_MAX = 16_384  # of one MissingShards
 JOBS_LISTED_MAX = 1000  # of one List
 REFERENCE_CHARACTERS_MAX = 256  # by which a person names a job or a stage server; names have 128 at most

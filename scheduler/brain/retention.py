@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from swarm.errors import NotAllowed, UsageError
 from swarm.text import seconds
@@ -29,6 +30,8 @@ class HeldJob:
     begins_at: str = ""  # the job that it was told to start from: an id, the beginning of one, or a name
     start_where: str = ""  # the folder or URL of the checkpoint that its present timeline starts from
     checkpoint_dir: str = ""  # where it keeps its own, in a folder of its id; empty: in the data folder
+    owner: str = ""  # who submitted it; empty over plaintext
+    has_weights: bool = False  # it saved some, as far as is known
 
     @property
     def may_begin_elsewhere(self) -> bool:
@@ -87,4 +90,21 @@ def expired(jobs: Sequence[HeldJob], keep_s: float, now_unix_s: float) -> list[J
         if is_old and not any(other.may_begin_at(job) for other in beginners):
             found.append(job.id)
             beginners = [other for other in beginners if other.id != job.id]
+    return found
+
+
+def surplus(jobs: Sequence[HeldJob], most: int) -> list[JobId]:
+    """The ended jobs without weights that their owner has beside the `most` that ended last and that may be removed.
+
+    Over plaintext nobody is known, and all stay.
+    """
+    light: dict[str, list[HeldJob]] = {}
+    for job in sorted(jobs, key=lambda one: one.since_unix_s):
+        if job.owner and job.state.is_final and not job.has_weights:
+            light.setdefault(job.owner, []).append(job)
+    found: list[JobId] = []
+    for ended in light.values():
+        if (over := len(ended) - most) > 0:
+            free = (job.id for job in ended if not any(one.may_begin_at(job) or one.lies_in(job) for one in jobs))
+            found += islice(free, over)
     return found

@@ -13,7 +13,7 @@ A stalled job lost a stage, or stood still: it goes back to a checkpoint and loa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +66,7 @@ class JobRegistry:
         self.relays_here = True  # any relay of the swarm, as far as jobs are told
         self.unreached: tuple[PeerId, ...] = ()  # by the scheduler
         self.logs = ports.stores.logs
+        self.on_ended: Callable[[Job], Awaitable[None]] = _nothing  # while its log is still open
 
     def add(self, job: Job) -> None:
         """A job that was submitted, or read from the database."""
@@ -148,7 +149,11 @@ class JobRegistry:
         self.say(job, "error" if state is JobState.FAILED else "info", f"job {state.phrase}: {reason}")
         self.changed(job)
         if state.is_final:
-            self.logs.close(job.record.id)
+            try:
+                await self.on_ended(job)
+            finally:
+                if job.record.state.is_final:  # else it was resumed meanwhile
+                    self.logs.close(job.record.id)
 
     def begin_timeline(self, job: Job, before: JobRecord, after: JobRecord) -> None:
         """Turn the job to its next timeline; NotAllowed, and nothing changes, if it is no longer as in `before`."""
@@ -203,6 +208,10 @@ class JobRegistry:
         """Write a line to the job's log and to the scheduler's; the latter has `facts` as fields."""
         getattr(self._log, level)(text, job_id=job.record.id, **facts)
         self.logs.append(job.record.id, LogLine(self._wall_s(), level, "", -1, text))
+
+
+async def _nothing(job: Job) -> None:
+    pass
 
 
 def may_enter(before: JobState, after: JobState) -> bool:

@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler.brain.retention import HeldJob, check_removable, expired
+from scheduler.brain.retention import HeldJob, check_removable, expired, surplus
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.removals import Removals, RemovedJob
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, InvalidConfig, NotAllowed, NotFound, StorageError
-from swarm.limits import UNUSED_SHARD_KEPT_S
+from swarm.limits import ENDED_OF_ONE_MAX, UNUSED_SHARD_KEPT_S
 from swarm.types import JobId
 
 TIDY_S = 60.0
@@ -62,6 +62,7 @@ class JobRemoval:
     async def load(self) -> None:
         """Know what an earlier start has not removed whole."""
         self._unfinished = {one.id: one for one in await self._removals.unfinished()}
+        self._registry.on_ended = self._make_room
 
     async def remove(self, job: Job, *, expires: bool = False) -> Removed:
         """Remove an ended job, with its checkpoints, logs, and the uploads that no other job names.
@@ -162,7 +163,27 @@ class JobRemoval:
                 await self.remove(job, expires=True)
             except (NotAllowed, NotFound, DatabaseUnavailable, DatabaseRejected) as error:
                 self._log.warning("job not removed", job_id=job.record.id, reason=error.message)
+        await self._remove_surplus()
         await self._files.remove_unused(self._used(), self._wall_s() - UNUSED_SHARD_KEPT_S)
+
+    async def _make_room(self, ended: Job) -> None:
+        """Remove the oldest ended jobs without weights of the job's owner beyond ENDED_OF_ONE_MAX; its log says so."""
+        for one in await self._remove_surplus(ended.record.owner):
+            told = f"the newest {ENDED_OF_ONE_MAX} ended jobs of a person that have no weights are kept"
+            self._registry.say(ended, "info", f"job {one} was removed: {told}")
+
+    async def _remove_surplus(self, owner: str | None = None) -> list[JobId]:
+        """Remove such jobs of one owner, or of all; gives those that went."""
+        jobs = {job.record.id: job for job in self._registry.all()}
+        found, gone = surplus([_held(job) for job in jobs.values()], ENDED_OF_ONE_MAX), list[JobId]()
+        for one in [one for one in found if owner in (None, jobs[one].record.owner)][:EXPIRED_AT_ONCE]:
+            try:
+                await self.remove(jobs[one], expires=True)
+            except (NotAllowed, NotFound, DatabaseUnavailable, DatabaseRejected) as error:
+                self._log.warning("job not removed", job_id=one, reason=error.message)
+            else:
+                gone.append(one)
+        return gone
 
     def _expired(self) -> list[Job]:
         if not self._keep_s:
@@ -179,6 +200,8 @@ class JobRemoval:
 
 def _held(job: Job) -> HeldJob:
     record = job.record
+    # After a restart nobody looks for the checkpoints of an ended job in a folder or bucket of its own.
+    may_have = bool(job.spec.checkpoint.dir) and job.progress.steps_done > record.first_steps[0]
     return HeldJob(
         record.id,
         record.name,
@@ -188,4 +211,6 @@ def _held(job: Job) -> HeldJob:
         job.spec.checkpoint.resume_from.rpartition(":")[0],
         record.start_where,
         job.spec.checkpoint.dir.rstrip("/"),
+        record.owner,
+        job.newest is not None or may_have,
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.brain.retention import HeldJob, check_removable, expired, kept_for_s
+from scheduler.brain.retention import HeldJob, check_removable, expired, kept_for_s, surplus
 from swarm.errors import NotAllowed, UsageError
 from swarm.types import JobId, JobState
 
@@ -87,3 +87,22 @@ def test_jobs_are_kept_for_an_hour_at_least_or_for_ever() -> None:
     for text in ("0", "0d", "30", "59m", "a month", "-1d", "1e9d", "nan"):
         with pytest.raises(UsageError, match="--keep-jobs is a time of at least 1h"):
             kept_for_s(text)
+
+
+def test_the_oldest_ended_jobs_without_weights_go_beyond_so_many_of_one_person() -> None:
+    """A person's ended jobs were kept for ever, so memory and database grew with each one."""
+
+    def of(owner: str, *jobs: HeldJob) -> list[HeldJob]:
+        return [replace(one, owner=owner) for one in jobs]
+
+    anns = of("submitter/ann", *(job(f"a-{at}", FAILED, at=at) for at in (3, 1, 2, 4)))
+    assert surplus(anns, 4) == []
+    assert surplus(anns, 2) == ["a-1", "a-2"]
+    others = of("submitter/bob", job("b-1", FAILED, at=0)) + of("", *(job(f"p-{n}", FAILED, at=n) for n in range(9)))
+    assert surplus([*anns, *others], 2) == ["a-1", "a-2"]
+    trained = [replace(anns[1], has_weights=True), anns[0], *anns[2:]]
+    assert surplus(trained, 2) == ["a-2"]
+    at_work = [replace(anns[1], state=RUNNING), anns[0], *anns[2:]]
+    assert surplus(at_work, 2) == ["a-2"]
+    needed = of("submitter/bob", job("c-1", RUNNING, at=9, begins_at="a-1"))
+    assert surplus([*anns, *needed], 2) == ["a-2", "a-3"]
