@@ -16,10 +16,12 @@ import fsspec
 import pytest
 from safetensors.numpy import load, save
 
+from swarm.checkpoint import reader
 from swarm.checkpoint.reader import fault_of, list_checkpoints, newest, open_folder
 from swarm.checkpoint.storage import LocalStorage, Storage, open_storage
 from swarm.checkpoint.writer import CheckpointWriter, prune
 from swarm.errors import CheckpointDamaged, CheckpointFailed, InvalidConfig, NotFound, StorageError
+from swarm.hf.safetensors_header import parse_header
 from swarm.types import JobId
 from tests.support.checkpoints import (
     JOB,
@@ -482,6 +484,28 @@ def test_a_file_that_is_no_safetensors_file_is_named_even_if_its_hash_agrees(tmp
             file |= {"bytes": len(header), "sha256": hashlib.sha256(header).hexdigest()}
     path.write_text(json.dumps(manifest))
     assert "layer-0001" in fault_of(list_checkpoints(storage, JOB_ID)[0][0])
+
+
+def test_a_look_at_a_checkpoint_parses_no_header_and_its_check_no_long_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage server stored headers that took a thread of the scheduler hours, anew for each viewer who looked."""
+    made = write(LocalStorage(tmp_path), 8)
+    parsed: list[str] = []
+
+    def parse(path: str, *given: Any) -> Any:
+        parsed.append(path)
+        return parse_header(path, *given)
+
+    monkeypatch.setattr(reader, "parse_header", parse)
+    assert fault_of(made, contents=False) == ""
+    assert parsed == []
+    assert fault_of(made) == ""
+    assert len(parsed) == sum(file.path.endswith(".safetensors") for file in made.files)
+    parsed.clear()
+    monkeypatch.setattr(reader, "PART_HEADER_BYTES_MAX", 10)
+    assert "longer than its tensors need" in fault_of(made)
+    assert [path for path in parsed if not path.startswith("model/")] == []
 
 
 def test_a_folder_is_opened_by_itself_or_as_the_newest_of_several(tmp_path: Path) -> None:
