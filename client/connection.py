@@ -94,7 +94,7 @@ def identity_for(shell: Shell) -> Identity | None:
             f"or name another: {_another(address)}; for one that was started with --insecure, add --insecure here too",
         )
     if time.time() >= identity.ends_unix_s:
-        identity = _after_absence(address, identity)
+        identity = _after_absence(address, identity, shell.timeout_s)
     elif time.time() >= identity.renews_unix_s:
         try:
             identity = renewed(address, identity, shell.timeout_s)
@@ -104,17 +104,29 @@ def identity_for(shell: Shell) -> Identity | None:
     return identity
 
 
-def _after_absence(address: str, ended: Identity) -> Identity:
-    """A certificate in the place of one that has ended; kept."""
-    folder = profile_folder(address)
-    try:
-        identity = renew_ended(address, folder, ended)
-    except SchedulerUnreachable as error:
-        if not _listens(address):
-            raise _nobody(address) from error
-        raise
-    identity.save(folder)
-    return identity
+def _after_absence(address: str, ended: Identity, timeout_s: float) -> Identity:
+    """A certificate in the place of one that has ended; kept.
+
+    Commands that a script starts at the same time ask for one each: who is too many takes what another one got.
+    """
+    folder, late_s = profile_folder(address), time.monotonic() + timeout_s
+    while True:
+        try:
+            identity = renew_ended(address, folder, ended)
+        except SchedulerUnreachable as error:
+            if not _listens(address):
+                raise _nobody(address) from error
+            raise
+        except Crowded:
+            if time.monotonic() >= late_s:
+                raise
+            time.sleep(REDIAL_S)
+            found = find_profile(address)
+            if found is not None and time.time() < found.ends_unix_s:
+                return found
+        else:
+            identity.save(folder)
+            return identity
 
 
 def _listens(address: str) -> bool:

@@ -6,7 +6,8 @@ far above the needs of an honest job and far below a load that would stop a proc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 PEERS_MAX = 4096  # that one scheduler knows at a time
@@ -28,12 +29,13 @@ REFERENCE_CHARACTERS_MAX = 256  # by which a person names a job or a stage serve
 REPLY_BYTES_MAX = 3 << 20  # of a list; a message has 4 MiB
 SUBMITS_MAX = 2  # that are worked on at a time; others wait
 SUBMITS_OF_ONE_PER_S, SUBMITS_OF_ONE_AT_ONCE = 60 / 3600, 100  # of one person
+CHANGES_OF_ONE_PER_S, CHANGES_OF_ONE_AT_ONCE = 1.0, 200  # cancels, pauses and resumes of one person
 MANIFEST_BYTES_MAX = 8 << 20  # of a checkpoint
 PARAMETERS_MAX = 1 << 16  # tensors of one stage
 MESSAGE_ASIDE_BYTES = 64 << 10  # a message from here on is read on a thread, while the event loop turns
 
 SESSIONS_PER_S, SESSIONS_AT_ONCE = 64.0, 512  # that begin; a scheduler that starts again is dialled by all at once
-SESSIONS_OF_ONE_PER_S, SESSIONS_OF_ONE_AT_ONCE = 1.0, 32  # of one stage server: each is told to its job, and logged
+SESSIONS_OF_ONE_PER_S, SESSIONS_OF_ONE_AT_ONCE = 1.0, 32  # of one stage server or relay: each is told to others
 INCARNATION_AHEAD_S = 3600.0  # of the scheduler's clock; a process takes its start as its incarnation
 LINKS_TOLD_EVERY, LINKS_TOLD_MAX = 10, 64  # one in so many heartbeats tells how fast so many links are
 LOG_LINES_PER_S, LOG_LINES_AT_ONCE = 100.0, 2000  # of one stage server
@@ -53,6 +55,7 @@ UPLOAD_DISK_RESERVE_BYTES = 1 << 30  # that uploads leave free: checkpoints and 
 UNUSED_SHARD_KEPT_S = 86_400.0  # an uploaded file that no job names
 MEMBERS_MAX = 16_384  # in the scheduler's book, those who were revoked included
 TOKENS_MAX = 1024  # that wait to be used
+CERTIFICATES_PER_S, CERTIFICATES_AT_ONCE = 1.0, 30  # for one name; each is a row of the book
 JOIN_BODY_BYTES_MAX = 16 << 10
 JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE = 5 / 60, 5  # of one address
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 20.0, 200  # of HTTPS, from one address; a join takes two
@@ -124,3 +127,24 @@ class Bucket:
             return False
         self._held -= 1
         return True
+
+
+class Buckets:
+    """A bucket for each caller, of the `most` that came last; for a caller that was forgotten it is full again."""
+
+    def __init__(self, per_s: float, at_once: float, most: int) -> None:
+        self._per_s, self._at_once, self._most = per_s, at_once, most
+        self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
+
+    def wait_s(self, caller: Hashable, now_s: float) -> float:
+        """How long until one more of this caller may pass; 0 = it may now."""
+        bucket = self._buckets.get(caller)
+        return 0.0 if bucket is None else bucket.wait_s(now_s)
+
+    def take(self, caller: Hashable, now_s: float) -> bool:
+        """Whether one more of this caller may pass now."""
+        bucket = self._buckets.setdefault(caller, Bucket(self._per_s, self._at_once))
+        self._buckets.move_to_end(caller)
+        if len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        return bucket.take(now_s)

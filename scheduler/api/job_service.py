@@ -22,11 +22,11 @@ from scheduler.api.views import explanation, fitting, log_entry, log_filter, ste
 from scheduler.brain.explain.facts import Fact, explain_peer
 from scheduler.brain.explain.trust import explain_trust
 from scheduler.brain.fleet.membership import Membership, Peer, check_reference
-from scheduler.brain.members.persons import ANYBODY, Person, check_owner
+from scheduler.brain.members.persons import ANYBODY, Changes, Person, check_owner
 from scheduler.brain.members.places import Places
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.history import history
-from scheduler.jobs.job import Job
+from scheduler.jobs.job import Job, now_s
 from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.reader import Checkpoint
 from swarm.errors import InvalidConfig, NotAllowed, NotFound, Refused
@@ -85,6 +85,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self._chaos = chaos
         self._followers = Places(FOLLOWERS_MAX, FOLLOWED_BY_ONE_MAX, "calls follow jobs or pull weights")
         self._reads = Reads()
+        self._changes = Changes()
         self._dialled = Places(DIALLED_MAX, DIALLED_OF_ONE_MAX, "calls have the scheduler dial")
 
     async def Version(self, request: pb.VersionRequest, context: Context) -> pb.VersionReply:
@@ -176,6 +177,12 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         check_owner(self._asks(), method, job.record.id, job.record.owner)
         return job
 
+    def _job_to_change(self, method: str, reference: str) -> Job:
+        """The same, for a method that writes a row; QuotaReached."""
+        job = self._job(method, reference)
+        self._changes.take(self._asks().owner, now_s())
+        return job
+
     def _find(self, reference: str) -> Job | Peer:
         """The thing that a person named: a stage server by its id, a job, or a peer by the beginning of its id."""
         check_reference(reference)
@@ -242,20 +249,20 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            job = self._job("Cancel", request.job)
+            job = self._job_to_change("Cancel", request.job)
             reason = request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user"
             await self._jobs.cancel(job, reason, checkpoint=not request.no_checkpoint)
             return self._overview.job(job)
 
     async def Pause(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            job = self._job("Pause", request.job)
+            job = self._job_to_change("Pause", request.job)
             await self._jobs.pause(job, "paused by its user")
             return self._overview.job(job)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            job = self._job("Resume", request.job)
+            job = self._job_to_change("Resume", request.job)
             spec = await self._spec(request.spec_json) if request.spec_json else None
             await self._jobs.resume(job, getattr(request, "from"), spec)
             return self._overview.job(job)

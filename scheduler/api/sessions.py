@@ -27,6 +27,7 @@ from swarm.limits import (
     SESSIONS_OF_ONE_PER_S,
     SESSIONS_PER_S,
     Bucket,
+    Buckets,
 )
 from swarm.listening import names_the_dialler
 from swarm.messages import PROTOCOL_VERSION, Command, FetchRequest, StoreHeader, Welcome
@@ -162,7 +163,10 @@ class Sessions:
     _passes: PassDesk | None = None  # none: with --insecure
     _cloned: Callable[[PeerId, str], None] | None = None  # takes an identity out of the book, and why; none: as above
     _beginning: Bucket = field(default_factory=lambda: Bucket(SESSIONS_PER_S, SESSIONS_AT_ONCE), init=False)
-    _beginning_of: dict[PeerId, Bucket] = field(default_factory=dict, init=False)
+    # Over plaintext a caller has as many names as he likes.
+    _beginning_of: Buckets = field(
+        default_factory=lambda: Buckets(SESSIONS_OF_ONE_PER_S, SESSIONS_OF_ONE_AT_ONCE, PEERS_MAX), init=False
+    )
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
         """Serve one session: the first event is a Hello, then events go to the listener and commands come out."""
@@ -298,15 +302,10 @@ class Sessions:
                 )
         if known is None and self._membership.count >= PEERS_MAX:
             raise Refused(f"{PEERS_MAX} stage servers are known already", hint="stop some, or use another scheduler")
-        if not self._bucket_of(hello.peer).take(now_s):
+        if not self._beginning_of.take(hello.peer, now_s):
             raise RetryElsewhere(f"too many sessions of {hello.peer} begin", hint="it dials again by itself")
         if not self._beginning.take(now_s):
             raise RetryElsewhere("too many sessions begin at once", hint="the stage server dials again by itself")
-
-    def _bucket_of(self, peer: PeerId) -> Bucket:
-        if len(self._beginning_of) > PEERS_MAX:  # over plaintext a caller has as many names as he likes
-            self._beginning_of.clear()
-        return self._beginning_of.setdefault(peer, Bucket(SESSIONS_OF_ONE_PER_S, SESSIONS_OF_ONE_AT_ONCE))
 
     async def _hello(self, events: AsyncIterator[Event]) -> Hello:
         try:

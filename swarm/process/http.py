@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry, MetricsHandler
 
 from swarm.errors import InvalidConfig
-from swarm.limits import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, Bucket
+from swarm.limits import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, Buckets
 from swarm.listening import FILES_HINT
 from swarm.process.callers import Callers, Header, Logins, SocketAddress
 from swarm.text import is_loopback
@@ -55,14 +55,11 @@ class Handshakes:
     """How many TLS handshakes an address may begin: each costs a signature, and its caller next to nothing."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets = Buckets(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE, HANDSHAKE_ADDRESSES_MAX)
 
     def may_begin(self, host: str) -> bool:
         """Whether one more from this address may begin now."""
-        if len(self._buckets) >= HANDSHAKE_ADDRESSES_MAX:
-            self._buckets.clear()
-        bucket = self._buckets.setdefault(host, Bucket(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE))
-        return bucket.take(time.monotonic())
+        return self._buckets.take(host, time.monotonic())
 
 
 class Door(Protocol):

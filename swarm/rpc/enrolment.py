@@ -16,7 +16,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import SystemRandom
 
-from swarm.errors import BadToken, InvalidConfig, NotAdmitted, Revoked, SchedulerUnreachable, SwarmError, WrongSwarm
+from swarm.errors import (
+    BadToken,
+    Crowded,
+    InvalidConfig,
+    NotAdmitted,
+    RetryElsewhere,
+    Revoked,
+    SchedulerUnreachable,
+    SwarmError,
+    WrongSwarm,
+)
 from swarm.pki.files import read_private, write_private
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import JOINS_FILE, join, renew_ended
@@ -144,12 +154,16 @@ class Enrolment:
     async def _came_back(self, scheduler: str, ended: Identity) -> bool:
         """Whether the scheduler gave a younger certificate in the place of the one that has ended.
 
-        False only on the scheduler's own machine, where an admin's profile may vouch a moment later.
+        SchedulerUnreachable also if it may give one a moment later: who waits for a scheduler waits for that too. False
+        only on the scheduler's own machine, where an admin's profile may vouch a moment later.
         """
         away = duration(self._wall_s() - ended.ends_unix_s)
         self._log.info("asking for a new certificate", reason=f"{ended.principal}: the last one ended {away} ago")
         try:
             identity = await asyncio.to_thread(renew_ended, scheduler, self._folder, ended, self._wall_s)
+        except (Crowded, RetryElsewhere) as error:
+            told = f"the scheduler at {scheduler} gave no certificate yet: {error.message}"
+            raise SchedulerUnreachable(told, hint=error.hint) from error
         except SwarmError as error:
             if isinstance(error, Revoked) or not is_loopback(scheduler.rpartition(":")[0]):
                 raise

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
+from scheduler.api.job_service import JobService
 from scheduler.brain.members import persons
 from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.jobs import removal
 from scheduler.jobs.job import Job
 from swarm.errors import InvalidConfig, QuotaReached
 from swarm.pki.names import Role
+from swarm.wire import jobs_pb2 as pb
 from tests.support.scenes import Desk, at_desk, make_spec
 from tests.support.simulated import Tokens
 
 ANN, BOB = (Person(Role.SUBMITTER, name) for name in ("ann", "bob"))
+
+
+class Context:
+    """A call that is refused raises what its caller is told."""
+
+    async def abort(self, code: Any, details: str, trailing_metadata: Any = ()) -> NoReturn:
+        raise PermissionError(details)
 
 
 def test_who_submitted_often_waits_for_his_next_submit_and_nobody_else_does(
@@ -75,5 +86,39 @@ def test_the_oldest_ended_job_without_weights_goes_when_another_of_its_owner_end
         await jobs.removal.tidy_once()
         assert jobs.registry.get(anns[2].record.id) is None, "what an earlier start left is removed too"
         assert jobs.registry.get(anns[3].record.id) is anns[3]
+
+    at_desk(tokens, act, peers=0)
+
+
+def test_who_pauses_and_resumes_in_turn_writes_so_many_rows_and_may_then_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each turn wrote rows with the whole spec of the job, as fast as the disk took them."""
+    monkeypatch.setattr(persons, "CHANGES_OF_ONE_AT_ONCE", 5)
+    spec = make_spec(tmp_path)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def act(desk: Desk) -> None:
+        rig, context = desk.rig, Context()
+        by = [ANN]
+        service: Any = JobService(rig.jobs, rig.membership, "0", lambda: 0.0, asks=lambda: by[0])
+        job = await rig.jobs.submit(spec, tokens.of_job(), {}, by=ANN)
+        request = pb.JobRequest(job=job.record.id)
+        for call in (service.Pause, service.Resume) * 2:
+            await call(pb.ResumeRequest(job=job.record.id) if call == service.Resume else request, context)
+        await service.Cancel(pb.CancelRequest(job=job.record.id), context)
+        ended = job.record
+        resumed = pb.ResumeRequest(job=job.record.id)
+        with pytest.raises(PermissionError, match="times in a short time, and may do it 60 times a minute"):
+            await service.Resume(resumed, context)
+        assert job.record is ended
+        by[0] = BOB
+        with pytest.raises(PermissionError, match="is for the person who submitted"):
+            await service.Resume(resumed, context)
+        other = await rig.jobs.submit(spec, tokens.of_job(), {}, by=BOB)
+        await service.Pause(pb.JobRequest(job=other.record.id), context)
+        by[0] = ANN
+        await asyncio.sleep(1.0)
+        await service.Resume(resumed, context)
 
     at_desk(tokens, act, peers=0)

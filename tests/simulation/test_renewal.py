@@ -18,7 +18,9 @@ import pytest
 from scheduler.api.members import admission
 from scheduler.api.members.admission import Gatekeeper
 from scheduler.storage.database import Database
-from swarm.errors import SchedulerUnreachable
+from scheduler.storage.members.book import Members
+from swarm.errors import Crowded, SchedulerUnreachable
+from swarm.pki.authority import Authority
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.names import Role
 from swarm.process.logs import get_logger
@@ -97,3 +99,33 @@ def test_certificates_of_five_seconds_are_renewed_in_time(
         await database.close()
 
     sim.run(main(), seed=1, limit_s=2 * WATCHED_S)
+
+
+def test_who_renews_without_end_gets_a_certificate_a_second_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    """Right after 312 renewals a second, a process that renews as it should has a new certificate within two."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def wall_s() -> float:
+            return 1_800_000_000.0 + loop.time()
+
+        database = await Database.open(database_url(tmp_path), None)
+        members = Members(Authority.new(wall_s()), database, wall_s, LIFE_S * 1000)
+        held = await members.issue_here(Role.STAGE_SERVER, "gpu")
+        application, given, refused = Application("gpu"), 0, 0
+        while loop.time() < 10.0:
+            for _ in range(31):
+                try:
+                    await members.renew(caller_of(held.certificate_pem), application.request_pem)
+                    given += 1
+                except Crowded:
+                    refused += 1
+            await asyncio.sleep(0.1)
+        assert given in (39, 40)
+        assert refused > 3000
+        await asyncio.sleep(1.1)
+        await members.renew(caller_of(held.certificate_pem), application.request_pem)
+        await database.close()
+
+    sim.run(main(), seed=1, limit_s=60.0)

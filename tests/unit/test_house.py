@@ -51,7 +51,6 @@ COVERED_BY = {
     "unit/swarm/job/test_partition.py": ("swarm/job/families", "swarm/job/model_config"),
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
     "property/test_rpc_mapping.py": ("swarm/events", "swarm/messages", "swarm/peer_messages"),
-    "unit/swarm/rpc/test_mapping.py": ("swarm/limits",),
     "unit/stage_server/session/test_server.py": ("stage_server/session/others",),
     "property/test_bulk_windows.py": ("swarm/rpc/window",),
     "property/test_rpc_frames.py": ("swarm/rpc/links/frames",),
@@ -76,7 +75,6 @@ COVERED_BY = {
         "swarm/hf/pointer",
         "swarm/job/positions",
     ),
-    "integration/test_broker.py": ("swarm/mqtt/presence",),
     "integration/test_cut_invariance.py": ("swarm/reference/trainer",),
 }
 

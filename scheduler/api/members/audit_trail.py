@@ -1,8 +1,8 @@
 """Writes the audit log: starts, joins, revocations, calls that change something, and refusals; one line a call.
 
-`admin.jsonl` has starts, joins, tokens, revocations and what admins called; `audit.jsonl` has the rest. So however many
-calls others make, they turn over no line of an admin. Of failed calls each principal has so many lines; a line says how
-many were left out.
+`admin.jsonl` has starts, joins, tokens, revocations and what admins called; `audit.jsonl` has the rest, also who came
+back with a certificate that had ended. So however many calls others make, they turn over no line of an admin. Each
+principal has so many lines of failed calls; a line says how many were left out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from swarm.text import counted
 FAILURES_PER_S, FAILURES_AT_ONCE = 1.0, 100  # that are written down, of one principal
 PRINCIPALS_MAX = 4096  # whose failures are counted; of more the oldest are forgotten
 ALLOWED = "allowed"
+JOIN = "Join"
 STREAMS = frozenset({"/swarm.wire.Jobs/Pull", "/swarm.wire.Jobs/Drain"})  # last long: they have a line as they begin
 # Calls that change something, or take something away.
 _JOBS = (
@@ -105,7 +106,7 @@ class AuditTrail:
         """Somebody joined with a token, or came back with a certificate that had ended, or was refused."""
         facts = {key: value for key, value in (("target", name), ("address", address)) if value}
         if error is None:
-            self._admins.write(who, method, ALLOWED, **facts)
+            (self._admins if method == JOIN else self._audit).write(who, method, ALLOWED, **facts)
             return
         self._on_denied(error.code)
         if self._may_fail("who joins"):

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from scheduler.storage.members.book import Members
-from swarm.errors import InvalidConfig, NotAdmitted, Refused, RetryElsewhere, SwarmError, UsageError
+from swarm.errors import Crowded, InvalidConfig, NotAdmitted, Refused, RetryElsewhere, SwarmError, UsageError
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE, JOIN_FAILURES_PER_S, Bucket
 from swarm.pki.identity import Identity
 from swarm.pki.joining import CA_PATH, JOIN_PATH, RENEW_PATH
@@ -69,7 +69,7 @@ class JoinEndpoint:
         return {"ca": self._members.authority.pem.decode(), "proof": self._members.authority.proof.hex()}
 
     def join(self, body: bytes, address: str) -> dict[str, str]:
-        """The answer to a join; BadToken, Refused, RetryElsewhere. Runs on the request's thread."""
+        """The answer to a join; BadToken, Crowded, Refused, RetryElsewhere. Runs on the request's thread."""
         asked = _asked(body, ("id", "secret", "name", "csr"), {"verb": ""})
 
         async def work() -> bytes:
@@ -81,8 +81,9 @@ class JoinEndpoint:
         )
 
     def renew(self, body: bytes, address: str) -> dict[str, str]:
-        """The answer to whoever comes back with a certificate that has ended; NotAdmitted, Refused, RetryElsewhere.
-        Runs on the request's thread.
+        """The answer to whoever comes back with a certificate that has ended. Runs on the request's thread.
+
+        Crowded, NotAdmitted, Refused, RetryElsewhere.
         """
         asked = _asked(body, ("certificate", "csr"))
 
@@ -173,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             self._reply(200, take(self.rfile.read(int(length)), self.client_address[0]))
-        except RetryElsewhere as error:
+        except (Crowded, RetryElsewhere) as error:
             self._fail(429, error)
         except SwarmError as error:
             self._fail(403, error)

@@ -19,7 +19,14 @@ from scheduler.api.members.passes import Passes
 from scheduler.api.sessions import HEARTBEAT_S, Connections
 from scheduler.brain.explain.facts import Fact
 from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, SwarmError
-from swarm.limits import RELAY_ROWS_MAX, RELAYS_MAX
+from swarm.limits import (
+    MEMBERS_MAX,
+    RELAY_ROWS_MAX,
+    RELAYS_MAX,
+    SESSIONS_OF_ONE_AT_ONCE,
+    SESSIONS_OF_ONE_PER_S,
+    Buckets,
+)
 from swarm.messages import PROTOCOL_VERSION, CutOff, RelayAt, UseRelays, Welcome
 from swarm.process.logs import Logger
 from swarm.rpc import channel
@@ -57,6 +64,7 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
         self._wall_s = wall_s
         self._attached: dict[str, _Attached] = {}
         self._is_any_here = False
+        self._beginning = Buckets(SESSIONS_OF_ONE_PER_S, SESSIONS_OF_ONE_AT_ONCE, MEMBERS_MAX)
         self._carried: OrderedDict[tuple[str, str, str, str], int] = OrderedDict()  # (relay, job, from, to) -> bytes
         passes.on_cut_off = self._cut_off
         self.on_change: Callable[[bool], None] = lambda here: None  # hears whether any relay is here
@@ -148,6 +156,8 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
             )
         if name not in self._attached and len(self._attached) >= RELAYS_MAX:
             raise RetryElsewhere(f"{RELAYS_MAX} relays are here already")
+        if not self._beginning.take(name, asyncio.get_running_loop().time()):  # all stage servers are told of each
+            raise RetryElsewhere(f"too many sessions of relay {name} begin", hint="it dials again by itself")
         at = RelayAt(name, channel.check_address(hello.address))
         return _Attached(at, printable(hello.product[:TEXT_MAX]), self._wall_s())
 

@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from swarm.errors import BadToken, CertificateEnded, Revoked
+from swarm.errors import BadToken, CertificateEnded, Crowded, Revoked
+from swarm.limits import CERTIFICATES_AT_ONCE, CERTIFICATES_PER_S, MEMBERS_MAX, Buckets
 from swarm.pki.names import Principal, Role, check_name, verb_of
-from swarm.text import duration
+from swarm.text import duration, spoken_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,25 @@ def grant_return(
             hint=hint,
         )
     return known
+
+
+class Rates:
+    """Counts how often one name gets a certificate: each is a row of up to 1,024 keys, which the disk must have.
+
+    Only callers that have proved who they are may be counted, so no stranger takes from what a member may.
+    """
+
+    def __init__(self) -> None:
+        self._buckets = Buckets(CERTIFICATES_PER_S, CERTIFICATES_AT_ONCE, MEMBERS_MAX)
+
+    def take(self, role: Role, name: str, now_s: float) -> None:
+        """Count a certificate; Crowded, with the time until the next one, if the name may have none now."""
+        if not self._buckets.take((role, name), now_s):
+            raise Crowded(
+                f"{role} {name} has asked for {CERTIFICATES_AT_ONCE} certificates in a short time, and may have "
+                f"{CERTIFICATES_PER_S:g} a second from there on",
+                hint=f"try again in {spoken_duration(self._buckets.wait_s((role, name), now_s))}",
+            )
 
 
 def _check_free(token: Token, known: Member | None, now_unix_s: float, grace_s: float) -> None:

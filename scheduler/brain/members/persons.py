@@ -11,12 +11,15 @@ from dataclasses import dataclass
 
 from swarm.errors import NotOwner, QuotaReached
 from swarm.limits import (
+    CHANGES_OF_ONE_AT_ONCE,
+    CHANGES_OF_ONE_PER_S,
     JOBS_OPEN_OF_ONE_MAX,
+    MEMBERS_MAX,
     SUBMITS_OF_ONE_AT_ONCE,
     SUBMITS_OF_ONE_PER_S,
     UPLOADED_BYTES_MIN,
     UPLOADED_OF_ONE_MAX,
-    Bucket,
+    Buckets,
 )
 from swarm.pki.names import Role
 from swarm.text import counted, size, spoken_duration
@@ -100,12 +103,11 @@ class Submits:
     """
 
     def __init__(self) -> None:
-        self._buckets: dict[str, Bucket] = {}  # as many as there are members at most
+        self._buckets = Buckets(SUBMITS_OF_ONE_PER_S, SUBMITS_OF_ONE_AT_ONCE, MEMBERS_MAX)
 
     def check(self, owner: str, now_s: float) -> None:
         """QuotaReached, with the time until the next one, if the person may submit nothing now."""
-        bucket = self._buckets.get(owner)
-        if bucket is not None and (wait_s := bucket.wait_s(now_s)) > 0:
+        if (wait_s := self._buckets.wait_s(owner, now_s)) > 0:
             raise QuotaReached(
                 f"you have submitted {SUBMITS_OF_ONE_AT_ONCE} jobs in a short time, and may submit "
                 f"{SUBMITS_OF_ONE_PER_S * 3600:.0f} an hour from there on",
@@ -116,4 +118,22 @@ class Submits:
         """Count a submit; QuotaReached as in `check`."""
         if owner:
             self.check(owner, now_s)
-            self._buckets.setdefault(owner, Bucket(SUBMITS_OF_ONE_PER_S, SUBMITS_OF_ONE_AT_ONCE)).take(now_s)
+            self._buckets.take(owner, now_s)
+
+
+class Changes:
+    """Counts how often one person cancels, pauses and resumes jobs: each writes a row with the whole spec of the job,
+    and a job that is paused and resumed in turn has no other end. Over plaintext nothing is counted.
+    """
+
+    def __init__(self) -> None:
+        self._buckets = Buckets(CHANGES_OF_ONE_PER_S, CHANGES_OF_ONE_AT_ONCE, MEMBERS_MAX)
+
+    def take(self, owner: str, now_s: float) -> None:
+        """Count a change; QuotaReached, with the time until the next one, if the person may change nothing now."""
+        if owner and not self._buckets.take(owner, now_s):
+            raise QuotaReached(
+                f"you have cancelled, paused or resumed jobs {CHANGES_OF_ONE_AT_ONCE} times in a short time, "
+                f"and may do it {CHANGES_OF_ONE_PER_S * 60:.0f} times a minute from there on",
+                hint=f"the next one may come in {spoken_duration(self._buckets.wait_s(owner, now_s))}",
+            )

@@ -15,7 +15,7 @@ from operator import itemgetter
 import sqlalchemy as sa
 
 from scheduler.brain.members.access import check_role
-from scheduler.brain.members.enrolment import Member, Token, grant_join, grant_return
+from scheduler.brain.members.enrolment import Member, Rates, Token, grant_join, grant_return
 from scheduler.storage.database import Database
 from swarm.errors import (
     CertificateEnded,
@@ -83,6 +83,7 @@ class Members:
         self._wall_s = wall_s
         self._members: dict[tuple[Role, str], Member] = {}
         self._tokens: dict[str, Token] = {}
+        self._rates = Rates()
         self._changing = asyncio.Lock()  # two joiners must not share one use
         self.on_revoked: Callable[[Member], None] = lambda member: None
         self.on_replaced: Callable[[Member], None] = lambda member: None  # the keys so far are good no more
@@ -159,20 +160,23 @@ class Members:
                     f"{role} {name} was revoked: {known.reason or 'no reason given'}",
                     hint=f"to take it in again, join with a new token: swarm token create --role {role} --name {name}",
                 )
-            return await self._certify(key, Member(role, check_name(name), invited_by=by))
+            member = Member(role, check_name(name), invited_by=by)
+            self._count(member)
+            return await self._certify(key, member)
 
     async def renew(self, caller: Caller, csr_pem: bytes) -> bytes:
-        """A certificate for the caller's name and a new key; the present one stays good until it ends."""
+        """A certificate for the caller's name and a new key; the present one stays good until it ends. Crowded."""
         key = keys.requested_key(csr_pem)
         async with self._changing:
             self._check_known(caller)  # again: an admin may have changed it meanwhile
             known = self._members[caller.principal.role, caller.principal.name]
+            self._count(known)
             return await self._certify(key, known)
 
     async def renew_ended(self, certificate_pem: bytes, csr_pem: bytes) -> bytes:
         """A younger certificate for the same name and key, for whoever was away until the last one ended.
 
-        The request proves that its sender holds the key. NotAdmitted, Refused, CertificateEnded, Revoked.
+        The request proves that its sender holds the key. NotAdmitted, Refused, CertificateEnded, Revoked, Crowded.
         """
         key = keys.requested_key(csr_pem)
         try:
@@ -189,6 +193,7 @@ class Members:
             known = self._members.get((principal.role, principal.name))
             now_unix_s = self._wall_s()
             member = grant_return(known, principal, fingerprint.hex(), now_unix_s, self.life_s, self._grace_s)
+            self._count(member)
             return await self._certify(key, member)
 
     def has_token(self, id: str) -> bool:
@@ -204,10 +209,16 @@ class Members:
             fingerprint, now_unix_s = keys.fingerprint(key).hex(), self._wall_s()
             meant = token if is_right else None
             granted = grant_join(meant, self._members, name, fingerprint, now_unix_s, verb, self._grace_s)
-            if granted.spent is not None:
+            if granted.spent is None:  # uses of a token are counted as it is, the same key asks again for nothing
+                self._count(granted.member)
+            else:
                 # The use is spent before the certificate exists: if the database fails now, ask again.
                 await self._put_token(granted.spent, token)
             return await self._certify(key, granted.member)
+
+    def _count(self, member: Member) -> None:
+        """Crowded if the member has asked for certificates too often."""
+        self._rates.take(member.role, member.name, asyncio.get_running_loop().time())
 
     async def _certify(self, key: keys.PublicKey, member: Member) -> bytes:
         now_unix_s = self._wall_s()

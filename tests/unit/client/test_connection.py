@@ -20,12 +20,13 @@ from client.shell import Shell
 from client.views import job_table, jobs_table, peers_table
 from swarm.errors import Crowded, SchedulerUnreachable
 from swarm.pki import joining
-from swarm.pki.identity import Application
+from swarm.pki.authority import LIFE_S, Authority
+from swarm.pki.identity import Application, Identity, issue
 from swarm.pki.joining import JOINS_FILE, join
-from swarm.pki.names import Role
+from swarm.pki.names import Principal, Role
 from swarm.pki.profiles import profile_folder
 from swarm.wire import jobs_pb2 as pb
-from tests.support.members import Clock, caller_of, scheduler_side
+from tests.support.members import Clock, caller_of, identity_of, scheduler_side
 
 EVIL = "\x1b]0;owned\x07\x1b[2J[/x][bold]\u202e"
 
@@ -118,6 +119,30 @@ async def test_a_person_who_was_away_for_a_week_goes_on_without_a_token(
     monkeypatch.setattr(joining, "DEFAULT_JOIN_PORT", 1)
     with pytest.raises(SchedulerUnreachable, match=r"no scheduler answers at 127.0.0.1:1"):
         await asyncio.to_thread(identity_for, shell)
+
+
+def test_of_many_commands_after_an_absence_those_that_are_too_many_take_what_another_one_got(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A script that starts forty commands at once would have seen ten of them fail."""
+    monkeypatch.setattr(connection, "REDIAL_S", 0.0)
+    authority = Authority.new(time.time())
+    ended = issue(authority, Principal(authority.cluster, Role.SUBMITTER, "ann"), time.time() - 2 * LIFE_S)
+    younger = identity_of(authority, Role.SUBMITTER, "ann")
+    asked: list[str] = []
+
+    def renew_ended(address: str, *_: Any) -> Identity:
+        asked.append(address)
+        raise Crowded("30 certificates in a short time", hint="try again in 1.0 s")
+
+    monkeypatch.setattr(connection, "renew_ended", renew_ended)
+    profiles = [ended, ended, younger]
+    monkeypatch.setattr(connection, "find_profile", lambda address: profiles.pop(0))
+    assert identity_for(Shell(scheduler="127.0.0.1:1")) is younger
+    assert asked == ["127.0.0.1:1"] * 2
+    monkeypatch.setattr(connection, "find_profile", lambda address: ended)
+    with pytest.raises(Crowded):
+        identity_for(Shell(scheduler="127.0.0.1:1", timeout_s=0.05))
 
 
 def test_who_names_a_scheduler_that_does_not_answer_is_told_of_those_that_he_joined(

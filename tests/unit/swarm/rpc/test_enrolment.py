@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,10 @@ from swarm.errors import (
     BadToken,
     CertificateEnded,
     ClocksDiffer,
+    Crowded,
     InvalidConfig,
     NotAdmitted,
+    RetryElsewhere,
     Revoked,
     SchedulerUnreachable,
     SwarmError,
@@ -475,3 +478,31 @@ async def test_a_scheduler_that_is_away_is_asked_again_and_a_revocation_ends_the
             async with asyncio.timeout(30):
                 await made.enrolment.renew()
         assert list(answers) == []
+
+
+async def test_one_that_is_to_wait_for_its_certificate_dials_again_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that was busy, or that had given out too many, ended whoever came back."""
+    async with away_for(7, tmp_path, monkeypatch) as away:
+        answers = [Crowded("30 certificates in a short time", hint="try again in 1.0 s"), RetryElsewhere("it is busy")]
+        really = joining.renew_ended
+
+        def renew_ended(*asked: Any) -> Identity:
+            if answers:
+                raise answers.pop(0)
+            return really(*asked)
+
+        monkeypatch.setattr(module, "renew_ended", renew_ended)
+        monkeypatch.setattr(module, "FIRST_DIAL_PAUSE_S", 0.0)
+        enrolment, wallet = enrolling(tmp_path, away.clock)
+
+        async def find() -> str:
+            await enrolment.admit(away.side.address)
+            return away.side.address
+
+        with pytest.raises(SchedulerUnreachable, match="gave no certificate yet: 30 certificates") as caught:
+            await find()
+        assert caught.value.hint == "try again in 1.0 s"
+        assert await module.once_reached(find, get_logger("test")) == away.side.address
+        assert wallet.ends_unix_s > away.clock.unix_s

@@ -7,13 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from swarm.errors import CertificateEnded, NotAdmitted, Revoked, RoleForbids, SchedulerUnreachable, UsageError
+from scheduler.brain.members import enrolment
+from swarm.errors import (
+    CertificateEnded,
+    Crowded,
+    NotAdmitted,
+    Revoked,
+    RoleForbids,
+    SchedulerUnreachable,
+    UsageError,
+)
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Application
 from swarm.pki.joining import join
 from swarm.pki.names import Principal, Role
 from swarm.rpc.members import renewed, vouched
-from tests.support.members import identity_of, scheduler_side
+from tests.support.members import caller_of, identity_of, scheduler_side
 
 GPU = Role.STAGE_SERVER
 CALL_S_MAX = 10.0
@@ -71,3 +80,22 @@ async def test_a_scheduler_of_another_swarm_is_not_asked(tmp_path: Path) -> None
             await asyncio.to_thread(renewed, side.address, stranger, CALL_S_MAX)
     with pytest.raises(SchedulerUnreachable):
         await asyncio.to_thread(renewed, side.address, stranger, CALL_S_MAX)
+
+
+async def test_who_renews_too_often_hears_when_it_may_and_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrolment, "CERTIFICATES_AT_ONCE", 2)
+    monkeypatch.setattr(enrolment, "CERTIFICATES_PER_S", 0.001)
+    async with scheduler_side(tmp_path / "data") as side:
+        ann, bob = [
+            (await asyncio.to_thread(join, await side.token(Role.VIEWER), name, Application(name))).identity
+            for name in ("ann", "bob")
+        ]
+        for _ in range(2):
+            await asyncio.to_thread(renewed, side.address, ann, CALL_S_MAX)
+        with pytest.raises(Crowded, match="viewer ann has asked for 2 certificates in a short time") as caught:
+            await asyncio.to_thread(renewed, side.address, ann, CALL_S_MAX)
+        assert caught.value.hint.startswith("try again in 16 min")
+        side.members.check(caller_of(ann.certificate_pem), "/swarm.wire.Jobs/List")
+        await asyncio.to_thread(renewed, side.address, bob, CALL_S_MAX)

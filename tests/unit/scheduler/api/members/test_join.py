@@ -18,9 +18,10 @@ import pytest
 
 from scheduler.api.members import join as endpoints
 from scheduler.api.members.join import JoinEndpoint
+from scheduler.brain.members import enrolment
 from scheduler.storage.database import Database
 from scheduler.storage.members.book import Members
-from swarm.errors import BadToken, InvalidConfig, Refused, RetryElsewhere, WrongSwarm
+from swarm.errors import BadToken, Crowded, InvalidConfig, Refused, RetryElsewhere, WrongSwarm
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE
 from swarm.pki.authority import Authority
 from swarm.pki.https import Https
@@ -328,3 +329,25 @@ async def test_a_busy_port_is_an_error_that_names_the_flag(tmp_path: Path) -> No
             second.start("127.0.0.1", served.port)
         assert "--join-listen" in caught.value.hint
         second.close()
+
+
+async def test_who_asks_again_and_again_with_one_key_is_told_when_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer may have been lost, so the same key may ask again, and did so as often as it liked: each time for a
+    row of the book, and for a line of the log that an admin's lines are in."""
+    monkeypatch.setattr(enrolment, "CERTIFICATES_AT_ONCE", 2)
+    monkeypatch.setattr(enrolment, "CERTIFICATES_PER_S", 0.001)
+    async with serving(tmp_path) as served:
+        line, application = await served.token(), Application("gpu-1")
+        joined = (await served.join(line, application=application)).identity
+        for _ in range(2):
+            await served.join(line, application=application)
+        with pytest.raises(Crowded, match="stage-server gpu-1 has asked for 2 certificates") as caught:
+            await served.join(line, application=application)
+        assert re.fullmatch(r"try again in 1[56] min \d\d s", caught.value.hint)
+        csr = Application("gpu-1", joined.key_pem).request_pem.decode()
+        asked = json.dumps({"certificate": joined.certificate_pem.decode(), "csr": csr}).encode()
+        status, answer = await served.ask("POST", "/v1/renew", asked)
+        assert (status, answer["code"]) == (429, Crowded.code)
+        await served.join(await served.token(), "gpu-2")

@@ -18,6 +18,7 @@ from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.registry import JobRegistry
 from swarm.errors import IncompatibleVersion, Refused
+from swarm.limits import Buckets
 from swarm.messages import CutOff, RelayAt, UseRelays, Welcome
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Wallet, issue
@@ -172,3 +173,21 @@ async def test_a_relay_that_is_revoked_is_cut_off(side: Side) -> None:
     await until(lambda: bool(service.heard))
     side.desk.revoke("r1")
     await until(lambda: side.desk.views() == [])
+
+
+async def test_a_relay_that_dials_without_end_floods_no_stage_server(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its sessions was told to all stage servers, as often as it liked."""
+    monkeypatch.setattr("swarm.relay.session.AGAIN_S", (0.01, 0.01))
+    told: list[object] = []
+    monkeypatch.setattr(side.connections, "send", lambda peer, command: told.append(command))
+    side.desk._beginning = Buckets(0.001, 3, 10)
+    service, _ = side.attach("r1")
+    other, _ = side.attach("r2")
+    await until(lambda: bool(service.heard) and bool(other.heard))
+    for _ in range(6):
+        side.desk.revoke("r1")
+        await asyncio.sleep(0.1)
+    await until(lambda: [view.id for view in side.desk.views()] == ["r2"])
+    assert len(told) <= 2 * 3 + 1, "three times it comes and goes, and the other one comes"

@@ -8,8 +8,8 @@ from math import inf
 
 import pytest
 
-from scheduler.brain.members.enrolment import Grant, Member, Token, grant_join, grant_return
-from swarm.errors import BadToken, CertificateEnded, Revoked, SwarmError, UsageError
+from scheduler.brain.members.enrolment import Grant, Member, Rates, Token, grant_join, grant_return
+from swarm.errors import BadToken, CertificateEnded, Crowded, Revoked, SwarmError, UsageError
 from swarm.pki.names import Principal, Role
 
 GPU = Role.STAGE_SERVER
@@ -127,3 +127,23 @@ def test_nobody_else_comes_back(case: str) -> None:
     words, error, told = STAY_OUT[case]
     with pytest.raises(error, match=told):
         returned(**words)  # type: ignore[arg-type]
+
+
+def test_a_name_has_thirty_certificates_at_once_and_one_a_second_from_there_on() -> None:
+    """A member renewed its certificate 312 times a second, and each took the disk of the commits."""
+    rates = Rates()
+    for _ in range(30):
+        rates.take(GPU, "gpu-1", 7.0)
+    with pytest.raises(Crowded, match="stage-server gpu-1 has asked for 30 certificates in a short time") as caught:
+        rates.take(GPU, "gpu-1", 7.25)
+    assert caught.value.hint == "try again in 0.8 s"
+    rates.take(GPU, "gpu-2", 7.25)
+    rates.take(Role.RELAY, "gpu-1", 7.25)
+    given = 0
+    for tenth in range(10 * 60):
+        try:
+            rates.take(GPU, "gpu-1", 7.25 + tenth / 10)
+        except Crowded:
+            continue
+        given += 1
+    assert given in (59, 60)

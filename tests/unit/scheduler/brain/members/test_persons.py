@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from scheduler.brain.members.access import RULES
-from scheduler.brain.members.persons import ANYBODY, LOOKS, Person, Submits, check_owner, check_room, check_share
+from scheduler.brain.members.persons import (
+    ANYBODY,
+    LOOKS,
+    Changes,
+    Person,
+    Submits,
+    check_owner,
+    check_room,
+    check_share,
+)
 from swarm.errors import NotOwner, QuotaReached
 from swarm.pki.names import Role
 
@@ -98,3 +107,17 @@ def test_over_plaintext_nobody_is_known_and_nothing_is_counted() -> None:
     for _ in range(1000):
         submits.take("", 0.0)
     submits.check("", 0.0)
+
+
+def test_one_person_changes_jobs_two_hundred_times_and_then_once_a_second() -> None:
+    """A job that was paused and resumed in turn wrote rows of its whole spec as fast as the disk took them."""
+    changes = Changes()
+    for _ in range(200):
+        changes.take("submitter/ann", 7.0)
+    with pytest.raises(QuotaReached, match="200 times in a short time, and may do it 60 times a minute") as caught:
+        changes.take("submitter/ann", 7.5)
+    assert caught.value.hint == "the next one may come in 0.5 s"
+    changes.take("submitter/bob", 7.5)
+    changes.take("submitter/ann", 8.0)
+    for _ in range(1000):
+        changes.take("", 8.0)  # over plaintext nobody is known

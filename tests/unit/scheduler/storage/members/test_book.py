@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from scheduler.brain.members import enrolment
 from scheduler.storage.database import Database
 from scheduler.storage.members import book
 from scheduler.storage.members.book import Members
 from swarm.errors import (
     BadToken,
     CertificateEnded,
+    Crowded,
     DatabaseUnavailable,
     NotAdmitted,
     NotFound,
@@ -504,3 +506,68 @@ async def test_every_role_of_a_person_or_machine_can_join(tmp_path: Path) -> Non
             assert caller_of(pem).principal.role is role
             (member,) = [one for one in members.members() if one.role is role]
             assert list(member.keys) == [fingerprint_of(pem)]
+
+
+# Rates --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["renew", "come back", "join again", "an admin vouches"])
+async def test_no_way_to_a_certificate_writes_rows_without_a_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A member had 312 certificates a second, each a row of up to 1,024 keys on the disk of the commits."""
+    monkeypatch.setattr(enrolment, "CERTIFICATES_PER_S", 0.001)
+    clock, application = Clock(), Application("gpu-1")
+    async with opened(tmp_path, clock) as (members, database):
+        line = await token(members)
+        first = await members.join(line.id, line.secret, "gpu-1", application.request_pem)
+        if way == "come back":
+            clock.unix_s += LIFE_S + 1.0
+        writes = 0
+
+        def counted() -> bool:
+            nonlocal writes
+            writes += 1
+            return False
+
+        async def asks() -> bytes:
+            match way:
+                case "renew":
+                    return await members.renew(caller_of(first), Application("gpu-1").request_pem)
+                case "come back":
+                    return await members.renew_ended(first, application.request_pem)
+                case "join again":
+                    return await members.join(line.id, line.secret, "gpu-1", application.request_pem)
+                case _:
+                    return await members.issue(application.request_pem, GPU, "gpu-1", "admin me")
+
+        monkeypatch.setattr(database, "fails", counted)
+        for _ in range(30):
+            newest = await asks()
+        for _ in range(100):
+            with pytest.raises(Crowded, match="stage-server gpu-1 has asked for 30 certificates") as caught:
+                await asks()
+        assert caught.value.hint.startswith("try again in 16 min")
+        assert writes == 30
+        assert is_known(members, caller_of(newest)), "it keeps what it has"
+        other = await joined(members, await token(members), "gpu-2")
+        await members.renew(other, Application("gpu-2").request_pem)
+
+
+async def test_strangers_take_nothing_from_what_a_member_may_ask_for(tmp_path: Path) -> None:
+    async with opened(tmp_path, Clock()) as (members, _):
+        member = await joined(members, await token(members))
+        stranger = replace(member, fingerprint="00")
+        revoked = await joined(members, await token(members), "gpu-2")
+        await members.revoke("gpu-2", "left")
+        used = await token(members)
+        await joined(members, used, "gpu-3")
+        before = len(members._rates._buckets._buckets)
+        for _ in range(40):
+            for caller in (stranger, revoked):
+                with pytest.raises((CertificateEnded, Revoked)):
+                    await members.renew(caller, Application("gpu-1").request_pem)
+            for name in ("gpu-1", "gpu-4"):
+                await refusal(members, used, name)
+        assert len(members._rates._buckets._buckets) == before
+        await members.renew(member, Application("gpu-1").request_pem)
