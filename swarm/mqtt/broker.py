@@ -19,6 +19,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from swarm.errors import InvalidConfig, SwarmError
+from swarm.limits import Bucket
 from swarm.listening import IPV4, IPV6, LOOPBACK
 from swarm.mqtt.key import FOLDERS, USER, new_key
 from swarm.process.children import dying_with_parent, end
@@ -36,6 +38,7 @@ START_S_MAX = 20.0  # importing amqtt on a busy machine takes seconds
 ATTEMPTS = 3
 RESTART_S = 0.5
 CONNECTIONS_MAX = 1000
+LINES_PER_S, LINES_AT_ONCE = 1 / 60, 5  # of amqtt: it has one for each connection of a stranger
 
 # Debian installs mosquitto in a folder that is not in the PATH of an ordinary user.
 _SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/opt/mosquitto/sbin")
@@ -120,7 +123,8 @@ async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> tupl
             f"listener {port} {LOOPBACK.strip('[]')}\npersistence false\n"
             f"allow_anonymous false\npassword_file {passwords}\n"
             f"max_connections {CONNECTIONS_MAX}\nmessage_size_limit 262144\n"
-            + ("user root\n" if os.geteuid() == 0 else "")
+            # Other lines are of connections: each login of the machine would fill this disk as fast as it dials.
+            "log_type error\nconnection_messages false\n" + ("user root\n" if os.geteuid() == 0 else "")
             # Started by root, mosquitto changes its user, and the kernel then forgets to end it with its parent.
         )
         command = [binary, "-c", str(config)]
@@ -232,7 +236,9 @@ def main() -> None:
     arguments.add_argument("--port", type=int, required=True)
     arguments.add_argument("--key", type=Path, required=True, help="file with the password of its user")
     options = arguments.parse_args()
-    logging.basicConfig(level=logging.ERROR)
+    told, lines = logging.StreamHandler(), Bucket(LINES_PER_S, LINES_AT_ONCE)
+    told.addFilter(lambda record: lines.take(time.monotonic()))
+    logging.basicConfig(level=logging.ERROR, handlers=[told])
     try:
         asyncio.run(serve_amqtt(options.port, options.key.read_text()))
     except SwarmError as error:

@@ -2,7 +2,8 @@
 
 MQTT 3.1.1 through aiomqtt, which does not reconnect by itself. `run` keeps connecting, and repeats all announcements
 and subscriptions after every reconnection. Nothing here raises because the broker is away. Messages that arrive are
-treated as written by strangers: only small JSON objects on subscribed topics are accepted.
+treated as written by strangers: only small JSON objects on subscribed topics are accepted, and any other message reads
+as an empty one, because it took the place of what was retained.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ class Bus:
             payload = decode(data) if data else {}  # an empty message clears what was retained
             if payload is None:
                 self.refused += 1
-                continue
+                payload, data = {}, b""
             for subscription in takers:
                 subscription.offer(topic, payload, data)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swarm.errors import IncompatibleVersion, SchedulerUnreachable
+from swarm.limits import Bucket
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
@@ -18,6 +19,7 @@ from swarm.text import is_address
 ADDRESS_CHARACTERS_MAX = 255
 # A broker sends what it retains once per subscription; one that stays silent is made again.
 ASK_AGAIN_S = 2.0
+COMPLAINTS_PER_S, COMPLAINTS_AT_ONCE = 1 / 600, 3  # of announcements that are none, in one search
 _log = get_logger(__name__)
 
 
@@ -57,14 +59,14 @@ async def find_scheduler(
     InvalidConfig if the URL is not valid.
     """
     bus = Bus(url, "find-scheduler")
-    link = asyncio.create_task(bus.run())
+    link, complaints = asyncio.create_task(bus.run()), Bucket(COMPLAINTS_PER_S, COMPLAINTS_AT_ONCE)
     _log.info("waiting for the scheduler's announcement", broker=bus.endpoint.shown, topic=topics.scheduler(swarm))
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ASK_AGAIN_S):
-                        return await _announced(bus, topics.scheduler(swarm))
+                        return await _announced(bus, topics.scheduler(swarm), complaints)
     except TimeoutError:
         raise SchedulerUnreachable(
             f'no scheduler announced itself at {bus.endpoint.shown} as swarm "{swarm}" within {timeout_s:g} s'
@@ -78,7 +80,7 @@ async def find_scheduler(
             await asyncio.wait({link}, timeout=0.2)
 
 
-async def _announced(bus: Bus, topic: str) -> Announcement:
+async def _announced(bus: Bus, topic: str, complaints: Bucket) -> Announcement:
     """The first announcement of a new subscription; IncompatibleVersion if the scheduler speaks another protocol."""
     messages = bus.subscribe(topic)
     try:
@@ -87,7 +89,8 @@ async def _announced(bus: Bus, topic: str) -> Announcement:
                 continue  # cleared: the scheduler has ended
             found = parse_announcement(payload)
             if found is None:
-                _log.warning("announcement is not one", topic=topic)
+                if complaints.take(asyncio.get_running_loop().time()):
+                    _log.warning("announcement is not one", topic=topic)
                 continue
             if found.protocol != PROTOCOL_VERSION:
                 raise IncompatibleVersion(

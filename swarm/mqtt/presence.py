@@ -5,13 +5,19 @@
 
 An announcement is retained, so it may be of a scheduler that is dead. Clearing it asks: a living scheduler notices, and
 announces itself again.
+
+The first answer comes after a second. While the announcement is lost again and again, each pause is twice the last one,
+up to a minute, and a scheduler that asks waits for longer than that. Not chosen: an answer to each message, because
+whoever may write to the broker would make the scheduler write for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 
 from swarm.errors import NotAllowed
+from swarm.limits import Bucket
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus, Subscription
 from swarm.mqtt.discovery import Announcement, parse_announcement
@@ -19,10 +25,37 @@ from swarm.process.logs import get_logger
 
 LINK_S_MAX = 5.0  # a scheduler does not wait longer for a broker that is away
 RETAINED_S = 0.5  # after a subscription was acknowledged
-AGAIN_S = 1.0  # before announcing again: two schedulers that fell out must not flood the broker
-ANSWER_S = 4.0  # more than AGAIN_S and a slow broker
+AGAIN_S, AGAIN_S_MAX = 1.0, 60.0  # before announcing again: two schedulers that fell out must not flood the broker
+LEFT_ALONE_S = 60.0  # then the next answer is a first one
+ANSWER_S = 64.0  # more than AGAIN_S_MAX and a slow broker
+WARNINGS_PER_S, WARNINGS_AT_ONCE = 1 / 600, 3
 
 _log = get_logger(__name__)
+
+
+class Answers:
+    """Decides when an announcement that was lost is made again. Times are of one clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.due_s: float | None = None  # when to announce; None: nothing is lost
+        self._pause_s = AGAIN_S  # before the next answer
+        self._answered_s = -math.inf
+
+    def lost(self, now_s: float) -> None:
+        """Somebody cleared or overwrote the announcement; if it is lost already, its answer comes as planned."""
+        if self.due_s is not None:
+            return
+        if now_s - self._answered_s >= LEFT_ALONE_S:
+            self._pause_s = AGAIN_S
+        self.due_s = now_s + self._pause_s
+
+    def found(self) -> None:
+        """The announcement is there: nothing is to be answered."""
+        self.due_s = None
+
+    def answered(self, now_s: float) -> None:
+        """It was made again."""
+        self.due_s, self._answered_s, self._pause_s = None, now_s, min(2 * self._pause_s, AGAIN_S_MAX)
 
 
 class Presence:
@@ -40,8 +73,9 @@ class Presence:
         try:
             async with asyncio.timeout(LINK_S_MAX):
                 await self._bus.settled()
-            if await self._other(messages, RETAINED_S) is None:
+            if (told := await self._other(messages, RETAINED_S)) is None:
                 return
+            _log.info("another scheduler is announced: asks if it lives", address=told.address, wait_s_max=ANSWER_S)
             self._bus.announce(self._topic, {})
             if (other := await self._other(messages, ANSWER_S)) is not None:
                 raise NotAllowed(
@@ -57,18 +91,29 @@ class Presence:
     async def hold(self) -> None:
         """Announce, and announce again whenever somebody cleared or overwrote it; for ever."""
         messages, ours = self._bus.subscribe(self._topic), self._announcement
+        loop, answers, warnings = asyncio.get_running_loop(), Answers(), Bucket(WARNINGS_PER_S, WARNINGS_AT_ONCE)
+        instead, times = "", 0
         self._bus.announce(self._topic, ours.payload())
-        async for _, payload in messages:
+        while True:
+            if answers.due_s is not None and loop.time() >= answers.due_s:
+                if warnings.take(loop.time()):
+                    _log.warning(
+                        "announcement was lost: announces again", swarm=self._swarm, instead=instead, times=times
+                    )
+                    times = 0
+                self._bus.announce(self._topic, ours.payload())
+                answers.answered(loop.time())
+            try:
+                async with asyncio.timeout_at(answers.due_s):
+                    _, payload = await anext(messages)
+            except TimeoutError:
+                continue
             found = parse_announcement(payload)
             if found == ours or (found is not None and self._is_ours(found) and found.epoch > ours.epoch):
-                continue  # a later start on our database has fenced us off
-            _log.warning(
-                "announcement was lost: announces again",
-                swarm=self._swarm,
-                instead=found.address if found is not None else "",
-            )
-            await asyncio.sleep(AGAIN_S)
-            self._bus.announce(self._topic, ours.payload())
+                answers.found()  # a later start on our database has fenced us off
+                continue
+            instead, times = found.address if found is not None else "", times + 1
+            answers.lost(loop.time())
 
     async def _other(self, messages: Subscription, wait_s: float) -> Announcement | None:
         """Another scheduler's announcement, if one comes within `wait_s`."""

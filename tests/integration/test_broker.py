@@ -230,6 +230,24 @@ print(found)
         assert key not in " ".join([*process.cmdline(), *process.environ().values()]), "others see command lines"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_connections_of_others_leave_no_lines_on_the_disk(kind: Any, tmp_path: Path) -> None:
+    """Each connection of any login of the machine left two lines in a file that nothing bounds."""
+    log = tmp_path / "broker.log"
+    async with local_broker(kind=kind, log=log) as url, _linked(url, "owner"):
+        before = log.stat().st_size
+        for number in range(50):
+            reader, writer = await asyncio.open_connection("127.0.0.1", _port(url))
+            if number % 2:  # the others say nothing
+                writer.write(b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x05\x00\x01x")
+                await reader.read()
+            writer.close()
+            await writer.wait_closed()
+        async with _linked(url, "owner again"):  # what was said of the others has been written by now
+            pass
+        assert log.stat().st_size - before < 1000
+
+
 async def test_a_wrong_password_is_refused_to_our_own_processes_too(url: str) -> None:
     linked = asyncio.Event()
     bus = Bus(f"mqtt://{USER}:wrong@127.0.0.1:{_port(url)}", "guessing", on_connected=lambda up: up and linked.set())
@@ -332,6 +350,7 @@ async def test_strange_messages_are_left_out(url: str) -> None:
         await stranger.publish(f"{PEER}/deeper", b'{"outside": 1}', qos=1)
         await stranger.publish("elsewhere", b'{"outside": 1}', qos=1)
         await stranger.publish(PEER, b'{"good": 1}', qos=1)
+        assert await anext(messages) == (PEER, {}), "what was said before is said no more"
         assert await anext(messages) == (PEER, {"good": 1})
     assert reader.refused == 6
 
