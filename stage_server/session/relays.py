@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from swarm.errors import RelaySilent, SwarmError
+from swarm.limits import RELAY_LINKS_MAX, Bucket
 from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.process.logs import Logger
@@ -24,6 +25,7 @@ from swarm.types import PeerId
 from swarm.wire import relay_pb2
 
 AGAIN_S = (0.2, 5.0)  # pause before a relay is dialled again: first, longest
+LINES_PER_S, LINES_AT_ONCE = 1.0, 100  # of the log, for all that relays say
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -53,7 +55,8 @@ class RelayListener(KnownRelays):
         self._log = log
         self._changed = asyncio.Event()
         self._renewed: dict[RelayAt, asyncio.Event] = {}
-        self._links: set[asyncio.Task[None]] = set()
+        self._links: dict[asyncio.Task[None], RelayAt] = {}
+        self._lines = Bucket(LINES_PER_S, LINES_AT_ONCE)
 
     def know(self, relays: Sequence[RelayAt]) -> None:
         super().know(relays)
@@ -109,7 +112,7 @@ class RelayListener(KnownRelays):
                 opened = parse(relay_pb2.ListenDown, data)
                 if opened.connection:
                     self._accept(relay, opened)
-                else:
+                elif self._lines.take(asyncio.get_running_loop().time()):
                     self._log.info("listens at a relay", relay=relay.name, address=relay.address)
         except grpc.RpcError as error:
             raise translate(error, f"relay {relay.name}", unavailable=RelaySilent) from None
@@ -129,13 +132,18 @@ class RelayListener(KnownRelays):
             pass  # the reader learns why
 
     def _accept(self, relay: RelayAt, opened: relay_pb2.ListenDown) -> None:
+        """Dial the relay for the link, unless it has named more than it may carry to one stage server."""
+        if sum(one == relay for one in self._links.values()) >= RELAY_LINKS_MAX:
+            return
+
         async def carry() -> None:
             try:
                 await accept(relay, opened.connection, self._own, self._wallet)
             except SwarmError as error:
-                self._log.warning("link through a relay not accepted", relay=relay.name, reason=error.message)
+                if self._lines.take(asyncio.get_running_loop().time()):
+                    self._log.warning("link through a relay not accepted", relay=relay.name, reason=error.message)
 
         self._log.debug("link through a relay", relay=relay.name, sender=opened.sender, job_id=opened.job)
         task = asyncio.create_task(carry())
-        self._links.add(task)
-        task.add_done_callback(self._links.discard)
+        self._links[task] = relay
+        task.add_done_callback(self._links.pop)

@@ -58,7 +58,6 @@ COVERED_BY = {
         *(
             "swarm/relay/metrics",
             "swarm/relay/service",
-            "stage_server/session/relays",
             "swarm/rpc/links/dialling",
             "swarm/rpc/links/tunnel",
         ),
