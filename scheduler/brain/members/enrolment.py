@@ -151,7 +151,7 @@ class Rates:
             raise Crowded(
                 f"{role} {name} has asked for {CERTIFICATES_AT_ONCE} certificates in a short time, and may have "
                 f"{CERTIFICATES_PER_S:g} a second from there on",
-                hint=f"try again in {spoken_duration(self._buckets.wait_s((role, name), now_s))}",
+                hint=f"try again in {spoken_duration(max(0.1, self._buckets.wait_s((role, name), now_s)))}",
             )
 
 

@@ -135,5 +135,5 @@ class Changes:
             raise QuotaReached(
                 f"you have cancelled, paused or resumed jobs {CHANGES_OF_ONE_AT_ONCE} times in a short time, "
                 f"and may do it {CHANGES_OF_ONE_PER_S * 60:.0f} times a minute from there on",
-                hint=f"the next one may come in {spoken_duration(self._buckets.wait_s(owner, now_s))}",
+                hint=f"the next one may come in {spoken_duration(max(0.1, self._buckets.wait_s(owner, now_s)))}",
             )

@@ -137,6 +137,9 @@ def test_a_name_has_thirty_certificates_at_once_and_one_a_second_from_there_on()
     with pytest.raises(Crowded, match="stage-server gpu-1 has asked for 30 certificates in a short time") as caught:
         rates.take(GPU, "gpu-1", 7.25)
     assert caught.value.hint == "try again in 0.8 s"
+    with pytest.raises(Crowded) as caught:
+        rates.take(GPU, "gpu-1", 7.99)
+    assert caught.value.hint == "try again in 0.1 s", "not now, however soon"
     rates.take(GPU, "gpu-2", 7.25)
     rates.take(Role.RELAY, "gpu-1", 7.25)
     given = 0
