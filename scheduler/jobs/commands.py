@@ -6,7 +6,8 @@ Events of stage servers arrive in listener.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -76,6 +77,7 @@ class Jobs:
         self.removal = removal
         self._looking = asyncio.Semaphore(SUBMITS_MAX)
         self._submits = Submits()
+        self._opening: list[tuple[str, int]] = []  # owner and shards of each job that is not open yet, but counts
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Check a caller's files on a thread; few at a time, so that threads are left for other work."""
@@ -84,7 +86,7 @@ class Jobs:
 
     async def check(self, spec: JobSpec, tokens: JobTokens, by: Person = ANYBODY) -> JobSpec:
         """The spec as `submit` would resolve it now; raises what `submit` would raise before it looks at uploads."""
-        self._check_room(tokens, by)
+        self._check_room(by.owner, len(tokens.shards))
         self._submits.check(by.owner, now_s())
         return (await self._vetted(spec, tokens))[0]
 
@@ -100,17 +102,17 @@ class Jobs:
 
         InvalidConfig, InvalidData, InvalidModel, NotOwner, OutOfMemory, QuotaReached.
         """
-        self._check_room(tokens, by)
-        self._submits.take(by.owner, now_s())
-        resolved, links = await self._vetted(spec, tokens)
-        sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.owner))
-        if not resolved.checkpoint.resume_from or sent is not None:
-            return await self._accept(resolved, links, tokens, tokenizer_files, files, by, Found(None, ()), sent)
-        source = self._timelines.source(resolved)
-        check_owner(by, "Start", source.record.id, source.record.owner)
-        with source.used():  # until the new job is listed
-            chosen = await self._timelines.start_from(resolved)
-            return await self._accept(resolved, links, tokens, tokenizer_files, files, by, chosen, None)
+        with self._room(by.owner, len(tokens.shards)):
+            self._submits.take(by.owner, now_s())
+            resolved, links = await self._vetted(spec, tokens)
+            sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.owner))
+            if not resolved.checkpoint.resume_from or sent is not None:
+                return await self._accept(resolved, links, tokens, tokenizer_files, files, by, Found(None, ()), sent)
+            source = self._timelines.source(resolved)
+            check_owner(by, "Start", source.record.id, source.record.owner)
+            with source.used():  # until the new job is listed
+                resolved, chosen = await self._timelines.pinned(resolved)
+                return await self._accept(resolved, links, tokens, tokenizer_files, files, by, chosen, None)
 
     async def _vetted(self, spec: JobSpec, tokens: JobTokens) -> tuple[JobSpec, str]:
         """The resolved spec and what links changed of it, after every check that needs no upload."""
@@ -165,14 +167,26 @@ class Jobs:
         self._peers.wake.set()
         return job
 
-    def _check_room(self, tokens: JobTokens, by: Person) -> None:
+    @contextmanager
+    def _room(self, owner: str, shards: int) -> Iterator[None]:
+        """Count a job of so many shards as open while the block opens it; NotAllowed as in `_check_room`."""
+        self._check_room(owner, shards)
+        opening = owner, shards
+        self._opening.append(opening)
+        try:
+            yield
+        finally:
+            self._opening.remove(opening)
+
+    def _check_room(self, owner: str, shards: int) -> None:
         """NotAllowed if more jobs, or more shards, wait and run than the scheduler can hold, or one person may have."""
-        living = [job for job in self.registry.all() if not job.record.state.is_final]
+        records = [job.record for job in self.registry.all() if not job.record.state.is_final]
+        living = [(record.owner, len(record.tokens.shards)) for record in records] + self._opening
         if len(living) >= JOBS_OPEN_MAX:
             raise NotAllowed(f"{JOBS_OPEN_MAX} jobs are open already", hint="cancel some: swarm ls")
-        own = sum(job.record.owner == by.owner for job in living)
-        check_share(by.owner, own, len(living) - own, JOBS_OPEN_MAX)
-        shards = sum(len(job.record.tokens.shards) for job in living) + len(tokens.shards)
+        own = sum(whose == owner for whose, _ in living)
+        check_share(owner, own, len(living) - own, JOBS_OPEN_MAX)
+        shards += sum(one for _, one in living)
         if shards > SHARDS_OPEN_MAX:
             raise NotAllowed(
                 f"the open jobs would have {shards} token shards together, at most {SHARDS_OPEN_MAX} can be open",
@@ -259,7 +273,8 @@ class Jobs:
                 f"job {record.id} {state}; only a paused, failed or cancelled one can be resumed",
                 hint=hint if record.state is JobState.SUCCEEDED else f"see: swarm status {record.id}",
             )
-        with job.used():
+        counted = self._room(record.owner, len(record.tokens.shards)) if record.state.is_final else nullcontext()
+        with job.used(), counted:
             beginning, said = await self._turn(job, record, which, spec)
         # No await until the job has its state: it is counted by that from here on.
         if beginning.skipped:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ import pytest
 from client.cli import run
 from client.connection import Scheduler
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.errors import InvalidData, NotFound, NotOwner, Revoked, RoleForbids, SwarmError
+from swarm.errors import InvalidData, NotFound, NotOwner, QuotaReached, Revoked, RoleForbids, SwarmError
 from swarm.job.partition import resolve
+from swarm.limits import JOBS_OPEN_OF_ONE_MAX
 from swarm.pki.identity import Application, Identity
 from swarm.pki.joining import join
 from swarm.pki.names import Role
@@ -181,6 +184,23 @@ def test_nobody_starts_from_the_weights_of_others(people: People) -> None:
             people.submit("carl", resume_from=f"{reference}:latest")
         with pytest.raises(NotFound, match="has no checkpoint"):
             people.submit("ann", resume_from=f"{reference}:latest")
+
+
+def test_submits_at_the_same_time_open_no_more_jobs_than_one_person_may_have(people: People) -> None:
+    people.joins("dora", Role.SUBMITTER)
+    people.send("dora")
+    tries = JOBS_OPEN_OF_ONE_MAX + 6
+    with people.of("dora") as one, people.of("dora") as other, ThreadPoolExecutor(tries) as threads:
+
+        def submit(number: int) -> str:
+            return outcome(lambda: (one if number % 2 else other).submit(people.request))
+
+        told = Counter(threads.map(submit, range(tries)))
+        mine = [job.id for job in one.jobs(all=False, state="", limit=1000)[0] if job.owner.endswith("/dora")]
+        for job in mine:
+            one.cancel(job, "", no_checkpoint=True)
+    assert (told["ok"], len(mine)) == (JOBS_OPEN_OF_ONE_MAX, JOBS_OPEN_OF_ONE_MAX), told
+    assert all(words == "ok" or words.startswith(QuotaReached.code) for words in told), told
 
 
 def test_two_open_jobs_of_one_name_are_told_apart_by_id(people: People) -> None:

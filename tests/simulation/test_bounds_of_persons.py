@@ -122,3 +122,66 @@ def test_who_pauses_and_resumes_in_turn_writes_so_many_rows_and_may_then_wait(
         await service.Resume(resumed, context)
 
     at_desk(tokens, act, peers=0)
+
+
+def _late(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a caller sent is looked at for a while, as on the threads of a real scheduler."""
+    aside = desk.rig.jobs.aside
+
+    async def late(work: Any) -> Any:
+        await asyncio.sleep(0.1)
+        return await aside(work)
+
+    monkeypatch.setattr(desk.rig.jobs, "aside", late)
+
+
+async def _counted(*opening: Any) -> list[str]:
+    """What became of calls at the same time: "open", or the error."""
+    done = await asyncio.gather(*opening, return_exceptions=True)
+    return ["open" if not isinstance(one, BaseException) else str(one) for one in done]
+
+
+def test_jobs_that_are_opened_at_the_same_time_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person submitted a hundred jobs at once, and each was counted before any of the others was open."""
+    monkeypatch.setattr(persons, "JOBS_OPEN_OF_ONE_MAX", 3)
+    spec = make_spec(tmp_path)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def act(desk: Desk) -> None:
+        jobs = desk.rig.jobs
+        _late(desk, monkeypatch)
+        bad = make_spec(tmp_path, checkpoint__resume_from="nobody:latest")
+        told = await _counted(*(jobs.submit(one, tokens.of_job(), {}, by=ANN) for one in (bad, spec, spec, spec)))
+        assert [one == "open" for one in told] == [False, True, True, False], "one that fails counts until then"
+        assert "you have 3 open jobs" in told[3]
+        told = await _counted(*(jobs.submit(spec, tokens.of_job(), {}, by=person) for person in (ANN, ANN, BOB)))
+        assert [one == "open" for one in told] == [True, False, True]
+
+    at_desk(tokens, act, peers=0)
+
+
+def test_a_job_that_is_resumed_is_one_more_that_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person cancelled his jobs, submitted others and resumed the first: all were open."""
+    monkeypatch.setattr(persons, "JOBS_OPEN_OF_ONE_MAX", 2)
+    spec = make_spec(tmp_path)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def act(desk: Desk) -> None:
+        jobs, ended = desk.rig.jobs, []
+        _late(desk, monkeypatch)
+        for _ in range(3):
+            ended.append(await jobs.submit(spec, tokens.of_job(), {}, by=ANN))
+            await jobs.cancel(ended[-1], "no more")
+        told = await _counted(*(jobs.resume(job, "latest", spec) for job in ended))
+        assert [one == "open" for one in told] == [True, True, False]
+        assert "you have 2 open jobs" in told[2]
+        assert [job.record.state.is_final for job in ended] == [False, False, True]
+        with pytest.raises(QuotaReached):
+            await jobs.submit(spec, tokens.of_job(), {}, by=ANN)
+        await jobs.pause(ended[0], "paused by its user")
+        await jobs.resume(ended[0], "latest", None)  # one that is paused is open already
+        await jobs.cancel(ended[1], "no more")
+        await jobs.resume(ended[2], "latest", spec)
+        await jobs.submit(spec, tokens.of_job(), {}, by=BOB)
+
+    at_desk(tokens, act, peers=0)

@@ -93,6 +93,37 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
     at_desk(tokens, act)
 
 
+def test_a_job_keeps_the_checkpoint_that_its_name_meant_when_it_was_submitted(tmp_path: Path) -> None:
+    """A job that started from NAME:latest had that name itself. When it was resumed, it looked for its beginning in its
+    own checkpoints, of which there were none."""
+    spec = make_spec(tmp_path, checkpoint__every_steps=3)
+    tokens = Tokens.make(tmp_path, spec)
+    expected = train_local(spec, tokens.batches(spec), device=CPU)
+
+    async def act(desk: Desk) -> None:
+        jobs = desk.rig.jobs
+        first = await desk.submit(spec)
+        await desk.rig.finished(first)
+        step = desk.checkpoints(first)[0].step
+        for named, at in (("rig", "latest"), (first.record.id[:-1], f"{step}")):
+            longer = changed(changed(spec, "training", steps=8), "checkpoint", resume_from=f"{named}:{at}")
+            again = await desk.submit(longer if at == "latest" else changed(longer, "training", steps=6))
+            pinned = f"{first.record.id}:{6 if at == 'latest' else step}"
+            assert again.spec.checkpoint.resume_from == pinned
+            assert JobSpec.model_validate_json(again.record.spec_json).checkpoint.resume_from == pinned
+            await jobs.cancel(again, "before it has begun")
+            assert again.record.state is JobState.CANCELLED, again.record.reason
+            await jobs.resume(again, "latest", None)
+            assert again.start is not None
+            assert (again.start.job, again.start.step) == (first.record.id, int(pinned.rpartition(":")[2]))
+            await desk.rig.finished(again)
+            assert again.record.state is JobState.SUCCEEDED, again.record.reason
+            if at != "latest":
+                assert again.record.weights_sha256 == expected.sha256
+
+    at_desk(tokens, act)
+
+
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_pause_and_resume_at_another_number_of_stages_change_no_bit(tmp_path: Path, staleness: int) -> None:
     spec = make_spec(tmp_path, pipeline__staleness=staleness, checkpoint__every_steps=0)

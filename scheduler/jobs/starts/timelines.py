@@ -74,6 +74,14 @@ class Timelines:
         check_steps(spec, found.checkpoint.step)
         return found
 
+    async def pinned(self, spec: JobSpec) -> tuple[JobSpec, Found]:
+        """The checkpoint of `start_from`, and the spec with it by job id and step: a name may mean another job later,
+        and "latest" another step."""
+        source, found = self.source(spec).record.id, await self.start_from(spec)
+        assert found.checkpoint is not None, "start_from raises NotFound"
+        pin = {"resume_from": f"{source}:{found.checkpoint.step}"}
+        return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update=pin)}), found
+
     async def beginning(self, job: Job, found: Found, *, anew: bool) -> Beginning:
         """Where the job resumes: at the checkpoint `found`, or (`anew`) at its start; NotFound, CheckpointDamaged."""
         record = job.record
