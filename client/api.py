@@ -157,7 +157,7 @@ class Client:
     def logs(self, job: str | Job, *, follow: bool = False, level: str = "info") -> Iterator[LogLine]:
         """The log lines of a job's processes, oldest first; with `follow` until the job has ended."""
         request = pb.LogsRequest(job=_id(job), follow=follow, level=level, stage=-1)
-        for entry in self._scheduler.logs(request):
+        for entry in self._scheduler.logs(request, self._shell.say):
             yield record(LogLine, entry)
 
     def explain(self, about: str | Job | Peer) -> Explanation:

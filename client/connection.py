@@ -52,6 +52,7 @@ REDIAL_S = 0.5
 MEMBERSHIPS_TOLD_MAX = 3
 
 Reply = TypeVar("Reply", bound=Message)
+T = TypeVar("T")
 
 
 def printed(reply: Reply) -> Reply:
@@ -288,20 +289,27 @@ class Scheduler:
                 yield record(Job, printed(view))
 
     def follow(self, job: str, say: Callable[[str], None]) -> Iterator[Job]:
-        """The job until it ends, over as many connections as it takes.
+        """The job until it ends, over as many connections as it takes; as `_lasting`."""
+        for view in self._lasting(lambda: self.watch(job), self.timeout_s, say):
+            yield view
+            if view.has_ended:
+                return
 
-        `say` hears that the scheduler does not answer; SchedulerUnreachable once that has taken a call's deadline. It
-        also hears that too many follow, which is waited for.
+    def _lasting(
+        self, begin: Callable[[], Iterator[T]], patience_s: float = 0.0, say: Callable[[str], None] = lambda _: None
+    ) -> Iterator[T]:
+        """A stream to its end, over as many calls as it takes; `begin` begins one that goes on behind what has come.
+
+        `say` hears that the scheduler does not answer; SchedulerUnreachable once that has taken `patience_s`. It also
+        hears that too many follow, which is waited for.
         """
         lost_s: float | None = None
         waits = False
         while True:
             try:
-                for view in self.watch(job):
+                for one in begin():
                     lost_s, waits = None, False
-                    yield view
-                    if view.has_ended:
-                        return
+                    yield one
                 return
             except Crowded as error:
                 if not waits:
@@ -310,10 +318,10 @@ class Scheduler:
                 time.sleep(REDIAL_S)
             except SchedulerUnreachable:
                 now_s = time.monotonic()
-                if lost_s is None:
+                if lost_s is None and patience_s:
                     lost_s = now_s
-                    say(f"the scheduler does not answer; trying again for {self.timeout_s:g} s")
-                if now_s - lost_s > self.timeout_s:
+                    say(f"the scheduler does not answer; trying again for {patience_s:g} s")
+                if lost_s is None or now_s - lost_s > patience_s:
                     raise
                 time.sleep(REDIAL_S)
 
@@ -353,11 +361,18 @@ class Scheduler:
 
         With `after`, only those behind that step.
         """
-        with self._translated():
-            for reply in self._stub.History(
-                pb.HistoryRequest(job=job, every=every, after=after), timeout=READING_S_MAX
-            ):
-                yield from (record(Step, one) for one in reply.steps)
+        behind = after
+
+        def steps() -> Iterator[Step]:
+            nonlocal behind
+            request = pb.HistoryRequest(job=job, every=every, after=behind)
+            with self._translated():
+                for reply in self._stub.History(request, timeout=READING_S_MAX):
+                    for one in reply.steps:
+                        behind = one.step
+                        yield record(Step, one)
+
+        return self._lasting(steps)
 
     def peers(self, *, state: str = "", stage: int = -1) -> list[Peer]:
         reply: pb.PeerList = self._call(self._stub.Peers, pb.PeersRequest(state=state, stage=stage))
@@ -365,8 +380,14 @@ class Scheduler:
 
     def drain(self, peer: str, reason: str, timeout_s: float) -> Iterator[pb.DrainView]:
         """Ask a stage server to hand its work over, and report progress until it serves no job."""
-        with self._translated():
-            yield from map(printed, self._stub.Drain(pb.DrainRequest(peer=peer, reason=reason), timeout=timeout_s))
+        ends_s = time.monotonic() + timeout_s
+
+        def views() -> Iterator[pb.DrainView]:
+            left_s = max(0.0, ends_s - time.monotonic())
+            with self._translated():
+                yield from map(printed, self._stub.Drain(pb.DrainRequest(peer=peer, reason=reason), timeout=left_s))
+
+        return self._lasting(views)
 
     def undrain(self, peer: str) -> Peer:
         """Give a drained stage server that serves no job stages again."""
@@ -395,13 +416,28 @@ class Scheduler:
             raise CorruptFrame(f"the clock of the scheduler at {self.address} shows no time")
         return reply
 
-    def logs(self, request: pb.LogsRequest) -> Iterator[pb.LogEntry]:
-        with self._translated():
-            yield from map(printed, self._stub.Logs(request, timeout=None if request.follow else self.timeout_s))
+    def logs(self, request: pb.LogsRequest, say: Callable[[str], None] = lambda _: None) -> Iterator[pb.LogEntry]:
+        """The lines of a job's log; if they are followed, each once, over as many connections as it takes."""
+        asked, follows = pb.LogsRequest(), request.follow
+        asked.CopyFrom(request)
 
-    def pull(self, job: str, step: str = "latest") -> Iterator[pb.FileChunk]:
-        """The files of a checkpoint's model folder. If the line breaks while they arrive, it goes on from there."""
+        def entries() -> Iterator[pb.LogEntry]:
+            with self._translated():
+                for entry in self._stub.Logs(asked, timeout=None if follows else self.timeout_s):
+                    asked.after = entry.number
+                    yield printed(entry)
+
+        return self._lasting(entries, self.timeout_s if follows else 0.0, say)
+
+    def pull(
+        self, job: str, step: str = "latest", say: Callable[[str], None] = lambda _: None
+    ) -> Iterator[pb.FileChunk]:
+        """The files of a checkpoint's model folder. If the line breaks while they arrive, it goes on from there.
+
+        It waits while too many pull or follow, and `say` hears of that.
+        """
         seen, start, line = set[str](), 0, Unsteady(self.timeout_s)
+        waits = False
         while True:
             asked: SimpleQueue[pb.PullRequest | None] = SimpleQueue()
             asked.put(pb.PullRequest(job=job, step=step, start=start))
@@ -419,6 +455,12 @@ class Scheduler:
                             step = str(chunk.header.step) if chunk.header.step else step
                         yield chunk
                 return
+            except Crowded as error:
+                if not waits:
+                    say(f"{error.message}; waiting for a place")
+                waits = True
+                start += arrived_bytes
+                time.sleep(REDIAL_S)
             except SchedulerUnreachable:
                 if not line.goes_on(arrived_bytes > 0):
                     raise

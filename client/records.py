@@ -189,6 +189,7 @@ class LogLine:
     peer: str = ""
     stage: int = -1
     message: str = ""
+    number: int = 0  # counts up through the log of the job
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def download(
     final = job.weights_sha256 if step in (LATEST, str(job.steps)) else ""
     part = _begin(folder)
     try:
-        _receive(shell, scheduler.pull(job.id, step), part)
+        _receive(shell, scheduler.pull(job.id, step, shell.say), part)
         sha256 = weights_sha256(_parameters(part))
         if final and sha256 != final:
             raise CorruptFrame(

@@ -56,7 +56,7 @@ def pause(context: typer.Context, job: JobName) -> int:
         view = scheduler.pause(scheduler.get(job).id)
         if view.state == JobState.PAUSING:
             shell.say(f"job {view.id}: {view.state}: {view.reason}")
-            for seen in scheduler.watch(view.id):
+            for seen in scheduler.follow(view.id, shell.say):
                 view = seen
                 if view.state != JobState.PAUSING:
                     break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict
 from functools import partial
 from typing import Any, cast
@@ -14,6 +14,7 @@ import grpc.aio
 from scheduler.api import probe
 from scheduler.api.chaos import ChaosDesk
 from scheduler.api.drain import drain
+from scheduler.api.holding import Holding, sending
 from scheduler.api.members.relays import STATE, RelayDesk
 from scheduler.api.overview import Overview
 from scheduler.api.reads import Reads
@@ -23,7 +24,7 @@ from scheduler.brain.explain.facts import Fact, explain_peer
 from scheduler.brain.explain.trust import explain_trust
 from scheduler.brain.fleet.membership import Membership, Peer, check_reference
 from scheduler.brain.members.persons import ANYBODY, Changes, Person, check_owner
-from scheduler.brain.members.places import Places
+from scheduler.brain.members.places import Place, Places
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.history import history
 from scheduler.jobs.job import Job, now_s
@@ -83,7 +84,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self._product = product
         self._wall_s = wall_s
         self._chaos = chaos
-        self._followers = Places(FOLLOWERS_MAX, FOLLOWED_BY_ONE_MAX, "calls follow jobs or pull weights")
+        self._followers = Holding(Places(FOLLOWERS_MAX, FOLLOWED_BY_ONE_MAX, "calls follow jobs or pull weights"))
         self._reads = Reads()
         self._changes = Changes()
         self._dialled = Places(DIALLED_MAX, DIALLED_OF_ONE_MAX, "calls have the scheduler dial")
@@ -99,7 +100,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def PutShard(self, request_iterator: AsyncIterator[pb.ShardChunk], context: Context) -> None:
         async def arrived(held_bytes: int) -> None:
-            await context.write(pb.PutShardReply(held_bytes=held_bytes))
+            await channel.reply_with(context, pb.PutShardReply(held_bytes=held_bytes))
 
         async with _answering(context):
             sha256 = await self._uploads.put(request_iterator, self._asks(), arrived)
@@ -141,10 +142,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> AsyncIterator[pb.JobView]:
         async with _answering(context):
-            with self._following():
+            async with self._following() as place:
                 async for job in self._jobs.watch(self._job("Watch", request.job)):
-                    yield self._overview.job(job)
-                    if not job.record.state.is_final:
+                    with sending(place):
+                        yield self._overview.job(job)
                         await asyncio.sleep(WATCH_S_MIN)
 
     async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeerList:
@@ -224,26 +225,28 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Probe(self, request: pb.ProbeRequest, context: Context) -> pb.ProbeReply:
         async with _answering(context):
-            dialling = partial(self._dialled.taken, self._asks())
+            dialling = partial(self._dialled.taken, self._asks(), now_s())
             return await probe.answer(request, context.peer(), self._wall_s(), dialling)
 
     async def Logs(self, request: pb.LogsRequest, context: Context) -> AsyncIterator[pb.LogEntry]:
         async with _answering(context):
-            async with self._reading():
+            async with self._reading() as place:
                 job = self._job("Logs", request.job)
                 wanted = log_filter(request)
                 follow = request.follow and not job.record.state.is_final
-                tail = request.tail
+                tail = 0 if request.after else request.tail
                 log = await self._jobs.stores.logs.read(job.record.id)
                 lines, position = log.kept()
                 kept = [line for line in lines if wanted(line)]
                 for line in kept[-tail:] if tail else kept:
-                    yield log_entry(line)
+                    with sending(place):
+                        yield log_entry(line)
             if follow:
-                with self._following():
+                async with self._following() as place:
                     async for line in log.after(position):
                         if wanted(line):
-                            yield log_entry(line)
+                            with sending(place):
+                                yield log_entry(line)
 
     # Acting ------------------------------------------------------------------------------------------------------
 
@@ -280,9 +283,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Drain(self, request: pb.DrainRequest, context: Context) -> AsyncIterator[pb.DrainView]:
         async with _answering(context):
             reason = request.reason[:REASON_CHARACTERS_MAX] or "drained by its user"
-            with self._following():
+            async with self._following() as place:
                 async for known, waits_for in drain(self._jobs, self._membership, request.peer, reason):
-                    yield pb.DrainView(peer=self._overview.peer(known), waits_for=waits_for)
+                    with sending(place):
+                        yield pb.DrainView(peer=self._overview.peer(known), waits_for=waits_for)
 
     async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.PeerView:
         async with _answering(context):
@@ -303,11 +307,12 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def History(self, request: pb.HistoryRequest, context: Context) -> AsyncIterator[pb.StepList]:
         async with _answering(context):
             job = self._job("History", request.job)
-            with self._following():
+            async with self._following() as place:
                 database, newest = self._jobs.stores.database, job.progress.steps_done
                 every, after = (min(number, job.spec.training.steps) for number in (request.every, request.after))
                 async for steps in history(database, job.record, job.spec, every, newest, after):
-                    yield pb.StepList(steps=[pb.StepView(**asdict(one)) for one in steps])
+                    with sending(place):
+                        yield pb.StepList(steps=[pb.StepView(**asdict(one)) for one in steps])
 
     async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.StepTrace:
         async with _answering(context), self._reading():
@@ -328,13 +333,16 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             if first is None:
                 raise Refused("a pull begins with the name of a job")
             job = self._job("Pull", first.job)
-            with self._following():  # each has a file open
+            async with self._following() as place:  # each has a file open
                 checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, first.step)
                 window = Window(asyncio.get_running_loop().time())
                 chunks, arrived = self._files(checkpoint, first.start), (one.arrived async for one in requests)
                 async with aclosing(within_window(chunks, arrived, window)) as pieces:
                     async for piece in pieces:
-                        yield pb.FileChunk(payload=piece) if isinstance(piece, bytes) else pb.FileChunk(header=piece)
+                        chunk = pb.FileChunk(payload=piece) if isinstance(piece, bytes) else pb.FileChunk(header=piece)
+                        with sending(place):
+                            yield chunk
+                        place.moved_bytes += len(chunk.payload)
 
     async def _files(self, checkpoint: Checkpoint, start: int) -> AsyncIterator[pb.FileHeader | bytes]:
         """The files of the model folder, each behind its header, without so many first bytes of them all."""
@@ -359,13 +367,13 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 f"the checkpoint cannot be read: {error}", hint="it may have been removed: pull again"
             ) from error
 
-    def _reading(self) -> AbstractAsyncContextManager[None]:
-        """The caller's turn to read, and a place while he does; NotAllowed if there is none."""
+    def _reading(self) -> AbstractAsyncContextManager[Place]:
+        """The caller's turn to read, and a place while he does; Crowded as in `_following`."""
         return self._reads.turn(self._asks())
 
-    def _following(self) -> AbstractContextManager[None]:
-        """A place for the caller as long as it follows; NotAllowed if there is none."""
-        return self._followers.taken(self._asks())
+    def _following(self) -> AbstractAsyncContextManager[Place]:
+        """A place for the caller as long as it follows; Crowded if there is none, or once others need it."""
+        return self._followers.held(self._asks())
 
     async def _spec(self, text: str) -> JobSpec:
         """The spec that a client sent, read on a thread; InvalidConfig."""

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from scheduler.api.holding import Holding
 from scheduler.brain.members.persons import Person
-from scheduler.brain.members.places import Places
+from scheduler.brain.members.places import Place, Places
 from swarm.limits import READS_AT_ONCE, READS_MAX, READS_OF_ONE_MAX, READS_PER_S
 from swarm.pki.names import Role
 
@@ -20,15 +21,16 @@ class Reads:
     """Gives each caller his turns. Admins do not wait, nor does anybody over plaintext, where nobody is known."""
 
     def __init__(self) -> None:
-        self._places = Places(READS_MAX, READS_OF_ONE_MAX, "calls read")
+        self._places = Holding(Places(READS_MAX, READS_OF_ONE_MAX, "calls read"))
         self._booked_s: dict[Person, float] = {}  # until when turns are booked, if each took its share of time
 
     @asynccontextmanager
-    async def turn(self, person: Person) -> AsyncIterator[None]:
-        """A place while the block runs, which begins when it is the caller's turn; Crowded if there is no place."""
-        with self._places.taken(person):
+    async def turn(self, person: Person) -> AsyncIterator[Place]:
+        """A place while the block runs, which begins when it is the caller's turn; Crowded if there is no place,
+        or once others need it."""
+        async with self._places.held(person) as place:
             if person.name and person.role is not Role.ADMIN:
                 now_s = asyncio.get_running_loop().time()
                 booked_s = self._booked_s[person] = max(now_s, self._booked_s.get(person, now_s)) + 1.0 / READS_PER_S
                 await asyncio.sleep(max(0.0, booked_s - now_s - READS_AT_ONCE / READS_PER_S))
-            yield
+            yield place

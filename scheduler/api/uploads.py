@@ -9,15 +9,16 @@ import os
 import re
 import secrets
 import shutil
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from scheduler.api.holding import Holding
 from scheduler.brain.members.persons import ANYBODY, Person, check_room
-from scheduler.brain.members.places import Places
+from scheduler.brain.members.places import Place, Places
 from scheduler.storage.executor import run_blocking, run_to_its_end
 from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
@@ -72,6 +73,7 @@ class _Upload:
 
     owner: str
     task: asyncio.Task[object]
+    place: Place
     shard: tuple[str, int] = ("", 0)  # hash and size, once they are known
     arrived_bytes: int = 0
     promised_bytes: int = 0  # that count as taken until it is here, or has failed
@@ -89,8 +91,8 @@ class Uploads:
     def __init__(self, stores: Stores) -> None:
         self._files = stores.files
         self._open: set[_Upload] = set()
-        self._parts: OrderedDict[_Key, _Part] = OrderedDict()
-        self._places = Places(UPLOADS_MAX, UPLOADS_OF_ONE_MAX, "files are being uploaded")
+        self._parts: dict[_Key, _Part] = {}  # the oldest first
+        self._places = Holding(Places(UPLOADS_MAX, UPLOADS_OF_ONE_MAX, "files are being uploaded"))
         self._threads = stores.threads  # not the database's, which commits wait for
 
     def path(self, owner: str, sha256: str) -> Path:
@@ -109,15 +111,15 @@ class Uploads:
         """Take one file and give its hash; NotAllowed, QuotaReached, Refused or InvalidData.
 
         `arrived` hears of each byte count, first from where the sender is to go on: one that resumes waits for it. Of
-        an upload that breaks off what has arrived is kept for a while.
+        an upload that breaks off, or ends as others need its place (Crowded), what has arrived is kept for a while.
         """
-        with self._places.taken(by):
-            return await self._put(by.owner, chunks, arrived)
+        async with self._places.held(by) as place:
+            return await self._put(by.owner, place, chunks, arrived)
 
-    async def _put(self, owner: str, chunks: AsyncIterator[pb.ShardChunk], arrived: Arrived) -> str:
+    async def _put(self, owner: str, place: Place, chunks: AsyncIterator[pb.ShardChunk], arrived: Arrived) -> str:
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
-        upload = _Upload(owner, task)
+        upload = _Upload(owner, task, place)
         self._open.add(upload)
         try:
             rest = _while_busy(aiter(chunks))
@@ -153,6 +155,7 @@ class Uploads:
                 hint="free disk space in the scheduler's --data-dir",
             )
         files, held_bytes = self._files.taken_by(owner)
+        held_bytes += sum(part.size_bytes for (whose, _), part in self._parts.items() if whose == owner)
         files += sum(one.counts for one in self._open if one.owner == owner)
         room = free - (promised - promised_to_it) - UPLOAD_DISK_RESERVE_BYTES + held_bytes
         check_room(owner, room, promised_to_it, wanted_bytes, held_bytes, files)
@@ -207,12 +210,14 @@ class Uploads:
         return _Part(beside.with_suffix(f".{secrets.token_hex(8)}.part"), hashlib.sha256(), 0, now_s)
 
     def _keep_part(self, upload: _Upload, part: _Part) -> None:
-        """Keep it for whom it came from: one of each person, and few in all, as they count in no bound."""
-        for one in [key for key in self._parts if key[0] == upload.owner]:
-            self._parts.pop(one).path.unlink(missing_ok=True)
+        """Keep it for whom it came from. They are few in all: the oldest of the person who has most makes room."""
+        if (before := self._parts.pop(upload.key, None)) is not None:
+            before.path.unlink(missing_ok=True)
         self._parts[upload.key] = part
-        while len(self._parts) > PARTS_KEPT_MAX:
-            self._parts.popitem(last=False)[1].path.unlink(missing_ok=True)
+        if len(self._parts) > PARTS_KEPT_MAX:
+            kept = Counter(owner for owner, _ in self._parts)
+            oldest = max(self._parts, key=lambda key: kept[key[0]])  # the first of those that are equal
+            self._parts.pop(oldest).path.unlink(missing_ok=True)
 
     async def _write(
         self,
@@ -239,6 +244,7 @@ class Uploads:
                     _FILES.write(file, payload)
                     size_bytes += len(payload)
                     upload.arrived_bytes = size_bytes
+                    upload.place.moved_bytes += len(payload)
 
                 take(first.payload)
                 await arrived(size_bytes)

@@ -218,6 +218,7 @@ def log_filter(request: pb.LogsRequest) -> Callable[[LogLine], bool]:
             and (not request.peer or line.peer.startswith(request.peer))
             and (request.stage < 0 or line.stage == request.stage)
             and line.time_unix_s >= request.since_unix_s
+            and (not request.after or line.number > request.after)
         )
 
     return wanted
@@ -225,5 +226,10 @@ def log_filter(request: pb.LogsRequest) -> Callable[[LogLine], bool]:
 
 def log_entry(line: LogLine) -> pb.LogEntry:
     return pb.LogEntry(
-        time_unix_s=line.time_unix_s, level=line.level, peer=line.peer, stage=line.stage, message=line.message
+        time_unix_s=line.time_unix_s,
+        level=line.level,
+        peer=line.peer,
+        stage=line.stage,
+        message=line.message,
+        number=line.number,
     )

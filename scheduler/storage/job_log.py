@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from scheduler.storage.executor import run_blocking
@@ -33,6 +33,7 @@ class LogLine:
     peer: str
     stage: int
     message: str
+    number: int = field(default=0, compare=False)  # its place in the log; 0: not known yet
 
 
 class JobLog:
@@ -51,9 +52,9 @@ class JobLog:
         self._closed = closed
 
     def append(self, line: LogLine) -> None:
-        self._keep(line)
+        numbered = self._keep(line)
         self._wake()
-        self._writer.add(self._path, line)
+        self._writer.add(self._path, numbered)
 
     def close(self) -> None:
         """The job has ended: followers reach the end."""
@@ -80,15 +81,17 @@ class JobLog:
                     return
                 await self._changed.wait()
 
-    def _keep(self, line: LogLine) -> None:
-        """In memory, where the oldest make room."""
-        self._total += 1
+    def _keep(self, line: LogLine) -> LogLine:
+        """In memory, where the oldest make room; gives the line with its number."""
+        self._total = max(self._total + 1, line.number)
+        line = replace(line, number=self._total)
         self._lines.append(line)
         if not line.peer and line.level != "debug":
             self._news.append((self._total, line))
         self._characters += len(line.message)
         while len(self._lines) > LINES_KEPT or self._characters > LOG_KEPT_CHARACTERS_MAX:
             self._characters -= len(self._lines.popleft().message)
+        return line
 
     def _wake(self) -> None:
         self._changed.set()

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from scheduler.brain.members.persons import Person
-from scheduler.brain.members.places import Places
+from scheduler.brain.members.places import Place, Places
 from scheduler.web.feed import Look
 from scheduler.web.listener import HttpConnection
 from scheduler.web.site import MainLoop, connection_of, text
@@ -95,12 +95,14 @@ class Pages:
             return person
         connection = connection_of(request.scope)
         person = _known(person, connection, is_local=self._callers.is_local)
+        now_s = asyncio.get_running_loop().time()
         try:
-            self._streams.take(person)
+            place = self._streams.take(person, now_s)
         except NotAllowed as error:
+            self._streams.end_one(now_s)  # its stream sees that
             return text(503, f"{error.message}: {error.hint}")
-        told = self._tell(connection, request.query_params.get("job", ""))
-        return _EventStream(partial(self._streams.leave, person), connection, told)
+        told = self._tell(connection, request.query_params.get("job", ""), place)
+        return _EventStream(partial(self._streams.leave, place), connection, told)
 
     async def _entering(self, request: Request) -> Person | Response:
         """The caller, or the answer to one who may not look."""
@@ -115,19 +117,22 @@ class Pages:
         except TimeoutError:
             return text(503, "the scheduler is busy: try again")
 
-    async def _tell(self, connection: HttpConnection, job: str) -> AsyncIterator[bytes]:
-        """Everything, then what has changed, until the visitor may no longer look."""
+    async def _tell(self, connection: HttpConnection, job: str, place: Place) -> AsyncIterator[bytes]:
+        """Everything, then what has changed, until the visitor may no longer look, or others need the place.
+
+        A page whose stream ends dials again.
+        """
         certificate, clock = connection.certificate(), asyncio.get_running_loop()
         before: Json | None = None
         told_s = clock.time()
-        while True:
+        while not place.is_ended:
             try:
                 look = await self._loop.ask(self._feed.look(certificate, job), LOOK_S_MAX)
             except SwarmError as error:
                 yield _event("refused", {"message": error.message, "hint": error.hint})
                 return
             except TimeoutError:
-                return  # the page dials again
+                return
             state = look.state if before is None else patch(before, look.state)
             if state or clock.time() - told_s >= ALIVE_S:
                 told_s = clock.time()

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave it out
 
 from swarm import errors
@@ -194,7 +194,7 @@ async def write(
         raise asyncio.InvalidStateError("the call has ended") from None
 
 
-async def reply_with(context: grpc.aio.ServicerContext[Any, Any], message: bytes) -> None:
+async def reply_with(context: grpc.aio.ServicerContext[Any, Any], message: bytes | Message) -> None:
     """Write to a caller. If cancelled, give the message a moment to leave.
 
     gRPC sends no status while a message leaves, so the caller would wait in vain for the reason that its call ended.

@@ -601,7 +601,7 @@ class ChaosReport(_message.Message):
     def __init__(self, fault: _Optional[str] = ..., peer: _Optional[str] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., job_state: _Optional[str] = ..., job_reason: _Optional[str] = ..., suspect_s: _Optional[float] = ..., rerouted_s: _Optional[float] = ..., recovered_s: _Optional[float] = ..., gone_s: _Optional[float] = ..., watched_s: _Optional[float] = ..., microbatches_fed: _Optional[int] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., committed: _Optional[int] = ..., replayed: _Optional[int] = ..., rerouted: _Optional[int] = ..., duplicates: _Optional[int] = ..., violations: _Optional[int] = ..., lost: _Optional[int] = ..., counted_twice: _Optional[int] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
-    __slots__ = ("job", "follow", "tail", "peer", "stage", "level", "since_unix_s")
+    __slots__ = ("job", "follow", "tail", "peer", "stage", "level", "since_unix_s", "after")
     JOB_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
@@ -609,6 +609,7 @@ class LogsRequest(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     job: str
     follow: bool
     tail: int
@@ -616,21 +617,24 @@ class LogsRequest(_message.Message):
     stage: int
     level: str
     since_unix_s: float
-    def __init__(self, job: _Optional[str] = ..., follow: _Optional[bool] = ..., tail: _Optional[int] = ..., peer: _Optional[str] = ..., stage: _Optional[int] = ..., level: _Optional[str] = ..., since_unix_s: _Optional[float] = ...) -> None: ...
+    after: int
+    def __init__(self, job: _Optional[str] = ..., follow: _Optional[bool] = ..., tail: _Optional[int] = ..., peer: _Optional[str] = ..., stage: _Optional[int] = ..., level: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., after: _Optional[int] = ...) -> None: ...
 
 class LogEntry(_message.Message):
-    __slots__ = ("time_unix_s", "level", "peer", "stage", "message")
+    __slots__ = ("time_unix_s", "level", "peer", "stage", "message", "number")
     TIME_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     time_unix_s: float
     level: str
     peer: str
     stage: int
     message: str
-    def __init__(self, time_unix_s: _Optional[float] = ..., level: _Optional[str] = ..., peer: _Optional[str] = ..., stage: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    number: int
+    def __init__(self, time_unix_s: _Optional[float] = ..., level: _Optional[str] = ..., peer: _Optional[str] = ..., stage: _Optional[int] = ..., message: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
     __slots__ = ("payload", "answer_bytes", "dial_port", "word")

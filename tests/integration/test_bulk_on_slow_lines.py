@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from client.connection import Scheduler
+from scheduler.api.holding import Holding
 from scheduler.api.job_service import JobService
 from scheduler.api.uploads import Uploads
 from scheduler.brain.members.persons import ANYBODY
@@ -208,7 +209,7 @@ class Jobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         self.service = JobService.__new__(JobService)
         self.service._uploads = uploads
         self.service._asks = lambda: ANYBODY
-        self.service._followers = Places(8, 8, "calls pull")
+        self.service._followers = Holding(Places(8, 8, "calls pull"))
         self.service._jobs = cast(
             Any, SimpleNamespace(stores=SimpleNamespace(checkpoints=self, threads=None), registry=self)
         )

@@ -41,7 +41,7 @@ def logs(
     with dial(shell) as scheduler:
         known = not request.peer or any(view.id.startswith(request.peer) for view in scheduler.peers())
         request.follow &= known
-        for entry in scheduler.logs(request):
+        for entry in scheduler.logs(request, shell.say):
             known = True
             if shell.json:
                 shell.data(

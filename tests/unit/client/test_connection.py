@@ -94,6 +94,88 @@ def test_whoever_follows_waits_for_a_place_as_the_job_goes_on(scheduler: Schedul
     assert said == ["the job goes on, but 64 of your calls follow jobs already; waiting for a place"]
 
 
+def test_a_log_is_followed_behind_its_last_line_however_often_the_call_ends(scheduler: Scheduler) -> None:
+    """Others needed the place of `swarm logs -f`, and it ended with an error."""
+    asked, said = [], list[str]()
+    errors = [
+        Crowded("others, who had fewer, waited 30 s for this place"),
+        SchedulerUnreachable("the line broke"),
+        None,
+    ]
+
+    def logs(request: pb.LogsRequest, timeout: float | None) -> Iterator[pb.LogEntry]:
+        first = request.after + 1
+        asked.append((request.follow, request.after, timeout))
+        yield from (pb.LogEntry(number=number, message=f"{number}\n") for number in range(first, first + 2))
+        if (error := errors[len(asked) - 1]) is not None:
+            raise error
+
+    scheduler._jobs = SimpleNamespace(Logs=logs)
+    request = pb.LogsRequest(job="job", follow=True, tail=1)
+    assert [one.message for one in scheduler.logs(request, said.append)] == [f"{number} " for number in range(1, 7)]
+    assert asked == [(True, 0, None), (True, 2, None), (True, 4, None)]
+    assert request.after == 0, "what the caller asked for stays his"
+    assert said == [
+        "the job goes on, but others, who had fewer, waited 30 s for this place; waiting for a place",
+        "the scheduler does not answer; trying again for 1 s",
+    ]
+
+
+def test_a_log_that_is_not_followed_tells_at_once_that_nobody_answers(scheduler: Scheduler) -> None:
+    def logs(request: pb.LogsRequest, timeout: float | None) -> Iterator[pb.LogEntry]:
+        yield pb.LogEntry(number=1)
+        raise SchedulerUnreachable("the line broke")
+
+    scheduler._jobs = SimpleNamespace(Logs=logs)
+    with pytest.raises(SchedulerUnreachable):
+        list(scheduler.logs(pb.LogsRequest(job="job")))
+
+
+def test_a_pull_that_gave_its_place_up_goes_on_at_the_next_byte(scheduler: Scheduler) -> None:
+    starts, said = [], list[str]()
+
+    def pull(requests: Iterator[pb.PullRequest]) -> Iterator[pb.FileChunk]:
+        starts.append(next(requests).start)
+        if len(starts) == 1:
+            raise Crowded("256 calls follow jobs or pull weights already")
+        yield pb.FileChunk(header=pb.FileHeader(path="a", size_bytes=4, step=3))
+        yield pb.FileChunk(payload=b"abcd"[starts[-1] :][:2])
+        if len(starts) == 2:
+            raise Crowded("others, who had fewer, waited 30 s for this place")
+
+    scheduler._jobs = SimpleNamespace(Pull=pull)
+    chunks = list(scheduler.pull("job", say=said.append))
+    assert b"".join(chunk.payload for chunk in chunks) == b"abcd"
+    assert sum(chunk.HasField("header") for chunk in chunks) == 1
+    assert starts == [0, 0, 2]
+    assert said == ["256 calls follow jobs or pull weights already; waiting for a place"]
+
+
+def test_steps_and_a_drain_go_on_behind_what_has_come(scheduler: Scheduler) -> None:
+    asked = []
+
+    def history(request: pb.HistoryRequest, timeout: float) -> Iterator[pb.StepList]:
+        asked.append(request.after)
+        first = request.after + 1
+        yield pb.StepList(steps=[pb.StepView(step=first), pb.StepView(step=first + 1)])
+        if len(asked) < 3:
+            raise Crowded("others, who had fewer, waited 30 s for this place")
+
+    drains = []
+
+    def drain(request: pb.DrainRequest, timeout: float) -> Iterator[pb.DrainView]:
+        drains.append(timeout)
+        yield pb.DrainView(waits_for=f"{len(drains)}")
+        if len(drains) < 2:
+            raise Crowded("others, who had fewer, waited 30 s for this place")
+
+    scheduler._jobs = SimpleNamespace(History=history, Drain=drain)
+    assert [one.step for one in scheduler.history("job", after=4)] == [5, 6, 7, 8, 9, 10]
+    assert asked == [4, 6, 8]
+    assert [view.waits_for for view in scheduler.drain("peer", "", 60.0)] == ["1", "2"]
+    assert 0.0 < drains[1] <= drains[0] <= 60.0
+
+
 async def test_a_person_who_was_away_for_a_week_goes_on_without_a_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

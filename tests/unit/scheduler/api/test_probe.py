@@ -90,14 +90,14 @@ async def test_a_caller_is_dialled_only_while_he_has_a_place() -> None:
         asked = pb.ProbeRequest(dial_port=server.sockets[0].getsockname()[1], word=b"word")
 
         def probing(person: Person) -> Coroutine[Any, Any, pb.ProbeReply]:
-            return probe.answer(asked, HERE, 0.0, partial(places.taken, person))
+            return probe.answer(asked, HERE, 0.0, partial(places.taken, person, 0.0))
 
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(probing(eve)) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(Crowded, match="2 of your calls"):
                 await probing(eve)
-            reply = await probe.answer(pb.ProbeRequest(), HERE, 1.0, partial(places.taken, eve))
+            reply = await probe.answer(pb.ProbeRequest(), HERE, 1.0, partial(places.taken, eve, 0.0))
             assert reply.unix_s == 1.0, "who asks for no dial needs no place"
             waiting.append(tasks.create_task(probing(ann)))
             await asyncio.sleep(0)
@@ -105,4 +105,4 @@ async def test_a_caller_is_dialled_only_while_he_has_a_place() -> None:
                 await probing(ann)
             released.set()
         assert [task.result().fault for task in waiting] == ["something else answers there"] * 3
-    assert (await probe.answer(asked, HERE, 0.0, partial(places.taken, eve))).fault
+    assert (await probe.answer(asked, HERE, 0.0, partial(places.taken, eve, 0.0))).fault

@@ -12,11 +12,11 @@ import pytest
 
 from scheduler.api import uploads
 from scheduler.api.uploads import Uploads
-from scheduler.brain.members import persons
+from scheduler.brain.members import persons, places
 from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
-from swarm.errors import InvalidData, NotAllowed, QuotaReached
+from swarm.errors import Crowded, InvalidData, NotAllowed, QuotaReached
 from swarm.pki.names import Role
 from swarm.wire import jobs_pb2 as pb
 
@@ -363,25 +363,93 @@ async def test_what_broke_off_is_kept_from_then_on_however_long_it_was_under_way
     assert part.since_s >= broke_s
 
 
-async def test_of_each_person_one_broken_upload_is_kept_and_not_for_long(
+async def test_few_broken_uploads_are_kept_and_the_oldest_of_him_who_has_most_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A person whose line broke while he sent two files began one of them from its start."""
+    monkeypatch.setattr(uploads, "PARTS_KEPT_MAX", 3)
     one = await made(tmp_path)
 
-    async def broken(content: bytes) -> AsyncIterator[pb.ShardChunk]:
+    async def breaks(content: bytes, person: Person) -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await one.put(left(content, content[:3]), person)
+
+    def kept(person: Person) -> list[bytes]:
+        hashes = {
+            hashlib.sha256(content).hexdigest(): content for content in (b"first", b"second", b"third", b"fourth")
+        }
+        found = [hashes[path.name.partition(".")[0]] for path in one.path(person.owner, SHA256).parent.glob("*.part")]
+        assert len(found) == sum(owner == person.owner for owner, _ in one._parts)
+        return sorted(found)
+
+    await breaks(b"fourth", ANN)
+    for content in (b"first", b"second", b"third"):
+        await breaks(content, EVE)
+    assert (kept(ANN), kept(EVE)) == ([b"fourth"], [b"second", b"third"])
+    await breaks(b"second", EVE)
+    assert (kept(ANN), kept(EVE)) == ([b"fourth"], [b"second", b"third"])
+    monkeypatch.setattr(uploads, "PARTS_KEPT_S", -1.0)
+    await breaks(b"third", ANN)
+    assert (kept(ANN), kept(EVE)) == ([b"third"], [])
+
+
+async def test_what_is_kept_of_broken_uploads_counts_towards_the_half_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a person could let one upload after the other break off."""
+    monkeypatch.setattr(persons, "UPLOADED_BYTES_MIN", 1)
+    monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + 100)
+    one = await made(tmp_path)
+    with pytest.raises(asyncio.CancelledError):
+        await one.put(left(b"a" * 50, b"a" * 40), EVE)
+    with pytest.raises(QuotaReached, match="your files take 40 B"):
+        await one.put(sent_as(*numbered(1, 31)), EVE)
+    await one.put(sent_as(*numbered(1, 30)), EVE)
+    await one.put(sent_as(*numbered(1, 31)), ANN)
+
+
+async def test_the_slowest_upload_of_who_has_most_gives_its_place_up_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two persons sent a byte now and then of sixteen files each, and nobody else sent any for days."""
+    monkeypatch.setattr(uploads, "UPLOADS_MAX", 2)
+    monkeypatch.setattr(places, "PLACE_WAIT_S", 0.2)
+    one, told = await made(tmp_path), list[int]()
+    go_on = asyncio.Event()
+
+    async def slow(content: bytes, first: int) -> AsyncIterator[pb.ShardChunk]:
         sha256 = hashlib.sha256(content).hexdigest()
         yield pb.ShardChunk(shard=pb.Shard(sha256=sha256, size_bytes=len(content)), resumes=True)
-        yield pb.ShardChunk(payload=content[:3])
-        raise asyncio.CancelledError
+        yield pb.ShardChunk(payload=content[:first])
+        await go_on.wait()
+        yield pb.ShardChunk(payload=content[first:])
 
-    for content in (b"first", b"second", CONTENT):
-        with pytest.raises(asyncio.CancelledError):
-            await one.put(broken(content))
-        assert len(list((tmp_path / "shards").iterdir())) == 1
-    monkeypatch.setattr(uploads, "PARTS_KEPT_S", -1.0)
-    with pytest.raises(asyncio.CancelledError):
-        await one.put(broken(b"third"), ANN)
-    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["submitter"]
+    async def arrived(held_bytes: int) -> None:
+        told.append(held_bytes)
+
+    async def rest() -> AsyncIterator[pb.ShardChunk]:
+        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
+        yield pb.ShardChunk(payload=CONTENT[told[-1] :])
+
+    async def once_there_is_a_place() -> str:
+        while True:
+            try:
+                return await one.put(sent(), ANN)
+            except Crowded:
+                await asyncio.sleep(0.02)
+
+    slower = asyncio.create_task(one.put(slow(CONTENT, 4), EVE))
+    faster = asyncio.create_task(one.put(slow(b"another file", 8), EVE))
+    while sorted(upload.arrived_bytes for upload in one._open) != [4, 8]:
+        await asyncio.sleep(0.01)
+    assert await once_there_is_a_place() == SHA256
+    with pytest.raises(Crowded, match="others, who had fewer"):
+        await slower
+    assert not faster.done()
+    assert await one.put(rest(), EVE, arrived) == SHA256
+    assert told == [4, len(CONTENT)]
+    go_on.set()
+    await faster
 
 
 async def test_who_does_not_resume_begins_at_the_first_byte(tmp_path: Path) -> None:

@@ -38,6 +38,30 @@ async def test_lines_are_kept_across_a_restart(tmp_path: Path) -> None:
     assert _open(tmp_path).kept()[0] == [line(0), line(1), line(2)]
 
 
+async def test_each_line_has_a_number_that_stays_over_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows a log names the last line that he has, and goes on behind it."""
+    monkeypatch.setattr(job_log, "LINES_KEPT", 4)
+    log = _open(tmp_path)
+    for number in range(6):
+        log.append(line(number))
+    assert [(one.message, one.number) for one in log.kept()[0]] == [
+        (f"line {number}", number + 1) for number in range(2, 6)
+    ]
+    again = _open(tmp_path)
+    assert [one.number for one in again.kept()[0]] == [3, 4, 5, 6]
+    again.append(line(6))
+    assert [one.number for one in again.kept()[0]] == [4, 5, 6, 7]
+
+
+async def test_lines_of_before_they_had_numbers_get_some(tmp_path: Path) -> None:
+    (tmp_path / JOB).mkdir()
+    old = {"time_unix_s": 0.0, "level": "info", "peer": "", "stage": -1, "message": "old"}
+    (tmp_path / JOB / "log.jsonl").write_text(f"{json.dumps(old)}\n" * 2)
+    log = _open(tmp_path)
+    log.append(line(1))
+    assert [one.number for one in log.kept()[0]] == [1, 2, 3]
+
+
 async def test_a_follower_gets_every_line_once_and_ends_with_the_job(tmp_path: Path) -> None:
     log = _open(tmp_path)
     log.append(line(0))

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.brain.members import places
 from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.web import pages as module
 from scheduler.web.feed import Look
@@ -208,6 +209,41 @@ async def test_one_visitor_leaves_streams_to_the_others(monkeypatch: pytest.Monk
         feed.person = Person(Role.VIEWER, "ann")
         assert await asyncio.to_thread(_status, port) == 200
         line.close()
+
+
+async def test_the_stream_of_who_has_most_ends_for_a_visitor_who_has_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four viewers opened eight pages each, and nobody else was shown any."""
+    monkeypatch.setattr(module, "TELL_S_MIN", 0.05)
+    monkeypatch.setattr(module, "STREAMS_MAX", 2)
+    monkeypatch.setattr(places, "PLACE_WAIT_S", 0.3)
+    feed = Shown()
+    feed.person = Person(Role.VIEWER, "eve")
+    with shown(feed) as port:
+        lines = [await asyncio.to_thread(open_stream, port) for _ in range(2)]
+        feed.person = Person(Role.VIEWER, "ann")
+        began_s = time.monotonic()
+        while await asyncio.to_thread(_status, port) == 503:
+            assert time.monotonic() < began_s + 60.0
+            await asyncio.sleep(0.05)
+        assert time.monotonic() >= began_s + 0.3
+        ended = [await asyncio.to_thread(_comes_to_its_end, line) for line in lines]
+        assert ended == [True, False], "the older one"
+        for line in lines:
+            line.close()
+
+
+def _comes_to_its_end(line: socket.socket) -> bool:
+    """Whether the other side ends the stream within a second."""
+    line.settimeout(1.0)
+    ends_s = time.monotonic() + 1.0
+    while time.monotonic() < ends_s:
+        try:
+            content = line.recv(1 << 16)
+        except TimeoutError:
+            return False
+        if not content or content.endswith(b"0\r\n\r\n"):
+            return True
+    return False
 
 
 def open_stream(port: int) -> socket.socket:

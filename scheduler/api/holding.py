@@ -1,0 +1,70 @@
+"""Places of calls: one is held while a call lasts, and ends its call when it is needed for somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from scheduler.brain.members.persons import Person
+from scheduler.brain.members.places import Place, Places
+from swarm.errors import Crowded
+from swarm.limits import PLACE_WAIT_S
+
+
+class Holding:
+    """The calls that hold `places`."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._calls: dict[Place, asyncio.Timeout] = {}
+
+    @asynccontextmanager
+    async def held(self, person: Person) -> AsyncIterator[Place]:
+        """A place while the block runs; Crowded if there is none, or as soon as it is ended for others.
+
+        A generator yields its messages within `sending`.
+        """
+        clock = asyncio.get_running_loop()
+        try:
+            place = self._places.take(person, clock.time())
+        except Crowded:
+            ended = self._places.end_one(clock.time())
+            if ended is not None and not ended.is_sending:
+                self._calls[ended].reschedule(clock.time())
+            raise
+        try:
+            async with asyncio.timeout(None) as call:
+                self._calls[place] = call
+                yield place
+        except TimeoutError:
+            if not call.expired():
+                raise
+            _check(place)
+        finally:
+            self._calls.pop(place, None)
+            self._places.leave(place)
+
+
+@contextmanager
+def sending(place: Place) -> Iterator[None]:
+    """A message is handed to gRPC within the block; Crowded, before it or behind it, if the place is ended.
+
+    gRPC tells a caller nothing if his call is cancelled while a message leaves. So a call whose caller does not read
+    stays until he does, without its place.
+    """
+    _check(place)
+    place.is_sending = True
+    try:
+        yield
+    finally:
+        place.is_sending = False
+    _check(place)
+
+
+def _check(place: Place) -> None:
+    if place.is_ended:
+        raise Crowded(
+            f"others, who had fewer, waited {PLACE_WAIT_S:g} s for this place",
+            hint="call again: it goes on from where it was",
+        )
