@@ -20,7 +20,6 @@ No torch: the scheduler and the one-process reference share this package.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from swarm.hf.model_folder import (
 )
 from swarm.hf.safetensors_header import LENGTH_BYTES, header_bytes, parse_header
 from swarm.limits import MANIFEST_BYTES_MAX
+from swarm.long_json import read_long
 from swarm.messages import StateFile
 from swarm.types import JobId
 
@@ -128,7 +128,7 @@ class Checkpoint:
         """Its trainer_state.json; CheckpointDamaged if it has none that can be read."""
         try:
             with self.open("trainer_state.json") as file:
-                values = _parse_json(file.read(MANIFEST_BYTES_MAX))
+                values = read_long(file.read(MANIFEST_BYTES_MAX))
         except (ValueError, RecursionError, OSError, NotFound) as error:
             raise CheckpointDamaged(f"{self.name}/trainer_state.json: {error}", hint=_DAMAGED_HINT) from error
         if not isinstance(values, dict):
@@ -245,7 +245,7 @@ def _read_manifest(storage: Storage, name: str, job: JobId | None) -> Checkpoint
         with file:
             if size_bytes > MANIFEST_BYTES_MAX:
                 raise ValueError(f"its manifest has {size_bytes} bytes")
-            values = _parse_json(file.read(MANIFEST_BYTES_MAX))
+            values = read_long(file.read(MANIFEST_BYTES_MAX))
         checkpoint = _checkpoint(storage, name, values)
     except (ValueError, KeyError, TypeError, AttributeError, OSError, OverflowError, RecursionError) as error:
         detail = f"no {error}" if isinstance(error, KeyError) else str(error)
@@ -292,21 +292,6 @@ def _checkpoint(storage: Storage, name: str, values: dict[str, Any]) -> Checkpoi
     )
 
 
-def _parse_json(content: bytes) -> Any:
-    """Parse UTF-8 JSON; ValueError also for a repeated key and for absurdly deep nesting."""
-    try:
-        return json.loads(content, object_pairs_hook=_unique)
-    except RecursionError:
-        raise ValueError("its JSON is nested too deeply") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a key comes twice in its JSON")
-    return values
-
-
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
@@ -335,7 +320,7 @@ def _check(checkpoint: Checkpoint, contents: bool, progress: Callable[[], None])
                 states += [(name.rpartition(STATE_MARK)[0], stored.path) for name in tensors]
     if contents and f"model/{INDEX_NAME}" in {stored.path for stored in checkpoint.files}:
         with checkpoint.open(f"model/{INDEX_NAME}") as file:
-            index = _parse_json(file.read(INDEX_BYTES_MAX))
+            index = read_long(file.read(INDEX_BYTES_MAX))
         if not isinstance(index, dict) or index.get("weight_map") != names:
             raise CheckpointDamaged(f"model/{INDEX_NAME} does not fit the files beside it")
     for parameter, path in states:

@@ -32,10 +32,12 @@ from swarm.hf.safetensors_header import (
     read_header,
 )
 from swarm.job.families import FAMILIES, HEAD, Family
+from swarm.job.lengths import check_lengths
 from swarm.job.model_config import with_overrides
 from swarm.job.positions import position_remarks
 from swarm.job.shapes import parameter_table
 from swarm.job.spec import JobSpec
+from swarm.long_json import read_long
 
 CONFIG_BYTES_MAX = 256 << 10  # it travels within the job
 INDEX_BYTES_MAX = 8 << 20
@@ -104,6 +106,7 @@ def ground(spec: JobSpec) -> JobSpec:
             f"{where} describes quantised weights, which cannot be trained", hint="use the original model"
         )
     architecture = {key: value for key, value in published.items() if key not in _NOT_ARCHITECTURE}
+    check_lengths({"model": {"config": architecture}}, where)
     pinned = spec.model_copy(update={"model": model.model_copy(update={"family": family, "revision": revision})})
     if model.init == "pretrained" and _says_tied(FAMILIES[family], published):
         located = _located(pinned)
@@ -368,7 +371,11 @@ def _indexed(folder: Path) -> list[str]:
 
 
 def _weight_map(raw: bytes, where: str) -> dict[str, str]:
-    weight_map = _object(raw, where).get("weight_map")
+    try:
+        index = read_long(raw)
+    except ValueError as error:
+        raise InvalidModel(f"{where} is no JSON: {error}", hint=_JSON_HINT) from None
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidModel(f"{where} has no weight_map", hint=CONVERT)
     for name in weight_map.values():

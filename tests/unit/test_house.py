@@ -50,6 +50,7 @@ COVERED_BY = {
     "unit/swarm/job/test_islands.py": ("swarm/job/sections/islands",),
     "unit/swarm/job/test_partition.py": ("swarm/job/families", "swarm/job/model_config"),
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
+    "property/test_long_json.py": ("swarm/long_json",),
     "property/test_rpc_mapping.py": ("swarm/events", "swarm/messages", "swarm/peer_messages"),
     "unit/stage_server/session/test_server.py": ("stage_server/session/others",),
     "property/test_bulk_windows.py": ("swarm/rpc/window",),
