@@ -40,7 +40,7 @@ from swarm.checkpoint.storage import LATEST
 from swarm.errors import SchedulerUnreachable
 from swarm.job.changes import changed_spec, changed_values
 from swarm.job.overrides import put_value
-from swarm.job.spec import JobSpec, parse_job, read_job
+from swarm.job.spec import JobSpec, new_job, read_job
 from swarm.limits import JOBS_LISTED_MAX
 from swarm.wire import jobs_pb2 as pb
 
@@ -177,8 +177,8 @@ def _id(about: str | Job | Peer) -> str:
 
 def _spec(job: str | Path | Mapping[str, Any], changes: Mapping[str, Any]) -> JobSpec:
     if isinstance(job, Mapping):
-        return parse_job(_changed(deepcopy(dict(job)), changes), "job")
-    return parse_job(_changed(read_job(Path(job)), changes), str(job))
+        return new_job(_changed(deepcopy(dict(job)), changes), "job")
+    return new_job(_changed(read_job(Path(job)), changes), str(job))
 
 
 def _changed(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

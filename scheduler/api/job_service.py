@@ -31,7 +31,7 @@ from scheduler.jobs.job import Job, now_s
 from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.reader import Checkpoint
 from swarm.errors import InvalidConfig, NotAllowed, NotFound, Refused
-from swarm.job.spec import JobSpec, spec_from_json
+from swarm.job.spec import JobSpec, spec_from_caller
 from swarm.limits import (
     DIALLED_MAX,
     DIALLED_OF_ONE_MAX,
@@ -108,7 +108,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Check(self, request: pb.SubmitRequest, context: Context) -> pb.CheckReply:
         async with _answering(context):
-            tokens, _ = read_request(request)
+            tokens, _ = await self._jobs.aside(lambda: read_request(request))
             spec = await self._spec(request.spec_json)
             resolved = await self._jobs.check(spec, tokens, self._asks())
             return pb.CheckReply(spec_json=resolved.model_dump_json())
@@ -116,9 +116,9 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobView:
         async with _answering(context):
             person = self._asks()
-            tokens, files = read_request(request)
+            tokens, files = await self._jobs.aside(lambda: read_request(request))
             spec = await self._spec(request.spec_json)
-            tokenizer_files = dict(request.tokenizer_files) | await self._uploads.tokenizer(person, request)
+            tokenizer_files = await self._uploads.tokenizer(person, request)
             return self._overview.job(await self._jobs.submit(spec, tokens, tokenizer_files, files, person))
 
     # Looking -----------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.JobView:
         async with _answering(context):
             job = self._job_to_change("Resume", request.job)
-            spec = await self._spec(request.spec_json) if request.spec_json else None
+            spec = await self._spec(request.spec_json, job.spec) if request.spec_json else None
             await self._jobs.resume(job, getattr(request, "from"), spec)
             return self._overview.job(job)
 
@@ -375,8 +375,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         """A place for the caller as long as it follows; Crowded if there is none, or once others need it."""
         return self._followers.held(self._asks())
 
-    async def _spec(self, text: str) -> JobSpec:
-        """The spec that a client sent, read on a thread; InvalidConfig."""
+    async def _spec(self, text: str, stored: JobSpec | None = None) -> JobSpec:
+        """The spec that a client sent, perhaps for a job that has one, read on a thread; InvalidConfig."""
         if len(text) > SPEC_BYTES_MAX:
             raise InvalidConfig(f"the job's spec has {len(text)} characters, at most {SPEC_BYTES_MAX}")
-        return await self._jobs.aside(lambda: spec_from_json(text))
+        return await self._jobs.aside(lambda: spec_from_caller(text, stored))

@@ -12,6 +12,7 @@ from typing import Any
 
 from swarm.errors import InvalidConfig
 from swarm.job.islands import course_of
+from swarm.job.lengths import check_lengths
 from swarm.job.model_config import common_name
 from swarm.job.spec import JobSpec, parse_job
 
@@ -41,6 +42,7 @@ def changed_spec(before: dict[str, Any], after: dict[str, Any], where: str) -> J
     """The spec of a job's values as a person changed them; InvalidConfig. A change of the model is named here: values
     that go with another family would be unknown in the stored config.
     """
+    check_lengths(after, where, before)
     was, new = parse_job(before), parse_job(after, where)
     _check_kept(_common(was), _common(new), [key for key in _KEPT if key.startswith("model.")])
     return new

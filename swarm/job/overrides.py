@@ -19,7 +19,7 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[st
             raise UsageError(f'--set needs KEY=VALUE, got "{override}"', hint="for example: --set training.steps=100")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text  # a bare word is a string
         put_value(values, key.strip(), value)
     return values

@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig
 from swarm.job.families import FAMILIES
+from swarm.job.lengths import check_lengths
 from swarm.job.overrides import SEE, apply_overrides
 from swarm.job.sections.base import Section
 from swarm.job.sections.islands import AveragingSection, IslandsSection, OuterSection, check_islands
@@ -355,16 +356,17 @@ class JobSpec(Section):
         return bool(self.model.config.get("tie_word_embeddings", False))
 
 
+SHOWN_CHARACTERS_MAX = 200  # of a value that is refused
 CLIPPED_MIN = 4  # replicas of a stage: of fewer, one false part is no small minority
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     """The job spec in `path`, with `overrides` ("training.steps=20") on top.
 
-    Raises InvalidConfig (file missing, not TOML, unknown key, wrong type, contradiction) or UsageError (an override
-    that is no KEY=VALUE).
+    Raises InvalidConfig (file missing, not TOML, too long, unknown key, wrong type, contradiction) or UsageError (an
+    override that is no KEY=VALUE).
     """
-    return parse_job(apply_overrides(read_job(path), overrides), where=str(path))
+    return new_job(apply_overrides(read_job(path), overrides), where=str(path))
 
 
 def read_job(path: Path) -> dict[str, Any]:
@@ -379,10 +381,16 @@ def read_job(path: Path) -> dict[str, Any]:
         raise InvalidConfig(f"job file {path} cannot be read: {error}", hint="it must be a UTF-8 text file") from error
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidConfig(
             f"job file {path} is not TOML: {error}", hint="compare with: swarm submit --example"
         ) from error
+
+
+def new_job(values: dict[str, Any], where: str) -> JobSpec:
+    """Check plain values that somebody wrote, and first how many and how long they are; InvalidConfig."""
+    check_lengths(values, where)
+    return parse_job(values, where)
 
 
 def parse_job(values: dict[str, Any], where: str = "job spec") -> JobSpec:
@@ -400,13 +408,24 @@ def parse_job(values: dict[str, Any], where: str = "job spec") -> JobSpec:
 
 def spec_from_json(text: str) -> JobSpec:
     """The inverse of `spec.model_dump_json()`; InvalidConfig if a peer sent anything else."""
+    return parse_job(_object(text))
+
+
+def spec_from_caller(text: str, stored: JobSpec | None = None) -> JobSpec:
+    """As `spec_from_json`, of what anybody may send; long texts only if they are `stored` with the job already."""
+    values = _object(text)
+    check_lengths(values, "job spec", None if stored is None else stored.model_dump())
+    return parse_job(values)
+
+
+def _object(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidConfig(f"job spec is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise InvalidConfig("job spec is not a JSON object")
-    return parse_job(values)
+    return values
 
 
 def _key(fault: ErrorDetails) -> str:
@@ -432,9 +451,11 @@ def _explain(faults: list[ErrorDetails]) -> tuple[str, str]:
             return (f"{key}: {message}" if key else message), hint
         case _:
             expected = [fault["msg"].removeprefix("Input should be ") for fault in faults]
+            if (given := repr(fault["input"]))[SHOWN_CHARACTERS_MAX:]:
+                given = f"{given[:SHOWN_CHARACTERS_MAX]}…"
             if expected[0] == fault["msg"]:  # such as "String should match pattern ..."
-                return f"{key} = {fault['input']!r}: {expected[0][0].lower()}{expected[0][1:]}", SEE
-            return f"{key} = {fault['input']!r}: should be {' or '.join(expected)}", SEE
+                return f"{key} = {given}: {expected[0][0].lower()}{expected[0][1:]}", SEE
+            return f"{key} = {given}: should be {' or '.join(expected)}", SEE
 
 
 def _known_keys(section: list[str]) -> list[str]:
