@@ -161,15 +161,15 @@ class Uploads:
         check_room(owner, room, promised_to_it, wanted_bytes, held_bytes, files)
 
     async def tokenizer(self, by: Person, request: pb.SubmitRequest) -> dict[str, bytes]:
-        """The tokenizer files among the uploaded files, by name; InvalidData if one is missing."""
-        paths = {
-            name: self.path(by.owner, file.sha256)
-            for file in request.files
-            if (name := small_file_name(file.path)) is not None
-        }
+        """The tokenizer files in a request and among the uploaded files, by name; InvalidData if one is missing."""
 
         def read() -> dict[str, bytes]:
-            files = {}
+            files = dict(request.tokenizer_files)
+            paths = {
+                name: self.path(by.owner, file.sha256)
+                for file in request.files
+                if (name := small_file_name(file.path)) is not None
+            }
             for name, path in paths.items():
                 if path.exists() and path.stat().st_size > TOKENIZER_FILE_BYTES_MAX:
                     raise InvalidConfig(f"{name} has more than {TOKENIZER_FILE_BYTES_MAX} bytes")
@@ -246,14 +246,13 @@ class Uploads:
                     upload.arrived_bytes = size_bytes
                     upload.place.moved_bytes += len(payload)
 
-                take(first.payload)
+                await run_to_its_end(self._threads, partial(take, first.payload))
                 await arrived(size_bytes)
                 async for chunk in rest:
-                    if size_bytes + len(chunk.payload) > first.shard.size_bytes:
-                        goes_on = False
-                        take(chunk.payload)
-                        break
+                    goes_on = goes_on and size_bytes + len(chunk.payload) <= first.shard.size_bytes
                     await run_to_its_end(self._threads, partial(take, chunk.payload))
+                    if size_bytes > first.shard.size_bytes:
+                        break
                     await arrived(size_bytes)
                 await run_blocking(self._threads, lambda: _FILES.sync(file))
             goes_on = goes_on and size_bytes < first.shard.size_bytes

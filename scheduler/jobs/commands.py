@@ -298,7 +298,7 @@ class Jobs:
         beginning = await self._timelines.beginning(job, found, anew=anew)
         check_steps(changed, beginning.step)
         if beginning.start is not None and beginning.start.job == record.id:
-            check_leases(beginning.start.trainer_state(), changed)
+            check_leases(await self.stores.checkpoints.trainer_state(beginning.start), changed)
         await self._timelines.switch_to(job, record, beginning, changed)
         await self.stores.logs.reopen(record.id)
         return beginning, said

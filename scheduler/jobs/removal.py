@@ -70,6 +70,7 @@ class JobRemoval:
         Checkpoints in a `checkpoint.dir` stay if the job only `expires`; those at a URL always stay.
         NotAllowed if it has not ended, is in use, or another job may begin at it; DatabaseUnavailable.
         """
+        named = await self._files.named_by([job.record])
         record, where = job.record, job.spec.checkpoint.dir
         if self._registry.get(record.id) is not job:
             raise NotFound(f"job {record.id} was removed meanwhile")
@@ -86,7 +87,7 @@ class JobRemoval:
         self._unfinished[one.id] = one
         self._metrics.forget_job(one.id)
         self._announcer.job_removed(one.id)
-        for path in self._files.named_by(record):
+        for path in named:
             self._named_s[path] = max(self._named_s.get(path, 0.0), record.created_unix_s)
         freed = await self._free_named()
         done = await self._finish(one)
@@ -98,7 +99,7 @@ class JobRemoval:
 
     async def _free_named(self) -> Counter[str]:
         """Remove uploads that only removed jobs have named and that were not asked for since; the bytes by owner."""
-        used = self._used()
+        used = await self._used()
         over = {path: at_s for path, at_s in self._named_s.items() if path not in used}
         self._named_s = {path: at_s for path, at_s in self._named_s.items() if path in used}
         return await self._files.remove_unused(used, 0.0, over)
@@ -136,7 +137,7 @@ class JobRemoval:
                 removed = await self.remove(job, expires=True)
                 found.append(Waste("job", removed.id, removed.freed_bytes))
         before_unix_s = self._wall_s() - UNTOUCHED_S
-        used = self._used({job.record.id for job in old})
+        used = await self._used({job.record.id for job in old})
         uploads: Counter[str] = await self._files.remove_unused(used, before_unix_s, dry_run=dry_run)
         found += [Waste("uploads", owner or "everybody", size_bytes) for owner, size_bytes in sorted(uploads.items())]
         known = {job.record.id for job in self._registry.all()} | self._unfinished.keys()
@@ -164,7 +165,7 @@ class JobRemoval:
             except (NotAllowed, NotFound, DatabaseUnavailable, DatabaseRejected) as error:
                 self._log.warning("job not removed", job_id=job.record.id, reason=error.message)
         await self._remove_surplus()
-        await self._files.remove_unused(self._used(), self._wall_s() - UNUSED_SHARD_KEPT_S)
+        await self._files.remove_unused(await self._used(), self._wall_s() - UNUSED_SHARD_KEPT_S)
 
     async def _make_room(self, ended: Job) -> None:
         """Remove the oldest ended jobs without weights of the job's owner beyond ENDED_OF_ONE_MAX; its log says so."""
@@ -192,10 +193,9 @@ class JobRemoval:
         found = expired([_held(job) for job in jobs.values()], self._keep_s, self._wall_s())
         return [jobs[one] for one in found[:EXPIRED_AT_ONCE]]
 
-    def _used(self, without: Set[JobId] = frozenset()) -> set[Path]:
+    async def _used(self, without: Set[JobId] = frozenset()) -> set[Path]:
         """The uploaded files that jobs name."""
-        records = [job.record for job in self._registry.all() if job.record.id not in without]
-        return {path for record in records for path in self._files.named_by(record)}
+        return await self._files.named_by([job.record for job in self._registry.all() if job.record.id not in without])
 
 
 def _held(job: Job) -> HeldJob:

@@ -186,12 +186,11 @@ class Database:
         return [_record(row) for row in rows]
 
     async def put_job(self, record: JobRecord) -> None:
-        values = asdict(record) | {"state": record.state.value}
-        for name in ("tokens", "files", "first_steps", "peers", "times", "repeats"):
-            values[f"{name}_json"] = json.dumps(values.pop(name))
-
         def write(connection: sa.Connection) -> None:
             connection.execute(sa.delete(REMOVALS).where(REMOVALS.c.job == record.id))  # it is listed
+            values = asdict(record) | {"state": record.state.value}
+            for name in ("tokens", "files", "first_steps", "peers", "times", "repeats"):
+                values[f"{name}_json"] = json.dumps(values.pop(name))
             changed = connection.execute(sa.update(_JOBS).where(_JOBS.c.id == record.id).values(values)).rowcount
             if not changed:
                 connection.execute(sa.insert(_JOBS).values(values))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from scheduler.storage.executor import run_blocking
@@ -83,10 +84,18 @@ class JobFiles:
             self._shared = await run_blocking(self._executor, lambda: _shared(self._shards))
         return freed.bytes
 
-    def named_by(self, record: JobRecord) -> set[Path]:
-        """The uploaded files that the job has to do with."""
-        hashes = [*record.tokens.shards, *(file.sha256 for file in record.files)]
-        return {self.shard(record.owner, sha256) for sha256 in hashes}
+    async def named_by(self, records: Sequence[JobRecord]) -> set[Path]:
+        """The uploaded files that the jobs have to do with; of one job these may be 14,000."""
+
+        def named() -> set[Path]:
+            hashes = {
+                (record.owner, sha256)
+                for record in records
+                for sha256 in (*record.tokens.shards, *(file.sha256 for file in record.files))
+            }
+            return {self.shard(owner, sha256) for owner, sha256 in hashes}
+
+        return await run_blocking(self._executor, named)
 
     async def remove_job(self, job: JobId) -> int:
         """Remove the job's folder: its log, tokenizer, and checkpoints that are kept here; the bytes. StorageError."""
@@ -134,7 +143,7 @@ class JobFiles:
         """The starting state of a timeline: a checkpoint, or the files that came with the job."""
         if start:
             return CheckpointFiles(start)
-        return StateFiles({file: self.shard(job.owner, file.sha256) for file in job.files})
+        return StateFiles(job.files, partial(self.shard, job.owner))
 
     def batches(self, spec: JobSpec, tokens: JobTokens, owner: str) -> Batches:
         """The job's data; InvalidData if a shard is not here."""

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from scheduler.storage.executor import run_blocking
-from swarm.checkpoint.reader import Checkpoint
+from swarm.checkpoint.reader import Checkpoint, StoredFile
 from swarm.errors import CheckpointDamaged, InvalidModel, NotFound, Refused
 from swarm.hf.model_folder import FILES_MAX
 from swarm.messages import FetchRequest, StateFile
 from swarm.rpc.links.frames import CHUNK_BYTES
+
+AnyFile = TypeVar("AnyFile", StateFile, StoredFile)
 
 _PATH = re.compile(
     r"^((model|outer|(islands/[0-9]{2}/)?optimizer)/[A-Za-z0-9][A-Za-z0-9_.-]{0,199}|manifest\.json|trainer_state\.json)$"
@@ -27,20 +30,16 @@ _PATH = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """The files of a starting state: their paths, and where each lies."""
+    """The files of a starting state, as a stage server is told of them; `place` gives where one lies, by its hash."""
 
-    locations: Mapping[StateFile, Path]
-
-    @property
-    def listed(self) -> tuple[StateFile, ...]:
-        """As a stage server is told of them."""
-        return tuple(self.locations)
+    listed: tuple[StateFile, ...]
+    place: Callable[[str], Path]
 
     async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
         """The requested bytes; NotFound if the job has no such file, Refused if it is shorter."""
         file = _requested(self.listed, request)
         try:
-            descriptor = await run_blocking(executor, lambda: os.open(self.locations[file], os.O_RDONLY))
+            descriptor = await run_blocking(executor, lambda: os.open(self.place(file.sha256), os.O_RDONLY))
             try:
                 position = request.start
                 while position < request.stop:
@@ -72,7 +71,7 @@ class CheckpointFiles:
 
     async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
         """The requested bytes; NotFound, Refused, or CheckpointDamaged if they are gone."""
-        found = _requested(self.listed, request)
+        found = _requested((one for one in self.checkpoint.files if one.path.endswith(".safetensors")), request)
         file = await run_blocking(executor, lambda: self.checkpoint.open(found.path))
         try:
             await run_blocking(executor, lambda: file.seek(request.start))
@@ -89,7 +88,7 @@ class CheckpointFiles:
             file.close()
 
 
-def _requested(listed: Iterable[StateFile], request: FetchRequest) -> StateFile:
+def _requested(listed: Iterable[AnyFile], request: FetchRequest) -> AnyFile:
     found = next((file for file in listed if file.path == request.path), None)
     if found is None:
         raise NotFound(f"job {request.job} has no file {request.path[:200]!r}")

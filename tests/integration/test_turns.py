@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import math
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
 
 from scheduler.app import SchedulerOptions, serve
+from swarm.events import Averaged, Heartbeat, Hello, LinkSpeed, ParameterNorm, ReportedCell
+from swarm.job.lengths import CONFIG_VALUES_MAX, TEXT_CHARACTERS_MAX
+from swarm.limits import COUNTS_MAX, FILES_MAX, HASHES_ASKED_MAX, SHARDS_MAX
+from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, bind, client_options, new_server
 from swarm.rpc.links.peer_service import add_peer_service
+from swarm.rpc.mapping import to_event
+from swarm.types import JobId, Microbatch, PeerId, Round, UnitName
 from swarm.wire import frame_pb2, jobs_pb2, members_pb2, session_pb2
 from tests.support.fields import field
 from tests.support.services import free_port
@@ -54,19 +67,25 @@ def nonsense(kind: Descriptor, room_bytes: int = ROOM_BYTES) -> Iterator[tuple[s
                 yield f"{one.name}: {what}", field(one.number, content)
 
 
-def answered(address: str, method: str, message: bytes, is_stream: bool) -> str:
-    """Send a message, as an honest client would never do; gives how that ended."""
+def answered(
+    address: str, method: str, messages: Sequence[bytes], is_stream: bool, replies_max: int | None = 1
+) -> tuple[str, bytes]:
+    """Send messages, as an honest client would never do; gives how that ended, and what was replied last.
+
+    After so many replies the call is given up; None: it goes on until the other side ends it.
+    """
+    replies: list[bytes] = []
     with grpc.insecure_channel(address, options=client_options()) as channel:
         try:
             if is_stream:
-                calls = channel.stream_stream(method)(iter([message]), timeout=ANSWER_S_MAX)
+                calls = channel.stream_stream(method)(iter(messages), timeout=ANSWER_S_MAX)
             else:
-                calls = channel.unary_stream(method)(message, timeout=ANSWER_S_MAX)
-            next(calls, None)
+                calls = channel.unary_stream(method)(messages[0], timeout=ANSWER_S_MAX)
+            replies += islice(calls, replies_max)
             calls.cancel()
         except grpc.RpcError as error:
-            return str(error.code().name)  # type: ignore[attr-defined]
-    return "OK"
+            return str(error.code().name), b""  # type: ignore[attr-defined]
+    return "OK", replies[-1] if replies else b""
 
 
 async def held_up(address: str, service: ServiceDescriptor) -> list[str]:
@@ -93,7 +112,7 @@ async def held_by(address: str, path: str, message: bytes, is_stream: bool) -> t
     for tried in range(TRIES):
         await asyncio.sleep(tried)
         async with event_loop() as held:
-            ended = await asyncio.to_thread(answered, address, path, message, is_stream)
+            ended, _ = await asyncio.to_thread(answered, address, path, [message], is_stream)
         least = min(least, held.units)
         if least <= UNITS_MAX:
             break
@@ -115,7 +134,7 @@ async def scheduler(folder: Path) -> AsyncIterator[str]:
     )
     serving = asyncio.create_task(serve(options))
     try:
-        while await asyncio.to_thread(answered, address, "/swarm.wire.Jobs/Version", b"", False) != "OK":
+        while (await asyncio.to_thread(answered, address, "/swarm.wire.Jobs/Version", [b""], False))[0] != "OK":
             assert not serving.done(), serving.exception()
         yield address
     finally:
@@ -146,3 +165,123 @@ async def test_no_message_to_a_stage_server_holds_its_event_loop_for_fifty_units
         assert await held_up(address, frame_pb2.DESCRIPTOR.services_by_name["Peer"]) == []
     finally:
         await server.stop(None)
+
+
+# Messages that are what they should be --------------------------------------------------------------------------------
+
+TOKENS = bytes(8192)  # of a shard
+BLOB = bytes(4 << 20)  # a file of a model, that one message brings
+Said: TypeAlias = Callable[[str], Sequence[bytes]]  # the messages of a call that names this job
+
+
+def sent(content: bytes) -> Sequence[bytes]:
+    """An upload in one message."""
+    shard = jobs_pb2.Shard(sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+    return [jobs_pb2.ShardChunk(shard=shard, payload=content).SerializeToString()]
+
+
+def spec_json(steps: int) -> str:
+    """A spec that says as much as one may."""
+    config: dict[str, Any] = {"vocab_size": 257, "hidden_size": 32, "intermediate_size": 64}
+    config |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config["max_position_embeddings"] = 2048
+    config |= {f"note{number}": "x" * 12 for number in range(CONFIG_VALUES_MAX - 100)}
+    return json.dumps(
+        {
+            "name": "long",
+            "model": {"id": "some/model", "family": "llama", "config": config, "init": "random"},
+            "data": {"source": "x" * TEXT_CHARACTERS_MAX, "sequence_length": 16},
+            "training": {"steps": steps, "global_batch_sequences": 12, "microbatch_sequences": 2, "warmup_steps": 1},
+        },
+        separators=(",", ":"),
+    )
+
+
+def longest_submit() -> bytes:
+    shard, blob = (hashlib.sha256(one).hexdigest() for one in (TOKENS, BLOB))
+    request = jobs_pb2.SubmitRequest(
+        spec_json=spec_json(1000),
+        shards=[jobs_pb2.Shard(sha256=shard)] * SHARDS_MAX,
+        token_dtype="uint16",
+        vocabulary_size=257,
+        end_of_text=256,
+        files=[
+            jobs_pb2.JobFile(path=f"model/part-{number:05d}", sha256=blob, size_bytes=len(BLOB))
+            for number in range(FILES_MAX)
+        ],
+    )
+    request.tokenizer_files["tokenizer.json"] = b" " * (ROOM_BYTES - request.ByteSize() - 64)
+    return request.SerializeToString()
+
+
+def longest_session(job: str) -> Sequence[bytes]:
+    """A Hello, then metrics and norms, each with all that it may list."""
+    cell, peer = ReportedCell(Microbatch(1, 0, 1), 1, True, True, 1.0), PeerId("gpu-1")
+    cells, links = COUNTS_MAX["Hello.cells"], COUNTS_MAX["Heartbeat.links"]
+    hello = Hello(peer, time.time_ns(), PROTOCOL_VERSION, "0", "127.0.0.1:1", "", "cpu", 1, 1 << 30, -1, JobId(job))
+    norms = tuple(ParameterNorm(f"layer.{number}.weight", 1.0) for number in range(COUNTS_MAX["Averaged.norms"]))
+    events = (
+        replace(hello, cells=(cell,) * cells),
+        Heartbeat(1, (LinkSpeed(peer, 1e9, 0.1),) * links),
+        Averaged(0, 0, UnitName("stage-0"), Round(1, 1), "mean", norms, 0.1),
+    )
+    return [to_event(event).SerializeToString() for event in events]
+
+
+def longest_store(job: str) -> Sequence[bytes]:
+    header = session_pb2.StoreHeader(
+        job=job, peer="gpu-1", incarnation=1, version=1, total_bytes=len(BLOB), path="model/model.safetensors"
+    )
+    return [session_pb2.StoreChunk(header=header, payload=BLOB).SerializeToString()]
+
+
+def of_job(kind: type[Message], **fields: object) -> Said:
+    return lambda job: [kind(job=job, **fields).SerializeToString()]
+
+
+# In this order, of one job; and how each ends.
+VALID: dict[str, tuple[Said, str]] = {
+    "Jobs/PutShard": (lambda _: sent(BLOB), "OK"),
+    "Jobs/MissingShards": (
+        lambda _: [jobs_pb2.ShardList(shards=[jobs_pb2.Shard(sha256="0" * 64)] * HASHES_ASKED_MAX).SerializeToString()],
+        "OK",
+    ),
+    "Jobs/Check": (lambda _: [longest_submit()], "OK"),
+    "Jobs/Submit": (lambda _: [longest_submit()], "OK"),
+    "Jobs/Get": (of_job(jobs_pb2.JobRequest), "OK"),
+    "Jobs/Watch": (of_job(jobs_pb2.JobRequest), "OK"),
+    "Jobs/List": (lambda _: [jobs_pb2.ListRequest(all=True).SerializeToString()], "OK"),
+    "Jobs/Explain": (lambda job: [jobs_pb2.ExplainRequest(about=job).SerializeToString()], "OK"),
+    "Jobs/Checkpoints": (of_job(jobs_pb2.CheckpointsRequest, verify=True), "OK"),
+    "Session/Attach": (longest_session, "OK"),
+    "Session/Store": (longest_store, "FAILED_PRECONDITION"),  # its job is not at work
+    "Jobs/Pause": (of_job(jobs_pb2.JobRequest), "OK"),
+    "Jobs/Resume": (of_job(jobs_pb2.ResumeRequest, spec_json=spec_json(2000)), "OK"),
+    "Jobs/Cancel": (of_job(jobs_pb2.CancelRequest, reason="x" * 1000), "OK"),
+    "Jobs/Collect": (lambda _: [jobs_pb2.CollectRequest(dry_run=True).SerializeToString()], "OK"),
+    "Jobs/Remove": (of_job(jobs_pb2.JobRequest), "OK"),
+}
+STREAMS = ("Jobs/PutShard", "Session/Attach", "Session/Store")
+
+
+async def test_no_valid_message_of_the_greatest_length_holds_the_event_loop_of_a_scheduler_for_fifty_units(
+    tmp_path: Path,
+) -> None:
+    """A submit of 14,000 files took 120 units, and 100 each later call that wrote its row or looked at its files."""
+    least = dict.fromkeys(VALID, math.inf)
+    async with scheduler(tmp_path / "data") as address:
+        await asyncio.to_thread(answered, address, "/swarm.wire.Jobs/PutShard", sent(TOKENS), True, None)
+        for tried in range(TRIES):
+            await asyncio.sleep(tried)
+            job = ""
+            for name, (said, ends) in VALID.items():
+                messages, is_stream = said(job), name in STREAMS
+                call = partial(answered, address, f"/swarm.wire.{name}", messages, is_stream, None if is_stream else 1)
+                async with event_loop() as held:
+                    ended, reply = await asyncio.to_thread(call)
+                assert ended == ends, f"{name}: {ended}"
+                job = jobs_pb2.JobView.FromString(reply).id if name == "Jobs/Submit" else job
+                least[name] = min(least[name], held.units)
+            if max(least.values()) <= UNITS_MAX:
+                break
+    assert {name: f"{units:.0f} units" for name, units in least.items() if units > UNITS_MAX} == {}

@@ -70,7 +70,7 @@ class Timelines:
         found = await self._catalog.choose(other.record, other.spec, step)
         if found.checkpoint is None:
             raise NotFound(f"job {other.record.id} has no checkpoint to start from", hint=found.skipped_text())
-        check_state(found.checkpoint.trainer_state(), spec)
+        check_state(await self._catalog.trainer_state(found.checkpoint), spec)
         check_steps(spec, found.checkpoint.step)
         return found
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from scheduler.brain.lineage import checkpoint_counts
 from scheduler.storage.executor import run_blocking
@@ -240,6 +240,10 @@ class CheckpointCatalog:
         self._verifying = False
         if not done.cancelled():
             done.exception()  # the caller may have gone
+
+    async def trainer_state(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Its trainer_state.json; CheckpointDamaged."""
+        return await run_blocking(self.executor, checkpoint.trainer_state)
 
     async def to_pull(self, record: JobRecord, spec: JobSpec, which: str) -> Checkpoint:
         """The checkpoint whose model folder will be pulled; NotFound. Its files are checked as they are read."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -16,6 +19,7 @@ from scheduler.brain.members import persons, places
 from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
+from swarm.checkpoint.storage import Files
 from swarm.errors import Crowded, InvalidData, NotAllowed, QuotaReached
 from swarm.pki.names import Role
 from swarm.wire import jobs_pb2 as pb
@@ -464,3 +468,26 @@ async def test_who_does_not_resume_begins_at_the_first_byte(tmp_path: Path) -> N
         await one.put(broken())
     assert await one.put(sent()) == SHA256
     assert len(list((tmp_path / "shards").iterdir())) == 1
+
+
+async def test_all_of_an_upload_is_written_aside_from_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first part was hashed and written on it, and may have 4 MiB."""
+    wrote: list[int] = []
+
+    class Noting(Files):
+        def write(self, file: BinaryIO, content: bytes | memoryview) -> None:
+            wrote.append(threading.get_ident())
+            super().write(file, content)
+
+    async def parts() -> AsyncIterator[pb.ShardChunk]:
+        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), payload=CONTENT[:4])
+        yield pb.ShardChunk(payload=CONTENT[4:])
+
+    monkeypatch.setattr(uploads, "_FILES", Noting())
+    with ThreadPoolExecutor(1) as threads:
+        one = Uploads(Stores.under(tmp_path, await Database.open("sqlite://", None), threads))
+        assert await one.put(parts()) == SHA256
+    assert len(wrote) == 2
+    assert threading.get_ident() not in wrote
