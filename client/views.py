@@ -103,7 +103,7 @@ def evaluation_text(view: Job) -> str:
 
 
 def peer_values(view: Peer) -> dict[str, Any]:
-    identity = ("id", "incarnation", "address", "device", "threads", "memory_bytes", "product")
+    identity = ("id", "incarnation", "address", "device", "threads", "memory_bytes", "host_bytes", "product")
     return {
         **{name: getattr(view, name) for name in (*identity, "state", "reason", "outstanding")},
         "since": utc(view.since_unix_s),
@@ -228,6 +228,12 @@ def _where(view: Peer) -> str:
     return f"{view.stage}{island}" if view.job else "-"
 
 
+def _memory(view: Peer) -> str:
+    """What a stage server offers: of its device, and after a plus of its host."""
+    beside = f" + {size(view.host_bytes)}" if view.host_bytes else ""
+    return f"{size(view.memory_bytes)}{beside}" if view.memory_bytes else "-"
+
+
 def peer_reason(view: Peer) -> str:
     """Why the stage server is in its state, for a table that has its job and stage in columns of their own."""
     return "" if view.job and view.reason == f"stage {view.stage} of {view.job}" else view.reason
@@ -245,7 +251,7 @@ def peers_table(views: Sequence[Peer]) -> RenderableType:
             *((Text(view.site or "-"),) if has_sites else ()),
             Text(view.device),
             Text(str(view.threads)),
-            Text(size(view.memory_bytes) if view.memory_bytes else "-"),
+            Text(_memory(view)),
             Text(f"{view.pace_s * 1000:.0f} ms" if view.pace_s else "-"),
             Text(str(view.outstanding)),
             *((Text(view.address or "-"),) if has_addresses else ()),

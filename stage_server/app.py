@@ -57,7 +57,7 @@ from swarm.rpc.links.peers import GrpcPeerLinks, Neighbour, PeerLinks
 from swarm.rpc.meter import Meter
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.text import is_loopback, is_wildcard, size
-from swarm.types import PeerId
+from swarm.types import Memory, PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100
@@ -78,6 +78,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
     if memory_bytes > free:
         log = get_logger("stage-server")
         log.warning("--max-memory is more than is free now", max_memory=size(memory_bytes), free=size(free))
+    host_bytes = options.max_memory.of_host(free_bytes(torch.device("cpu"))) if device_name.type == "cuda" else 0
     threads = options.threads or min(torch.get_num_threads(), cores())  # torch knows OMP_NUM_THREADS, and no quota
     product = metadata.version("swarm-stages")
     metrics = StageServerMetrics(product, PROTOCOL_VERSION)
@@ -164,7 +165,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
 
         limit_memory(device_name, memory_bytes)
         used = partial(used_bytes, device_name)
-        metrics.device_memory(used, memory_bytes)
+        metrics.memory(used, offered := Memory(memory_bytes, host_bytes))
         identity = Hello(
             peer=peer,
             incarnation=time.time_ns(),
@@ -174,7 +175,8 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             http_address=http_address,
             device=describe_device(device_name),
             threads=threads,
-            memory_bytes=memory_bytes,
+            memory_bytes=offered.device_bytes,
+            host_bytes=offered.host_bytes,
             pinned_stage=options.stage,
             via_relay=options.via_relay,
             slow_bfloat16=is_slow_at_bfloat16(device_name),
@@ -208,7 +210,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             passes=gate,
             relays=None if options.insecure else listener or KnownRelays(paths),
         )
-        budget = MemoryBudget.of(memory_bytes)
+        budget = MemoryBudget.of(offered)
         hub = HubPolicy(options.allow_hub, options.hub_token)
         settings = ServerSettings(options.connect_retry_s_max, options.orphan_timeout_s, budget, hub=hub)
         stage_server = StageServer(identity, ports, settings)

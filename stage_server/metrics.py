@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from swarm.events import LinkSpeed
 from swarm.process.metrics import LONG_SECONDS_BUCKETS, SECONDS_BUCKETS, ProcessMetrics
+from swarm.types import Memory
 
 TRAFFIC_DIRECTIONS = ("sent", "received")
 TRAFFIC_KINDS = ("activation", "gradient", "state")
@@ -37,6 +38,7 @@ class StageServerMetrics:
         self._busy = counter("swarm_device_busy_seconds_total", "Seconds the device computed; its rate is utilisation")
         self._memory_used = gauge("swarm_device_memory_used_bytes", "Device memory that this process holds")
         self._memory_capacity = gauge("swarm_device_memory_capacity_bytes", "Device memory that it may use")
+        self._host_capacity = gauge("swarm_host_memory_capacity_bytes", "Host memory that it may use beside the device")
         self._exceeded = counter("swarm_device_memory_exceeded_total", "Times this process held more than it may use")
         self._oom = counter("swarm_oom_total", "Times the device had no memory left")
         self._network = counter("swarm_network_bytes_total", "Tensor bytes on the wire", traffic)
@@ -78,9 +80,11 @@ class StageServerMetrics:
         """The device was busy with something that is no microbatch, such as an optimizer step."""
         self._busy.inc(seconds)
 
-    def device_memory(self, used_bytes: Callable[[], int], capacity_bytes: int) -> None:
+    def memory(self, used_bytes: Callable[[], int], capacity: Memory) -> None:
+        """What the process holds on its device, and what it may use; of the host's memory 0 if that is the device's."""
         self._memory_used.set_function(used_bytes)
-        self._memory_capacity.set(capacity_bytes)
+        self._memory_capacity.set(capacity.device_bytes)
+        self._host_capacity.set(capacity.host_bytes)
 
     def memory_exceeded(self) -> None:
         self._exceeded.inc()

@@ -59,6 +59,11 @@ class MemoryShare:
             )
         return self.size_bytes
 
+    def of_host(self, free_bytes: int) -> int:
+        """The bytes of the host's memory that are offered beside a device: a size says nothing of them."""
+        ratio = self.ratio if self.size_bytes is None else MemoryShare.parse(DEFAULT_SHARE).ratio
+        return int(ratio * free_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class StageServerOptions:

@@ -24,7 +24,7 @@ from swarm.messages import FetchRequest, LoadStage, StoreHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger
 from swarm.rpc.links.peers import PeerLinks
-from swarm.types import JobId, PeerId
+from swarm.types import JobId, Memory, PeerId
 
 BuildStage: TypeAlias = Callable[..., Stage]
 """Called as Stage is; simulations have one whose model is a few numbers."""
@@ -91,19 +91,22 @@ class MemoryBudget:
     """The memory that a replica may use beside its stage."""
 
     hold_bytes: int = 1 << 30  # outputs, until their step commits
-    offered_bytes: int = 8 << 30  # all that this stage server offers
+    offered: Memory = field(default_factory=lambda: Memory(8 << 30))  # all that this stage server offers
 
     @classmethod
-    def of(cls, offered_bytes: int) -> MemoryBudget:
-        return cls(max(offered_bytes // HOLD_SHARE, HOLD_BYTES_MIN), offered_bytes)
+    def of(cls, offered: Memory) -> MemoryBudget:
+        """Outputs are held in the memory of the host."""
+        return cls(max((offered.host_bytes or offered.device_bytes) // HOLD_SHARE, HOLD_BYTES_MIN), offered)
 
     def log_bytes(self, assignment: Assignment) -> int:
         """Bytes for the log of past commits: a share of the memory that the stage is not expected to need."""
         command = assignment.command
-        needed = stage_footprint(
-            assignment.spec, command.split[command.stage], command.stage, assignment.stages
-        ).total_bytes
-        return min(LOG_BYTES_MAX, max(0, self.offered_bytes - needed) // LOG_SHARE)
+        stages = assignment.stages
+        need = stage_footprint(assignment.spec, command.split[command.stage], command.stage, stages).memory
+        left_bytes = self.offered.device_bytes - need.device_bytes - need.host_bytes
+        if self.offered.host_bytes:
+            left_bytes = self.offered.host_bytes - need.host_bytes
+        return min(LOG_BYTES_MAX, max(0, left_bytes) // LOG_SHARE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from swarm.messages import NO_JOB, StateFile
-from swarm.types import EvaluationBatch, JobId, Microbatch, PeerId, Round, RoundFault, UnitName
+from swarm.types import EvaluationBatch, JobId, Memory, Microbatch, PeerId, Round, RoundFault, UnitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,12 @@ class Hello:
     slow_bfloat16: bool = False  # its device computes bfloat16 many times slower than float32
     site: str = ""  # where it is, as its owner names the place; those of one site have fast links to each other
     forwarded: bool = False  # others dial it at a port that something else listens at, as a router or a tunnel
+    host_bytes: int = 0  # of the host's memory, beside `memory_bytes` of the device; 0: the device is the host
+
+    @property
+    def memory(self) -> Memory:
+        """What it offers."""
+        return Memory(self.memory_bytes, self.host_bytes)
 
 
 @dataclass(frozen=True, slots=True)

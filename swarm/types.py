@@ -1,16 +1,19 @@
 """The nouns of the protocol: ids, states, microbatches and attempts.
 
-ARCHITECTURE.md ("Words") says what each word means; one word has one meaning in every module. Standard library only:
-the deciding modules of the scheduler and of the stage server are built on this file.
+ARCHITECTURE.md ("Words") says what each word means; one word has one meaning in every module. Standard library and
+swarm.text only: the deciding modules of the scheduler and of the stage server are built on this file.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Generic, Literal, NewType, TypeAlias, TypeVar
+
+from swarm.text import size
 
 JobId = NewType("JobId", str)
 PeerId = NewType("PeerId", str)
@@ -149,3 +152,57 @@ def set_digest(indexes: Iterable[int]) -> str:
     """Name a set of microbatch indexes, so that scheduler and replica can compare what was accumulated."""
     members = ",".join(str(index) for index in sorted(indexes))
     return hashlib.blake2b(members.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Memory:
+    """Bytes on a device and in its host's memory: offered, or needed.
+
+    An offer of 0 bytes on the device is not known; with 0 bytes on the host, the device is the host.
+    """
+
+    device_bytes: int = 0
+    host_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.device_bytes + self.host_bytes
+
+    def holds(self, need: Memory) -> bool:
+        """Whether this offer has room for `need`; an offer that is not known holds anything."""
+        return not self.lacking(need).total_bytes
+
+    def lacking(self, need: Memory) -> Memory:
+        """What each memory of this offer is too small by."""
+        if not self.device_bytes:
+            return Memory()
+        device_bytes, host_bytes = astuple(need.beside(self))
+        return Memory(max(0, device_bytes - self.device_bytes), max(0, host_bytes - self.host_bytes))
+
+    def beside(self, offer: Memory) -> Memory:
+        """This need as a machine with such memories has it: one sum where the device is the host."""
+        return self if offer.host_bytes else Memory(self.total_bytes)
+
+    def __str__(self) -> str:
+        """24.0 GiB; with two memories 24.0 GiB on the device and 32.0 GiB of host memory."""
+        if not self.host_bytes:
+            return size(self.device_bytes)
+        on_device = f"{size(self.device_bytes)} on the device and " if self.device_bytes else ""
+        return f"{on_device}{size(self.host_bytes)} of host memory"
+
+    def short_text(self, need: Memory) -> str:
+        """By how much which memory of this offer is too small, for people; empty if none is."""
+        lack = self.lacking(need)
+        if not lack.total_bytes:
+            return ""
+        device_alone = self.host_bytes and not lack.host_bytes
+        return f"{lack} on the device" if device_alone else str(lack)
+
+
+def needs_text(needs: Sequence[Memory]) -> str:
+    """What each stage takes, for people; neighbours that take the same together."""
+    runs = ((text, [stage for stage, _ in run]) for text, run in groupby(enumerate(needs), lambda one: str(one[1])))
+    return ", ".join(
+        f"stages {stages[0]} to {stages[-1]} {text} each" if stages[1:] else f"stage {stages[0]} {text}"
+        for text, stages in runs
+    )

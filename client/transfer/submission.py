@@ -18,7 +18,7 @@ from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.hf.pretrained import ground, look_at_model
 from swarm.job.changes import JOB_AND_STEP
 from swarm.job.islands import check_for_swarm
-from swarm.job.spec import JobSpec
+from swarm.job.spec import JobSpec, spec_from_json
 from swarm.process.temporary import temporary_folder
 from swarm.text import counted
 from swarm.types import PeerState
@@ -45,20 +45,24 @@ def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> J
     scheduler.check_protocol()
     look_ahead(scheduler, spec, start)
     # All that the scheduler refuses is refused before a byte is sent: of much data that takes a night.
-    scheduler.check(
-        pb.SubmitRequest(
-            spec_json=spec.model_dump_json(),
-            token_dtype=token_dtype(corpus.tokenizer.vocabulary_size),
-            vocabulary_size=corpus.tokenizer.vocabulary_size,
-            end_of_text=corpus.tokenizer.end_of_text,
-        )
-    )
+    resolved_now(scheduler, spec, corpus)
     if spec.model.dtype != "float32" and (told := slow_text(spec.model.dtype, scheduler.peers())):
         shell.say(told)
     if shell.quiet:
         return _send(shell, scheduler, spec, corpus, start)
     with looking_at_auto_tokenizer(corpus.tokenizer, spec.model.family) as told_of_tokenizer:
         return _send(shell, scheduler, spec, corpus, start, told_of_tokenizer)
+
+
+def resolved_now(scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> JobSpec:
+    """The spec as the scheduler would resolve it now; raises what it would refuse a submit for, but for uploads."""
+    request = pb.SubmitRequest(
+        spec_json=spec.model_dump_json(),
+        token_dtype=token_dtype(corpus.tokenizer.vocabulary_size),
+        vocabulary_size=corpus.tokenizer.vocabulary_size,
+        end_of_text=corpus.tokenizer.end_of_text,
+    )
+    return spec_from_json(scheduler.check(request))
 
 
 def _send(

@@ -23,7 +23,8 @@ config    = {config}
                                 # dropout, such as {{ attention_dropout = 0.1 }}
 dtype     = "float32"           # default bfloat16: float32, bfloat16 (autocast), or bfloat16_parameters (copies of the
                                 # weights, all layers in bfloat16); the optimizer's weights stay float32
-recompute = false               # keep only a stage's input, compute its forward again in backward: less memory
+recompute = "auto"              # true: keep a stage's input only, compute its forward again in backward: less memory;
+                                # auto: if the memory on offer asks for it
 compile   = false               # torch.compile of the layers, while a stage loads; not with training.reproducible
 tokenizer = "byte"              # UTF-8 bytes, no files; or a folder with tokenizer.json, a hub id, "" (that of id)
 
@@ -53,6 +54,8 @@ eps           = 1e-8            # betas and eps: all but sgd
 lookahead     = 0.3             # adamw: the share of the fresh gradient in its numerator; 0 = torch's AdamW
 momentum      = 0.0             # sgd only, below 1
 muon_products = "fast"          # muon: exact has the same bits on all processors, so that unlike ones share a stage
+optimizer_on  = "auto"          # device | host: its state is in the memory beside a GPU's, and steps take longer;
+                                # auto: host if the memory on offer asks for it
 weight_decay  = 0.1             # sgd adds it to the gradient; the others shrink the weights by it: all of them, also
                                 # norms, biases and embeddings, which many trainers leave out
 schedule      = "cosine"        # constant, linear or cosine

@@ -6,9 +6,10 @@ import json
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from client.connection import Scheduler, dial
 from client.flags import Detach
 from client.records import Job
 from client.shell import Shell
-from client.transfer.submission import check, send
+from client.transfer.submission import check, resolved_now, send
 from client.verbs.example import example_job
 from client.verbs.watching.follow import follow_to_success
 from client.views import job_values
@@ -28,14 +29,17 @@ from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.corpus import Corpus
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import SwarmError, UsageError
-from swarm.job.footprint import memory_by_stages, memory_text, stage_parameters
+from swarm.job.footprint import memory_by_stages, memory_text, stage_needs, stage_parameters
+from swarm.job.lighter import choice_text
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
 from swarm.job.spec import JobSpec, load_job, spec_from_json
 from swarm.text import counted, size
 from swarm.text_file import read_small
+from swarm.types import Memory, PeerState, needs_text
 
 JOB_FILE_BYTES_MAX = 16 << 20
+ASKED_S_MAX = 5.0  # --dry-run does without a scheduler
 _BY_THE_FLEET = ("stages", "split", "overlap")  # keys of [pipeline] of which "auto" depends on the stage servers
 
 
@@ -69,7 +73,8 @@ def submit(
         ),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the values and where each came from; send nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show the values, where each came from, and the memory it takes; send no data."),
     ] = False,
     example: Annotated[bool, typer.Option("--example", help="Print a complete job file.")] = False,
     managed: Annotated[bool, typer.Option("--managed", hidden=True, help="Started by swarm up.")] = False,
@@ -164,11 +169,12 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: Job, *, detach: bool
 
 
 def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
-    """Show what would be sent and where each value came from; sends nothing. Raises as `send_job` does."""
+    """Show the values, where each came from, and what the job takes; sends no data. Raises as `send_job` does."""
     spec, corpus = check_job(path, overrides, shell.say)
     values = origins(spec, corpus, path, overrides)
     formats = sorted({source.format for source in corpus.sources})
-    work = _work_of(corpus.resolve(spec), corpus)
+    resolved = corpus.resolve(spec)
+    work, needs = _work_of(resolved, corpus), memory_by_stages(resolved)
     if shell.json:
         shell.data(
             {
@@ -180,6 +186,8 @@ def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
                 "parameters": work.parameters,
                 "tokens": work.tokens,
                 "epochs": work.epochs,
+                "largest_stage": [{"stages": stages, **asdict(need)} for stages, need in needs.items()],
+                "stages": [asdict(need) for need in _say_fleet(shell, spec, corpus)],
             }
         )
         return
@@ -195,8 +203,43 @@ def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     total = size(corpus.size_bytes) if corpus.size_bytes else "not downloaded yet"
     epochs = "" if work.epochs is None else f", about {work.epochs:.3g} times all of the data"
     shell.say(f"model: {work.parameters:,} parameters; it is trained on {work.tokens:,} tokens{epochs}")
-    shell.say(f"memory: {memory_by_stages(corpus.resolve(spec))}")
-    shell.say(f"data: {kinds}, {total}; vocabulary of {corpus.tokenizer.vocabulary_size}; nothing was sent")
+    by_stages = (
+        f"{size(need.total_bytes)} ({size(need.device_bytes)} on the device) with {counted(stages, 'stage')}"
+        for stages, need in needs.items()
+    )
+    shell.say(f"memory: the largest stage takes about {', '.join(by_stages)}")
+    shell.say(f"data: {kinds}, {total}; vocabulary of {corpus.tokenizer.vocabulary_size}; no data was sent")
+    _say_fleet(shell, spec, corpus)
+
+
+def _say_fleet(shell: Shell, spec: JobSpec, corpus: Corpus) -> list[Memory]:
+    """Say what the scheduler's stage servers offer, and give what each stage takes; OutOfMemory if it is too much.
+
+    Without a scheduler nothing is given.
+    """
+    try:
+        with dial(shell, ASKED_S_MAX) as scheduler:
+            scheduler.check_protocol()
+            peers = [one for one in scheduler.peers() if one.state in (PeerState.IDLE, PeerState.SERVING)]
+    except SwarmError as error:
+        shell.say(f"offered: not known, {error.message}")
+        return []
+    offers = Counter(Memory(one.memory_bytes, one.host_bytes) for one in peers)
+    kinds = (
+        ", ".join(f"{count} x {offer if offer.device_bytes else 'not said'}" for offer, count in offers.items())
+        or "nothing"
+    )
+    shell.say(f"offered by {counted(len(peers), 'stage server')}: {kinds}")
+    with dial(shell) as scheduler:
+        now = corpus.resolve(resolved_now(scheduler, spec, corpus))
+    assert now.pipeline.split != "auto", "it is resolved"
+    takes = stage_needs(now, now.pipeline.split)
+    two = any(one.host_bytes for one in peers)
+    said = needs_text([need if two else Memory(need.total_bytes) for need in takes])
+    alike = now.pipeline.model_copy(update={"max_in_flight": spec.pipeline.max_in_flight})
+    choice = choice_text(now, corpus.resolve(spec).model_copy(update={"pipeline": alike}))
+    shell.say(f"there: {shape_text(now)}; {said}{f'; {choice}' if choice else ''}")
+    return takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +295,8 @@ def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str])
             origin += ", auto"
             if key == "training.microbatch_sequences" and value > 1:
                 origin += "; less if memory is short"
+            elif key in ("model.recompute", "training.optimizer_on"):
+                origin += "; otherwise if memory is short"
         values.append(Value(key, value, origin))
     return values
 

@@ -140,6 +140,7 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
         device=hello.device,
         threads=hello.threads,
         memory_bytes=hello.memory_bytes,
+        host_bytes=hello.host_bytes,
         job=peer.job,
         stage=peer.stage,
         pace_s=brain.pace_s(hello.peer) if brain is not None else 0.0,

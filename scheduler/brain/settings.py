@@ -85,6 +85,7 @@ class BrainSettings:
     recover: bool = False  # route around lost replicas; else the job fails when one is gone
     work: tuple[float, ...] = ()  # of a microbatch at each stage, in any unit; all alike if not known
     state_bytes: tuple[int, ...] = ()  # that a peer fetches when it joins a stage
+    steps_on_host: bool = False  # every stage's optimizer runs on the CPU
     compiles: bool = False  # model.compile: a peer that joins compiles its layers before it fetches the state
     on_stall: OnStall = "wait"  # with `recover`, when a stage has no replica left
     rebalance: RebalanceSettings = NO_REBALANCING

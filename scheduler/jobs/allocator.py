@@ -31,7 +31,7 @@ from swarm.events import Hello
 from swarm.job.footprint import flight_room
 from swarm.job.spec import JobSpec
 from swarm.text import counted
-from swarm.types import Decision, JobId, JobState, PeerId, PeerState
+from swarm.types import Decision, JobId, JobState, Memory, PeerId, PeerState
 
 ON_LOOPBACK = "(loopback)"  # the site of those that others do not reach: no owner may name one so
 SETTLE_S_MAX = 10.0  # at most this long, if peers come and go all the time
@@ -44,7 +44,7 @@ class _KnownNeeds:
     """What a replica of each stage takes, by the replicas of a stage, as long as the job file is this one."""
 
     spec: JobSpec
-    by_replicas: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    by_replicas: dict[int, tuple[Memory, ...]] = field(default_factory=dict)
 
 
 class Allocator:
@@ -90,7 +90,7 @@ class Allocator:
     def idle(self) -> list[IdlePeer]:
         """Peers without work, and why no job at work uses them."""
         return [
-            IdlePeer(known.hello.peer, known.hello.memory_bytes, self._unused.get(known.hello.peer, {}))
+            IdlePeer(known.hello.peer, known.hello.memory, self._unused.get(known.hello.peer, {}))
             for known in self._membership.idle_peers()
         ]
 
@@ -130,7 +130,7 @@ class Allocator:
         )
         return replace(pending, fewer=tuple(of)) if fewer else pending
 
-    def _needs(self, job: Job, peers: int) -> tuple[int, ...]:
+    def _needs(self, job: Job, peers: int) -> tuple[Memory, ...]:
         """Bytes of a replica of each stage; a job that waits is asked at every turn, and this takes long."""
         known = self._known_needs.get(job.record.id)
         if known is None or known.spec is not job.spec:
@@ -228,7 +228,7 @@ class Allocator:
             Candidate(
                 hello.peer,
                 hello.pinned_stage,
-                memory_bytes=hello.memory_bytes,
+                offer=hello.memory,
                 site=_site(one),
                 inviter=self.inviter(hello.peer),
                 unreached=bool(one.unreached),
@@ -362,7 +362,7 @@ def _pauses(job: Job) -> bool:
 
 
 def _replica(hello: Hello, stage: int, spec: JobSpec) -> ReplicaRecord:
-    pinned, room = hello.pinned_stage >= 0, flight_room(spec, stage, hello.memory_bytes)
+    pinned, room = hello.pinned_stage >= 0, flight_room(spec, stage, hello.memory)
     return ReplicaRecord(hello.peer, hello.incarnation, hello.address, stage, hello.device, pinned, hello.site, room)
 
 

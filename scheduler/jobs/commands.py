@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import product
 from typing import TypeVar
 
 from scheduler.brain.explain.facts import JobStanding
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.memory_split import check_possible, fit, is_possible, needs, stage_counts
-from scheduler.brain.fleet.placement import Candidate, sites_for_islands, stages_for
+from scheduler.brain.fleet.placement import Candidate, place, sites_for_islands, stages_for
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.fleet.speeds import fleet_speed
 from scheduler.brain.inputs import Stop
@@ -37,14 +38,23 @@ from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import InvalidConfig, NotAllowed, SwarmError
 from swarm.job.changes import check_changes, check_leases, check_state, check_steps
-from swarm.job.footprint import lighter
+from swarm.job.footprint import host_step_s
 from swarm.job.islands import check_for_swarm, most_islands
+from swarm.job.lighter import Choice, choice_text, choices, lighter
 from swarm.job.overlap import UNMEASURED, FleetSpeed
-from swarm.job.partition import auto_overlap, autos_by_memory, recut_text, resolve, shape_text
+from swarm.job.partition import auto_overlap, recut_text, resolve, shape_text
 from swarm.job.spec import JobSpec
-from swarm.limits import HOPS_MAX, ISLANDS_IN_SWARM_MAX, JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SPEC_BYTES_MAX, SUBMITS_MAX
+from swarm.limits import (
+    HOPS_MAX,
+    ISLANDS_IN_SWARM_MAX,
+    JOBS_OPEN_MAX,
+    SHARDS_OPEN_MAX,
+    SPEC_BYTES_MAX,
+    STAGES_MAX,
+    SUBMITS_MAX,
+)
 from swarm.messages import StateFile
-from swarm.types import JobId, JobState, PeerId, PeerState
+from swarm.types import JobId, JobState, Memory, PeerId, PeerState
 
 T = TypeVar("T")
 
@@ -212,20 +222,20 @@ class Jobs:
         check_for_swarm(spec, stored)
         idle_peers = self._membership.idle_peers()
         free = [one for one in idle_peers if not one.unreached] or idle_peers  # the others get no stage beside these
-        idle, speed = [peer.hello.memory_bytes for peer in free], fleet_speed(free)
-        present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
+        idle, speed = [peer.hello.memory for peer in free], fleet_speed(free)
+        present = [peer.hello.memory for peer in self._membership.peers() if peer.state is not PeerState.GONE]
         hellos = [peer.hello for peer in self._membership.lasting_peers()]
-        lasting = [
-            Candidate(one.peer, one.pinned_stage, memory_bytes=one.memory_bytes, site=one.site) for one in hellos
-        ]
-        resolved = await self.aside(lambda: _resolve(*_for_sites(spec, tokens, lasting, idle), tokens, present, speed))
+        lasting = [Candidate(one.peer, one.pinned_stage, offer=one.memory, site=one.site) for one in hellos]
+        resolved, lighter = await self.aside(
+            lambda: _resolve(*_for_sites(spec, tokens, lasting, idle), tokens, present, speed)
+        )
         if (size_bytes := len(resolved.model_dump_json())) > SPEC_BYTES_MAX:
             raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
         check_hops(resolved)
         links = ""
         if spec.pipeline.overlap == "auto" and not resolved.has_outer_steps:
             links = auto_overlap(resolved, split_of(resolved), len(idle), speed).links_text()
-        return resolved, f"; {links}" if links else ""
+        return resolved, "".join(f"; {text}" for text in (lighter, links) if text)
 
     async def cancel(self, job: Job, reason: str, *, checkpoint: bool = True) -> None:
         """Save what was trained and end the job; a second call, or one without `checkpoint`, ends it at once.
@@ -344,6 +354,7 @@ class Jobs:
             spec.limits.min_replicas,
             spec.late_microbatches,
             job.goes_back[0],
+            host_step_s(spec),
         )
 
     async def watch(self, job: Job) -> AsyncIterator[Job]:
@@ -374,17 +385,17 @@ def _first(spec: JobSpec) -> str:
 
 
 def _for_sites(
-    spec: JobSpec, tokens: JobTokens, present: Sequence[Candidate], idle: list[int]
-) -> tuple[JobSpec, list[int]]:
+    spec: JobSpec, tokens: JobTokens, present: Sequence[Candidate], idle: list[Memory]
+) -> tuple[JobSpec, list[Memory]]:
     """The spec with an island for each site that can serve one alone, if it leaves that open; the memory of the peers
     that the cut must suit: those of one of these sites, or the `idle` ones."""
     if spec.islands.count != "auto" or not spec.has_outer_steps:
         return spec, idle
 
-    def needs_for(count: int, site: Sequence[Candidate], peers: int) -> tuple[int, ...]:
-        memory = [one.memory_bytes for one in site]
+    def needs_for(count: int, site: Sequence[Candidate], peers: int) -> tuple[Memory, ...]:
+        memory = [one.offer for one in site]
         try:
-            resolved = _resolve(_with_islands(spec, count), memory, tokens, memory)
+            resolved, _ = _resolve(_with_islands(spec, count), memory, tokens, memory)
         except SwarmError:
             return ()
         return needs(model_costs(resolved), split_of(resolved), peers)
@@ -396,7 +407,7 @@ def _for_sites(
     if found is None:
         return spec, idle
     count, site = found
-    return _with_islands(spec, count), [one.memory_bytes for one in site]
+    return _with_islands(spec, count), [one.offer for one in site]
 
 
 def _with_islands(spec: JobSpec, count: int) -> JobSpec:
@@ -405,10 +416,13 @@ def _with_islands(spec: JobSpec, count: int) -> JobSpec:
 
 
 def _resolve(
-    spec: JobSpec, idle: list[int], tokens: JobTokens, present: list[int], speed: FleetSpeed = UNMEASURED
-) -> JobSpec:
-    """The spec with every "auto" resolved; the cut, and if it must the microbatch and the overlap of steps too, follow
-    the memory of the `idle` peers, in bytes. OutOfMemory."""
+    spec: JobSpec, idle: list[Memory], tokens: JobTokens, present: list[Memory], speed: FleetSpeed = UNMEASURED
+) -> tuple[JobSpec, str]:
+    """The spec with every "auto" resolved, and for people what it does without to fit the memory of the `idle` peers.
+
+    The cut follows that memory, and if it must what swarm.job.lighter gives up. OutOfMemory if no peer that is present
+    could hold the smallest parts.
+    """
     decide = partial(
         resolve,
         vocabulary_size=tokens.vocabulary_size,
@@ -417,29 +431,53 @@ def _resolve(
         peers=len(idle),
         speed=speed,
     )
-    resolved = decide(spec)
-    if spec.pipeline.split != "auto":
-        return resolved
-    fixed = spec.pipeline.stages != "auto"
-    stages, min_replicas = len(split_of(resolved)), spec.limits.min_replicas
+    plain = decide(spec)
+    fixed, min_replicas = spec.pipeline.stages != "auto", spec.limits.min_replicas
+    default = len(split_of(plain))
+    tries = [(choice, decide(choice.spec)) for choice in choices(spec, plain)]
 
-    def fitted(whole: JobSpec, tried: JobSpec, memories: list[int]) -> JobSpec | None:
-        """The spec that was `tried`, cut to fit; `whole` is it, resolved with another cut."""
-        counts = [stages] if fixed else stage_counts(resolved.layers, stages, len(memories) // min_replicas)
-        cut = fit(model_costs(whole), memories, counts, min_replicas).plan
-        if cut is None:
+    def fitted(choice: Choice, whole: JobSpec, memories: list[Memory], *, bare_ends: bool) -> JobSpec | None:
+        """The chosen spec, cut to fit; `whole` is it, resolved with another cut."""
+        most = len(memories) // min_replicas
+        counts = [default] if fixed else stage_counts(whole.layers + 2 * bare_ends, default, most)
+        costs, cut = model_costs(whole, fewest=choice.fewest), spec.pipeline.split
+        if cut == "auto":
+            found = fit(costs, memories, counts, min_replicas, bare_ends=bare_ends).plan
+            if found is None:
+                return None
+            cut = found
+        elif not _holds(memories, needs(costs, cut, len(memories)), min_replicas):
             return None
-        pipeline = tried.pipeline.model_copy(update={"split": cut, "stages": len(cut)})
+        flying = choice.in_flight(len(cut), len(memories)).pipeline
+        pipeline = flying.model_copy(update={"split": cut, "stages": len(cut)})
         final = decide(whole.model_copy(update={"pipeline": pipeline}))
         # With another cut steps may overlap, which takes more.
         same = final.pipeline.staleness <= whole.pipeline.staleness
-        return final if same or fit(model_costs(final), memories, [len(cut)], min_replicas).plan == cut else None
+        takes = needs(model_costs(final), cut, len(memories))
+        return final if same or _holds(memories, takes, min_replicas) else None
 
-    tries = [(decide(tried), tried) for tried in autos_by_memory(spec, resolved)]
-    for memories in (idle, present):  # if the idle ones cannot hold it, it waits for those that work now
-        for whole, tried in tries:
-            if (final := fitted(whole, tried, memories)) is not None:
-                return final
-    least, possible = tries[-1][0], [stages] if fixed else range(1, resolved.layers + 1)
-    check_possible(model_costs(least), present, possible, [(text, model_costs(one)) for text, one in lighter(least)])
-    return next(one for one, _ in tries if is_possible(model_costs(one), present, possible))
+    # If the idle ones cannot hold it, it waits for those that work now.
+    for memories, bare_ends in product((idle, present), (False, True)):
+        for choice, whole in tries:
+            if (final := fitted(choice, whole, memories, bare_ends=bare_ends)) is not None:
+                return final, choice_text(final, plain)
+    if spec.pipeline.split != "auto":
+        return plain, ""
+    possible = [default] if fixed else range(1, min(plain.layers + 2, STAGES_MAX) + 1)
+    last, least = tries[-1]
+    costs = model_costs(least, fewest=last.fewest)
+    ways = [(text, model_costs(one), possible) for text, one in lighter(least)]
+    if fixed and default < plain.layers:
+        ways.append((f"pipeline.stages = {plain.layers}", ways[-1][1] if ways else costs, [plain.layers]))
+    check_possible(costs, present, possible, ways)
+    return next(
+        (one, choice_text(one, plain))
+        for choice, one in tries
+        if is_possible(model_costs(one, fewest=choice.fewest), present, possible)
+    )
+
+
+def _holds(offers: Sequence[Memory], takes: Sequence[Memory], min_replicas: int) -> bool:
+    """Whether machines with these memories hold these stages."""
+    peers = [Candidate(PeerId(str(number)), offer=offer) for number, offer in enumerate(offers)]
+    return place(peers, len(takes), min_replicas, takes).plan is not None

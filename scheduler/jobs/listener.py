@@ -119,7 +119,7 @@ class PeerListener:
             and self._peers.may_return(job, hello)
         ):
             self._peers.adopt(job, hello)
-            self._tell(job.run, hello, flight_room(job.spec, hello.stage, hello.memory_bytes))
+            self._tell(job.run, hello, flight_room(job.spec, hello.stage, hello.memory))
         elif hello.job:
             self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
 

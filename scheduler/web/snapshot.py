@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from scheduler.brain.explain.facts import Fact, IslandStanding, ReplicaStanding, Situation
 from scheduler.brain.explain.step_times import StepTimes
 from scheduler.storage.job_log import LogLine
-from swarm.text import bandwidth, size
-from swarm.types import JobState
+from swarm.text import bandwidth
+from swarm.types import JobState, Memory
 from swarm.wire import jobs_pb2 as pb
 
 Json: TypeAlias = dict[str, Any]
@@ -171,7 +171,7 @@ def peers_values(views: Iterable[pb.PeerView], owner: Callable[[str], str] = lam
             "device": view.device,
             "site": view.site,
             "owner": owner(view.id),
-            "memory": size(view.memory_bytes) if view.memory_bytes else "",
+            "memory": str(Memory(view.memory_bytes, view.host_bytes)) if view.memory_bytes else "",
             "address": view.address,
             "version": view.product,
             "why": view.reason[:TEXT_MAX],

@@ -1,42 +1,50 @@
 """How much memory a stage needs: an estimate from the job spec alone, meant to be a little too high.
 
-    weights      4 bytes x (staleness + 1); with bfloat16_parameters 4 + 2 x (staleness + 1)
-    optimizer    0, 4 or 8 bytes; with exact products of Muon also 24 for each element of the largest matrix
-    sums         8 if reproducible, else 4, x steps that may be open
-    gradients    4 (as backward gives them; 2 with bfloat16_parameters)
-                 + averaging: a copy of the sums as they arrive, the mean and its clipped copy; if it is compressed also
-                 the part as it is sent, and what was left out of it before and now
-    graphs       what backward needs of each microbatch in flight here
-    boundaries   outputs held until their step commits, and inputs that wait
-    outer        8 with outer steps: outer weights and momentum, in the memory of the host
-    log          8: the averaged gradients of the two newest commits, for peers that join
+    on the device
+        weights      4 bytes x (staleness + 1); with bfloat16_parameters 2 x (staleness + 1), and 4 with the optimizer
+        optimizer    0, 4 or 8 bytes, and 4 for the mean that it takes; with exact products of Muon also 24 for each
+                     element of the largest matrix. On the host with training.optimizer_on = "host"
+        sums         8 if reproducible, else 4, x steps that may be open
+        gradients    4 (as backward gives them; 2 with bfloat16_parameters)
+        graphs       what backward needs of each microbatch in flight here
+    in the memory of the host
+        averaging    a copy of the sums as they arrive, and the clipped mean; if it is compressed also the part as it is
+                     sent, and what was left out of it before and now
+        inputs       boundary tensors that wait here; a device takes them ahead where it has room
+        outputs      boundary tensors, held until their step commits
+        outer        8 with outer steps: outer weights and momentum
+        log          8: the averaged gradients of the two newest commits, for peers that join
+
+Where the device is the host, as on a CPU, both come out of one memory.
 
 The log grows with what is left: a stage server lets it take a share of the memory that it offers beyond this estimate
-(LOG_SHARE in stage_server/ports.py), since more records only save a joiner some transfers. All but graphs and
-boundaries are counted per parameter. Graphs were measured: what autograd saves in one decoder layer is, per token,
+(LOG_SHARE in stage_server/ports.py), since more records only save a joiner some transfers. All but graphs, inputs and
+outputs are counted per parameter. Graphs were measured: what autograd saves in one decoder layer is, per token,
 about 5 D + a (q + 2 kv) + m I elements of 4 bytes (D width, q and kv widths of the attention, I width of the MLP; a and
 m per family), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T. With bfloat16 autocast
 it is up to 0.8 of that, and every graph keeps its own copy of the cast weights; with bfloat16_parameters it is up to
 0.73, without copies. tests/unit/swarm/job/test_footprint.py compares the estimate with measured graphs. MARGIN covers
 the waste of allocators. For a process that kept four graphs of six layers (D 384) and then took a step, the estimate
-was 1.44 times the measured peak in float32 and 1.21 times in bfloat16.
+was 1.44 times the measured peak in float32 and 1.21 times in bfloat16. On one H100 (docs/benchmarks.md, GPUs) tensors
+on the device took 0.61 to 0.80 of the estimate, and what the allocator kept for them 0.80 to 0.92.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from swarm.job.families import FAMILIES
 from swarm.job.islands import island_spec
 from swarm.job.partition import BOUNDARY_BYTES, balanced_split, layer_widths, microbatch_tokens
 from swarm.job.spec import LOWERED, JobSpec
 from swarm.text import counted, size
+from swarm.types import Memory
 
 MARGIN = 1.1
+HOST_STEP_S = 2.9e-9  # of AdamW for one parameter on one core, measured; a host with more cores takes less
 SHARES = {"float32": 1.0, "bfloat16": 0.8, LOWERED: 0.75}
 EXACT_MUON_BYTES = 24  # for each element of the matrix that steps
 STATE_BYTES = {"adamw": 8, "nadamw": 8, "lamb": 8, "muon": 8, "sgd": 0}
@@ -51,17 +59,31 @@ class Footprint:
 
     weights: int
     optimizer: int
+    mean: int
     sums: int
     gradients: int
     graphs: int
-    boundaries: int
+    inputs: int
+    averaging: int
+    outputs: int
     outer: int
     log: int
+    steps_on_host: bool = False  # optimizer and masters lie in the host's memory
+    masters: int = 0  # of `weights`
 
     @property
     def total_bytes(self) -> int:
-        parts: tuple[int, ...] = astuple(self)
-        return math.ceil(MARGIN * sum(parts))
+        """What a stage takes where the device is the host."""
+        on_device = self.weights + self.optimizer + self.mean + self.sums + self.gradients + self.graphs
+        return math.ceil(MARGIN * (on_device + self.inputs + self.averaging + self.outputs + self.outer + self.log))
+
+    @property
+    def memory(self) -> Memory:
+        """What a stage takes of a device, and of its host's memory."""
+        on_device = self.weights + self.sums + self.gradients + self.graphs
+        on_device += -self.masters if self.steps_on_host else self.optimizer + self.mean
+        device_bytes = math.ceil(MARGIN * on_device)
+        return Memory(device_bytes, self.total_bytes - device_bytes)
 
 
 def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, replicas: int = 1) -> Footprint:
@@ -82,7 +104,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     in_flight = min(window, 2 * stages if limit == "auto" else math.ceil(limit / replicas))
     outputs = (not first) + (not last)
     boundary = microbatch_tokens(spec) * spec.model.config["hidden_size"]
-    held = window * outputs * BOUNDARY_BYTES[spec.pipeline.compression] + in_flight * outputs * 4
+    held = window * outputs * BOUNDARY_BYTES[spec.pipeline.compression]
     # The last stage goes backward right after forward; before it, all that is in flight may be on its way back.
     graphs = 1 if last else in_flight
     whole = graph_bytes(spec, layers, last=last)
@@ -95,32 +117,24 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     return Footprint(
         weights=(4 + 2 * (1 + staleness) if lowered else 4 * (1 + staleness)) * parameters,
         optimizer=(STATE_BYTES[training.optimizer] + momentum) * parameters + stepping,
+        mean=4 * parameters,
         sums=sum_bytes * open_steps * parameters,
-        gradients=((2 if lowered else 4) + sum_bytes + 4 + 4 + leftovers) * parameters,
+        gradients=(2 if lowered else 4) * parameters,
         graphs=kept + 3 * 4 * microbatch_tokens(spec) * widest,
-        boundaries=math.ceil(held * boundary),
+        inputs=in_flight * outputs * 4 * boundary,
+        averaging=(sum_bytes + 4 + leftovers) * parameters,
+        outputs=math.ceil(held * boundary),
         outer={"allreduce": 0, "async_dn": 12}.get(spec.averaging.mode, 8) * parameters,
         log=2 * 4 * parameters,
+        steps_on_host=training.optimizer_on == "host",
+        masters=4 * parameters if lowered else 0,
     )
 
 
-def lighter(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
-    """What would make the stages of a resolved job smaller, and is not set yet, best first.
-
-    Each setting comes with the spec that has it and all before it.
-    """
-    ways: tuple[tuple[str, str, object], ...] = (
-        ("training", "microbatch_sequences", 1),
-        ("model", "recompute", True),
-        ("pipeline", "overlap", 0),
-        ("model", "dtype", LOWERED),
-        ("pipeline", "max_in_flight", 1),
-    )
-    for section, key, value in ways:
-        before = getattr(spec, section)
-        if getattr(before, key) != value:
-            spec = spec.model_copy(update={section: before.model_copy(update={key: value})})
-            yield f"{section}.{key} = {json.dumps(value)}", spec
+def stage_needs(spec: JobSpec, split: Sequence[int]) -> list[Memory]:
+    """What a stage takes if it has one replica, for each stage of a cut; `spec` is a resolved job's."""
+    spec = island_spec(spec)
+    return [stage_footprint(spec, layers, stage, len(split)).memory for stage, layers in enumerate(split)]
 
 
 def memory_text(spec: JobSpec) -> str:
@@ -128,27 +142,40 @@ def memory_text(spec: JobSpec) -> str:
     split, sequences = spec.pipeline.split, spec.training.microbatch_sequences
     assert split != "auto", "resolve the spec first"
     assert sequences != "auto", "resolve the spec first"
-    most = size(max(_needs(spec, split)))
-    return f"stages take up to {most} of memory, with microbatches of {counted(sequences, 'sequence')}"
+    most = _largest(spec, split)
+    return (
+        f"stages take up to {size(most.total_bytes)} of memory (of a GPU's {most}), with microbatches of "
+        f"{counted(sequences, 'sequence')}"
+    )
 
 
-def memory_by_stages(spec: JobSpec) -> str:
-    """How much memory the largest stage takes, cut into 1, 2, 4 and more stages; `spec` is a resolved job's."""
+def memory_by_stages(spec: JobSpec) -> dict[int, Memory]:
+    """What the largest stage takes, cut into 1, 2, 4 and more stages; `spec` is a resolved job's."""
     counts = [1 << power for power in range(spec.layers.bit_length())]
-    needs = [f"{size(max(_needs(spec, balanced_split(spec, count))))} with {count}" for count in counts]
-    return f"the largest stage takes about {needs[0]} stage" + "".join(f", {need}" for need in needs[1:])
+    return {count: _largest(spec, balanced_split(spec, count)) for count in counts}
 
 
-def _needs(spec: JobSpec, split: Sequence[int]) -> list[int]:
-    """Bytes that a stage takes if it has one replica."""
-    spec = island_spec(spec)
-    return [stage_footprint(spec, layers, stage, len(split)).total_bytes for stage, layers in enumerate(split)]
+def _largest(spec: JobSpec, split: Sequence[int]) -> Memory:
+    return max(stage_needs(spec, split), key=lambda need: need.total_bytes)
 
 
-def flight_room(spec: JobSpec, stage: int, memory_bytes: int) -> int:
-    """How many microbatches in flight the memory of a replica holds (0 bytes: not known); at least the estimated ones.
+def host_step_s(spec: JobSpec) -> float:
+    """Seconds that the largest stage's optimizer takes of a step on one core of a host; 0 if it runs on the device."""
+    split = spec.pipeline.split
+    assert split != "auto", "resolve the spec first"
+    if spec.training.optimizer_on != "host":
+        return 0.0
+    sizes = (
+        stage_parameters(spec, layers, first=stage == 0, last=stage == len(split) - 1)
+        for stage, layers in enumerate(split)
+    )
+    return HOST_STEP_S * max(sizes)
 
-    `spec` is a resolved job's.
+
+def flight_room(spec: JobSpec, stage: int, offer: Memory) -> int:
+    """How many microbatches in flight the memory of a replica holds; at least the estimated ones.
+
+    A device is to have room for their inputs too, which come ahead. `spec` is a resolved job's.
     """
     spec = island_spec(spec)
     split = spec.pipeline.split
@@ -158,9 +185,11 @@ def flight_room(spec: JobSpec, stage: int, memory_bytes: int) -> int:
     def fits(count: int) -> bool:
         pipeline = spec.pipeline.model_copy(update={"max_in_flight": count})
         limited = spec.model_copy(update={"pipeline": pipeline})
-        return stage_footprint(limited, split[stage], stage, len(split)).total_bytes <= memory_bytes
+        needed = stage_footprint(limited, split[stage], stage, len(split))
+        ahead = needed.inputs if offer.host_bytes else 0
+        return offer.holds(Memory(needed.memory.device_bytes + ahead, needed.memory.host_bytes))
 
-    if not memory_bytes:
+    if not offer.device_bytes:
         return max(least, most)
     return max(least, bisect_left(range(1, most + 1), True, key=lambda count: not fits(count)))
 

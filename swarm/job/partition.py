@@ -13,7 +13,7 @@ scheduler resolve specs too.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 
@@ -63,6 +63,10 @@ def resolve(
         values["training"]["microbatch_sequences"] = auto_microbatch(
             spec.training.global_batch_sequences // spec.island_count, spec.data.sequence_length
         )
+    if spec.model.recompute == "auto":
+        values["model"]["recompute"] = False
+    if spec.training.optimizer_on == "auto":
+        values["training"]["optimizer_on"] = "device"
     values["islands"]["count"] = spec.island_count
     values["outer"] = resolved_outer(spec)
     whole = parse_job(values)
@@ -183,26 +187,6 @@ def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:
     """The largest divisor of the global batch that keeps microbatches many and small enough; at least 1."""
     largest = min(global_batch_sequences // AUTO_MICROBATCHES, AUTO_MICROBATCH_TOKENS // sequence_length, 4096)
     return max((size for size in range(1, largest + 1) if global_batch_sequences % size == 0), default=1)
-
-
-def autos_by_memory(spec: JobSpec, filled: JobSpec) -> Iterator[JobSpec]:
-    """The unresolved `spec` with ever smaller values for what is "auto" and takes memory; `filled` is it, resolved.
-
-    First as it is, then with microbatches of half the size and less, then without overlap of steps. Beside memory
-    these values have reasons of their own, so the first that fits is the best.
-    """
-    size, batch = filled.training.microbatch_sequences, filled.training.global_batch_sequences // filled.island_count
-    assert size != "auto", "resolve the spec first"
-    sizes = [size]
-    while spec.training.microbatch_sequences == "auto" and sizes[-1] > 1:
-        sizes.append(max(one for one in range(1, sizes[-1] // 2 + 1) if batch % one == 0))
-    for overlap in dict.fromkeys(
-        (spec.pipeline.overlap, 0 if spec.pipeline.overlap == "auto" else spec.pipeline.overlap)
-    ):
-        for one in sizes:
-            training = spec.training.model_copy(update={"microbatch_sequences": one})
-            pipeline = spec.pipeline.model_copy(update={"overlap": overlap})
-            yield spec.model_copy(update={"training": training, "pipeline": pipeline})
 
 
 def auto_overlap(spec: JobSpec, split: Sequence[int], peers: int, speed: FleetSpeed) -> Overlap:

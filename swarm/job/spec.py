@@ -60,7 +60,7 @@ class ModelSection(Section):
     init: Literal["pretrained", "random"] = "pretrained"  # without an id always random
     # bfloat16: autocast; bfloat16_parameters: whole layers, on copies of the weights. Master weights stay float32.
     dtype: Literal["float32", "bfloat16", "bfloat16_parameters"] = "bfloat16"
-    recompute: bool = False
+    recompute: Auto | bool = "auto"  # compute forward again for backward, in the place of keeping it
     compile: bool = False  # torch.compile of the decoder layers
     tokenizer: str = ""  # "byte", a local folder or a hub id; empty = that of id, without an id "byte"
 
@@ -100,6 +100,7 @@ class TrainingSection(Section):
     lookahead: Annotated[float, Field(ge=0, lt=1)] = 0.3  # adamw: share of the fresh gradient in the numerator
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # sgd only
     muon_products: Literal["fast", "exact"] = "fast"  # exact: the same bits on every processor
+    optimizer_on: Auto | Literal["device", "host"] = "auto"  # host: its state is in the memory beside the device's
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] = 100  # by default at most `steps`
@@ -138,6 +139,11 @@ class TrainingSection(Section):
         return self
 
     @property
+    def step_on(self) -> str:
+        """Where the optimizer runs, as LoadStage says it."""
+        return "cpu" if self.optimizer_on == "host" else "device"
+
+    @property
     def microbatches(self) -> int:
         """Microbatches per step; only once `microbatch_sequences` is resolved."""
         assert self.microbatch_sequences != "auto", "resolve the spec first"
@@ -149,7 +155,7 @@ class PipelineSection(Section):
 
     stages: Auto | Annotated[int, Field(ge=1, le=STAGES_MAX)] = "auto"
     split: Annotated[
-        Auto | Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=STAGES_MAX)], _FROM_LIST
+        Auto | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=STAGES_MAX)], _FROM_LIST
     ] = "auto"
     routing: Routing = "least_completion"
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
@@ -265,7 +271,7 @@ class JobSpec(Section):
                 f"training.eval_every_steps = {self.training.eval_every_steps} has nothing to evaluate: "
                 "set data.validation_ratio, for example to 0.05"
             )
-        if pipeline.stages != "auto" and pipeline.stages > layers:
+        if pipeline.stages != "auto" and pipeline.stages > layers and pipeline.split == "auto":
             raise ValueError(
                 f"pipeline.stages = {pipeline.stages} is more than the model's {layers} decoder layers: "
                 f"use at most {counted(layers, 'stage')}"
@@ -284,6 +290,16 @@ class JobSpec(Section):
                 raise ValueError(
                     f"pipeline.split names {counted(len(pipeline.split), 'stage')}, pipeline.stages = "
                     f"{pipeline.stages}: drop one of the two"
+                )
+            if 0 in pipeline.split[1:-1]:
+                raise ValueError(
+                    f"pipeline.split = {list(pipeline.split)} has a stage of nothing: only the first, the embedding "
+                    "alone, and the last, the head alone, may have 0 layers"
+                )
+            if self.tied and pipeline.split[0] == 0:
+                raise ValueError(
+                    f"pipeline.split = {list(pipeline.split)} has no weights for the first stage alone, as the head "
+                    "is tied to the embedding: give it a layer"
                 )
         return self
 

@@ -87,13 +87,13 @@ class Stage:
         self._last = stage == self.stages - 1
         self._bits = spec.training.fixed_point_bits if spec.training.reproducible else None
         self._lowered = spec.model.dtype == LOWERED
-        self.weights = Weights(spec, stage, device, initial)
+        self._sum_device, self._step_device = sum_device(device), step_device(device, step_on)
+        self.weights = Weights(spec, stage, device, initial, self._step_device)
         newest = self.weights.newest()
         self.places = Places(places_of(newest, UnitName(f"stage-{stage}"), tied_name(spec)))
         self.units = self.places.units
         self._graphs: dict[Microbatch, _Graph] = {}
         self._sums: dict[int, Sums] = {}
-        self._sum_device, self._step_device = sum_device(device), step_device(device, step_on)
         self._optimizer = Optimizer(
             spec.training, ((name, each.to(self._step_device)) for name, each in newest.items())
         )

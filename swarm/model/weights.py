@@ -3,7 +3,8 @@ steps.
 
     model.dtype             a module holds      the optimizer steps
     float32, bfloat16       float32             the module of the oldest version, after the newest was copied there
-    bfloat16_parameters     bfloat16 copies     float32 masters, of the newest version only; copies are made anew
+    bfloat16_parameters     bfloat16 copies     float32 masters where the optimizer runs, of the newest version only;
+                                                copies are made anew
 
 Either way no graph sees its weights move. Files, digests and the optimizer know float32 only; every bfloat16 value is
 a float32 value, so an older copy that is saved as float32 comes back with the same bits.
@@ -44,7 +45,14 @@ class Weights:
     Buffers of equal version hold equal weights; the first of them is used.
     """
 
-    def __init__(self, spec: JobSpec, stage: int, device: torch.device, initial: InitialState | None) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        stage: int,
+        device: torch.device,
+        initial: InitialState | None,
+        step_device: torch.device | None = None,
+    ) -> None:
         self._stage = stage
         self._masters: dict[str, Tensor] = {}
         self.buffers: list[Buffer] = []
@@ -52,7 +60,7 @@ class Weights:
             module = build(spec, stage, device, weights)
             if spec.model.dtype == LOWERED:
                 whole = _lower(module)
-                self._masters = self._masters or whole
+                self._masters = self._masters or {name: one.to(step_device or device) for name, one in whole.items()}
             self.buffers.append(Buffer.of(version, module))
 
     @property

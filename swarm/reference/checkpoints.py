@@ -129,8 +129,10 @@ def islands_from(checkpoint: Checkpoint, spec: JobSpec, device: torch.device) ->
     ]
     assert spec.pipeline.split != "auto", "resolve the spec first"
     share, version = island_spec(spec), course_of(spec, 0).version_after(checkpoint.step)
+
+    def stage_of(stage: int, island: int) -> Stage:
+        state = read_files(share, stage, files_for(files, island), version)
+        return Stage(share, stage, device, state, step_on=spec.training.step_on)
+
     stages = range(len(spec.pipeline.split))
-    return [
-        [Stage(share, stage, device, read_files(share, stage, files_for(files, island), version)) for stage in stages]
-        for island in range(spec.island_count)
-    ]
+    return [[stage_of(stage, island) for stage in stages] for island in range(spec.island_count)]

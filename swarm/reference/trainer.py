@@ -31,8 +31,8 @@ from swarm.errors import InvalidConfig, JobFailed, NotAllowed, OutOfMemory
 from swarm.hf import model_folder
 from swarm.hf.placing import begin, put_in_place
 from swarm.job.course import PLAIN, Course, InnerStep
-from swarm.job.footprint import lighter
 from swarm.job.islands import check_for_one_process, course_of, courses, island_spec, shares_of
+from swarm.job.lighter import lighter
 from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import unit_names
 from swarm.job.schedule import (
@@ -238,7 +238,8 @@ def _skipped_in_a_row(spec: JobSpec, step: int, report: StepReport, before: int)
 def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
     """All stages of a resolved spec with their initial weights: drawn from the seed, or read from folder or hub."""
     assert spec.pipeline.split != "auto", "resolve the spec first"
-    return [Stage(spec, stage, device, read_initial(spec, stage)) for stage in range(len(spec.pipeline.split))]
+    stages, step_on = range(len(spec.pipeline.split)), spec.training.step_on
+    return [Stage(spec, stage, device, read_initial(spec, stage), step_on=step_on) for stage in stages]
 
 
 def _together(step: int, reports: Sequence[StepReport]) -> StepReport:

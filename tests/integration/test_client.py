@@ -86,6 +86,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     submitted: list[pb.SubmitRequest] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     misfit: SwarmError | None = None  # Check refuses with it
+    offers: list[pb.PeerView] = field(default_factory=list)  # in the place of the usual two stage servers
     patience_s: list[float] = field(default_factory=list)  # of each Submit
     cancelled: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)  # Cancel refuses these
@@ -175,7 +176,8 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     def Peers(self, request: pb.PeersRequest, context: grpc.ServicerContext) -> pb.PeerList:
         self.requests.append(request)
         peer = pb.PeerView(id="p1", state="serving", job="tiny-1a2b3c", stage=1, device="cpu", threads=2, pace_s=0.02)
-        return pb.PeerList(peers=[peer, pb.PeerView(id="p2", state="idle", stage=-1, device="cpu")])
+        idle = pb.PeerView(id="p2", state="idle", stage=-1, device="cpu")
+        return pb.PeerList(peers=self.offers or [peer, idle])
 
     def Explain(self, request: pb.ExplainRequest, context: grpc.ServicerContext) -> pb.Explanation:
         return pb.Explanation(kind="job", id=request.about, facts=[pb.Fact(topic="stage 0", text="it limits the job")])
@@ -272,6 +274,10 @@ def test_a_job_that_the_scheduler_refuses_is_refused_before_a_byte_of_data_is_se
     """The client tokenised and uploaded all data, a night's work with 100 GB, before it heard that the model fits
     nowhere."""
     fake.misfit = OutOfMemory("no cut fits", hint="lower training.microbatch_sequences")
+    code, _, err = swarm("submit", "job.toml", "--dry-run")
+    assert code == 9
+    assert "memory: the largest stage takes about" in err
+    assert "no cut fits" in err
     code, _, err = swarm("submit", "job.toml")
     assert code == OutOfMemory.exit_code
     assert "error[E0900]: no cut fits" in err
@@ -550,6 +556,28 @@ def test_dry_run_names_the_origin_of_every_value(swarm: Any, fake: FakeJobs) -> 
     assert not fake.submitted
 
 
+def test_dry_run_says_what_each_stage_takes_beside_what_is_offered(swarm: Any, fake: FakeJobs) -> None:
+    """Whoever wanted to know whether a model fits learned it after the upload."""
+    fake.offers = [pb.PeerView(id=f"p{n}", state="idle", memory_bytes=24 << 30, host_bytes=32 << 30) for n in range(12)]
+    layers = ("--set", "model.config.num_hidden_layers=3", "--set", "pipeline.stages=3")
+    code, _, said = swarm("submit", "--dry-run", "job.toml", *layers)
+    assert code == 0, said
+    assert re.search(
+        r"memory: the largest stage takes about \S+ KiB \(\S+ KiB on the device\) with 1 stage, .* with 2", said
+    )
+    assert "offered by 12 stage servers: 12 x 24.0 GiB on the device and 32.0 GiB of host memory" in said
+    assert re.search(
+        r"there: 3 stages of 1 \+ 1 \+ 1 layers; .*; stage 0 \S+ KiB on the device and \S+ KiB of host", said
+    )
+    fake.offers = [pb.PeerView(id="p1", state="idle", memory_bytes=24 << 30)]
+    said = swarm("submit", "--dry-run", "job.toml", *layers)[2]
+    assert "offered by 1 stage server: 1 x 24.0 GiB\n" in said
+    assert "of host memory" not in said
+    said = swarm("submit", "--dry-run", "job.toml", "--scheduler", "127.0.0.1:1")[2]
+    assert "offered: not known, no scheduler answers at 127.0.0.1:1" in said
+    assert not fake.submitted
+
+
 def test_dry_run_says_what_the_data_are(swarm: Any, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "b.bin").write_bytes(b"12345678")
@@ -563,7 +591,7 @@ def test_dry_run_says_what_the_data_are(swarm: Any, tmp_path: Path) -> None:
     said = swarm("submit", "--dry-run", "job.toml")[2]
     assert f"model: {told['parameters']:,} parameters; it is trained on {told['tokens']:,} tokens, about" in said
     said = swarm("submit", "--dry-run", "job.toml", "--set", "data.source=hf:a/b")[2]
-    assert "data: a Hugging Face data set, not downloaded yet; vocabulary of 257; nothing was sent" in said
+    assert "data: a Hugging Face data set, not downloaded yet; vocabulary of 257; no data was sent" in said
     arguments = ("--set", "data.source=b.bin", "--set", "model.config.vocab_size=999")
     assert "1 file (bin), 8 B; vocabulary of 999" in swarm("submit", "--dry-run", "job.toml", *arguments)[2]
     code, _, err = swarm("submit", "--dry-run", "job.toml", *arguments[:2])

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm.data.batches import Batches, TokenData
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.errors import JobFailed, NotAllowed
+from swarm.errors import InvalidConfig, JobFailed, NotAllowed
 from swarm.job.course import PLAIN
 from swarm.job.families import HEAD
 from swarm.job.partition import resolve
@@ -105,6 +105,43 @@ def test_no_optimizer_sees_the_cut(optimizer: str, values: dict[str, Any]) -> No
     assert runs[0].losses == runs[1].losses == runs[2].losses
     assert runs[0].sha256 == runs[1].sha256 == runs[2].sha256
     assert runs[0].sha256 != train(spec_of(1, tied=True)).sha256
+
+
+def cut_into(spec: JobSpec, *split: int) -> JobSpec:
+    pipeline = {"pipeline": spec.pipeline.model_dump() | {"split": split, "stages": len(split)}}
+    return parse_job(spec.model_dump() | pipeline)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16_parameters"])
+@pytest.mark.parametrize(
+    ("tied", "split"),
+    [(False, (0, 3, 0)), (False, (0, 3)), (False, (3, 0)), (False, (0, 1, 1, 1, 0)), (True, (2, 1, 0))],
+)
+def test_an_embedding_or_a_head_that_is_a_stage_alone_changes_no_bit(
+    dtype: str, tied: bool, split: tuple[int, ...], tmp_path: Path
+) -> None:
+    whole = spec_of(1, tied=tied, dtype=dtype)
+    for recompute in (False, True):
+        bare = cut_into(whole, *split)
+        bare = bare.model_copy(update={"model": bare.model.model_copy(update={"recompute": recompute})})
+        assert train(bare).sha256 == train(whole).sha256
+    spec = cut_into(spec_of(1, tied=tied, reproducible=False), *split)
+    stages = build_stages(spec, CPU)
+    save_folder(stages, spec, tmp_path / "model")
+    twin: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+    assert_equals_unsplit(stages, batches_of(spec), twin, EMBEDDING if tied else None)
+
+
+@pytest.mark.parametrize(
+    ("tied", "split", "reason"),
+    [
+        (False, (1, 0, 2), r"has a stage of nothing \(only the first, the embedding"),
+        (True, (0, 3), r"the head is tied to the embedding \(give it a layer"),
+    ],
+)
+def test_a_stage_without_weights_is_refused(tied: bool, split: tuple[int, ...], reason: str) -> None:
+    with pytest.raises(InvalidConfig, match=reason):
+        cut_into(spec_of(1, tied=tied), *split)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])

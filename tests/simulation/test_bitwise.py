@@ -31,6 +31,21 @@ def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
     assert len(seen) == 1
 
 
+def test_an_embedding_and_a_head_alone_and_an_optimizer_on_the_host_change_no_bit(tmp_path: Path) -> None:
+    source = write_text(tmp_path)
+    seen = set()
+    for split, place in (((2,), "device"), ((0, 2, 0), "device"), ((0, 1, 1, 0), "host"), ((1, 1), "host")):
+        spec = small_spec(
+            source, config__num_hidden_layers=2, pipeline__split=split, pipeline__stages="auto", pipeline__overlap=3,
+            training__optimizer_on=place,
+        )  # fmt: skip
+        resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        tokens = Tokens.make(tmp_path, resolved)
+        seen.add(run_swarm(resolved, tokens, 2 * len(split), seed=len(split)).sha256)
+        seen.add(train_local(resolved, tokens.batches(resolved), device=torch.device("cpu")).sha256)
+    assert len(seen) == 1
+
+
 def test_masked_targets_and_held_out_samples_end_with_the_weights_of_one_process(tmp_path: Path) -> None:
     """Texts end inside sequences, some microbatches have no target that counts, and steps differ in their divisor."""
     spec = small_spec(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,10 +13,12 @@ import pytest
 from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import OutOfMemory
-from swarm.job.footprint import stage_footprint
+from swarm.job.footprint import stage_footprint, stage_needs
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.types import JobState, PeerId
+from swarm.model.stage import Stage
+from swarm.types import JobState, Memory, PeerId
+from tests.support.llamas import job_of
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
@@ -84,3 +87,81 @@ def test_a_cut_by_hand_that_does_not_fit_waits_for_a_peer_that_can_hold_it(tmp_p
     assert job.record.state is JobState.SUCCEEDED, job.record.reason
     assert job.stages[0] == ["late-0"]
     assert any("stage 0 needs 1 replica more" in one and "the largest idle peer is peer-1" in one for one in reasons)
+
+
+# Large models on GPUs ------------------------------------------------------------------------------------------------
+
+
+class Built(Exception):
+    """No stage of a large model is built in a test."""
+
+
+def placed(folder: Path, name: str, gpus: int, offer: Memory, **sections: dict[str, object]) -> Job:
+    """The job of a large model that was submitted to stage servers with a GPU, as they were given its stages."""
+    tokens = Tokens.make(folder, resolve(spec_of(folder), vocabulary_size=257, stages_if_auto=1))
+    spec = job_of(name, **sections)
+
+    def build(*_: object, **__: object) -> Stage:
+        raise Built
+
+    async def main() -> Job:
+        found: list[Job] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 0, tasks, Random(1))
+                rig.build = build
+                for number in range(gpus):
+                    rig.add_peer(
+                        PeerId(f"gpu-{number:02}"), tasks, Random(number), device_name="cuda",
+                        memory_bytes=offer.device_bytes, host_bytes=offer.host_bytes,
+                    )  # fmt: skip
+                while len(rig.membership.idle_peers()) < gpus:
+                    await asyncio.sleep(0.1)
+                of_job = replace(tokens.of_job(), vocabulary_size=spec.model.config["vocab_size"])
+                found.append(await rig.jobs.submit(spec, of_job, ByteTokenizer().tokenizer_files()))
+                while not found[0].stages:
+                    await asyncio.sleep(0.1)
+                await rig.network.close()
+                raise Done
+        except* OutOfMemory as group:
+            raise group.exceptions[0] from None
+        except* (Done, Built):
+            pass
+        return found[0]
+
+    return sim.run(main(), seed=1, limit_s=3600.0)
+
+
+def held(job: Job, offer: Memory) -> bool:
+    """Whether each stage server with such memories holds the stage that it was given."""
+    split = job.spec.pipeline.split
+    assert split != "auto"
+    return all(offer.holds(need) for need in stage_needs(job.spec, split)) and len(job.stages) == len(split)
+
+
+def test_eight_billion_parameters_are_placed_on_twelve_cards_of_24_gb(tmp_path: Path) -> None:
+    """By an estimate of 40 bytes per parameter no cut of this model fitted such cards, and the person learned it after
+    the upload; the hint named what was set already."""
+    offer = Memory(24 << 30, 32 << 30)
+    job = placed(tmp_path, "8 B", 12, offer)
+    assert len(job.spec.pipeline.split) == 12
+    assert held(job, offer)
+    host = placed(tmp_path, "8 B", 12, offer, training={"optimizer_on": "host"})
+    assert host.spec.training.step_on == "cpu"
+    assert held(host, offer)
+    with pytest.raises(OutOfMemory, match=r"one decoder layer needs about .* too little") as caught:
+        placed(tmp_path, "405 B", 12, offer)
+    assert "on the device and" in caught.value.message
+    for word in ("recompute", "optimizer_on", "microbatch_sequences"):
+        assert word not in caught.value.hint, "it is chosen already"
+
+
+def test_seventy_billion_parameters_are_placed_on_cards_of_80_gb_and_of_24(tmp_path: Path) -> None:
+    large = Memory(80 << 30, 64 << 30)
+    assert held(placed(tmp_path, "70 B", 32, large), large)
+    small = Memory(24 << 30, 64 << 30)
+    sections = {"data": {"sequence_length": 2048}, "training": {"microbatch_sequences": 1}}
+    job = placed(tmp_path, "70 B", 82, small, **sections)
+    split = job.spec.pipeline.split
+    assert (split[0], split[-1], len(split)) == (0, 0, 82), "the embedding and the head alone, as no other cut fits"
+    assert held(job, small)

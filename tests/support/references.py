@@ -1,4 +1,5 @@
-"""The pages of docs/reference, made from the code: commands, the same as a man page, job file, metrics, errors.
+"""The pages of docs/reference, made from the code: commands, the same as a man page, job file, metrics, errors; and the
+table of docs/plan-a-run.md.
 
 `python -m tests.support.references` writes them anew.
 """
@@ -20,9 +21,11 @@ from client.verbs.example import commented_job
 from scheduler.metrics import SchedulerMetrics
 from stage_server.metrics import StageServerMetrics
 from swarm.errors import ERROR_BY_CODE
+from swarm.job.footprint import memory_by_stages
 from swarm.job.spec import JobSpec
 from swarm.process.lifecycle import SECRET_FLAGS
 from swarm.relay.metrics import RelayMetrics
+from tests.support.llamas import SHAPES, resolved
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 _NOTE = "<!-- Made from the code: `make references`. Do not edit. -->"
@@ -224,6 +227,34 @@ def errors() -> str:
     return _page("Errors", _ERRORS, _table(("code", "exit code", "what it means"), rows))
 
 
+# What a model takes ---------------------------------------------------------------------------------------------------
+
+_PLAN = FOLDER / "../plan-a-run.md"
+_BEGIN, _END = "<!-- Made from the code: `make references`. -->", "<!-- Made until here. -->"
+_LIGHT: dict[str, dict[str, Any]] = {"training": {"microbatch_sequences": 1}, "model": {"recompute": True}}
+_ROWS: dict[str, dict[str, dict[str, Any]]] = {
+    "defaults": {},
+    "microbatches of 1, `recompute = true`": _LIGHT,
+    'also `optimizer_on = "host"`': _LIGHT | {"training": _LIGHT["training"] | {"optimizer_on": "host"}},
+}
+
+
+def plan() -> str:
+    """The page for those who plan a run, with what the largest of equal stages takes: device + host, in GiB."""
+    counts = (1, 2, 4, 8, 16, 32, 64)
+
+    def cells(name: str, sections: dict[str, dict[str, Any]]) -> Iterable[str]:
+        needs = memory_by_stages(resolved(name, **sections, pipeline={"overlap": 0}))
+        for count in counts:
+            need = needs.get(count)
+            yield "" if need is None else f"{need.device_bytes / 2**30:.0f} + {need.host_bytes / 2**30:.0f}"
+
+    head = ("model, settings", "1 stage", *map(str, counts[1:]))
+    rows = [(f"{name}, {what}", *cells(name, more)) for name in SHAPES for what, more in _ROWS.items()]
+    before, rest = _PLAN.read_text().split(_BEGIN)
+    return f"{before}{_BEGIN}\n\n{_table(head, rows)}\n\n{_END}{rest.split(_END)[1]}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "swarm.1": manual,
@@ -231,6 +262,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "job.schema.json": job_schema,
     "metrics.md": metrics,
     "errors.md": errors,
+    "../plan-a-run.md": plan,
 }
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from swarm.model.stage import Stage
 from swarm.pki.identity import Wallet
 from swarm.pki.passes import PassKey
 from swarm.process.logs import get_logger
-from swarm.types import JobState, PeerId
+from swarm.types import JobState, Memory, PeerId
 from tests.support.databases import fresh_engine
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim
@@ -266,13 +266,15 @@ class Rig:
         stage: int = -1,
         device_name: str = "cpu",
         memory_bytes: int = 1 << 30,
+        host_bytes: int = 0,
         device_type: type[InlineDevice] = InlineDevice,
     ) -> None:
         """Start a stage server whose computations take a random while; what it says of itself need not be true."""
         device = device_type(lambda: rng.uniform(0.001, 0.03) * self.slowness.get(peer, 1.0))
         identity = Hello(
-            peer, incarnation, PROTOCOL_VERSION, "0", f"address-of-{peer}", "", device_name, 1, memory_bytes, stage
-        )
+            peer, incarnation, PROTOCOL_VERSION, "0", f"address-of-{peer}", "", device_name, 1, memory_bytes, stage,
+            host_bytes=host_bytes,
+        )  # fmt: skip
 
         async def find() -> str:
             return SCHEDULER
@@ -289,7 +291,7 @@ class Rig:
             get_logger("rig"),
             passes=gate,
         )
-        budget = MemoryBudget(self.hold_bytes, memory_bytes)
+        budget = MemoryBudget(self.hold_bytes, Memory(memory_bytes, host_bytes))
         server = StageServer(identity, ports, ServerSettings(budget=budget, build=self.build, hub=self.hub))
         self.network.add_receiver(identity.address, server, donor=server)
         self.servers[peer] = tasks.create_task(self._serve(peer, server))

@@ -17,7 +17,7 @@ from scheduler.brain.fleet.membership import Peer
 from scheduler.brain.state.leaves import Leave
 from swarm.events import LinkSpeed
 from swarm.text import bandwidth, counted, size, spoken_duration
-from swarm.types import IslandState, JobId, JobState, PeerId, PeerState
+from swarm.types import IslandState, JobId, JobState, Memory, PeerId, PeerState, needs_text
 
 if TYPE_CHECKING:
     from scheduler.brain.checkpoint.schedule import OpenCheckpoint
@@ -153,7 +153,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class JobStanding:
-    """The facts about a job that need no brain; `needs_bytes` has one number per stage."""
+    """The facts about a job that need no brain; `needs` is what a replica of each stage takes."""
 
     id: JobId
     state: JobState
@@ -164,10 +164,11 @@ class JobStanding:
     steps: int
     microbatches: int  # per step
     step_s: float  # per step lately; nan = not known
-    needs_bytes: tuple[int, ...]
+    needs: tuple[Memory, ...]
     min_replicas: int
     overlap: int = 0  # microbatches of a step that use weights one step old
     goes_back: int = 0  # the step to which it would go back now, if it lost a stage
+    host_step_s: float = 0.0  # that the optimizer of the largest stage takes on a core of its host; 0: on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ class IdlePeer:
     """A peer without work, and why each running job does not use it."""
 
     peer: PeerId
-    memory_bytes: int
+    offer: Memory
     why_not: Mapping[JobId, str] = field(default_factory=dict)
 
 
@@ -190,6 +191,10 @@ def explain_job(
     if job.hint:
         facts.append(Fact("hint", job.hint))
     facts.append(_progress(job))
+    if job.host_step_s:
+        took = spoken_duration(job.host_step_s)
+        text = f"runs on the hosts: up to {took} of a step where a host has one core, less with more"
+        facts.append(Fact("optimizer", text, {"host_step_s": job.host_step_s}))
     if situation is None:
         return [*facts, *(_wanting(job, idle) if job.state in WAITING_STATES else ())]
     facts.append(Fact("waits for", situation.waiting_for.replace("waits for ", "", 1)))
@@ -246,12 +251,13 @@ def _overlap(job: JobStanding, situation: Situation) -> Fact:
 
 def _wanting(job: JobStanding, idle: Sequence[IdlePeer]) -> list[Fact]:
     """The stage servers that a job needs to be placed, beside the idle ones."""
-    stages = len(job.needs_bytes)
+    stages = len(job.needs)
     peers = stages * job.min_replicas
-    sizes = ", ".join(f"stage {stage} {size(needed)}" for stage, needed in enumerate(job.needs_bytes))
+    has_devices = any(one.offer.host_bytes for one in idle)
+    sizes = needs_text([need if has_devices else Memory(need.total_bytes) for need in job.needs])
     each = f" x {job.min_replicas} replicas" if job.min_replicas > 1 else ""
     needs = f"{counted(peers, 'stage server')} ({counted(stages, 'stage')}{each}); memory: {sizes}"
-    found = ", ".join(f"{one.peer} ({size(one.memory_bytes)})" for one in idle) or "nobody"
+    found = ", ".join(f"{one.peer} ({one.offer})" for one in idle) or "nobody"
     return [
         Fact("needs", needs, {"stage_servers": float(peers)}),
         Fact("idle", f"{len(idle)}: {found}", {"stage_servers": float(len(idle))}),

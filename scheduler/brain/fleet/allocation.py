@@ -40,7 +40,7 @@ from enum import IntEnum
 
 from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, together
 from scheduler.brain.settings import ON_ITS_WAY_S_MAX
-from swarm.types import Decision, JobId, PeerId
+from swarm.types import Decision, JobId, Memory, PeerId
 
 PATIENCE_S = 600.0
 LOOKS_S_MAX = 60.0
@@ -63,13 +63,13 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class PendingJob:
-    """A job that waits for peers to start with; `needs` are the bytes that a replica of each stage takes.
+    """A job that waits for peers to start with; `needs` is what a replica of each stage takes.
 
     Its stages are those of all its `islands`, one island after the other.
     """
 
     job: JobId
-    needs: tuple[int, ...]
+    needs: tuple[Memory, ...]
     min_replicas: int
     waited_s: float
     looks: bool = False  # it is stalled, and still looking for its checkpoint
@@ -142,7 +142,7 @@ class ActiveJob:
     """
 
     job: JobId
-    needs: tuple[int, ...]
+    needs: tuple[Memory, ...]
     min_replicas: int
     replicas: tuple[int, ...]
     at_start: int

@@ -5,23 +5,28 @@
 
 Every stage gets a slot. The first and the last stage differ from the others (embedding; head), so all pairs of slots
 are tried for them; the other stages are alike and take the slots in order. Given the slots, each layer goes to the
-stage that would stay cheapest among those with room. This is optimal because layers are equal.
+stage that would stay cheapest among those with room. This is optimal because layers are equal. With bare ends the
+embedding, or the head, may be a stage without layers: it idles for most of a step, so that is for what fits no other
+way.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 from swarm.errors import OutOfMemory
-from swarm.text import counted, size
-from swarm.types import Decision
+from swarm.text import counted
+from swarm.types import Decision, Memory
 
 KINDS_MAX = 8  # different slots that are tried for first and last stage
 STAGES_TRIED_MAX = 64
+
+_Slot: TypeAlias = tuple[Memory, ...]  # each of them must hold the stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,74 +36,75 @@ class ModelCosts:
     layers: int
     layer_flops: int  # multiply-adds per token, forward
     head_flops: int
-    stage_bytes: Callable[[int, int, int, int], int]  # of (layers, stage, stages, replicas); rises with the layers
+    stage_memory: Callable[[int, int, int, int], Memory]  # of (layers, stage, stages, replicas); rises with the layers
+    bare_embedding: bool = True  # whether the embedding may be a stage alone; a tied one may not
 
 
-def needs(model: ModelCosts, split: Sequence[int], peers: int) -> tuple[int, ...]:
-    """Bytes that a replica of each stage needs if `peers` peers share the stages evenly."""
+def needs(model: ModelCosts, split: Sequence[int], peers: int) -> tuple[Memory, ...]:
+    """The memory that a replica of each stage needs if `peers` peers share the stages evenly."""
     stages = len(split)
     replicas = max(1, peers // stages)
-    return tuple(model.stage_bytes(layers, stage, stages, replicas) for stage, layers in enumerate(split))
+    return tuple(model.stage_memory(layers, stage, stages, replicas) for stage, layers in enumerate(split))
 
 
 def fit(
-    model: ModelCosts, memories: Sequence[int], stages: Sequence[int], min_replicas: int
+    model: ModelCosts, offers: Sequence[Memory], stages: Sequence[int], min_replicas: int, *, bare_ends: bool = False
 ) -> Decision[tuple[int, ...]]:
-    """The cut for peers with these memories (0 = unknown), into the first number of stages that works.
+    """The cut for peers with these memories, into the first number of stages that works.
 
-    If none works there is no plan, but a reason.
+    With `bare_ends` the first and the last stage may have no layers. If none works there is no plan, but a reason.
     """
-    known = [memory or 1 << 62 for memory in memories]
+    known = [offer if offer.device_bytes else Memory(1 << 62) for offer in offers]
     for count in stages:
-        split = _cut(model, count, sorted(known, reverse=True), min_replicas)
+        split = _cut(model, count, sorted(known, reverse=True), min_replicas, bare_ends=bare_ends)
         if split is not None:
             return Decision(split, f"cut into {counted(count, 'stage')} for {counted(len(known), 'peer')}")
     if not known:
         return Decision(None, "no idle peers yet")
-    return Decision(None, f"no cut fits the idle peers: the largest has {size(max(known))}")
+    return Decision(None, f"no cut fits the idle peers: the largest has {max(known)}")
 
 
-def is_possible(model: ModelCosts, memories: Sequence[int], stages: Sequence[int]) -> bool:
-    """Whether the smallest part, one layer with embedding or head, fits the largest peer.
+def is_possible(model: ModelCosts, offers: Sequence[Memory], stages: Sequence[int]) -> bool:
+    """Whether for each of the smallest parts there is a peer that holds it.
 
     Without peers, or if one of them does not say how much memory it has, nothing is known to be impossible.
     """
-    return not memories or 0 in memories or _least(model, stages) <= max(memories)
+    return not offers or Memory() in offers or not _worst(model, offers, stages).lack_bytes
 
 
 def check_possible(
     model: ModelCosts,
-    memories: Sequence[int],
+    offers: Sequence[Memory],
     stages: Sequence[int],
-    lighter: Iterable[tuple[str, ModelCosts]] = (),
+    lighter: Iterable[tuple[str, ModelCosts, Sequence[int]]] = (),
 ) -> None:
     """Raise OutOfMemory unless the model is_possible.
 
-    `lighter`: settings that make a stage smaller, best first, with the costs after each; the hint names them.
+    `lighter`: settings that make a stage smaller, best first, with costs and numbers of stages after each; the hint
+    names them.
     """
-    if not is_possible(model, memories, stages):
-        least = _least(model, stages)
+    if not is_possible(model, offers, stages):
+        worst = _worst(model, offers, stages)
+        short = worst.offer.short_text(worst.need)
         raise OutOfMemory(
-            f"one decoder layer with embedding or head needs about {size(least)}, the largest of "
-            f"{counted(len(memories), 'stage server')} offers {size(max(memories))}",
-            hint=_way_out(least, max(memories), [(setting, _least(costs, stages)) for setting, costs in lighter]),
+            f"{worst.part} needs about {worst.need}, the largest of {counted(len(offers), 'stage server')} offers "
+            f"{worst.offer}: {short} too little",
+            hint=_way_out(worst, [(setting, _worst(costs, offers, counts)) for setting, costs, counts in lighter]),
         )
 
 
-def _way_out(least: int, largest: int, lighter: Sequence[tuple[str, int]]) -> str:
+def _way_out(worst: _Worst, lighter: Sequence[tuple[str, _Worst]]) -> str:
     """What to do about a model that does not fit: the settings that help, with what is needed after them."""
-    needed, useful = least, list[str]()
+    left, useful = worst, list[str]()
     for setting, after in lighter:
-        if after < needed and needed > largest:
+        if after.lack_bytes < left.lack_bytes:
             useful.append(setting)
-            needed = after
+            left = after
     settings = " and ".join((", ".join(useful[:-1]), useful[-1])) if useful[1:] else "".join(useful)
-    if needed <= largest:
-        return f"set {settings}: then it needs {size(needed)}"
-    more = f"start a stage server that offers {size(least)} first"
-    return (
-        f"{more}, or one of {size(needed)} and set {settings}" if useful else f"{more}, or lower data.sequence_length"
-    )
+    if not left.lack_bytes:
+        return f"set {settings}: then it needs {left.need}"
+    more = f"start a stage server that offers {worst.need} first"
+    return f"{more}, or one of {left.need} and set {settings}" if useful else f"{more}, or lower data.sequence_length"
 
 
 def stage_counts(layers: int, default: int, most: int) -> list[int]:
@@ -106,30 +112,63 @@ def stage_counts(layers: int, default: int, most: int) -> list[int]:
     return list(range(default, min(layers, max(default, most), default + STAGES_TRIED_MAX) + 1))
 
 
-def _least(model: ModelCosts, stages: Sequence[int]) -> int:
-    return min(_smallest(model, count) for count in stages)
+@dataclass(frozen=True, order=True, slots=True)
+class _Worst:
+    """The part of a model that finds least room, and the peer with most of it."""
+
+    lack_bytes: int
+    need: Memory
+    offer: Memory
+    part: str
 
 
-def _smallest(model: ModelCosts, stages: int) -> int:
+def _worst(model: ModelCosts, offers: Sequence[Memory], stages: Sequence[int]) -> _Worst:
+    """Which of the smallest parts finds least room, for the number of stages where that is most."""
+
+    def best(part: str, need: Memory) -> _Worst:
+        return min(_Worst(offer.lacking(need).total_bytes, need.beside(offer), offer, part) for offer in kinds)
+
+    kinds = set(offers)
+    return min(max(best(part, need) for part, need in _smallest(model, count)) for count in stages)
+
+
+def _smallest(model: ModelCosts, stages: int) -> Iterator[tuple[str, Memory]]:
+    """The smallest parts of a cut into so many stages, and what each needs."""
     if stages == 1:
-        return model.stage_bytes(model.layers, 0, 1, 1)
-    return max(model.stage_bytes(1, stage, stages, 1) for stage in (0, stages - 1))
+        yield "the whole model in one stage", model.stage_memory(model.layers, 0, 1, 1)
+        return
+    if model.bare_embedding:
+        yield "the embedding alone", model.stage_memory(0, 0, stages, 1)
+    else:
+        yield "one decoder layer with the tied embedding", model.stage_memory(1, 0, stages, 1)
+    yield "the head alone", model.stage_memory(0, stages - 1, stages, 1)
+    if stages > 2:
+        yield "one decoder layer", model.stage_memory(1, 1, stages, 1)
+    else:
+        ends = (model.stage_memory(1, stage, stages, 1) for stage in (0, 1))
+        yield "one decoder layer with embedding or head", min(ends, key=lambda need: need.total_bytes)
 
 
-def _cut(model: ModelCosts, stages: int, memories: Sequence[int], min_replicas: int) -> tuple[int, ...] | None:
-    """The best cut into this many stages, None if none fits; `memories` from most to least."""
-    if len(memories) < stages * min_replicas or stages > model.layers:
+def _cut(
+    model: ModelCosts, stages: int, offers: Sequence[Memory], min_replicas: int, *, bare_ends: bool
+) -> tuple[int, ...] | None:
+    """The best cut into this many stages, None if none fits; `offers` from most to least."""
+    least = [1] * stages
+    if bare_ends and stages > 1:
+        least[0], least[-1] = int(not model.bare_embedding), 0
+    if len(offers) < stages * min_replicas or sum(least) > model.layers:
         return None
-    slots = [memories[(number + 1) * min_replicas - 1] for number in range(stages)]
-    replicas = len(memories) // stages
+    slots = [_slot(offers[number * min_replicas : (number + 1) * min_replicas]) for number in range(stages)]
+    replicas = len(offers) // stages
 
     @cache
-    def room(stage: int, size_bytes: int) -> int:
-        """How many layers fit."""
-        low, high = 0, model.layers
+    def room(stage: int, slot: _Slot) -> int:
+        """How many layers fit; -1 if not even a stage without layers does."""
+        low, high = -1, model.layers
         while low < high:
             middle = (low + high + 1) // 2
-            fits = model.stage_bytes(middle, stage, stages, replicas) <= size_bytes
+            need = model.stage_memory(middle, stage, stages, replicas)
+            fits = all(offer.holds(need) for offer in slot)
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
@@ -141,14 +180,24 @@ def _cut(model: ModelCosts, stages: int, memories: Sequence[int], min_replicas: 
             rest.remove(first)
             rest.remove(last)
             sizes = [first, *rest, last]
-        rooms = [room(0 if n == 0 else stages - 1 if n == stages - 1 else 1, memory) for n, memory in enumerate(sizes)]
-        found = _hand_out(model, rooms)
+        rooms = [room(0 if n == 0 else stages - 1 if n == stages - 1 else 1, slot) for n, slot in enumerate(sizes)]
+        found = _hand_out(model, rooms, least)
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     return None if best is None else best[1]
 
 
-def _ends(slots: Sequence[int]) -> list[tuple[int, int]]:
+def _slot(offers: Sequence[Memory]) -> _Slot:
+    """The smallest of these machines of one memory, and of those with two the smaller of each."""
+    ones = [offer for offer in offers if not offer.host_bytes]
+    twos = [offer for offer in offers if offer.host_bytes]
+    smallest = Memory(
+        min((two.device_bytes for two in twos), default=0), min((two.host_bytes for two in twos), default=0)
+    )
+    return (*([min(ones)] if ones else ()), *([smallest] if twos else ()))
+
+
+def _ends(slots: Sequence[_Slot]) -> list[tuple[_Slot, _Slot]]:
     """Pairs of slots for first and last stage."""
     if len(slots) == 1:
         return [(slots[0], slots[0])]
@@ -158,16 +207,18 @@ def _ends(slots: Sequence[int]) -> list[tuple[int, int]]:
     return [(a, b) for a in kinds for b in kinds if a != b or slots.count(a) > 1]
 
 
-def _hand_out(model: ModelCosts, rooms: Sequence[int]) -> tuple[float, tuple[int, ...]] | None:
-    """Cost of the costliest stage, and layers per stage, at most `rooms`; None if there is too little room."""
-    if min(rooms) < 1 or sum(rooms) < model.layers:
+def _hand_out(model: ModelCosts, rooms: Sequence[int], least: Sequence[int]) -> tuple[float, tuple[int, ...]] | None:
+    """Cost of the costliest stage, and layers per stage, from `least` to `rooms`; None if there is too little room."""
+    if any(room < layers for room, layers in zip(rooms, least, strict=True)) or sum(rooms) < model.layers:
         return None
     layer, head = model.layer_flops, model.head_flops
-    split = [1] * len(rooms)
+    split = list(least)
     extra = [head if stage == len(rooms) - 1 else 0 for stage in range(len(rooms))]
-    costs = [(2 * layer + extra[stage], stage) for stage in range(len(rooms)) if rooms[stage] > 1]
+    costs = [
+        ((split[stage] + 1) * layer + extra[stage], stage) for stage, room in enumerate(rooms) if room > split[stage]
+    ]
     heapq.heapify(costs)
-    for _ in range(model.layers - len(rooms)):
+    for _ in range(model.layers - sum(least)):
         _, stage = heapq.heappop(costs)
         split[stage] += 1
         if split[stage] < rooms[stage]:

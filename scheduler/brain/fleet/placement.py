@@ -20,27 +20,28 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from swarm.text import counted, size
-from swarm.types import Decision, PeerId
+from swarm.text import counted
+from swarm.types import Decision, Memory, PeerId
 
 ANY_STAGE = -1
+UNKNOWN = Memory()
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An idle peer; `pinned_stage` -1 = any; `speed` is relative to the others, in any unit; 0 bytes = not known."""
+    """An idle peer; `pinned_stage` -1 = any; `speed` is relative to the others, in any unit."""
 
     peer: PeerId
     pinned_stage: int = ANY_STAGE
     speed: float = 1.0
-    memory_bytes: int = 0
+    offer: Memory = UNKNOWN
     site: str = ""  # where it is; empty: not said
     inviter: str = ""  # who made the token that it joined with; empty: not known
     unreached: bool = False  # the scheduler cannot dial it
 
-    def holds(self, size_bytes: int) -> bool:
+    def holds(self, need: Memory) -> bool:
         """Whether this much fits; a peer that does not say what it has is assumed to hold anything."""
-        return not self.memory_bytes or size_bytes <= self.memory_bytes
+        return self.offer.holds(need)
 
 
 def together(candidates: Sequence[Candidate], places: int) -> Iterable[Sequence[Candidate]]:
@@ -63,14 +64,16 @@ def stages_for(peers: int) -> int:
     return max(1, peers // 2)
 
 
-def homes_of(candidates: Sequence[Candidate], islands: int, min_replicas: int, needs: Sequence[int]) -> tuple[str, ...]:
-    """The home of each place of a job with islands, whose stages need so many bytes each; () if none has a site.
+def homes_of(
+    candidates: Sequence[Candidate], islands: int, min_replicas: int, needs: Sequence[Memory]
+) -> tuple[str, ...]:
+    """The home of each place of a job with islands, whose stages need so much each; () if none has a site.
 
     Each site that can serve an island alone is home to one, the largest first; then to a second one, and so on. Islands
     that are left go to smaller sites, which peers without a site may complete, and then to such peers alone (""). Only
     those count for the size of a site that some stage fits.
     """
-    by_site = _by_site(one for one in candidates if one.holds(min(needs)))
+    by_site = _by_site(one for one in candidates if any(map(one.holds, needs)))
     sites = sorted(by_site, key=lambda site: (-len(by_site[site]), site))
     if not sites:
         return ()
@@ -89,13 +92,13 @@ def homes_of(candidates: Sequence[Candidate], islands: int, min_replicas: int, n
 def sites_for_islands(
     candidates: Sequence[Candidate],
     most: Callable[[int], int],
-    needs_for: Callable[[int, Sequence[Candidate], int], Sequence[int]],
+    needs_for: Callable[[int, Sequence[Candidate], int], Sequence[Memory]],
     min_replicas: int,
 ) -> tuple[int, Sequence[Candidate]] | None:
     """How many islands a job has, one for each site that can serve it alone, and the site whose cut of the model that
     many sites can serve: the smallest of the largest ones first. None if it has one island.
 
-    `most` gives the most islands that the job divides into, up to a number. `needs_for` gives the bytes of a replica of
+    `most` gives the most islands that the job divides into, up to a number. `needs_for` gives what a replica needs of
     each stage, for a number of islands, with the cut for a site's memory, and with so many peers in an island; none if
     the job cannot be cut so.
     """
@@ -111,18 +114,18 @@ def sites_for_islands(
 
 
 def whole_sites(
-    candidates: Sequence[Candidate], needs_at: Callable[[Sequence[Candidate]], Sequence[int]], min_replicas: int
+    candidates: Sequence[Candidate], needs_at: Callable[[Sequence[Candidate]], Sequence[Memory]], min_replicas: int
 ) -> list[list[Candidate]]:
     """The peers of each site that can serve an island alone, the largest first.
 
-    `needs_at` gives the bytes of a replica of each stage, if a site alone served the job; none if it cannot.
+    `needs_at` gives what a replica needs of each stage, if a site alone served the job; none if it cannot.
     """
     whole = [site for site in _by_site(candidates).values() if serves_alone(site, needs_at(site), min_replicas)]
     return sorted(whole, key=lambda site: (-len(site), site[0].site))
 
 
-def serves_alone(site: Sequence[Candidate], needs: Sequence[int], min_replicas: int) -> bool:
-    """Whether these peers can serve an island whose stages need so many bytes each; there is none without stages."""
+def serves_alone(site: Sequence[Candidate], needs: Sequence[Memory], min_replicas: int) -> bool:
+    """Whether these peers can serve an island whose stages need so much each; there is none without stages."""
     return bool(needs) and place(site, len(needs), min_replicas, needs).plan is not None
 
 
@@ -137,18 +140,18 @@ def place(
     candidates: Sequence[Candidate],
     stages: int,
     min_replicas: int,
-    needs: Sequence[int] = (),
+    needs: Sequence[Memory] = (),
     homes: Sequence[str] = (),
     per_inviter: int = 0,
 ) -> Decision[dict[PeerId, int]]:
     """Spread the peers evenly over the stages that they can hold; the plan gives each placed peer its stage.
 
-    `needs` has the bytes of a replica of each stage, `homes` its site if that matters; `per_inviter` bounds the
+    `needs` is what a replica of each stage takes, `homes` its site if that matters; `per_inviter` bounds the
     replicas of a stage that one inviter may have, if it is not 0. A peer stays idle if no stage fits it, or if its
     pinned stage does not. There is no plan if some stage would have fewer than `min_replicas`; the reason then names
     the stages, how many replicas each still needs, and how much memory they must have.
     """
-    needs = needs or (0,) * stages
+    needs = needs or (Memory(),) * stages
     homes = homes or ("",) * stages
     members, free, useless = _must_have(candidates, stages, min_replicas, needs, homes, per_inviter)
     for one in free:
@@ -176,12 +179,12 @@ def least(
     candidates: Sequence[Candidate],
     stages: int,
     min_replicas: int,
-    needs: Sequence[int] = (),
+    needs: Sequence[Memory] = (),
     homes: Sequence[str] = (),
     per_inviter: int = 0,
 ) -> frozenset[PeerId]:
     """The peers with which a job would start, or come nearest to a start, and no more than it needs."""
-    needs, homes = needs or (0,) * stages, homes or ("",) * stages
+    needs, homes = needs or (Memory(),) * stages, homes or ("",) * stages
     members, _, _ = _must_have(candidates, stages, min_replicas, needs, homes, per_inviter)
     return frozenset(one.peer for pool in members for one in pool[:min_replicas])
 
@@ -199,7 +202,7 @@ def _must_have(
     candidates: Sequence[Candidate],
     stages: int,
     min_replicas: int,
-    needs: Sequence[int],
+    needs: Sequence[Memory],
     homes: Sequence[str],
     per_inviter: int,
 ) -> tuple[list[list[Candidate]], list[Candidate], list[str]]:
@@ -226,7 +229,7 @@ def _must_have(
 
     # First what every stage must have. Big stages choose first, and nobody takes a peer that could hold more than
     # others can: a peer that can hold a stage can hold all smaller ones, so nothing is lost by that.
-    demanding = sorted(range(stages), key=lambda stage: (-needs[stage], stage))
+    demanding = sorted(range(stages), key=lambda stage: needs[stage].total_bytes, reverse=True)
     levels = range(min_replicas)
     turns = [(level, stage) for level in levels for stage in demanding]
     if per_inviter:  # Stage by stage: each leaves as many inviters to the next as it can.
@@ -241,16 +244,18 @@ def _must_have(
     return members, [one for one, _ in free], useless
 
 
-def _memory(candidates: Sequence[Candidate], needs: Sequence[int]) -> str:
+def _memory(candidates: Sequence[Candidate], needs: Sequence[Memory]) -> str:
     """How much memory the incomplete stages need, and how much there is; empty if memory is not the reason."""
-    if all(one.holds(max(needs)) for one in candidates):
+    if all(one.holds(need) for one in candidates for need in needs):
         return ""
-    largest = max(candidates, key=lambda one: (one.memory_bytes, one.peer))
-    need = f"a replica there takes about {size(max(needs))}"
-    return f"; {need}, the largest idle peer is {largest.peer} with {size(largest.memory_bytes)}"
+    need = max(needs, key=lambda need: need.total_bytes)
+    largest = max(candidates, key=lambda one: (one.offer, one.peer))
+    short = largest.offer.short_text(need)
+    has = f"the largest idle peer is {largest.peer} with {largest.offer}{f' ({short} too little)' if short else ''}"
+    return f"; a replica there takes about {need.beside(largest.offer)}, {has}"
 
 
-def _fitting(one: Candidate, needs: Sequence[int], homes: Sequence[str]) -> list[int]:
+def _fitting(one: Candidate, needs: Sequence[Memory], homes: Sequence[str]) -> list[int]:
     """The stages that a peer may serve: what fits into it, of the islands at its site."""
     may = [not one.site or not any(homes) or home == one.site for home in homes]
     return [stage for stage, need in enumerate(needs) if may[stage] and one.holds(need)]

@@ -18,7 +18,7 @@ def stages_here(job: PendingJob, model: ModelCosts, here: Sequence[Candidate]) -
     able = [one for one in here if one.peer not in job.unfit]
     most = min(len(able) // job.min_replicas, len(job.needs) - 1, model.layers)
     for stages in range(most, 0, -1):
-        cut = fit(model, [one.memory_bytes for one in able], [stages], job.min_replicas)
+        cut = fit(model, [one.offer for one in able], [stages], job.min_replicas)
         if cut.plan is None:
             continue
         if replace(job, needs=needs(model, cut.plan, len(able))).plan(able).plan is not None:

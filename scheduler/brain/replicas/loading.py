@@ -35,6 +35,8 @@ class Loading:
         """Settle, once and for all, where the optimizer of each stage runs."""
         devices = [[self._state.pool[peer].replica.device for peer in peers] for peers in self._state.pool.by_stage]
         self._places = step_places(devices, self._step_together)
+        if self._state.settings.steps_on_host:
+            self._places = ("cpu",) * len(self._places)
 
     def begin(self) -> None:
         """Tell every replica to load its stage."""
@@ -42,7 +44,7 @@ class Loading:
         for standing in self._state.pool.standings():
             self.send(standing.replica)
         mixed = [str(stage) for stage, place in enumerate(self._places) if place == "cpu"]
-        if mixed:
+        if mixed and not self._state.settings.steps_on_host:
             told = f"unequal devices: the optimizer of stage {', '.join(mixed)} runs on the CPU"
             self._state.outbox.note("info", told)
 

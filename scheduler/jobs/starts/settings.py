@@ -12,22 +12,29 @@ from swarm.checkpoint.islands import files_for
 from swarm.data.batches import Batches
 from swarm.job.footprint import stage_footprint
 from swarm.job.islands import island_spec
+from swarm.job.lighter import Choice
 from swarm.job.partition import flops_per_token, stage_flops, unit_names
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec, TrainingSection
 from swarm.messages import StateFile
 from swarm.text import without_passwords
+from swarm.types import Memory
 
 
-def model_costs(spec: JobSpec) -> ModelCosts:
-    """The costs of the model of a resolved spec in one island, for any cut; the spec's own split is ignored."""
+def model_costs(spec: JobSpec, *, fewest: bool = False) -> ModelCosts:
+    """The costs of the model of a resolved spec in one island, for any cut; the spec's own split is ignored.
+
+    With `fewest` each replica has one microbatch in flight for each stage.
+    """
     spec = island_spec(spec)
+    choice = Choice(spec, fewest)
     layer, head = flops_per_token(spec)
 
-    def stage_bytes(layers: int, stage: int, stages: int, replicas: int) -> int:
-        return stage_footprint(spec, layers, stage, stages, replicas=replicas).total_bytes
+    def stage_memory(layers: int, stage: int, stages: int, replicas: int) -> Memory:
+        flying = choice.in_flight(stages, stages * replicas)
+        return stage_footprint(flying, layers, stage, stages, replicas=replicas).memory
 
-    return ModelCosts(spec.layers, layer, head, stage_bytes)
+    return ModelCosts(spec.layers, layer, head, stage_memory, bare_embedding=not spec.tied)
 
 
 def brain_settings(
@@ -67,8 +74,9 @@ def brain_settings(
         files=files_for(files, 0),
         saving=SavingRules(spec.checkpoint.every_steps, spec.checkpoint.every_s, spec.checkpoint.optimizer),
         recover=True,
-        work=tuple(map(float, stage_flops(spec, split))),
+        work=tuple(max(1.0, float(flops)) for flops in stage_flops(spec, split)),
         compiles=spec.model.compile,
+        steps_on_host=training.step_on == "cpu",
         state_bytes=tuple(one.weights + one.optimizer for one in footprints),
         on_stall=spec.limits.on_stall,
         spot_check=spec.trust.spot_check,

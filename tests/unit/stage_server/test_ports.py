@@ -10,7 +10,7 @@ from swarm.job.footprint import stage_footprint
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
 from swarm.messages import LoadStage
-from swarm.types import JobId, PeerId
+from swarm.types import JobId, Memory, PeerId
 
 MIB = 1 << 20
 
@@ -32,14 +32,24 @@ def assignment() -> Assignment:
 def test_the_log_of_commits_takes_a_share_of_what_the_stage_leaves_on_offer() -> None:
     given = assignment()
     needed = stage_footprint(given.spec, 2, 0, 1).total_bytes
-    assert MemoryBudget.of(needed + 100 * MIB).log_bytes(given) == 100 * MIB // LOG_SHARE
-    assert MemoryBudget.of(needed - 1).log_bytes(given) == 0
-    assert MemoryBudget.of(1 << 40).log_bytes(given) == LOG_BYTES_MAX
+    assert MemoryBudget.of(Memory(needed + 100 * MIB)).log_bytes(given) == 100 * MIB // LOG_SHARE
+    assert MemoryBudget.of(Memory(needed - 1)).log_bytes(given) == 0
+    assert MemoryBudget.of(Memory(1 << 40)).log_bytes(given) == LOG_BYTES_MAX
 
 
 def test_held_outputs_have_room_even_where_little_is_on_offer() -> None:
-    assert MemoryBudget.of(1).hold_bytes > 32 * MIB
-    assert MemoryBudget.of(64 << 30).hold_bytes == 16 << 30
+    assert MemoryBudget.of(Memory(1)).hold_bytes > 32 * MIB
+    assert MemoryBudget.of(Memory(64 << 30)).hold_bytes == 16 << 30
+
+
+def test_what_lies_in_the_hosts_memory_is_not_taken_from_the_devices() -> None:
+    """Eight devices of 80 GB in one box held 140 GB of outputs in its host's memory, a quarter of what is theirs."""
+    given = assignment()
+    need = stage_footprint(given.spec, 2, 0, 1).memory
+    small_host = Memory(80 << 30, need.host_bytes + 100 * MIB)
+    assert MemoryBudget.of(small_host).log_bytes(given) == 100 * MIB // LOG_SHARE
+    assert MemoryBudget.of(Memory(80 << 30, 8 << 30)).hold_bytes == 2 << 30
+    assert MemoryBudget.of(Memory(1 << 40, need.host_bytes - 1)).log_bytes(given) == 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from scheduler.brain.explain.facts import JobStanding, JoinerStanding, ReplicaSt
 from scheduler.brain.state.leaves import Leave
 from swarm.job.schedule import not_finite_fault
 from swarm.text import counted
-from swarm.types import JobId, JobState, PeerId
+from swarm.types import JobId, JobState, Memory, PeerId
 
 ROOT = Path(__file__).parents[3]
 NOUNS = [
@@ -84,7 +84,7 @@ def test_tables_and_explanations_of_one_of_each_count_one_as_one() -> None:
     console.print(peers_table([Peer("a", "serving", job="j", stage=0, outstanding=1, threads=1)]))
     texts = [console.export_text()]
     assert "1 layer, 1 microbatch: a" in texts[0]
-    standing = JobStanding(JobId("j"), JobState.RUNNING, "trains", 1.0, "", 1, 2, 1, 1.0, (1,), 1)
+    standing = JobStanding(JobId("j"), JobState.RUNNING, "trains", 1.0, "", 1, 2, 1, 1.0, (Memory(1),), 1)
     leave = Leave("asked")
     replica = ReplicaStanding(PeerId("a"), 0, 1.0, 1, 1, leave=leave, asked_s=1.0)
     situation = Situation(True, 1, 1, "waits for a", "", (replica,), (JoinerStanding(PeerId("b"), 0, 1.0, False),))

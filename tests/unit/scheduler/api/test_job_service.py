@@ -18,7 +18,7 @@ from scheduler.storage.stores import Stores
 from swarm.events import Hello
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.names import Role
-from swarm.types import JobId, PeerId
+from swarm.types import JobId, Memory, PeerId
 from swarm.wire import jobs_pb2 as pb
 
 ANNS, EVES = JobId("demo-a1"), JobId("test-b2")
@@ -61,7 +61,7 @@ def service(person: Person, folder: Path) -> JobService:
     registry: Any = Registry()
     why_not = {ANNS: f"it is kept for {EVES}, which waits for peers"}
     stores = Stores.under(folder, Database(sa.create_engine("sqlite://"), 1, None))
-    idle = [IdlePeer(IDLE, 1 << 30, why_not)]
+    idle = [IdlePeer(IDLE, Memory(1 << 30), why_not)]
     jobs: Any = SimpleNamespace(registry=registry, stores=stores, idle=lambda: idle, trust=lambda peer: TrustRecord())
     return JobService(jobs, membership, "0", lambda: 0.0, None, lambda: person)
 

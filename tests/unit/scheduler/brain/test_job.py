@@ -80,6 +80,12 @@ def test_nothing_is_fed_before_every_replica_has_loaded() -> None:
     assert swarm.brain.counts().in_flight == 4
 
 
+def test_a_job_with_its_optimizer_on_the_host_tells_each_replica_so() -> None:
+    for on_host, place in ((True, "cpu"), (False, "device")):
+        swarm = Swarm(steps_on_host=on_host)
+        assert [command.step_on for _, command in swarm.pop(LoadStage)] == [place] * 4
+
+
 def test_replicas_that_load_other_weights_fail_the_job_and_are_named() -> None:
     swarm = Swarm({A: 0, B: 0, C: 0})
     for peer, command in swarm.pop(LoadStage):

@@ -25,7 +25,8 @@ from scheduler.brain.explain.step_times import StepTimes
 from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Measured, Peer
 from scheduler.brain.state.leaves import Leave
 from swarm.events import Hello, LinkSpeed
-from swarm.types import JobId, JobState, PeerId, PeerState
+from swarm.types import JobId, JobState, Memory, PeerId, PeerState
+from tests.support.memories import memories
 
 JOB = JobId("job")
 A, B, C, D = (PeerId(name) for name in "abcd")  # a and b serve stage 0, c stage 1
@@ -34,7 +35,7 @@ NOW_S = 100.0
 
 def standing(**changes: Any) -> JobStanding:
     job = JobStanding(
-        JOB, JobState.RUNNING, "all 3 replicas are loaded", 65.0, "", 4, 9, 12, 2.0, (1 << 30, 1 << 20), 1
+        JOB, JobState.RUNNING, "all 3 replicas are loaded", 65.0, "", 4, 9, 12, 2.0, memories(1 << 30, 1 << 20), 1
     )
     return replace(job, **changes)
 
@@ -84,6 +85,29 @@ def test_overlap_is_told_with_the_share_of_a_step_that_its_busiest_stage_compute
     assert numbers(facts, "overlap") == {"microbatches": 3.0, "busy_ratio": busy, "hidden_ratio": pytest.approx(0.2)}
     unknown = explain_job(standing(overlap=3), situation(replicas=changed(C, pace_s=0.0)), [], NOW_S)
     assert numbers(unknown, "overlap") == {"microbatches": 3.0}
+
+
+def test_the_seconds_of_an_optimizer_on_the_host_are_told() -> None:
+    facts = explain_job(standing(host_step_s=3.05), situation(), [], NOW_S)
+    assert told(facts)["optimizer"] == (
+        "runs on the hosts: up to 3.0 s of a step where a host has one core, less with more"
+    )
+    assert numbers(facts, "optimizer") == {"host_step_s": 3.05}
+    assert "optimizer" not in told(explain_job(standing(), situation(), [], NOW_S))
+
+
+def test_what_a_job_waits_for_is_told_of_both_memories() -> None:
+    """Whoever read `24.0 GiB idle` beside `stage 0 needs 21.2 GiB` could not see that the host's memory was short."""
+    waiting = standing(state=JobState.QUEUED, needs=(Memory(14 << 30, 22 << 30), *[Memory(7 << 30, 20 << 30)] * 3))
+    idle = [IdlePeer(A, Memory(24 << 30, 8 << 30))]
+    says = told(explain_job(waiting, None, idle, NOW_S))
+    assert says["needs"].endswith(
+        "memory: stage 0 14.0 GiB on the device and 22.0 GiB of host memory, "
+        "stages 1 to 3 7.0 GiB on the device and 20.0 GiB of host memory each"
+    )
+    assert says["idle"] == "1: a (24.0 GiB on the device and 8.0 GiB of host memory)"
+    says = told(explain_job(waiting, None, [IdlePeer(A, Memory(24 << 30))], NOW_S))
+    assert says["needs"].endswith("memory: stage 0 36.0 GiB, stages 1 to 3 27.0 GiB each")
 
 
 def test_the_stage_that_limits_is_named_with_capacities() -> None:
@@ -141,7 +165,7 @@ def test_joins_moves_leaves_failures_and_saving_are_told() -> None:
             checkpoint=OpenCheckpoint(4, 97.0, {C: 1}),
             replicas=changed(B, leave=Leave("drained by its user", until=6), asked_s=99.0),
         ),
-        [IdlePeer(PeerId("e"), 1, {JOB: "no stage fits its memory"}), IdlePeer(PeerId("f"), 1)],
+        [IdlePeer(PeerId("e"), Memory(1), {JOB: "no stage fits its memory"}), IdlePeer(PeerId("f"), Memory(1))],
         NOW_S,
     )
     says = told(facts)
@@ -193,7 +217,7 @@ def test_a_peer_that_is_no_replica_waits_for_nothing_and_a_suspect_to_be_heard()
 
 def test_a_job_that_waits_says_what_it_needs_and_what_is_there() -> None:
     waiting = standing(state=JobState.PLACING, reason="1 idle peer for 4", min_replicas=2, hint="start more")
-    says = told(explain_job(waiting, None, [IdlePeer(D, 3 << 29)], NOW_S))
+    says = told(explain_job(waiting, None, [IdlePeer(D, Memory(3 << 29))], NOW_S))
     assert says["state"] == "placing for 1 min 05 s: 1 idle peer for 4"
     assert says["hint"] == "start more"
     assert says["needs"] == "4 stage servers (2 stages x 2 replicas); memory: stage 0 1.0 GiB, stage 1 1.0 MiB"
@@ -242,7 +266,7 @@ def test_a_peer_says_that_it_is_suspect_joins_leaves_or_has_broken_links() -> No
 
 
 def test_an_idle_peer_says_why_each_job_does_not_use_it() -> None:
-    refused = IdlePeer(D, 1, {JOB: "no stage fits its memory", JobId("other"): "the job takes nobody in now"})
+    refused = IdlePeer(D, Memory(1), {JOB: "no stage fits its memory", JobId("other"): "the job takes nobody in now"})
     facts = explain_peer(idle_peer(), None, refused, {}, NOW_S)
     assert [fact.text for fact in facts if fact.topic == "not used"] == [
         "job: no stage fits its memory",

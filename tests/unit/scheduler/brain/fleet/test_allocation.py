@@ -23,19 +23,20 @@ from scheduler.brain.fleet.allocation import (
     allocate,
 )
 from scheduler.brain.fleet.placement import Candidate
-from swarm.types import Decision, JobId, PeerId
+from swarm.types import Decision, JobId, Memory, PeerId
+from tests.support.memories import memories
 
 A, B, C = JobId("a-1"), JobId("b-1"), JobId("c-1")
 
 
 def peers(*names: str, memory_bytes: int = 100) -> list[Candidate]:
-    return [Candidate(PeerId(name), memory_bytes=memory_bytes) for name in names]
+    return [Candidate(PeerId(name), offer=Memory(memory_bytes)) for name in names]
 
 
 def waiting(
     job: JobId = B, stages: int = 2, *, need: int = 10, waited_s: float = 1.0, looks: bool = False
 ) -> PendingJob:
-    return PendingJob(job, (need,) * stages, 1, waited_s, looks)
+    return PendingJob(job, memories(need) * stages, 1, waited_s, looks)
 
 
 def running(job: JobId = A, *replicas: int, at_start: int = 0, min_replicas: int = 1, refuses: str = "") -> ActiveJob:
@@ -47,7 +48,7 @@ def running(job: JobId = A, *replicas: int, at_start: int = 0, min_replicas: int
             return Decision(None, refuses or "no stage fits its memory")
         return Decision(min(stages), f"it helps, with {len(coming)} more")
 
-    return ActiveJob(job, (10,) * len(replicas), min_replicas, replicas, at_start or sum(replicas), where)
+    return ActiveJob(job, memories(10) * len(replicas), min_replicas, replicas, at_start or sum(replicas), where)
 
 
 def given(handed: Allocation) -> dict[str, tuple[str, int]]:
@@ -146,8 +147,8 @@ def test_a_job_that_has_waited_long_keeps_what_is_not_needed() -> None:
 def test_no_more_is_kept_than_the_least_with_which_a_job_would_start() -> None:
     """Stage 1 needs a bigger peer than those here; stage 0 needs one of them."""
     idle = peers("x", "y", "z")
-    waits = [PendingJob(B, (10, 1000), 1, 1.0)]
-    big = Candidate(PeerId("big"), memory_bytes=2000)
+    waits = [PendingJob(B, memories(10, 1000), 1, 1.0)]
+    big = Candidate(PeerId("big"), offer=Memory(2000))
     handed = allocate(idle, [*idle, big], waits, [running(A)], {})
     assert set(given(handed)) == {"y", "z"}
     assert set(handed.unused) == {"x"}
@@ -286,7 +287,7 @@ def test_a_turn_decides_as_if_every_job_looked_at_all_before_it(data: st.DataObj
     jobs = st.builds(
         PendingJob,
         st.sampled_from([A, B, C]),
-        st.lists(st.sampled_from([5, 50]), min_size=1, max_size=4).map(tuple),
+        st.lists(st.sampled_from([5, 50]), min_size=1, max_size=4).map(lambda needs: memories(*needs)),
         st.integers(1, 2),
         st.sampled_from([1.0, LOOKS_S_MAX]),
         st.booleans(),
@@ -356,7 +357,7 @@ def test_a_running_job_that_has_as_many_as_it_takes_leaves_the_others_to_the_nex
 
 
 def test_the_stage_servers_of_a_site_are_placed_in_one_island() -> None:
-    job = PendingJob(B, (10,) * 4, 1, 1.0, islands=2)
+    job = PendingJob(B, memories(10) * 4, 1, 1.0, islands=2)
     sited = [replace(one, site=site) for one, site in zip(peers(*"abcde"), ("x", "y", "x", "y", "x"), strict=True)]
     plan = job.plan(sited).plan
     assert plan is not None
@@ -402,8 +403,10 @@ def test_as_many_peers_as_a_job_with_a_quota_of_inviters_needs_are_enough() -> N
 
 def islands(most: int, fewest: int, *, looks: bool = False, waited_s: float = 1.0) -> PendingJob:
     """A job whose islands have two stages each, and that may begin with `fewest` of them."""
-    whole = PendingJob(B, (10,) * 2 * most, 1, waited_s, looks, islands=most)
-    fewer = (replace(whole, needs=(10,) * 2 * n, islands=n, is_part=True) for n in range(most - 1, fewest - 1, -1))
+    whole = PendingJob(B, memories(10) * 2 * most, 1, waited_s, looks, islands=most)
+    fewer = (
+        replace(whole, needs=memories(10) * 2 * n, islands=n, is_part=True) for n in range(most - 1, fewest - 1, -1)
+    )
     return replace(whole, fewer=tuple(fewer))
 
 
@@ -445,7 +448,7 @@ def test_a_job_that_looks_for_its_checkpoint_keeps_only_what_it_can_start_with_a
     idle = peers("x", "y")
     looks = islands(2, 1, looks=True)
     assert start_with(waiting(C, 2), [looks], idle, {}, idle).plan is not None
-    assert start_with(waiting(C, 2), [replace(looks, needs=(10,) * 2, islands=1)], idle, {}, idle).plan is None
+    assert start_with(waiting(C, 2), [replace(looks, needs=memories(10) * 2, islands=1)], idle, {}, idle).plan is None
 
 
 # Whom the scheduler cannot dial --------------------------------------------------------------------------------------

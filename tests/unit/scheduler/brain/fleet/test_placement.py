@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from scheduler.brain.fleet import placement
 from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, sites_for_islands, whole_sites
-from swarm.types import Decision, PeerId
+from swarm.types import Decision, Memory, PeerId
+from tests.support.memories import memories
 
 
 def peers(*names: str) -> list[Candidate]:
@@ -88,7 +89,7 @@ def at(**sites: int) -> list[Candidate]:
 
 def islands(candidates: list[Candidate], count: int, stages: int = 2, min_replicas: int = 1) -> list[list[str]]:
     """The peers of each island, by name without its number; no islands if the job cannot start."""
-    homes = homes_of(candidates, count, min_replicas, (0,) * stages)
+    homes = homes_of(candidates, count, min_replicas, memories(0) * stages)
     plan = place(candidates, stages * count, min_replicas, homes=homes).plan or {}
     of = [[peer.rpartition("-")[0] for peer, at in plan.items() if at // stages == one] for one in range(count)]
     return of if plan else []
@@ -97,21 +98,25 @@ def islands(candidates: list[Candidate], count: int, stages: int = 2, min_replic
 def test_those_of_a_site_serve_one_island() -> None:
     assert islands(at(lyon=3, berlin=2), 2) == [["berlin"] * 2, ["lyon"] * 3]
     assert islands(at(lyon=3, berlin=2, nowhere=2), 2) == [["berlin"] * 2 + ["nowhere"] * 2, ["lyon"] * 3]
-    assert homes_of(at(nowhere=4), 2, 1, (0, 0)) == (), "sites do not matter where nobody has one"
-    assert homes_of(at(lyon=4, berlin=2, rome=5), 1, 1, (0, 0)) == ("rome", "rome"), "the largest site has the only one"
+    assert homes_of(at(nowhere=4), 2, 1, memories(0, 0)) == (), "sites do not matter where nobody has one"
+    assert homes_of(at(lyon=4, berlin=2, rome=5), 1, 1, memories(0, 0)) == ("rome", "rome"), (
+        "the largest site has the only one"
+    )
 
 
 def test_a_site_that_is_too_small_is_completed_by_those_without_one_but_not_by_another() -> None:
     assert islands(at(lyon=2, berlin=1, nowhere=1), 2) == [["berlin", "nowhere"], ["lyon"] * 2]
     assert islands(at(lyon=3, berlin=1), 2) == []
-    homes = homes_of(at(lyon=3, berlin=1), 2, 1, (0, 0))
+    homes = homes_of(at(lyon=3, berlin=1), 2, 1, memories(0, 0))
     decision = place(at(lyon=3, berlin=1), 4, 1, homes=homes)
     assert decision.reason.startswith("stage 1 needs 1 replica more")
     assert decision.reason.endswith("the stage servers of an island are of one site, here berlin, lyon")
 
 
 def test_the_largest_sites_have_the_islands_and_the_others_none() -> None:
-    decision = place(at(rome=2, lyon=3, berlin=4), 4, 1, homes=homes_of(at(rome=2, lyon=3, berlin=4), 2, 1, (0, 0)))
+    decision = place(
+        at(rome=2, lyon=3, berlin=4), 4, 1, homes=homes_of(at(rome=2, lyon=3, berlin=4), 2, 1, memories(0, 0))
+    )
     assert {peer.rpartition("-")[0] for peer in decision.plan or {}} == {"lyon", "berlin"}
     assert "no island is at rome" in decision.reason
 
@@ -122,7 +127,7 @@ def test_a_site_has_several_islands_where_there_are_not_enough_others() -> None:
 
 
 def test_a_pinned_peer_serves_its_stage_at_its_site() -> None:
-    homes = homes_of(at(berlin=2, lyon=2), 2, 1, (0, 0))
+    homes = homes_of(at(berlin=2, lyon=2), 2, 1, memories(0, 0))
     pinned = Candidate(PeerId("p"), 1, site="lyon")
     assert at_home(pinned, homes, 2).pinned_stage == 3
     assert at_home(replace(pinned, site=""), homes, 2).pinned_stage == 1
@@ -131,11 +136,11 @@ def test_a_pinned_peer_serves_its_stage_at_its_site() -> None:
 
 
 def test_an_island_that_is_left_goes_to_a_site_whose_peers_hold_some_stage() -> None:
-    small = [replace(one, memory_bytes=1) for one in at(rome=5)]
+    small = [replace(one, offer=Memory(1)) for one in at(rome=5)]
     candidates = [*at(lyon=2, berlin=1, nowhere=1), *small]
-    homes = homes_of(candidates, 2, 1, (10, 10))
+    homes = homes_of(candidates, 2, 1, memories(10, 10))
     assert homes == ("berlin", "berlin", "lyon", "lyon")
-    assert place(candidates, 4, 1, (10,) * 4, homes).plan is not None
+    assert place(candidates, 4, 1, memories(10) * 4, homes).plan is not None
 
 
 def test_a_site_is_asked_no_further_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,24 +152,24 @@ def test_a_site_is_asked_no_further_than_needed(monkeypatch: pytest.MonkeyPatch)
         return place(peers, stages, *rest)
 
     monkeypatch.setattr(placement, "place", counting)
-    homes_of(at(lyon=9, berlin=5, rome=1, oslo=1), 3, 1, (0, 0))
+    homes_of(at(lyon=9, berlin=5, rome=1, oslo=1), 3, 1, memories(0, 0))
     assert asked == [2, 2, 4, 4], "rome and oslo are too small for one, and three islands are found"
 
 
 def test_a_site_without_an_island_is_named_once() -> None:
     candidates = at(rome=2, lyon=3, berlin=4)
-    reason = place(candidates, 4, 1, homes=homes_of(candidates, 2, 1, (0, 0))).reason
+    reason = place(candidates, 4, 1, homes=homes_of(candidates, 2, 1, memories(0, 0))).reason
     assert reason.count("no island is at rome") == 1
 
 
 @given(st.lists(st.sampled_from(["", "a", "b", "c"]), max_size=14), st.integers(2, 3), st.integers(1, 2), st.randoms())
 def test_no_island_has_two_sites_and_order_does_not_matter(sites, count, stages, rng) -> None:
     candidates = [Candidate(PeerId(f"p{number:02}"), site=site) for number, site in enumerate(sites)]
-    homes = homes_of(candidates, count, 1, (0,) * stages)
+    homes = homes_of(candidates, count, 1, memories(0) * stages)
     decision = place(candidates, count * stages, 1, homes=homes)
     shuffled = list(candidates)
     rng.shuffle(shuffled)
-    assert homes_of(shuffled, count, 1, (0,) * stages) == homes
+    assert homes_of(shuffled, count, 1, memories(0) * stages) == homes
     assert place(shuffled, count * stages, 1, homes=homes).plan == decision.plan
     site_of = {one.peer: one.site for one in candidates}
     for island in range(count):
@@ -231,26 +236,31 @@ def test_a_start_is_found_wherever_there_is_one_for_peers_that_hold_any_stage(
 
 
 def test_the_sites_that_can_serve_an_island_alone_are_those_with_enough_that_is_large_enough() -> None:
-    sited = [*at(lyon=3, berlin=2, rome=1, nowhere=5), *(replace(one, memory_bytes=5) for one in at(oslo=4))]
+    sited = [*at(lyon=3, berlin=2, rome=1, nowhere=5), *(replace(one, offer=Memory(5)) for one in at(oslo=4))]
     asked = []
 
-    def needs_at(site) -> tuple[int, ...]:
+    def needs_at(site) -> tuple[Memory, ...]:
         asked.append({one.site for one in site})
-        return (10, 10) if site[0].site != "berlin" else ()
+        return memories(10, 10) if site[0].site != "berlin" else ()
 
     assert [site[0].site for site in whole_sites(sited, needs_at, 1)] == ["lyon"]
     assert asked == [{"lyon"}, {"berlin"}, {"rome"}, {"oslo"}], "each alone"
-    assert [site[0].site for site in whole_sites(sited, lambda site: (5,), 1)] == ["oslo", "lyon", "berlin", "rome"]
-    assert [site[0].site for site in whole_sites(sited, lambda site: (5,), 3)] == ["oslo", "lyon"]
+    assert [site[0].site for site in whole_sites(sited, lambda site: memories(5), 1)] == [
+        "oslo",
+        "lyon",
+        "berlin",
+        "rome",
+    ]
+    assert [site[0].site for site in whole_sites(sited, lambda site: memories(5), 3)] == ["oslo", "lyon"]
 
 
 def test_a_job_has_an_island_for_each_site_that_can_serve_the_cut_of_one_of_them_as_far_as_it_divides() -> None:
-    sited = [*at(lyon=4, berlin=3), *(replace(one, memory_bytes=5) for one in at(oslo=2)), *at(rome=1)]
+    sited = [*at(lyon=4, berlin=3), *(replace(one, offer=Memory(5)) for one in at(oslo=2)), *at(rome=1)]
     asked: list[tuple[int, str, int]] = []
 
-    def needs_for(count: int, site, peers: int) -> tuple[int, ...]:
+    def needs_for(count: int, site, peers: int) -> tuple[Memory, ...]:
         asked.append((count, site[0].site, peers))
-        return () if site[0].site == "rome" else (4, 4) if site[0].site == "oslo" else (10, 10)
+        return () if site[0].site == "rome" else memories(4, 4) if site[0].site == "oslo" else memories(10, 10)
 
     chosen = sites_for_islands(sited, lambda able: able, needs_for, 1)
     assert chosen is not None

@@ -8,19 +8,20 @@ from scheduler.brain.fleet.allocation import PendingJob
 from scheduler.brain.fleet.memory_split import ModelCosts
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.fleet.recut import stages_here
-from swarm.types import JobId, PeerId
+from swarm.types import JobId, Memory, PeerId
+from tests.support.memories import memories
 
 
 def peers(*names: str) -> list[Candidate]:
-    return [Candidate(PeerId(name), memory_bytes=100) for name in names]
+    return [Candidate(PeerId(name), offer=Memory(100)) for name in names]
 
 
 def waiting(stages: int) -> PendingJob:
-    return PendingJob(JobId("b-1"), (10,) * stages, 1, 1.0)
+    return PendingJob(JobId("b-1"), memories(10) * stages, 1, 1.0)
 
 
 def model(layer_bytes: int, layers: int = 4) -> ModelCosts:
-    return ModelCosts(layers, 1, 1, lambda of, stage, stages, replicas: layer_bytes * of)
+    return ModelCosts(layers, 1, 1, lambda of, stage, stages, replicas: Memory(layer_bytes * of))
 
 
 def test_what_is_here_is_offered_only_if_it_can_hold_the_job() -> None:
