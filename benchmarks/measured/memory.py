@@ -37,7 +37,7 @@ from swarm.job.spec import JobSpec
 from tests.support.peak import NOW, PEAK, resident, set_back
 
 MIB = 1 << 20
-PARTS = ("weights", "optimizer", "sums", "graphs", "boundaries", "outer")
+PARTS = ("weights", "optimizer", "sums", "graphs", "inputs", "outputs", "outer")
 SETTLES_S = 1.0  # what was read while a process began is given back within this
 
 
@@ -101,7 +101,18 @@ def footprints(spec: JobSpec, replicas: int) -> list[Footprint]:
 
 def table(taken: Sequence[Taken]) -> Table:
     shown = Table(title="resident MiB", caption="ratio: of peak less idle to `needed`; the aim is 1.3")
-    for name in ("stage", *PARTS, "needed", "estimate", "idle", "training", "ratio", "with save", "ratio"):
+    for name in (
+        "stage",
+        *PARTS,
+        "needed",
+        "estimate",
+        "idle",
+        "training",
+        "ratio",
+        "of estimate",
+        "with save",
+        "ratio",
+    ):
         shown.add_column(name, justify="right")
     for one in taken:
         parts = asdict(one.footprint)
@@ -110,6 +121,7 @@ def table(taken: Sequence[Taken]) -> Table:
             *(_mib(parts[name]) for name in PARTS),
             _mib(one.needed), _mib(one.footprint.total_bytes), _mib(one.idle),
             _mib(one.training), f"{ratio(one.training, one.idle, one.needed):.2f}",
+            f"{ratio(one.training, one.idle, one.footprint.total_bytes):.2f}",
             _mib(one.saving), f"{ratio(one.saving, one.idle, one.needed):.2f}",
         )  # fmt: skip
     return shown
