@@ -79,6 +79,7 @@ STAGE_SERVER = {
     "swarm_device_busy_seconds_total": set(),
     "swarm_device_memory_used_bytes": set(),
     "swarm_device_memory_capacity_bytes": set(),
+    "swarm_host_memory_capacity_bytes": set(),
     "swarm_device_memory_exceeded_total": set(),
     "swarm_oom_total": set(),
     "swarm_network_bytes_total": {"direction", "kind"},
