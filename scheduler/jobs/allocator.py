@@ -314,12 +314,16 @@ class Allocator:
                 changes = {"hint": self._hint(job, pending, idle.values())} if stalled else {}
                 await self._registry.enter(job, state, reason, **changes)
             return
+        places, waited, hellos = decision.plan, job.waiting, {peer: idle[peer].hello for peer in decision.plan}
         try:
-            batches = self._files.batches(job.spec, job.record.tokens, job.record.owner)
+            batches = await self._files.opened(job.spec, job.record.tokens, job.record.owner)
         except SwarmError as error:
-            await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
+            if job.waiting is waited:
+                await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
             return
-        places = decision.plan
+        if job.waiting is not waited or not self._are_free(hellos):
+            self._peers.wake.set()  # the job was cancelled meanwhile, or a peer left: decide anew
+            return
         replicas = [_replica(idle[peer].hello, stage_at(job.spec, place), job.spec) for peer, place in places.items()]
         # No await until the driver exists: a cancel or a leave from now on must reach it.
         for replica in replicas:
@@ -338,6 +342,12 @@ class Allocator:
             self._registry.say(job, "warning", f"goes on without island {later}: {LATER}")
         told = f"{counted(len(places), 'peer')} for {counted(len(split_of(job.spec)), 'stage')}{islands}"
         await self._registry.enter(job, JobState.LOADING, told, peers=dict(places), hint="")
+
+    def _are_free(self, hellos: Mapping[PeerId, Hello]) -> bool:
+        """Whether these peers, as they were then, can be given a stage still."""
+        reserved = self._peers.reservations.now(now_s())
+        idle = {one.hello.peer: one.hello for one in self._membership.idle_peers()}
+        return all(idle.get(peer) is hello and peer not in reserved for peer, hello in hellos.items())
 
 
 def _site(peer: Peer) -> str:

