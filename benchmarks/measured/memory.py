@@ -67,7 +67,8 @@ def ratio(peak: int, idle: int, needed_bytes: int) -> float:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[Taken]:
-    spec, manifest = job_of(options, folder, training={"reproducible": options.reproducible})
+    config, training = {"vocab_size": options.vocabulary}, {"reproducible": options.reproducible}
+    spec, manifest = job_of(options, folder, config=config, training=training)
     offered = [str(round(options.offer * one.total_bytes)) for one in footprints(spec, 1)]
     with contextlib.ExitStack() as stack:
         swarm = Swarm(stack.enter_context(Fleet(folder)), folder, options, offers=offered)
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--reproducible", action="store_true", help="sums in float64")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--vocabulary", type=int, default=512)
     parser.add_argument("--sequence", type=int, default=256, help="tokens per sequence")
     parser.add_argument("--microbatch", type=int, default=4, help="sequences per microbatch")
     parser.add_argument("--microbatches", type=int, default=8, help="per step")

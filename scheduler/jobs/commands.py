@@ -457,7 +457,8 @@ def _resolve(
         return final if same or _holds(memories, takes, min_replicas) else None
 
     # If the idle ones cannot hold it, it waits for those that work now.
-    for memories, bare_ends in product((idle, present), (False, True)):
+    fleets = (idle,) if sorted(idle) == sorted(present) else (idle, present)
+    for memories, bare_ends in product(fleets, (False, True)):
         for choice, whole in tries:
             if (final := fitted(choice, whole, memories, bare_ends=bare_ends)) is not None:
                 return final, choice_text(final, plain)

@@ -128,7 +128,7 @@ def _worst(model: ModelCosts, offers: Sequence[Memory], stages: Sequence[int]) -
     def best(part: str, need: Memory) -> _Worst:
         return min(_Worst(offer.lacking(need).total_bytes, need.beside(offer), offer, part) for offer in kinds)
 
-    kinds = set(offers)
+    kinds = _largest(offers)
     return min(max(best(part, need) for part, need in _smallest(model, count)) for count in stages)
 
 
@@ -161,16 +161,25 @@ def _cut(
     slots = [_slot(offers[number * min_replicas : (number + 1) * min_replicas]) for number in range(stages)]
     replicas = len(offers) // stages
 
-    @cache
-    def room(stage: int, slot: _Slot) -> int:
-        """How many layers fit; -1 if not even a stage without layers does."""
+    def layers(stage: int, holds: Callable[[Memory], bool]) -> int:
+        """How many fit; -1 if not even a stage without layers does."""
         low, high = -1, model.layers
         while low < high:
             middle = (low + high + 1) // 2
-            need = model.stage_memory(middle, stage, stages, replicas)
-            fits = all(offer.holds(need) for offer in slot)
+            fits = holds(model.stage_memory(middle, stage, stages, replicas))
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
+
+    kinds = [0] if stages == 1 else [0, *[1] * (stages - 2), stages - 1]
+    # If each slot were the largest: what fails even so needs no search, and most of what is tried fails so.
+    largest = _largest(offers)
+    most = {kind: layers(kind, lambda need: any(offer.holds(need) for offer in largest)) for kind in set(kinds)}
+    if _hand_out(model, [most[kind] for kind in kinds], least) is None:
+        return None
+
+    @cache
+    def room(stage: int, slot: _Slot) -> int:
+        return layers(stage, lambda need: all(offer.holds(need) for offer in slot))
 
     best: tuple[float, tuple[int, ...]] | None = None
     for first, last in _ends(slots):
@@ -180,11 +189,23 @@ def _cut(
             rest.remove(first)
             rest.remove(last)
             sizes = [first, *rest, last]
-        rooms = [room(0 if n == 0 else stages - 1 if n == stages - 1 else 1, slot) for n, slot in enumerate(sizes)]
+        rooms = [room(kind, slot) for kind, slot in zip(kinds, sizes, strict=True)]
         found = _hand_out(model, rooms, least)
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     return None if best is None else best[1]
+
+
+def _largest(offers: Iterable[Memory]) -> list[Memory]:
+    """Those of which one holds whatever any of the offers holds."""
+    kept: list[Memory] = []
+    for offer in sorted(offers, reverse=True):
+        if not offer.host_bytes and any(not one.host_bytes for one in kept):
+            continue
+        if offer.host_bytes and any(one.host_bytes >= offer.host_bytes for one in kept):
+            continue
+        kept.append(offer)
+    return kept
 
 
 def _slot(offers: Sequence[Memory]) -> _Slot:
