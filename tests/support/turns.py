@@ -91,6 +91,7 @@ async def event_loop() -> AsyncIterator[Longest]:
     try:
         yield found
     finally:
+        found.turn()  # what held the event loop last has let no task see its end
         gc.enable()
         turning.cancel()
         await asyncio.wait({turning})

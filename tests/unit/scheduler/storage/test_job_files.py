@@ -80,7 +80,7 @@ async def test_the_longest_data_is_opened_and_named_aside_from_the_event_loop(tm
     record = JobRecord(JobId("j"), "j", JobState.QUEUED, "", 0.0, 0.0, "", longest)
     records = [
         replace(record, tokens=replace(longest, shards=tuple(f"{number:064x}" for number in range(SHARDS_MAX))))
-        for number in range(16)
+        for _ in range(32)
     ]
     with ThreadPoolExecutor(1) as threads:
         files = JobFiles(tmp_path, threads)
