@@ -27,6 +27,7 @@ from swarm.errors import (
     SwarmError,
     WrongSwarm,
 )
+from swarm.limits import PLACE_WAIT_S
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.identity import Identity
 from swarm.pki.joining import renew_ended
@@ -49,6 +50,7 @@ SECONDS_PER_MIB = 128.0
 READING_S_MAX = 3600.0
 PROBE_S_MAX = 5.0
 REDIAL_S = 0.5
+CROWDED_S_MAX = 2 * PLACE_WAIT_S  # that a call waits for a place where it cannot say so
 MEMBERSHIPS_TOLD_MAX = 3
 
 Reply = TypeVar("Reply", bound=Message)
@@ -296,31 +298,35 @@ class Scheduler:
                 return
 
     def _lasting(
-        self, begin: Callable[[], Iterator[T]], patience_s: float = 0.0, say: Callable[[str], None] = lambda _: None
+        self, begin: Callable[[], Iterator[T]], patience_s: float = 0.0, say: Callable[[str], None] | None = None
     ) -> Iterator[T]:
         """A stream to its end, over as many calls as it takes; `begin` begins one that goes on behind what has come.
 
         `say` hears that the scheduler does not answer; SchedulerUnreachable once that has taken `patience_s`. It also
-        hears that too many follow, which is waited for.
+        hears that too many follow, which is waited for; without `say`, Crowded once that has taken CROWDED_S_MAX.
         """
         lost_s: float | None = None
-        waits = False
+        crowded_s: float | None = None
         while True:
             try:
-                for one in begin():
-                    lost_s, waits = None, False
-                    yield one
+                for item in begin():
+                    lost_s, crowded_s = None, None
+                    yield item
                 return
             except Crowded as error:
-                if not waits:
+                now_s = time.monotonic()
+                if crowded_s is None and say is not None:
                     say(f"the job goes on, but {error.message}; waiting for a place")
-                lost_s, waits = None, True
+                lost_s, crowded_s = None, now_s if crowded_s is None else crowded_s
+                if say is None and now_s - crowded_s > CROWDED_S_MAX:
+                    raise
                 time.sleep(REDIAL_S)
             except SchedulerUnreachable:
                 now_s = time.monotonic()
                 if lost_s is None and patience_s:
                     lost_s = now_s
-                    say(f"the scheduler does not answer; trying again for {patience_s:g} s")
+                    if say is not None:
+                        say(f"the scheduler does not answer; trying again for {patience_s:g} s")
                 if lost_s is None or now_s - lost_s > patience_s:
                     raise
                 time.sleep(REDIAL_S)
@@ -368,9 +374,9 @@ class Scheduler:
             request = pb.HistoryRequest(job=job, every=every, after=behind)
             with self._translated():
                 for reply in self._stub.History(request, timeout=READING_S_MAX):
-                    for one in reply.steps:
-                        behind = one.step
-                        yield record(Step, one)
+                    for step in reply.steps:
+                        behind = step.step
+                        yield record(Step, step)
 
         return self._lasting(steps)
 
@@ -416,7 +422,7 @@ class Scheduler:
             raise CorruptFrame(f"the clock of the scheduler at {self.address} shows no time")
         return reply
 
-    def logs(self, request: pb.LogsRequest, say: Callable[[str], None] = lambda _: None) -> Iterator[pb.LogEntry]:
+    def logs(self, request: pb.LogsRequest, say: Callable[[str], None] | None = None) -> Iterator[pb.LogEntry]:
         """The lines of a job's log; if they are followed, each once, over as many connections as it takes."""
         asked, follows = pb.LogsRequest(), request.follow
         asked.CopyFrom(request)

@@ -143,7 +143,7 @@ class Peer:
     slow_bfloat16: bool = False  # its device computes it many times slower than float32
     site: str = ""  # where it is, as its owner named the place
     links: tuple[Link, ...] = ()  # to others, while it serves a job
-    host_bytes: int = 0  # beside those of the device; 0: the device is the host
+    host_bytes: int = 0  # of host memory; 0: the device is the host
 
     def __post_init__(self) -> None:
         digits = len(str(ISLANDS_MAX))

@@ -220,11 +220,11 @@ def _say_fleet(shell: Shell, spec: JobSpec, corpus: Corpus) -> list[Memory]:
     try:
         with dial(shell, ASKED_S_MAX) as scheduler:
             scheduler.check_protocol()
-            peers = [one for one in scheduler.peers() if one.state in (PeerState.IDLE, PeerState.SERVING)]
+            peers = [peer for peer in scheduler.peers() if peer.state in (PeerState.IDLE, PeerState.SERVING)]
     except SwarmError as error:
         shell.say(f"offered: not known, {error.message}")
         return []
-    offers = Counter(Memory(one.memory_bytes, one.host_bytes) for one in peers)
+    offers = Counter(Memory(peer.memory_bytes, peer.host_bytes) for peer in peers)
     kinds = (
         ", ".join(f"{count} x {offer if offer.device_bytes else 'not said'}" for offer, count in offers.items())
         or "nothing"
@@ -234,7 +234,7 @@ def _say_fleet(shell: Shell, spec: JobSpec, corpus: Corpus) -> list[Memory]:
         now = corpus.resolve(resolved_now(scheduler, spec, corpus))
     assert now.pipeline.split != "auto", "it is resolved"
     takes = stage_needs(now, now.pipeline.split)
-    two = any(one.host_bytes for one in peers)
+    two = any(peer.host_bytes for peer in peers)
     said = needs_text([need if two else Memory(need.total_bytes) for need in takes])
     alike = now.pipeline.model_copy(update={"max_in_flight": spec.pipeline.max_in_flight})
     choice = choice_text(now, corpus.resolve(spec).model_copy(update={"pipeline": alike}))

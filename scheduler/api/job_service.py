@@ -312,7 +312,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 every, after = (min(number, job.spec.training.steps) for number in (request.every, request.after))
                 async for steps in history(database, job.record, job.spec, every, newest, after):
                     with sending(place):
-                        yield pb.StepList(steps=[pb.StepView(**asdict(one)) for one in steps])
+                        yield pb.StepList(steps=[pb.StepView(**asdict(step)) for step in steps])
 
     async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.StepTrace:
         async with _answering(context), self._reading():

@@ -131,7 +131,7 @@ class Allocator:
         return replace(pending, fewer=tuple(of)) if fewer else pending
 
     def _needs(self, job: Job, peers: int) -> tuple[Memory, ...]:
-        """Bytes of a replica of each stage; a job that waits is asked at every turn, and this takes long."""
+        """What a replica of each stage takes; a job that waits is asked at every turn, and this takes long."""
         known = self._known_needs.get(job.record.id)
         if known is None or known.spec is not job.spec:
             known = self._known_needs[job.record.id] = _KnownNeeds(job.spec)

@@ -144,7 +144,7 @@ def memory_text(spec: JobSpec) -> str:
     assert sequences != "auto", "resolve the spec first"
     most = _largest(spec, split)
     return (
-        f"stages take up to {size(most.total_bytes)} of memory (of a GPU's {most}), with microbatches of "
+        f"stages take up to {size(most.total_bytes)} of memory (beside a GPU: {most}), with microbatches of "
         f"{counted(sequences, 'sequence')}"
     )
 

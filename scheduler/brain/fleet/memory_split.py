@@ -69,7 +69,8 @@ def is_possible(model: ModelCosts, offers: Sequence[Memory], stages: Sequence[in
 
     Without peers, or if one of them does not say how much memory it has, nothing is known to be impossible.
     """
-    return not offers or Memory() in offers or not _worst(model, offers, stages).lack_bytes
+    known = offers and all(offer.device_bytes for offer in offers)
+    return not known or not _worst(model, offers, stages).lack_bytes
 
 
 def check_possible(

@@ -176,6 +176,20 @@ def test_steps_and_a_drain_go_on_behind_what_has_come(scheduler: Scheduler) -> N
     assert 0.0 < drains[1] <= drains[0] <= 60.0
 
 
+def test_a_call_that_cannot_say_that_it_waits_for_a_place_ends_with_the_cause(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`swarm history` waited without a word, and for ever, beside 64 calls of the same person."""
+    monkeypatch.setattr(connection, "CROWDED_S_MAX", 0.0)
+
+    def history(request: pb.HistoryRequest, timeout: float) -> Iterator[pb.StepList]:
+        raise Crowded("64 of your calls follow jobs or pull weights already")
+
+    scheduler._jobs = SimpleNamespace(History=history)
+    with pytest.raises(Crowded, match="64 of your calls"):
+        list(scheduler.history("job"))
+
+
 async def test_a_person_who_was_away_for_a_week_goes_on_without_a_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

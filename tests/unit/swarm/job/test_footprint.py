@@ -193,7 +193,7 @@ def test_people_are_told_what_the_largest_stage_takes() -> None:
     spec = spec_of()
     most = max((stage_footprint(spec, layers, stage, 2) for stage, layers in enumerate((2, 1))), key=total)
     assert memory_text(spec) == (
-        f"stages take up to {size(most.total_bytes)} of memory (of a GPU's {most.memory}), with microbatches of "
+        f"stages take up to {size(most.total_bytes)} of memory (beside a GPU: {most.memory}), with microbatches of "
         "2 sequences"
     )
     assert memory_by_stages(spec) == {1: stage_footprint(spec, 3, 0, 1).memory, 2: most.memory}
