@@ -18,10 +18,11 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -43,6 +44,7 @@ from swarm.wire import members_pb2 as pb
 
 PRODUCT = "swarm-stages"
 PROBE_S_MAX = 5.0
+CLIENT_TRIES = 3  # at ray://, each of 40 s
 FOLDER_PREFIX = "swarm-ray-"
 TOKEN_S = 900.0
 HANG_UP_S_MAX = 2.0  # beyond the time that a server has to end
@@ -165,9 +167,7 @@ def connected(address: str, *, count: int, listen_host: str, device: str) -> Ite
     ray._private.worker.print_to_stdstream = lambda *data, **flags: None
     own = {"num_cpus": max(count, os.cpu_count() or 1)} if address == "local" else {}
     try:
-        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL, **own)
-    except ConnectionError as error:
-        raise _no_cluster(address) from error
+        _connect(partial(ray.init, address, include_dashboard=False, log_to_driver=False, **own), address, ray.shutdown)
     except RuntimeError as error:
         if "ersion" not in str(error):
             raise
@@ -217,6 +217,29 @@ def _probe(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S_MAX).close()
     except OSError:
         raise _no_cluster(address) from None
+
+
+def _connect(begin: Callable[..., object], address: str, end: Callable[[], None]) -> None:
+    """Begin a session at a cluster that answers; InvalidConfig if there is none.
+
+    Ray's server for clients forks a process for each, while its other threads are at work. Now and then that process
+    dies before it has begun, and the client hears of it after 40 s: it asks again.
+    """
+    tries = CLIENT_TRIES if address.startswith("ray://") else 1
+    for tried in range(1, tries + 1):
+        try:
+            begin(logging_level=logging.CRITICAL)
+        except ConnectionError as error:
+            end()
+            if tries == 1:
+                raise _no_cluster(address) from error
+            if tried == tries:
+                raise InvalidConfig(
+                    f"the Ray cluster at {address} answers, but starts no process for this client",
+                    hint="see ray_client_server.err on its head node, or run this on one of its nodes: --ray auto",
+                ) from error
+        else:
+            return
 
 
 def _no_cluster(address: str) -> InvalidConfig:

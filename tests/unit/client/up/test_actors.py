@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from client.up.actors import answer, check_versions, connected, device_for, listening_host, remove_stale
+from client.up.actors import (
+    CLIENT_TRIES,
+    _connect,
+    answer,
+    check_versions,
+    connected,
+    device_for,
+    listening_host,
+    remove_stale,
+)
 from swarm.errors import IncompatibleVersion, InvalidConfig, UsageError
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.lifecycle import lock_folder
@@ -72,6 +81,26 @@ def test_where_no_cluster_answers_that_is_said_at_once() -> None:
                 connected(asked, count=1, listen_host="", device="cpu"),
             ):
                 pass
+
+
+def test_a_cluster_that_answers_is_asked_again_for_a_client_and_not_taken_for_none() -> None:
+    """Ray's server failed to fork the client's process, and that was told as a cluster that does not answer."""
+    said: list[str] = []
+
+    def begin(logging_level: int) -> None:
+        said.append("begin")
+        if said.count("begin") <= failures:
+            raise ConnectionError("ray client connection timeout")
+
+    failures = CLIENT_TRIES - 1
+    _connect(begin, "ray://10.0.0.1:10001", lambda: said.append("end"))
+    assert said == ["begin", "end"] * failures + ["begin"]
+    failures = 100
+    for address, told, tries in (("ray://10.0.0.1:10001", "answers, but starts", CLIENT_TRIES), ("auto", "on this", 1)):
+        said.clear()
+        with pytest.raises(InvalidConfig, match=told):
+            _connect(begin, address, lambda: said.append("end"))
+        assert said == ["begin", "end"] * tries
 
 
 def test_an_address_that_is_none_is_refused() -> None:
