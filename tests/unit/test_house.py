@@ -1,4 +1,4 @@
-"""The house keeps its order: what may import what among tests, and where the tests of a module are."""
+"""The house keeps its order: what may import what among tests, where the tests of a module are, and what is claimed."""
 
 from __future__ import annotations
 
@@ -197,3 +197,33 @@ def test_a_file_is_not_named_after_the_folder_that_it_is_in() -> None:
 def test_a_file_of_the_source_has_at_most_800_lines() -> None:
     """A file is one noun; a longer one holds two."""
     assert [dotted(path) for path in modules() if len(path.read_text(encoding="utf-8").splitlines()) > 800] == []
+
+
+def claims() -> list[tuple[str, str]]:
+    """Each claim with its file. A file's line begins at the margin, the lines of its claims with two spaces."""
+    file, pairs = "", []
+    for line in (ROOT / "tests/claims.txt").read_text().splitlines():
+        if line.startswith("  "):
+            pairs.append((file, line.strip()))
+        else:
+            file = line
+    return pairs
+
+
+def names(file: str) -> set[str]:
+    """The tests that a file defines; empty if there is no such file."""
+    path = ROOT / file
+    if not path.exists():
+        return set()
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_each_claim_is_held_by_the_test_of_its_name() -> None:
+    listed = claims()
+    defined = {file: names(file) for file, _ in listed}
+
+    lost = [(file, claim) for file, claim in listed if f"test_{claim.replace(' ', '_')}" not in defined[file]]
+
+    assert len(listed) > 1_000
+    assert not lost, f"moved: move the line in tests/claims.txt; cut: remove it, and say so in the commit: {lost[:5]}"
