@@ -16,7 +16,7 @@ from random import Random
 
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.routing.loads import Loads
-from scheduler.brain.routing.policies import POLICIES, StageLoad, choose_route
+from scheduler.brain.routing.policies import POLICIES, StageLoad
 from scheduler.brain.routing.stragglers import Stragglers
 from scheduler.brain.routing.window import Window
 from scheduler.brain.state.brain_state import BrainState
@@ -274,13 +274,10 @@ class Dispatch:
             StageLoad(load.stage, (self._loads.load(kept, keep=True),)) if kept else load
             for kept, load in zip(fixed, self._loads.stages(), strict=True)
         ]
-        if self._state.links.any(now_s):
-            links = self._state.links
-            decision = choose_route(loads, now_s, self._rng, links.cost_s, links.touches)
-        else:
-            ledger = self._state.ledger
-            to_do = ledger.in_flight() + self._to_feed()
-            decision = self._policy.choose(loads, now_s, self._rng, to_do, ledger.left(until=step))
+        ledger, links = self._state.ledger, self._state.links
+        failing = links if links.any(now_s) else None
+        to_do = ledger.in_flight() + self._to_feed()
+        decision = self._policy.choose(loads, now_s, self._rng, to_do, ledger.left(until=step), failing)
         self._why_not = "" if decision.plan else decision.reason
         return decision.plan
 

@@ -8,7 +8,8 @@ cost(b) ──────▶ cost(d) ──────▶ cost(f)      the che
 That is `least_completion`, the default; without costs of links no stage influences another, unless the replicas of
 several stages are unequal: then a route leads from like to like (lanes.py). `iwrr` gives each replica a
 share of the work that is inverse to its measured seconds, and `uniform` chooses at random; both exist for comparison
-(benchmarks/models/routing.py). All three are a `RoutingPolicy`. SWARM calls this stochastic wiring.
+(benchmarks/models/routing.py). All three are a `RoutingPolicy`, and avoid links that fail. SWARM calls this stochastic
+wiring.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from random import Random
 from typing import Protocol, TypeAlias
 
 from scheduler.brain.routing.lanes import ALL, Lanes
+from scheduler.brain.state.links import Links
 from swarm.text import counted
 from swarm.types import Decision, PeerId, Routing
 
-Links: TypeAlias = Callable[[PeerId, PeerId], float]
+LinkCost: TypeAlias = Callable[[PeerId, PeerId], float]
 """Seconds to carry one boundary tensor between two peers."""
 
 
@@ -92,12 +94,19 @@ class RoutingPolicy(Protocol):
         """The peer finished `units` of work in `seconds`, waiting included."""
 
     def choose(
-        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf, of_step: float = 0.0
+        self,
+        loads: Sequence[StageLoad],
+        now_s: float,
+        rng: Random,
+        to_do: float = math.inf,
+        of_step: float = 0.0,
+        links: Links | None = None,
     ) -> Decision[tuple[PeerId, ...]]:
         """One replica with credit per stage, or no plan and why. All randomness comes from `rng`.
 
         `to_do`: the microbatches that are in flight or can be fed before the next commit. `of_step`: those of this
-        microbatch's step and older ones.
+        microbatch's step and older ones. `links`: given while any link fails; a route then has as few failing links
+        as can be.
         """
 
 
@@ -123,8 +132,16 @@ class LeastCompletion(RoutingPolicy):
         self._given[peer] = self._count
 
     def choose(
-        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf, of_step: float = 0.0
+        self,
+        loads: Sequence[StageLoad],
+        now_s: float,
+        rng: Random,
+        to_do: float = math.inf,
+        of_step: float = 0.0,
+        links: Links | None = None,
     ) -> Decision[tuple[PeerId, ...]]:
+        if links is not None:
+            return choose_route(loads, now_s, rng, links.cost_s, links.touches)
         ranked = [load.ranked for load in loads]
         if not all(ranked):
             return Decision(None, _lacking(loads) or "")
@@ -182,12 +199,15 @@ class Uniform(RoutingPolicy):
     """Any replica, with equal probability: the baseline that knows nothing."""
 
     def choose(
-        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf, of_step: float = 0.0
+        self,
+        loads: Sequence[StageLoad],
+        now_s: float,
+        rng: Random,
+        to_do: float = math.inf,
+        of_step: float = 0.0,
+        links: Links | None = None,
     ) -> Decision[tuple[PeerId, ...]]:
-        if (lacking := _lacking(loads)) is not None:
-            return Decision(None, lacking)
-        path = tuple(_one_of([replica.peer for replica in pool], rng) for pool in _with_credit(loads))
-        return Decision(path, f"at random: {' > '.join(path)}")
+        return _by_stage(loads, links, lambda peers: _one_of(peers, rng), "at random")
 
 
 IWRR_NEWEST = 0.1
@@ -243,17 +263,21 @@ class Iwrr(RoutingPolicy):
         turns.weight = IWRR_NEWEST + (1.0 - IWRR_NEWEST) * turns.weight
 
     def choose(
-        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf, of_step: float = 0.0
+        self,
+        loads: Sequence[StageLoad],
+        now_s: float,
+        rng: Random,
+        to_do: float = math.inf,
+        of_step: float = 0.0,
+        links: Links | None = None,
     ) -> Decision[tuple[PeerId, ...]]:
-        if (lacking := _lacking(loads)) is not None:
-            return Decision(None, lacking)
-        path = []
-        for pool in _with_credit(loads):
-            # A removed replica is offered only if a route must keep it.
-            tags = {one.peer: self._turns[one.peer].tag if one.peer in self._turns else 0.0 for one in pool}
-            least = min(tags.values())
-            path.append(_one_of([peer for peer, tag in tags.items() if tag == least], rng))
-        return Decision(tuple(path), f"next in the weighted round: {' > '.join(path)}")
+        return _by_stage(loads, links, lambda peers: self._next(peers, rng), "next in the weighted round")
+
+    def _next(self, peers: Sequence[PeerId], rng: Random) -> PeerId:
+        # A removed replica is offered only if a route must keep it.
+        tags = {peer: self._turns[peer].tag if peer in self._turns else 0.0 for peer in peers}
+        least = min(tags.values())
+        return _one_of([peer for peer, tag in tags.items() if tag == least], rng)
 
 
 POLICIES: dict[Routing, Callable[[], RoutingPolicy]] = {
@@ -267,7 +291,7 @@ def choose_route(
     loads: Sequence[StageLoad],
     now_s: float,
     rng: Random,
-    links: Links,
+    link_s: LinkCost,
     has_costly: Callable[[PeerId], bool] = lambda peer: True,
 ) -> Decision[tuple[PeerId, ...]]:
     """Pick one replica per stage so that the microbatch is expected to finish first, costs of links included.
@@ -280,8 +304,34 @@ def choose_route(
     """
     if (lacking := _lacking(loads)) is not None:
         return Decision(None, lacking)
-    path, cost_s = _cheapest_path(_with_credit(loads), links, has_costly, rng)
+    path, cost_s = _cheapest_path(_with_credit(loads), link_s, has_costly, rng)
     return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
+
+
+def _by_stage(
+    loads: Sequence[StageLoad], links: Links | None, pick: Callable[[Sequence[PeerId]], PeerId], how: str
+) -> Decision[tuple[PeerId, ...]]:
+    """Pick one replica of each stage after the other, among those with which the route has the fewest failing links."""
+    if (lacking := _lacking(loads)) is not None:
+        return Decision(None, lacking)
+    pools = [[replica.peer for replica in pool] for pool in _with_credit(loads)]
+    path: list[PeerId] = []
+    if links is None:
+        path = [pick(peers) for peers in pools]
+    else:
+        for peers, ahead in zip(pools, _failing_ahead(pools, links), strict=True):
+            costs = {peer: ahead[peer] + (links.fails(path[-1], peer) if path else 0) for peer in peers}
+            path.append(pick([peer for peer in peers if costs[peer] == min(costs.values())]))
+    return Decision(tuple(path), f"{how}: {' > '.join(path)}")
+
+
+def _failing_ahead(pools: Sequence[Sequence[PeerId]], links: Links) -> list[dict[PeerId, int]]:
+    """For each stage and replica: the fewest failing links from there to the last stage."""
+    ahead = [dict.fromkeys(pools[-1], 0)]
+    for peers in reversed(pools[:-1]):
+        beyond = ahead[0]
+        ahead.insert(0, {peer: min(links.fails(peer, to) + count for to, count in beyond.items()) for peer in peers})
+    return ahead
 
 
 def _with_credit(loads: Sequence[StageLoad]) -> list[list[ReplicaLoad]]:
@@ -299,7 +349,7 @@ def _lacking(loads: Sequence[StageLoad]) -> str | None:
 
 
 def _cheapest_path(
-    pools: Sequence[list[ReplicaLoad]], links: Links, has_costly: Callable[[PeerId], bool], rng: Random
+    pools: Sequence[list[ReplicaLoad]], link_s: LinkCost, has_costly: Callable[[PeerId], bool], rng: Random
 ) -> tuple[tuple[PeerId, ...], float]:
     """Dynamic programming from the first stage to the last: the best way to reach each replica."""
     reach: dict[PeerId, tuple[float, tuple[PeerId, ...]]] = {
@@ -311,7 +361,7 @@ def _cheapest_path(
         for replica in pool:
             nearest_s, nearest = free
             if has_costly(replica.peer):
-                arrivals = {peer: cost_s + links(peer, replica.peer) for peer, (cost_s, _) in reach.items()}
+                arrivals = {peer: cost_s + link_s(peer, replica.peer) for peer, (cost_s, _) in reach.items()}
                 nearest_s, nearest = _nearest(arrivals)
             via = _one_of(nearest, rng)
             following[replica.peer] = (nearest_s + replica.completion_s, (*reach[via][1], replica.peer))

@@ -23,6 +23,7 @@ from scheduler.brain.routing.policies import (
     Uniform,
     choose_route,
 )
+from scheduler.brain.state.links import Links
 from swarm.types import Decision, PeerId, Routing
 
 A, B, C, D = (PeerId(name) for name in "abcd")
@@ -263,6 +264,54 @@ def test_asking_changes_nothing(routing: Routing) -> None:
     wiring.given(A)
     plans = [wiring.choose(loads_of(A, B, C), 0.0, Random(7)).plan for _ in range(3)]
     assert plans[0] == plans[1] == plans[2]
+
+
+pairs = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), max_size=20)
+
+
+@pytest.mark.parametrize("routing", POLICIES)
+@given(failing=pairs, seed=st.integers(0, 9))
+def test_while_links_fail_each_policy_takes_a_route_with_the_fewest_of_them(
+    routing: Routing, failing: set[tuple[int, int, int]], seed: int
+) -> None:
+    names = [[PeerId(f"{stage}{at}") for at in range(3)] for stage in range(4)]
+    links = Links()
+    for number, at, to in failing:
+        links.accuse(names[number][at], names[number + 1][to], 0.0)
+    policy = POLICIES[routing]()
+    for number, peers in enumerate(names):
+        for peer in peers:
+            policy.add(peer, number)
+
+    loads = [stage(number, *(ReplicaLoad(peer, 0, 1.0) for peer in peers)) for number, peers in enumerate(names)]
+    plan = policy.choose(loads, 0.0, Random(seed), links=links).plan
+
+    assert plan is not None
+    fewest = min(sum(links.fails(*pair) for pair in pairwise(route)) for route in product(*names))
+    assert sum(links.fails(*pair) for pair in pairwise(plan)) == fewest
+
+
+def test_the_policy_that_was_chosen_is_asked_also_while_a_link_fails() -> None:
+    """The least completion was computed then, whatever the job file said."""
+    links = Links()
+    links.accuse(A, D, 0.0)
+    loads = [stage(0, ReplicaLoad(A, 0, 1.0)), stage(1, *(ReplicaLoad(peer, 0, 1.0) for peer in (B, C, D)))]
+    wiring = Iwrr()
+    for peer in (B, C, D):
+        wiring.add(peer, 1)
+    served = Counter[PeerId]()
+    seconds = {B: 1.0, C: 3.0}
+    for _ in range(400):
+        (_, last) = wiring.choose(loads, 0.0, Random(0), links=links).plan or ()
+        served[last] += 1
+        wiring.given(last)
+        wiring.done(last, seconds[last])
+    anywhere = Counter(Uniform().choose(loads, 0.0, rng, links=links).plan for rng in map(Random, range(400)))
+
+    assert served[D] == 0
+    assert 2.7 < served[B] / served[C] < 3.3
+    assert set(anywhere) == {(A, B), (A, C)}
+    assert 0.8 < anywhere[A, B] / anywhere[A, C] < 1.25
 
 
 loads_of_a_stage = st.lists(
