@@ -9,7 +9,7 @@ from tests.mutations.catalogue import read_all
 def test_what_is_taken_away_are_mutants_that_do_not_exclude_each_other() -> None:
     known = {mutant.name: mutant for mutant in read_all()}
     assert known.keys() >= MECHANISMS.keys()
-    places = [place for name in MECHANISMS for place in known[name].originals()]
+    places = [(hunk.file, hunk.old) for name in MECHANISMS for hunk in known[name].hunks]
     assert len(set(places)) == len(places)
 
 

@@ -10,6 +10,7 @@ assertion, a checker or a limit: a broken import, fixture or name is a broken pa
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import json
 import os
@@ -50,6 +51,9 @@ class Outcome:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.broken = f"{report.nodeid} cannot be collected: {_last(report.longreprtext)}"
+
+    def pytest_runtest_logstart(self) -> None:
+        faulthandler.dump_traceback_later(2 * HANGS_S, exit=True)  # a test that not even its limit ends
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.ran += report.when == "call"
@@ -137,9 +141,6 @@ def judge(mutant: Mutant, folder: Path, wider: Sequence[str]) -> Verdict:
     started_s = time.monotonic()
     tree = folder / mutant.name
     shutil.copytree(folder / UNPATCHED, tree)  # with what was compiled
-    for file in mutant.files:
-        for compiled in (tree / file).parent.glob(f"__pycache__/{Path(file).stem}.*"):
-            compiled.unlink()
     wide = False
     fault = apply(mutant, tree)
     if fault:
