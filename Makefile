@@ -7,7 +7,7 @@ DEPLOY := $(VENV)/.deploy
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all attack integration sim chaos chaos-short mutants check lint fmt types imports protos protos-check references docs bench bench-full bench-gpu clean
+.PHONY: help setup demo test test-all attack integration sim chaos chaos-short mutants check lint fmt types imports protos protos-check rooms references docs bench bench-full bench-gpu clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -101,6 +101,9 @@ protos-check: setup ## prove that swarm/wire is what protos/ generates
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out="$$out" --grpc_python_out="$$out" --pyi_out="$$out" $(PROTOS) && \
 	diff -r -x __init__.py -x __pycache__ "$$out/swarm/wire" swarm/wire && echo "generated code is fresh"
+
+rooms: ## what each file of the source is: the first line of its docstring
+	@grep -m1 '^"""' $$(git ls-files 'client/**.py' 'scheduler/**.py' 'stage_server/**.py' 'swarm/**.py') | sed 's/"""//g'
 
 references: setup ## write docs/reference from the code
 	$(BIN)/python -m tests.support.references

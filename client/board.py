@@ -1,4 +1,7 @@
-"""The board of `swarm top`: all jobs, and one of them in full, with its replicas by stage, its loss and its reason."""
+"""The board of `swarm top`: all jobs, and one of them in full, with its replicas by stage, its loss and its reason.
+
+Not chosen: textual with its keys, because one picture that stays true is enough, and rich is here anyway.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Steps of a job as TensorBoard's event files, as a run of MLflow and as one of Weights & Biases."""
+"""Steps of a job as TensorBoard's event files, as a run of MLflow and as one of Weights & Biases.
+
+Not chosen: a key of the job file, because the scheduler would need the libraries and accounts of everybody's tracker.
+Steps that a rollback undid are written again. MLflow and W&B are written by their own clients, so their logins and
+proxies work as people know them. A W&B run that was written offline goes on only once it was sent.
+"""
 
 from __future__ import annotations
 

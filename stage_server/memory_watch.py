@@ -1,4 +1,7 @@
-"""Watches how much memory this process holds beyond the memory that it offers (`--max-memory`)."""
+"""Watches how much memory this process holds beyond the memory that it offers (`--max-memory`).
+
+Decision: docs/decisions/017.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What every test leaves behind: nothing."""
+"""What every test leaves behind: nothing.
+
+Limits on time are for hangs: connections and pings of the tests' own process wait far longer than the product's.
+"""
 
 from __future__ import annotations
 

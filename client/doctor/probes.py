@@ -1,4 +1,7 @@
-"""Measures this machine, the scheduler and the network between them; `rules` judges the measurements."""
+"""Measures this machine, the scheduler and the network between them; `rules` judges the measurements.
+
+Decision: docs/decisions/087.
+"""
 
 from __future__ import annotations
 

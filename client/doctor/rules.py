@@ -1,4 +1,7 @@
-"""Judges measurements: each becomes a finding, with a remedy if it is bad. Nothing here measures."""
+"""Judges measurements: each becomes a finding, with a remedy if it is bad. Nothing here measures.
+
+Decision: docs/decisions/087.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Answers `swarm doctor`: the time here, the speed of bytes, and whether the caller can be dialled.
 
-Only the caller's own address is dialled, and nothing is sent there.
+Only the caller's own address is dialled, and nothing is sent there. Decision: docs/decisions/087.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of one job's brain, and how they are put together."""
+"""The parts of one job's brain, and how they are put together. Decision: docs/decisions/193."""
 
 from __future__ import annotations
 

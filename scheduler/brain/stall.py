@@ -17,7 +17,7 @@ be slow, and loading again does not make it faster, so it fails in the end.
 
 All stages roll back together, on a new timeline; replicas of the old timeline are released. If checkpoints were written
 and none verifies, a person decides whether to begin again at the start: the disk may only be away for a while, and
-abandoned checkpoints are removed sooner or later.
+abandoned checkpoints are removed sooner or later. Decision: docs/decisions/027.
 """
 
 from __future__ import annotations

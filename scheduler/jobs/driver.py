@@ -6,6 +6,8 @@ decision is taken.
     inbox ──▶ brain.step ──▶ outputs, in order ──▶ effects
                   ▲               │
                   └──RowDurable───┘   its outputs come before those that are left
+
+Decision: docs/decisions/117.
 """
 
 from __future__ import annotations

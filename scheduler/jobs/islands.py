@@ -5,6 +5,8 @@
     island    0  |  1
 
 A job without outer steps has one island: its places are its stages, and its timelines those of the island.
+
+Decision: docs/decisions/067.
 """
 
 from __future__ import annotations

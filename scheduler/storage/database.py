@@ -5,6 +5,8 @@ it. Every start first takes epoch + 1. Every later write is a transaction that b
 scheduler that was superseded can no longer write (`Fenced`).
 
 SQLAlchemy is synchronous, so all of it runs on one worker thread (none in simulation, where the database is in memory).
+
+Decision: docs/decisions/064.
 """
 
 from __future__ import annotations

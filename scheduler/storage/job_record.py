@@ -1,4 +1,8 @@
-"""A job as the database knows it, and how long it was in which state."""
+"""A job as the database knows it, and how long it was in which state.
+
+Seconds are added up whenever the state or the stage servers change, so they are right after a kill -9. No prices: they
+change by the hour and stand elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 A stage server that comes back after a restart reports its cells, each with the stamp of its hop. Nothing is stored for
 a hop: the key in the data folder is all that must last. If the key is lost, no cell counts, and what was not committed
-is computed again.
+is computed again. Decision: docs/decisions/021.
 """
 
 from __future__ import annotations

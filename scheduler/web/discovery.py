@@ -2,6 +2,8 @@
 
 The format is that of http_sd_configs: groups of targets with labels. A label that begins with two underscores steers
 the scrape; the others stand on every series.
+
+Not chosen: a proxy in the scheduler for the others, because every reader of metrics could then make it dial.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ Rules for the flow that carries the actions out
    a backward that is on the device, or, ahead, after the one that completes the set.
 5. `Commit` -> queue the optimizer on the compute thread, call `commit`, then carry out what it returned.
 6. Every few seconds the flow sends what `lacking()` returns, which repairs whatever was lost between two peers.
+
+Decision: docs/decisions/007.
 """
 
 from __future__ import annotations

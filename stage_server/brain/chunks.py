@@ -7,6 +7,9 @@ A chunk is a range of parameters together with their optimizer state (and the ol
 because a commit changes these together and element by element. Per-tensor state of the optimizer (a counter of updates)
 travels with each chunk that has a part of the tensor. Optimizers that look at a whole tensor (LAMB) need
 `whole_tensors`. Cutting the same tensors by the same sizes gives the same chunks, so an index names a chunk.
+
+Donors cut at tensors only: a vector loop treats the end of an array otherwise than its middle, and bits must not depend
+on where a chunk ends.
 """
 
 from __future__ import annotations

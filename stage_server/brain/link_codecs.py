@@ -8,7 +8,7 @@ Where tensors hold bfloat16 values (model.dtype "bfloat16_parameters"), "none" i
 
 The speed of a link is the best of its last delivery rates, as in BBR (Cardwell et al., ACM Queue 14-5, 2016): the bytes
 delivered between the start and the receipt of one tensor, over that time. Latency is part of it, so a link that carries
-one tensor at a time looks slower than its bandwidth.
+one tensor at a time looks slower than its bandwidth. Decision: docs/decisions/140.
 """
 
 from __future__ import annotations

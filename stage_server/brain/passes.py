@@ -8,7 +8,7 @@
 The timeline says the island (swarm/job/islands.py). From another island they come to replicas of their own stage, and
 exchange with the stage that shares a tied weight with it. Another life of an island is another past: it is not let in.
 
-Whether a tensor counts is decided later, by its route or its round.
+Whether a tensor counts is decided later, by its route or its round. Decision: docs/decisions/052.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ it steeper. So it is a lower bound: a fast member is as fast as the others take 
 which it waits for others that still compute.
 
 Source: the delivery rate of BBR (Cardwell et al., ACM Queue 14-5, 2016), with all of a round as one flight.
+
+Decision: docs/decisions/043.
 """
 
 from __future__ import annotations

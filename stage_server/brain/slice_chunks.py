@@ -6,7 +6,7 @@
 
 All members cut alike, because the cut follows from the slices alone, and these come with the round. A mean is made
 element by element, so its bits do not depend on the cut. Chunks begin at multiples of a codec's block, so what is
-compressed does not depend on it either.
+compressed does not depend on it either. Decision: docs/decisions/043.
 """
 
 from __future__ import annotations

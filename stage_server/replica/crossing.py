@@ -2,6 +2,8 @@
 
 An island begins like that as a copy of the one to which the replica belonged, with the optimizer's state of that one.
 What the replica has trained and not merged stays behind, as it counts in the other island.
+
+Decision: docs/decisions/091.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A replica does not fail because a neighbour cannot be reached. It reports the link (`Undelivered`), so that the
 scheduler routes around it, and tries again until the tensor arrives or a newer route makes it superfluous.
+
+Decision: docs/decisions/022.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ them out: it keeps the tensors, calls the device, and packs and sends the result
 
     Route, tensors ─▶ CellTable ─▶ Compute ─▶ WorkQueue ─▶ device ─▶ CellTable ─▶ Emit ─▶ neighbours
                                                                              └─▶ Report ─▶ scheduler
+
+Decision: docs/decisions/039.
 """
 
 from __future__ import annotations

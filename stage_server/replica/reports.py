@@ -1,4 +1,4 @@
-"""A replica's reports of itself to the scheduler, repeated in each new session."""
+"""A replica's reports of itself to the scheduler, repeated in each new session. Decision: docs/decisions/039."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """What the device still does for jobs that were released: a computation that has begun cannot be stopped.
 
 The next job would wait behind it, so a stage server that is held up for long had better be given none.
+
+After 10 s it says that it leaves, and dials again once the device is free. Not chosen: a report that the device is
+busy, because every release would have to wait for it.
 """
 
 from __future__ import annotations

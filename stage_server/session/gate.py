@@ -1,7 +1,7 @@
 """The gate before tensors and state: admits callers with a pass of our scheduler, and ends the calls of revoked ones.
 
 It judges by the scheduler's clock: the session begins with that time, and from there on it is counted here. So clocks
-of machines need not agree.
+of machines need not agree. Decision: docs/decisions/052.
 """
 
 from __future__ import annotations

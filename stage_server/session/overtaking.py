@@ -4,7 +4,7 @@
                    └─yes─▶ carried out now
 
 A commit waits for the device, and for a donor if the replica was no member of its rounds: seconds, or a minute. Whoever
-was revoked would stay connected for as long.
+was revoked would stay connected for as long. Decision: docs/decisions/053.
 """
 
 from __future__ import annotations

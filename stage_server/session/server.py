@@ -1,7 +1,7 @@
 """The stage server: a session with the scheduler, tensors from neighbours, and at most one job at a time.
 
 When the session breaks, the replica works on with its neighbours for `orphan_timeout_s`. The server keeps dialling and
-says in Hello what it holds; the scheduler then brings it up to date or releases it.
+says in Hello what it holds; the scheduler then brings it up to date or releases it. Decision: docs/decisions/006.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
                                          └──────────── Follow: answered, there is a newer version ┘
 
 The reported state is kept unchanged until the scheduler answers, since the scheduler may already count on it.
+
+Decision: docs/decisions/028.
 """
 
 from __future__ import annotations

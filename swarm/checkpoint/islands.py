@@ -6,7 +6,7 @@
 
 Each island loads its own state. In a job with more islands the new ones take the optimizer's states of the others, in
 turn, but no weights of theirs: what one of them has trained and not merged must not count twice, so they begin with the
-outer weights. In a job with fewer islands the rest is left out.
+outer weights. In a job with fewer islands the rest is left out. Decision: docs/decisions/069.
 """
 
 from __future__ import annotations

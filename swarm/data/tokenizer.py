@@ -3,6 +3,8 @@
 The tokenizers library reads tokenizer.json without torch and without transformers; it is imported only for such a
 tokenizer. The ids are those of transformers.PreTrainedTokenizerFast on the same files, and of AutoTokenizer unless it
 rebuilds the tokenizer by the model's family (client/transfer/auto_tokenizer.py).
+
+Price: a tokenizer without a tokenizer.json must be converted first.
 """
 
 from __future__ import annotations

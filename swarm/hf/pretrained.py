@@ -4,6 +4,8 @@ model.id ── local folder ── config.json ─▶ ground ─▶ spec with f
     │                       *.safetensors ─▶ weight_files ─▶ uploaded, read by stage servers from the scheduler
     └────── hub id ──────── config.json ─▶ ground ─▶ the same, and the revision pinned to a commit
                             *.safetensors: read from the hub by each stage server itself
+
+Decision: docs/decisions/018.
 """
 
 from __future__ import annotations

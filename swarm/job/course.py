@@ -1,7 +1,7 @@
 """The course of a job: the portion of the data and the place in the learning-rate schedule of each step.
 
 A step is a position in a sequence of commits, and says neither by itself. The scheduler, stage servers and the
-one-process reference all ask the course. Pure values; standard library only.
+one-process reference all ask the course. Pure values; standard library only. Decisions: docs/decisions/044, 069, 107.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ it is up to 0.8 of that, and every graph keeps its own copy of the cast weights;
 the waste of allocators. For a process that kept four graphs of six layers (D 384) and then took a step, the estimate
 was 1.44 times the measured peak in float32 and 1.21 times in bfloat16. On one H100 (docs/benchmarks.md, GPUs) tensors
 on the device took 0.55 to 0.72 of the estimate for it, and what the allocator kept for them 0.75 to 0.83.
+
+Decision: docs/decisions/017.
 """
 
 from __future__ import annotations

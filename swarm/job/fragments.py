@@ -6,7 +6,7 @@
 Fragments are strided layers, so that each holds some of the model's depth. They are layers and not stages, because the
 bits of a model must not depend on how it is cut.
 
-Source: Streaming DiLoCo (arXiv 2501.18512), section 2.1, strided fragments.
+Source: Streaming DiLoCo (arXiv 2501.18512), section 2.1, strided fragments. Decision: docs/decisions/045.
 """
 
 from __future__ import annotations

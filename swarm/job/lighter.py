@@ -4,7 +4,7 @@
 
 Only what the job file leaves at "auto" changes, and the first that fits is taken. Smaller microbatches cost little, one
 for each stage in flight still keeps the pipeline full, recomputing costs a third of the computation, and an optimizer
-on the host holds up each step. Where all fits, nothing changes.
+on the host holds up each step. Where all fits, nothing changes. Decision: docs/decisions/017.
 """
 
 from __future__ import annotations

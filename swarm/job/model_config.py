@@ -1,7 +1,7 @@
 """A job's model.config: filled, checked, and written under the family's own names.
 
 Job files use common names (hidden_size); the family's own (n_embd) are understood too. Keys that a job file leaves out
-have the family's default, or follow from its data and tokenizer. No torch.
+have the family's default, or follow from its data and tokenizer. No torch. Decision: docs/decisions/018.
 """
 
 from __future__ import annotations

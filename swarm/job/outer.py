@@ -12,7 +12,7 @@ the mathematics.
 Pure values; standard library only.
 
 Source: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (arXiv 2501.18512). Closing merges are ours: they make the outer
-weights the model.
+weights the model. Decision: docs/decisions/045.
 """
 
 from __future__ import annotations

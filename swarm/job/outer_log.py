@@ -10,7 +10,7 @@ Where shares follow speed (swarm/job/shares.py), a line says those behind it, un
 Those of ten steps with 8 microbatches sum to 80: "shares": [61, 19].
 With several fragments a line names the one that was exchanged, if it is not the first.
 
-Pure values; standard library only.
+Pure values; standard library only. Decision: docs/decisions/090.
 """
 
 from __future__ import annotations

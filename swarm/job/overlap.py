@@ -9,6 +9,8 @@ Between two steps a pipeline of S stages idles, in times that a stage computes a
 
 The last two lines count where links were measured. Where these are short, they are next to nothing. The scheduler is
 taken to be as far as a neighbour, as nobody measures the way to it. Chosen once, at submit.
+
+Decision: docs/decisions/140.
 """
 
 from __future__ import annotations

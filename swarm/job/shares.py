@@ -13,7 +13,7 @@ the sum of (c + j) // n over j < n is c. Shares whose sum is M are the same in e
 
     shares 21, 11; M = 16, n = 2    step 0  [ 10 | 6 ]    step 1  [ 11 | 5 ]
 
-Pure values; standard library only.
+Pure values; standard library only. Decision: docs/decisions/126.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ payload crosses between them.
 
 Decoded tensors lie in fresh memory of torch's own alignment, never in the received buffer: matrix kernels may round
 differently on memory that is aligned differently, and bits must not depend on how bytes arrived.
+
+Decisions: docs/decisions/035, 040.
 """
 
 from __future__ import annotations

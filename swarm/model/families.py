@@ -4,6 +4,8 @@ A stage uses the library's own layer classes, cut by hand: no tracing, no code f
 the names in swarm.job.families, where a family is one row.
 
 Legend: B sequences, T tokens, D width, V vocabulary.
+
+Decision: docs/decisions/018.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ do. An element's step is the same in any group.
 
 The host never waits for the device: counters lie on the CPU. Only LAMB's norms are read, all at once.
 
-Adding one means one entry in OPTIMIZERS.
+Adding one means one entry in OPTIMIZERS. Decision: docs/decisions/200.
 """
 
 from __future__ import annotations

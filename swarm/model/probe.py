@@ -3,7 +3,7 @@
 Replicas of a stage get the same averaged gradient, byte for byte, and each runs the optimizer on it. If one device
 rounds a square root otherwise, or flushes small numbers to zero, the replicas drift apart without any error. So each
 runs this probe when it loads, where it will run the optimizer, and the scheduler compares the digests (design: as the
-weights after every commit, but before any of it is lost).
+weights after every commit, but before any of it is lost). Decision: docs/decisions/200.
 """
 
 from __future__ import annotations

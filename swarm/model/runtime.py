@@ -4,6 +4,8 @@ Everything else in the product treats cpu, cuda:N and mps alike. Several process
 for a device as a whole, and a process can be held to its share of the memory.
 
 MPS has no float64. Sums and norms in float64 are made on the CPU there (`sum_device`), which shares its memory.
+
+Decision: docs/decisions/035.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ one-process reference, and the result must not depend on the number of stages. T
 `swarm/model/weights.py` holds the weights, one module per version that may still be computed with (staleness + 1).
 
 Legend: B sequences, T tokens, D width, V vocabulary.
+
+Decisions: docs/decisions/035, 044.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ tensors lie, and a stage reads only the byte ranges that it needs:
 
 `parameter@previous` is the weight of one version before; with islands model/ has the outer weights. `StateReading`
 knows which bytes are needed and what they mean, but not where they come from (a file, Session.Fetch).
+
+A peer cannot check the hash of a file that it reads in parts, so replicas of a stage compare the digests of what they
+loaded. Optimizer files are read whole and checked.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     gpu-3.stage-server.CLUSTER.swarm             the same as a host name, which a dialler demands of the other side
 
 CLUSTER is made of the CA's key, so no two swarms share a name. A name says nothing of addresses: the process that
-answers at an address must prove to have the expected name.
+answers at an address must prove to have the expected name. Decision: docs/decisions/047.
 """
 
 from __future__ import annotations

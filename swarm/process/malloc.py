@@ -1,4 +1,7 @@
-"""How the C library keeps this process's memory."""
+"""How the C library keeps this process's memory.
+
+Not chosen: gRPC's own bound on pings (`max_ping_strikes`), because it takes more processor time than a flood of them.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ with these speeds defines the bits. A fast island gets a longer lease, as fits i
 time; those that come at one moment go on from the same weights.
 
 Source: Liu et al., asynchronous local SGD (arXiv 2401.09135): delayed Nesterov and dynamic local updates.
+
+Price: no checkpoints, as islands hold the same weights at the end only.
 """
 
 from __future__ import annotations

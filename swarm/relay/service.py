@@ -6,6 +6,8 @@
 A message is read when the one before has been written, so HTTP/2's windows are the credit, and a link holds one message
 and two windows at a time. A link ends when both directions have, when either caller is gone, after RELAY_IDLE_S_MAX
 without a byte, GRACE_S after the pass with which it was dialled, or when either end is revoked.
+
+Decision: docs/decisions/057.
 """
 
 from __future__ import annotations

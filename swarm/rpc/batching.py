@@ -3,7 +3,7 @@
     put() --> waiting --> write_all() --first ++ more ++ more--> parts()
 
 What comes while a message is being written goes with the next one. What is in no hurry waits a moment for something
-that is. Messages keep their order, and each counts as if it had come alone.
+that is. Messages keep their order, and each counts as if it had come alone. Decision: docs/decisions/117.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ good as long as the session, and for the same member only. Its certificate may h
 under way end with their session: who was revoked, or is gone, hands over no part of a checkpoint any more.
 
 Not chosen: longer patience of the session's own pings, because who is dead would be noticed as late. Nor parts that are
-asked for one by one, because each would open its file anew.
+asked for one by one, because each would open its file anew. Decision: docs/decisions/082.
 """
 
 from __future__ import annotations

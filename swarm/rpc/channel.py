@@ -3,6 +3,8 @@
 Everything that speaks gRPC opens its channels and servers here, so that limits and liveness are the same everywhere. An
 error crosses a connection as a status code, its text as the status details, and two entries of trailing metadata:
 `swarm-code` (the stable code of `swarm.errors`) and `swarm-hint-bin` (UTF-8). One table maps each way.
+
+Decisions: docs/decisions/047, 053, 113.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The guard before every service: identifies the caller and checks that it may make the call.
 
 TLS has proved by then that the caller holds the key of a certificate that our authority signed. Left to check are the
-name in the certificate and the rights of that name.
+name in the certificate and the rights of that name. Decisions: docs/decisions/047, 053.
 """
 
 from __future__ import annotations

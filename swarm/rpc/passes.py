@@ -3,7 +3,7 @@
 scheduler ──TakePass──▶ dialler ──metadata of Exchange and Pull──▶ gate of the one that is dialled
 
 A pass is looked at once per call. A renewal breaks no stream: the dialler begins a new one, and ends the older one when
-all tensors under way on it are answered.
+all tensors under way on it are answered. Decision: docs/decisions/052.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ Patience follows what was measured: a line whose acknowledgements take long may 
 
 Source: LEDBAT (RFC 6817) takes the queue's delay as the sign, TCP Vegas grows and shrinks by it. Not chosen: the line's
 own congestion control, because it fills the router's buffer before it slows down, and a buffer may hold many seconds.
+
+Decision: docs/decisions/082.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `pytest -p tests.support.on_postgres tests/unit/scheduler/storage`, with the URL of a server in the environment. Each
 file that a test calls sqlite:///FILE becomes a database of that server, and each database in memory a fresh one.
+
+What is claimed of the storage is claimed once, for both databases.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
-"""Gaia: islands that send what is significant, when it is. Each module says what it is; ARCHITECTURE.md, decision 131,
-says why it stays a benchmark."""
+"""Gaia: islands that send what is significant, when it is. Each module says what it is;
+docs/decisions/045 says why it stays a benchmark."""

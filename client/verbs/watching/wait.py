@@ -1,4 +1,8 @@
-"""`swarm wait`: says nothing until jobs have ended, and gives how, so that a command can follow."""
+"""`swarm wait`: says nothing until jobs have ended, and gives how, so that a command can follow.
+
+Not chosen: a command in the job file for the job's end, because it would run as the scheduler's user, and a URL would
+be called from inside its network.
+"""
 
 from __future__ import annotations
 

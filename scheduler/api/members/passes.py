@@ -2,6 +2,8 @@
 
 A pass goes down the session right before the stage that it is for, and anew every RENEW_S. It is good for PASS_LIFE_S,
 so a revoked stage server soon has none; `CutOff` tells all others at once and only saves these minutes.
+
+Decisions: docs/decisions/052, 053.
 """
 
 from __future__ import annotations

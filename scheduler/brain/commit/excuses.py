@@ -7,7 +7,7 @@
 Rounds that fail again and again begin at most five seconds after each other: alone, a member delays a step by about
 forty seconds. A restart of a relay takes less. No other member leaves for a false excuse. The delay has no bound here
 if two members agree, if the one has a stage to itself and so cannot leave, or if the scheduler sees no relay and one of
-the pair has no address (rounds.py): then the job waits, until limits.no_progress_s.
+the pair has no address (rounds.py): then the job waits, until limits.no_progress_s. Decision: docs/decisions/102.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ step is full ──▶ a round per unit ──all members report, alike──▶
 Members hear of their round ahead: as soon as all microbatches are given away, since what each of them will hold is
 known then. A member begins when it holds that. So a step does not wait for a word of the scheduler between its last
 microbatch and its average. If all came as it was given, these are the rounds of the full step. Otherwise they are given
-up at the first surprise, and the full step begins others.
+up at the first surprise, and the full step begins others. Decisions: docs/decisions/007, 032, 102.
 """
 
 from __future__ import annotations

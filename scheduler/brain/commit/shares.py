@@ -16,7 +16,7 @@ slices are equal again, for longer each time, whoever the members are by then. A
 parts, keeps equal slices: a member is not to enlarge the slice that it reduces, and of which nobody else receives its
 part.
 
-Source: DeDLOC (arXiv 2106.10207), reduced to rounds in which every member has a part.
+Source: DeDLOC (arXiv 2106.10207), reduced to rounds in which every member has a part. Decision: docs/decisions/043.
 """
 
 from __future__ import annotations

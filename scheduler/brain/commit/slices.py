@@ -4,6 +4,8 @@
       members    |    a     |     b     |    c     |         in order of peer id, contiguous, nothing left out
 
 A member's slice is the part that it sums for all. Shares are equal, but members that cannot reach each other own none.
+
+Decision: docs/decisions/022.
 """
 
 from __future__ import annotations

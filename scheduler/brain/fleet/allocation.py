@@ -29,6 +29,9 @@ because they have no connections before they have a job.
 
 A stalled job that is still looking for its checkpoint is about to start: the peers that it can start with are reserved
 for it against everybody, for LOOKS_S_MAX.
+
+Not chosen: preemption, because it costs the work since a checkpoint to save a wait; `max_replicas` as a bound on each
+stage, because it would forbid the moves that let an unequal pool flow.
 """
 
 from __future__ import annotations

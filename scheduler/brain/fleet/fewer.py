@@ -7,7 +7,7 @@
 
 That is as long as islands at work wait for another one. The wait begins when some could begin, not when the job
 stalled: machines that fail together come back one after the other. The first start of a job is for a person to see, and
-waits for all islands. Pure.
+waits for all islands. Pure. Decision: docs/decisions/090.
 """
 
 from __future__ import annotations

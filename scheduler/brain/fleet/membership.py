@@ -12,6 +12,8 @@ A peer that joins a running job counts as loaded once the stage could continue w
 
 A peer is an id and an incarnation (one per process start). Messages of an older incarnation change nothing. A newer one
 replaces it, and the older is gone at once. A peer that was gone comes back with nothing, since its work was void.
+
+Decision: docs/decisions/006.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Every stage gets a slot. The first and the last stage differ from the others (em
 are tried for them; the other stages are alike and take the slots in order. Given the slots, each layer goes to the
 stage that would stay cheapest among those with room. This is optimal because layers are equal. With bare ends the
 embedding, or the head, may be a stage without layers: it idles for most of a step, so that is for what fits no other
-way.
+way. Decision: docs/decisions/017.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ there, or who do not say where they are, serve it. So no step of an island waits
 
 A job may bound how many replicas of a stage are of one inviter, so that whoever brings in many stage servers has a
 majority nowhere. Those of whom most are left go first, which leaves the others for the stages that come later.
+
+Decision: docs/decisions/105.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How fast the stage servers are of which a new job may get some, by what was seen of them in jobs before."""
+"""How fast the stage servers are of which a new job may get some, by what was seen of them in jobs before.
+
+Decision: docs/decisions/140.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ has the door and the questions of a JobBrain, so drivers and views need not tell
 committed once every island at work has proposed; their rows are written together, as replicas of an island that lacks
 one could not merge. A job that is told to stop trains up to the next outer step, behind which all islands hold the
 same. An island that loses a stage is lost, and the others go on; it begins anew as a copy of another (forks.py).
+
+Decisions: docs/decisions/064, 067, 090.
 """
 
 from __future__ import annotations

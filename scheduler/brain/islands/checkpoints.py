@@ -7,7 +7,7 @@
     an island begins anew ──▶ it has no part in the open one, and saves nothing until that is closed
 
 Each island collects its part by itself (scheduler/brain/checkpoint). All are of one version, behind an outer step or at
-the start, where islands hold the same weights. Pure; a version is one of an island.
+the start, where islands hold the same weights. Pure; a version is one of an island. Decision: docs/decisions/069.
 """
 
 from __future__ import annotations

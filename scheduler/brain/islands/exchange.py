@@ -10,6 +10,8 @@ be repeated with other envoys at any time until the step is committed.
 
 A round that failed goes on until the envoys of all islands but one have said how it went, or must have. Each of them
 names all that it missed, so it is known of each two islands whether they got through to each other.
+
+Decisions: docs/decisions/065, 193.
 """
 
 from __future__ import annotations

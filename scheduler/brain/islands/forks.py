@@ -8,7 +8,7 @@ Replicas of another site than the island's own go together, so an island is of o
 pipeline of a site without an island has joined one of several at another site, those of that one leave it.
 
 Behind an outer step all islands hold the outer weights and nothing else, so nothing of the other island counts twice,
-and no state has to travel. Pure.
+and no state has to travel. Pure. Decisions: docs/decisions/091, 105.
 """
 
 from __future__ import annotations

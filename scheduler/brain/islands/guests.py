@@ -13,6 +13,10 @@ stands still, so what a guest fetches stays the newest, and behind it the guests
 
 An island that has lost a stage is whole again when it comes back. One that was left out may fail again at the next
 exchange, for which the others then wait as long. Pure.
+
+Not chosen: a donor that freezes the state of an exchange while its island trains, because it would hold the optimizer's
+state twice; the outer weights alone, because the new island would begin without moments. Price: all islands wait once
+for what the state takes on the link, limits.no_progress_s at most. Decisions: docs/decisions/105, 193.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
     all islands hold what they propose ──▶ rounds ──complete──▶ all islands have come to the outer step ──▶ exchanged
 
 With `overlap_steps` islands train on while the rounds run; otherwise both arrows begin at once.
+
+Decisions: docs/decisions/044, 107.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
         ──exchanged──▶ the next shares, durable with the rows of that outer step
 
 How long an island needs is measured anew between any two outer steps, and forgotten. Pure.
+
+Decision: docs/decisions/126.
 """
 
 from __future__ import annotations

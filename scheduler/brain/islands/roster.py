@@ -7,6 +7,8 @@ the two arrows.
 
 The home of an island is a site. A peer joins the island at its site. If there is none, it joins one whose site has
 several, or any while one is lost: behind an exchange that island is its site's (forks.py).
+
+Decision: docs/decisions/105.
 """
 
 from __future__ import annotations

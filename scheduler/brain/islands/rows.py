@@ -5,7 +5,7 @@ island 1    step 0   1                      outer steps are not told
 job         step 0   1
 
 The rows of an outer step say which islands took part in it. What another one made since the outer step before does not
-count, and what was told of that is taken back.
+count, and what was told of that is taken back. Decision: docs/decisions/064.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ the last checkpoint lacks parts, a second time ──▶ those that did not hand
 island 0 ── island 1
      ╲         ╱
       island 2         no link of 2 works: 0 and 1 go on
+
+Decision: docs/decisions/193.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one island decides, as the job's decision. Pure."""
+"""What one island decides, as the job's decision. Pure. Decision: docs/decisions/067."""
 
 from __future__ import annotations
 

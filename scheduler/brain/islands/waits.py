@@ -1,4 +1,7 @@
-"""What each island does, and how long each has stood at exchanges, by what it waited for. Pure."""
+"""What each island does, and how long each has stood at exchanges, by what it waited for. Pure.
+
+Not chosen: states sampled every two seconds, because an exchange on fast links is shorter than that.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The table of access: the roles that may call each method, deny by default. A test calls each method in each role."""
+"""The table of access: the roles that may call each method, deny by default. A test calls each method in each role.
+
+Decision: docs/decisions/047.
+"""
 
 from __future__ import annotations
 

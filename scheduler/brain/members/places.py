@@ -5,6 +5,8 @@ the person with most is ended. It counts for its holder until he leaves it, and 
 within a few seconds waits; the others have given up.
 
 Not chosen: an end for each place after a while, because it would break off long uploads for which nobody waits.
+
+Decision: docs/decisions/113.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ begin ──▶ LoadStage, Follow ──▶ Loaded ──▶ judged with every e
               └── every commit, and its first digest ──▶ Follow     └─ other bytes, other sizes, too slow ──▶ refused
 
 A joiner that waits builds its stage and hears no Follow, so it fetches nothing until `begin` comes for it once more.
+
+Decision: docs/decisions/028.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ is asked, and the ledger is rebuilt from their reports (state/restart.py), as fa
 replica is believed that it did what it was given, as it is at any time, and not that it was given it.
 
 Not chosen: to compute all that is uncommitted again, because that costs every restart up to two steps of the whole job;
-a row for each hop, because it would wait for the disk before each microbatch.
+a row for each hop, because it would wait for the disk before each microbatch. Decisions: docs/decisions/006, 021.
 """
 
 from __future__ import annotations

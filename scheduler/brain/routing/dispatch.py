@@ -6,6 +6,11 @@
 
 A microbatch is given again only at stages where no replica holds it. Where one does, that replica keeps it, and its
 neighbours on the new route are told.
+
+A replica that passed its deadline is late only if it also took more than three times what the stage's fastest one would
+need for the same queue. Not chosen: the deadline alone, because a tenth of all work was then done twice.
+
+Decision: docs/decisions/022.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 A microbatch that passes through a slow and a fast replica is in flight as long as the slow one takes, and counts as
 work of the fast one meanwhile. The fast replica runs dry although it seems busy. A route within one lane has no such
-partners.
+partners. Decisions: docs/decisions/042, 120.
 """
 
 from __future__ import annotations

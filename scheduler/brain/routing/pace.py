@@ -6,7 +6,7 @@ stage: it is tried soon, and its outstanding work keeps it from being flooded. O
 tried again at times, and its answer counts more than what was known.
 
 Source: shared least expected completion, algorithms in SWARM (arXiv 2301.11913) appendix C. There each trainer measures
-seconds; that the stage server reports them is ours.
+seconds; that the stage server reports them is ours. Decision: docs/decisions/120.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ That is `least_completion`, the default; without costs of links no stage influen
 several stages are unequal: then a route leads from like to like (lanes.py). `iwrr` gives each replica a
 share of the work that is inverse to its measured seconds, and `uniform` chooses at random; both exist for comparison
 (benchmarks/models/routing.py). All three are a `RoutingPolicy`, and avoid links that fail. SWARM calls this stochastic
-wiring.
+wiring. Decisions: docs/decisions/042, 120.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ job cannot advance past them without it, so it cannot fall behind again. A joine
 short the steps are.
 
 It lacks the averaged gradients of rounds in which it was no member, and fetches them from the logs of other replicas.
+
+Decision: docs/decisions/028.
 """
 
 from __future__ import annotations

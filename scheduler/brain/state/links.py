@@ -1,6 +1,8 @@
 """Pairs of peers that cannot reach each other: links to be avoided, and rounds that failed because of them.
 
 A failed delivery accuses a link, never a peer: two peers that cannot reach each other may both be well.
+
+Decision: docs/decisions/022.
 """
 
 from __future__ import annotations

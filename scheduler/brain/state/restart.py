@@ -1,4 +1,7 @@
-"""The census after a restart of the scheduler: peers come back, report their cells, and the job goes on."""
+"""The census after a restart of the scheduler: peers come back, report their cells, and the job goes on.
+
+Decision: docs/decisions/021.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@
 Up to DECIDED everything can be done again; the durable row makes the step a fact. Steps overlap only at their ends: a
 microbatch is fed once the commit that made its weights was sent (which: `version_of` in swarm/job/schedule.py), and the
 row of step t is written once that of step t - 1 is durable and the replicas agree on the commit of step t - 2.
+
+Decision: docs/decisions/032.
 """
 
 from __future__ import annotations

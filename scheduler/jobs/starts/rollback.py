@@ -1,4 +1,7 @@
-"""Takes a stalled job back to its newest valid checkpoint; brain/stall.py decides how it goes on."""
+"""Takes a stalled job back to its newest valid checkpoint; brain/stall.py decides how it goes on.
+
+Decision: docs/decisions/027.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 The brain decides when each stage is saved and by which replica, and what follows from a failure
 (brain/checkpoint/schedule.py). The format is in swarm/checkpoint/writer.py. All blocking work runs on an executor of
 its own, so no commit waits behind a checkpoint.
+
+A checkpoint with wrong bytes is withdrawn, also when it is complete: otherwise a job that stalls would go back to it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@
 Proposals count in order of islands, so all envoys hold the same bytes. A weight that the first and the last stage share
 has two envoys per island, of which the first contributes. An envoy that does not get through to one goes on with the
 others, and accuses all that it missed: from that the scheduler learns which islands reach each other.
+
+Decision: docs/decisions/065.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ averaged without this replica, leaves them alone, and so does one for which it h
 clipped: such a part counts for nothing. They are lost with the replica.
 
 Source: Karimireddy et al., "Error Feedback Fixes SignSGD" (arXiv 1901.09847), algorithm 2; there with one step size.
+
+Decision: docs/decisions/040.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ the command, and the scheduler aborts a round that a member reports as failed.
 
 Only reading the sums needs the compute thread, where sums are forgotten too. The rest happens beside it, on the CPU: a
 round that overlaps with the next step would otherwise wait for one of its microbatches each time.
+
+Decision: docs/decisions/040.
 """
 
 from __future__ import annotations

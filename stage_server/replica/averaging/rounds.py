@@ -6,6 +6,8 @@
 A command that comes ahead comes again when the step is full: from then on the round may take its time and no longer.
 Only the newest round of each unit and step counts. Its mean is kept even if the round is given up because the session
 broke: it may have been complete everywhere, and its commit row written, before that.
+
+Decisions: docs/decisions/007, 039.
 """
 
 from __future__ import annotations

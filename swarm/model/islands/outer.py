@@ -10,7 +10,7 @@ that are not finite have no effect. So every machine gets the same bits of a for
 algorithm it is (`swarm.job.outer`): DiLoCo, Streaming DiLoCo and delayed Nesterov are all of this form.
 
 Source: DiLoCo (arXiv 2311.08105), algorithm 1; Streaming DiLoCo (arXiv 2501.18512), algorithm 2; delayed Nesterov, Liu
-et al. (arXiv 2401.09135), algorithm 3.
+et al. (arXiv 2401.09135), algorithm 3. Decision: docs/decisions/045.
 """
 
 from __future__ import annotations

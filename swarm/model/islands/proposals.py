@@ -4,7 +4,7 @@
     capture and merge behind the same inner step ──▶ made when it is asked for, as nothing can change it
 
 Every replica of the stage holds the same bytes, so that any of them may be the envoy; a joiner fetches them with the
-rest of a parameter's state.
+rest of a parameter's state. Decision: docs/decisions/107.
 """
 
 from __future__ import annotations

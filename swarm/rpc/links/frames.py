@@ -15,6 +15,9 @@ costs far more than a small tensor's bytes.
 A tensor is one or more frames with the same sequence number, in order; the first has the header. Frames of several
 tensors may alternate on one stream. The receiver checks the header before it accepts any payload, and holds only what
 has arrived, so a header that lies about its size costs nothing.
+
+Not chosen: protobuf around the payload, because it costs a factor of 1.3 to 2. Price: our own scanner, held by property
+tests. A tensor that came in company is copied out of its message, whose memory a view would keep.
 """
 
 from __future__ import annotations

@@ -9,6 +9,10 @@ room, and everything where the offer is refused, travels in the stream's message
 
 The sender can change what it has written at any time, and can cut the file. So the receiver copies first and checks its
 copy, and reads by system calls: a mapping of a file that was cut would kill it.
+
+Not chosen: a switch, because there is no reason to turn it; a handshake, because the offer is a frame that an older
+receiver refuses. Namespaces count as hosts. Price: up to 8 files of 16 MiB for each stage server, at most 1/32 of the
+machine's memory, which no estimate counts.
 """
 
 from __future__ import annotations

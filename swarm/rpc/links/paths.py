@@ -4,7 +4,7 @@
     direct ──no handshake in DIRECT_S──▶ a relay ──it carries──▶ that relay for KEPT_S, then direct again
 
 A listening stage server and its dialler compute the same two relays, so no message has to name them. The
-hash spreads the replicas of a stage over the relays. Time is an argument.
+hash spreads the replicas of a stage over the relays. Time is an argument. Decision: docs/decisions/057.
 """
 
 from __future__ import annotations

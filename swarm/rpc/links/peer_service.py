@@ -6,7 +6,7 @@
     Pull   ──gate──▶ give() ──▶ chunks, as the caller's acknowledgements leave room (swarm/rpc/window.py)
 
 An answer that broke off is kept for a while, and goes on from where its caller says. The ports, and the dialling side,
-are in peers.py.
+are in peers.py. Decision: docs/decisions/117.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ memory that a receiver on the same host reads (memory.py). The dialled side is i
 A pull is a stream of its own with a window of its own. If it breaks, the next one goes on from the byte that came.
 
 Not chosen: gRPC's pings as the sign of life, because a ping waits behind all that lies in buffers, and its patience is
-fixed when the channel is made. They only keep the way open through routers.
+fixed when the channel is made. They only keep the way open through routers. Decision: docs/decisions/082.
 """
 
 from __future__ import annotations
