@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, assert_never
 
-from stage_server.brain.checks import CheckTable
 from stage_server.brain.early_inputs import Claim
 from stage_server.brain.link_codecs import allowed
 from stage_server.brain.neighbours import Neighbours, Standing
+from stage_server.brain.side_work import SideWork
 from stage_server.ports import Assignment
 from stage_server.replica.averaging.mailbox import Mailbox
 from swarm.errors import CorruptFrame, Refused, StaleMessage
@@ -22,7 +22,7 @@ class HeaderChecks:
     """The checks of one replica; each raises StaleMessage, Refused or CorruptFrame."""
 
     def __init__(
-        self, assignment: Assignment, stage: Stage, mailbox: Mailbox, neighbours: Neighbours, checks: CheckTable
+        self, assignment: Assignment, stage: Stage, mailbox: Mailbox, neighbours: Neighbours, side_work: SideWork[Any]
     ) -> None:
         self._me, self._timeline = assignment.me, assignment.command.timeline
         self._codecs = allowed(assignment.spec.pipeline.compression)
@@ -31,7 +31,7 @@ class HeaderChecks:
         self._stage = stage
         self._mailbox = mailbox
         self._neighbours = neighbours
-        self._checks = checks
+        self._side_work = side_work
 
     def check(self, header: TensorHeader) -> Moved | None:
         """Refuse what is not for this job, timeline and stage, or not of the size that it must have.
@@ -43,7 +43,7 @@ class HeaderChecks:
         match header:
             case Boundary():
                 self._check_boundary(header)
-                if self._checks.wants(header.microbatch, header.direction, header.sender, header.incarnation):
+                if self._side_work.wants(header.microbatch, header.direction, header.sender, header.incarnation):
                     return None
                 claim = Claim(header.sender, header.incarnation, header.attempt)
                 if self._neighbours.judge(header.microbatch, header.direction, claim) is Standing.FALSE:

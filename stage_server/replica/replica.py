@@ -16,8 +16,6 @@ import math
 from collections.abc import Awaitable
 from typing import TypeAlias, assert_never
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from stage_server.brain import cell
@@ -35,11 +33,10 @@ from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.rounds import RoundRunner, expected_set
-from stage_server.replica.checker import Checker
 from stage_server.replica.deliveries import Deliveries
-from stage_server.replica.evaluator import Evaluator, Ids
 from stage_server.replica.packing import Letter, Packed, boundary, encode, pack, pack_encoded, question
 from stage_server.replica.reports import Reports
+from stage_server.replica.side_worker import Ids, SideWorker
 from stage_server.state.donor import Donor
 from stage_server.state.saving import Saving
 from swarm import events, messages
@@ -109,14 +106,13 @@ class Replica:
         self._outputs: HeldOutputs[Packed] = HeldOutputs(ports.budget.hold_bytes)
         self._deliveries = Deliveries(ports, self.links)
         self._reports = Reports(loaded, ports)
-        self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
+        self._side = SideWorker(assignment, stage, self.cells, self._deliveries, ports, self._ready)
         self._commitments = Commitments(is_on=spec.trust.hashes_hops, weighs=spec.trust.norm_band)
-        self._checker = Checker(assignment, stage, self._deliveries, ports, self._ready)
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness + assignment.course.steps_ahead)
         leftovers = Leftovers(spec.averaging.compression)
         reduction = Reduction(assignment.sum_bits, clips=spec.averaging.aggregate == "centered_clip")
         self._rounds = RoundRunner(me, stage, reduction, ports, self._reports.fail, mailbox, leftovers)
-        self.admission = HeaderChecks(assignment, stage, mailbox, self._neighbours, self._checker.table)
+        self.admission = HeaderChecks(assignment, stage, mailbox, self._neighbours, self._side.table)
         self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving = Saving(assignment, stage, ports)
         ports.work.start(self._compute_forever())
@@ -132,13 +128,13 @@ class Replica:
         """
         self._saving.stop()  # the files may have gone to a scheduler that was killed
         self._rounds.abort_all()
-        self._checker.forget(lambda _: True)
+        self._side.forget(lambda _: True)
         self._carry_out(self.cells.unseal_all())
         return self._reports.again()
 
     def newest_attempt(self) -> int:
         """The greatest known attempt of anything open."""
-        return max(self.cells.newest_attempt(), self._evaluator.newest_attempt())
+        return max(self.cells.newest_attempt(), self._side.table.newest_attempt())
 
     # Commands ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +144,7 @@ class Replica:
             case messages.Route():
                 self._route(command)
             case messages.Void():
-                self._checker.forget(lambda microbatch: microbatch.step == command.step)
+                self._side.forget(lambda microbatch: microbatch.step == command.step)
                 self._carry_out(self.cells.void(command.step, command.attempt))
             case messages.Average():
                 self._average(command)
@@ -165,19 +161,19 @@ class Replica:
                 self._saving.take(command)
             case messages.Evaluate():
                 self._deliveries.learn(command.hops)
-                self._evaluator.route(command, self._ids_of(command))
+                self._side.evaluate(command)
             case messages.Check():
                 self._check(command)
             case messages.Recount():
-                self._checker.recount(command)
+                self._side.recount(command)
             case _:
                 assert_never(command)
 
     def _route(self, route: messages.Route) -> None:
         hop = route.hops[self.me.stage]
         if (hop.peer, hop.incarnation) == (self.me.peer, self.me.incarnation):
-            self._batches.setdefault(route.microbatch, self._ids_of(route))
-            self._checker.drop(route.microbatch)
+            self._batches.setdefault(route.microbatch, Ids.of(route, self._spec.data.sequence_length))
+            self._side.table.drop(route.microbatch)
         self._deliveries.learn(route.hops)
         questions = self._neighbours.learn(route)
         self._take_early(route)
@@ -200,14 +196,10 @@ class Replica:
     def _check(self, command: messages.Check) -> None:
         """Compute a microbatch again, or lend the checker what our hop made."""
         self._deliveries.learn(command.hops)
-        if (output := self._checker.table.lend(command)) is not None:
+        if (output := self._side.table.lend(command)) is not None:
             self._carry_out(self.cells.need(command.microbatch, output, command.hops[command.stage]))
         else:
-            self._checker.take(command, self._ids_of(command), self.early)
-
-    def _ids_of(self, command: messages.Route | messages.Evaluate | messages.Check) -> Ids:
-        length = self._spec.data.sequence_length
-        return Ids(_ids(command.tokens, length), _ids(command.targets, length))
+            self._side.check(command, self.early)
 
     def _average(self, command: messages.Average) -> None:
         if command.step < self.cells.version:
@@ -240,11 +232,9 @@ class Replica:
         for old in [microbatch for microbatch in self._batches if microbatch.step <= command.step]:
             del self._batches[old]
         self._neighbours.forget(command.step)
-        self._checker.forget(lambda microbatch: microbatch.step <= command.step)
         self.early.drop(lambda subject, _: subject[0].step <= command.step)
         self._carry_out(self.cells.commit(command.step, command.version))
-        self._evaluator.commit(command.version)
-        self._ready.set()  # checks may have waited for these weights
+        self._side.commit(command.step)
         try:
             applied = await applying
         except SwarmError as error:
@@ -262,19 +252,19 @@ class Replica:
             case Boundary():
                 self._take_in(header, payload)
             case EvaluationBoundary():
-                self._evaluator.receive(header, payload)
+                self._side.receive_evaluation(header, payload)
             case Slice():
                 self._rounds.mailbox.put(header, payload)
             case Need(microbatch=microbatch, direction=direction):
                 asker = Hop(header.sender, header.incarnation, header.attempt, "")
-                lent = self._checker.table.may_ask(microbatch, direction, asker.peer, asker.incarnation)
+                lent = self._side.table.may_ask(microbatch, direction, asker.peer, asker.incarnation)
                 if lent or self._neighbours.asks(microbatch, direction, asker) is Standing.NAMED:
                     self._carry_out(self.cells.need(microbatch, direction, asker))
             case _:
                 assert_never(header)
 
     def _take_in(self, header: Boundary, payload: memoryview) -> None:
-        if self._checker.receive(header, payload):
+        if self._side.receive(header, payload):
             return
         microbatch, direction = header.microbatch, header.direction
         claim = Claim(header.sender, header.incarnation, header.attempt)
@@ -401,16 +391,11 @@ class Replica:
 
     async def _compute_other(self) -> bool:
         """A check or an evaluation (scheduler/brain/routing/evaluation.py); False if none is ready."""
-        if (check := self._checker.ready(self.cells.holds)) is not None:
-            await self._checker.compute(check)
-            return True
-        if (evaluation := self._evaluator.take()) is None:
-            return False
         try:
-            await self._evaluator.compute(evaluation)
+            return await self._side.compute_next()
         except SwarmError as error:
             self._reports.fail(error)
-        return True
+            return True
 
     def _received(self, sent: SentAhead | None, microbatch: Microbatch, direction: Direction) -> Tensor | None:
         """An input on the device, from the compute thread."""
@@ -466,7 +451,7 @@ class Replica:
         before: set[tuple[Microbatch, Direction]] = set()
         while True:
             await asyncio.sleep(REPAIR_S)
-            self._checker.ask_again()
+            self._side.ask_again()
             asks = self.cells.lacking()
             self._carry_out(tuple(ask for ask in asks if (ask.microbatch, ask.direction) in before))
             before = {(ask.microbatch, ask.direction) for ask in asks}
@@ -492,10 +477,3 @@ class Replica:
             lambda: letter,
             lambda: self.cells.concerns(ask.microbatch, side, ask.to),
         )
-
-
-def _ids(raw: bytes, length: int) -> Tensor | None:
-    """Token ids of a Route as int64 [B, T]; None if this stage gets none."""
-    if not raw:
-        return None
-    return torch.from_numpy(np.frombuffer(raw, dtype="<i4").astype(np.int64)).view(-1, length)
