@@ -7,7 +7,7 @@ DEPLOY := $(VENV)/.deploy
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all attack integration sim chaos chaos-short mutants check lint fmt types imports protos protos-check rooms references docs bench bench-full bench-gpu clean
+.PHONY: help setup demo test test-all attack integration sim chaos chaos-short mutants check lint fmt types imports size protos protos-check rooms references docs bench bench-full bench-gpu clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -78,7 +78,7 @@ bench-full: setup ## every figure that has an aim; writes the table and plots of
 bench-gpu: setup ## on a CUDA GPU: the bits of one process, tokens/s and utilisation beside torch
 	$(BIN)/python -m benchmarks.measured.gpu
 
-check: lint types imports protos-check docs ## lint, types, import contracts, generated code, links of the documents
+check: lint types imports size protos-check docs ## lint, types, import contracts, size, generated code, links of the documents
 
 lint: setup
 	$(BIN)/ruff check .
@@ -93,6 +93,9 @@ types: setup
 
 imports: setup
 	$(BIN)/lint-imports
+
+size: setup ## print the size of the source, the tests and ARCHITECTURE.md; more than [tool.size] allows is an error
+	$(BIN)/python -m tools.size
 
 protos: setup ## generate swarm/wire from protos/
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --grpc_python_out=. --pyi_out=. $(PROTOS)

@@ -18,8 +18,8 @@ from swarm.types import JobState
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "docs/decisions").glob("*.md"))
-TOPS = ("benchmarks", "client", "deploy", "docs", "examples", "protos", "scheduler", "stage_server", "swarm", "tests")
 PRODUCT = ("scheduler", "stage_server", "client", "swarm")
+TOPS = (*PRODUCT, "benchmarks", "deploy", "docs", "examples", "protos", "tests", "tools")
 PATH = re.compile(r"`((?:" + "|".join(TOPS) + r")/[\w./-]*)`|pytest (tests/[\w./]+)")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 PROGRAM = re.compile(r"python -m\s+((?:" + "|".join(TOPS) + r")[\w.]*)")
