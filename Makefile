@@ -4,7 +4,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEPLOY := $(VENV)/.deploy
-PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all attack integration sim chaos chaos-short mutants check lint fmt types imports size protos protos-check rooms references docs bench bench-full bench-gpu clean
@@ -98,11 +97,11 @@ size: setup ## print the size of the source, the tests and ARCHITECTURE.md; more
 	$(BIN)/python -m tools.size
 
 protos: setup ## generate swarm/wire from protos/
-	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --grpc_python_out=. --pyi_out=. $(PROTOS)
+	$(BIN)/python protos/generate.py .
 
 protos-check: setup ## prove that swarm/wire is what protos/ generates
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
-	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out="$$out" --grpc_python_out="$$out" --pyi_out="$$out" $(PROTOS) && \
+	$(BIN)/python protos/generate.py "$$out" && \
 	diff -r -x __init__.py -x __pycache__ "$$out/swarm/wire" swarm/wire && echo "generated code is fresh"
 
 rooms: ## what each file of the source is: the first line of its docstring

@@ -28,7 +28,6 @@ from swarm.errors import (
     WrongSwarm,
 )
 from swarm.limits import PLACE_WAIT_S
-from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.identity import Identity
 from swarm.pki.joining import renew_ended
 from swarm.pki.names import scheduler_of
@@ -37,6 +36,7 @@ from swarm.rpc.channel import connect_sync, translate
 from swarm.rpc.handshake import with_times
 from swarm.rpc.members import renewed
 from swarm.text import printable
+from swarm.types import PROTOCOL_VERSION
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc, members_pb2_grpc
 from swarm.wire import members_pb2 as members_pb

@@ -36,7 +36,6 @@ from scheduler.web.listener import HttpListener
 from scheduler.web.pages import Pages
 from scheduler.web.site import MainLoop, Probes, Site
 from swarm.errors import InvalidConfig
-from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
 from swarm.mqtt.broker import local_broker
 from swarm.mqtt.bus import Bus
@@ -51,6 +50,7 @@ from swarm.rpc.channel import bind, new_server
 from swarm.rpc.meter import Meter
 from swarm.rpc.session import add_session_service
 from swarm.text import is_loopback
+from swarm.types import PROTOCOL_VERSION
 from swarm.wire import jobs_pb2_grpc, relay_pb2_grpc
 
 GRACE_S = 5.0  # how long a suspect may stay silent or cut off before it is gone

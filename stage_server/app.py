@@ -23,10 +23,8 @@ from stage_server.session.gate import PassGate
 from stage_server.session.relays import KnownRelays, RelayListener
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.errors import InvalidConfig, RoleForbids, SwarmError
-from swarm.events import Hello
 from swarm.limits import Bucket
 from swarm.listening import LOOPBACK, check_free, host_for
-from swarm.messages import PROTOCOL_VERSION
 from swarm.model.runtime import (
     choose_device,
     describe_device,
@@ -57,7 +55,8 @@ from swarm.rpc.links.peers import GrpcPeerLinks, Neighbour, PeerLinks
 from swarm.rpc.meter import Meter
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.text import is_loopback, is_wildcard, size
-from swarm.types import Memory, PeerId
+from swarm.types import PROTOCOL_VERSION, Memory, PeerId
+from swarm.wire.messages import Hello
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100

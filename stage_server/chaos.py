@@ -22,11 +22,10 @@ from typing import NoReturn, TypeVar
 
 from stage_server.device import Device, Timed
 from swarm.errors import PeerUnavailable
-from swarm.messages import Chaos
-from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
 from swarm.rpc.links.peers import Moved, Neighbour, PeerLinks
 from swarm.types import PeerId
+from swarm.wire.messages import Chaos, StateReply, StateRequest, TensorHeader
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from swarm.events import LinkSpeed
 from swarm.process.metrics import LONG_SECONDS_BUCKETS, SECONDS_BUCKETS, ProcessMetrics
 from swarm.types import Memory
+from swarm.wire.messages import LinkSpeed
 
 TRAFFIC_DIRECTIONS = ("sent", "received")
 TRAFFIC_KINDS = ("activation", "gradient", "state")

@@ -15,16 +15,15 @@ from typing import Protocol, TypeAlias
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from swarm.errors import NotAllowed
-from swarm.events import Event
 from swarm.job.course import PLAIN, Course
 from swarm.job.footprint import stage_footprint
 from swarm.job.islands import course_of, island_spec
 from swarm.job.spec import JobSpec, spec_from_json
-from swarm.messages import FetchRequest, LoadStage, StoreHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import JobId, Memory, PeerId
+from swarm.wire.messages import Event, FetchRequest, LoadStage, StoreHeader
 
 BuildStage: TypeAlias = Callable[..., Stage]
 """Called as Stage is; simulations have one whose model is a few numbers."""

@@ -19,6 +19,8 @@ JobId = NewType("JobId", str)
 PeerId = NewType("PeerId", str)
 UnitName = NewType("UnitName", str)
 
+PROTOCOL_VERSION = 19  # of the messages between scheduler, stage servers and relays
+NO_JOB = JobId("")
 TIED_UNIT = UnitName("tied")  # the embedding, where first and last stage share it
 
 Routing: TypeAlias = Literal["least_completion", "iwrr", "uniform"]

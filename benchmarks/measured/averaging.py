@@ -45,14 +45,12 @@ from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import run_round
 from stage_server.replica.averaging.reduction import Reduction
-from swarm.events import Averaged, ParameterNorm
-from swarm.messages import Average, Member
-from swarm.peer_messages import Slice, TensorHeader
 from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.wire.messages import Average, Averaged, Member, ParameterNorm, Slice, TensorHeader
 from tests.chaos.relay import Relay, why_not
 
 WAYS = ("gloo", "ours")

@@ -29,8 +29,6 @@ import grpc.aio
 
 from stage_server.brain.passes import Place
 from stage_server.session.gate import PassGate
-from swarm.messages import Welcome
-from swarm.peer_messages import Boundary, Pass, TensorHeader
 from swarm.pki.identity import Wallet
 from swarm.pki.passes import PassKey
 from swarm.process.malloc import tune_malloc
@@ -39,6 +37,7 @@ from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.passes import issue
 from swarm.types import Direction, JobId, Microbatch, PeerId
+from swarm.wire.messages import Boundary, Pass, TensorHeader, Welcome
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "4 MiB": 4 << 20}

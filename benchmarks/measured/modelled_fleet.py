@@ -12,9 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from swarm.events import Accumulated, Averaged, Committed, Event, Forwarded, Loaded, ParameterNorm, UnitSize
-from swarm.messages import Average, Command, Commit, LoadStage, Release, Route, Void
 from swarm.types import Hop, Microbatch, PeerId, UnitName
+from swarm.wire.messages import (
+    Accumulated,
+    Average,
+    Averaged,
+    Command,
+    Commit,
+    Committed,
+    Event,
+    Forwarded,
+    Loaded,
+    LoadStage,
+    ParameterNorm,
+    Release,
+    Route,
+    UnitSize,
+    Void,
+)
 
 FORWARD = 1.0 / 3.0  # of a microbatch's time at a stage
 SPREAD = 0.25  # of the peers' speeds

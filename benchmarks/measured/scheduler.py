@@ -50,15 +50,14 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.events import Event, Heartbeat, Hello
 from swarm.job.partition import unit_names
-from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import configure, get_logger
 from swarm.rpc.batching import parts
 from swarm.rpc.mapping import from_command, to_event
 from swarm.rpc.session import SERVICE, add_session_service
-from swarm.types import Hop, JobId, Microbatch, PeerId
+from swarm.types import PROTOCOL_VERSION, Hop, JobId, Microbatch, PeerId
 from swarm.wire import session_pb2
+from swarm.wire.messages import Event, Heartbeat, Hello
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Tokens, small_spec, write_text
 

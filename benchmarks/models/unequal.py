@@ -33,10 +33,23 @@ from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import Fail, Send, Stopped, WriteCommit
 from scheduler.brain.routing import lanes
 from scheduler.brain.settings import BrainSettings
-from swarm.events import Accumulated, Averaged, Committed, Event, Forwarded, Loaded, ParameterNorm, UnitSize
 from swarm.job.partition import unit_names
-from swarm.messages import Average, Command, Commit, LoadStage, Route
 from swarm.types import Direction, Hop, JobId, Microbatch, PeerId
+from swarm.wire.messages import (
+    Accumulated,
+    Average,
+    Averaged,
+    Command,
+    Commit,
+    Committed,
+    Event,
+    Forwarded,
+    Loaded,
+    LoadStage,
+    ParameterNorm,
+    Route,
+    UnitSize,
+)
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 UNIT_S = 0.4  # for a microbatch at a stage, with speed 1

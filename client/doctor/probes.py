@@ -32,10 +32,10 @@ from client.shell import product
 from swarm.errors import InvalidConfig, NoHome, SwarmError
 from swarm.home import data_folder
 from swarm.listening import LOOPBACK, bind_fault
-from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt.endpoint import parse_url
 from swarm.pki.identity import Identity
 from swarm.text import is_loopback
+from swarm.types import PROTOCOL_VERSION
 from swarm.wire import jobs_pb2 as pb
 
 DIAL_S_MAX = 2.0

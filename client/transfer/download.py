@@ -17,11 +17,11 @@ from client.transfer.model_card import model_card
 from client.transfer.precision import Dtype, convert_folder
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import CorruptFrame, InvalidConfig, InvalidModel, NotAllowed
-from swarm.events import ParameterHash
 from swarm.hf.model_folder import FILES_MAX, tensor_hashes, weights_sha256
 from swarm.hf.placing import begin, is_free, put_in_place
 from swarm.hf.safetensors_header import read_header
 from swarm.wire import jobs_pb2 as pb
+from swarm.wire.messages import ParameterHash
 
 CARD = "README.md"
 _AGAIN = "pull again; if it happens again, the checkpoint on the scheduler is damaged"

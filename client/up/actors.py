@@ -35,11 +35,11 @@ from client.up.fleet import END_S_MAX, POLL_S, START_S_MAX, TAIL_LINES, how_it_e
 from client.up.revival import Revival
 from swarm.errors import DeadlinePassed, IncompatibleVersion, InvalidConfig, ProcessEnded, SwarmError, UsageError
 from swarm.listening import LOOPBACK, host_towards
-from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.names import Role
 from swarm.process.children import dying_with_parent, end
 from swarm.process.lifecycle import lock_folder
 from swarm.text import counted, duration, is_address, is_loopback, is_wildcard
+from swarm.types import PROTOCOL_VERSION
 from swarm.wire import members_pb2 as pb
 
 PRODUCT = "swarm-stages"

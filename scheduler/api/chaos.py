@@ -18,10 +18,9 @@ from scheduler.jobs.commands import Jobs
 from scheduler.jobs.driver import Brain
 from scheduler.jobs.job import Job
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
-from swarm.events import ChaosBegun, Event
-from swarm.messages import Chaos
 from swarm.types import JobState, PeerId, PeerState
 from swarm.wire import jobs_pb2 as pb
+from swarm.wire.messages import Chaos, ChaosBegun, Event
 
 FAULTS = ("kill", "freeze", "slow", "partition", "corrupt")
 ANSWER_S_MAX = 5.0  # until the stage server confirms that the fault begins

@@ -40,12 +40,11 @@ from swarm.limits import (
     JOBS_LISTED_MAX,
     SPEC_BYTES_MAX,
 )
-from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc import channel
 from swarm.rpc.bulk import within_window
 from swarm.rpc.window import Window
 from swarm.text import counted
-from swarm.types import JobState, PeerId
+from swarm.types import PROTOCOL_VERSION, JobState, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 

@@ -18,7 +18,6 @@ from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.members.enrolment import Member
 from scheduler.jobs.ports import SchedulerPorts
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage, SwarmError
-from swarm.events import Event, Hello
 from swarm.limits import (
     INCARNATION_AHEAD_S,
     PEERS_MAX,
@@ -30,14 +29,14 @@ from swarm.limits import (
     Buckets,
 )
 from swarm.listening import names_the_dialler
-from swarm.messages import PROTOCOL_VERSION, Command, FetchRequest, StoreHeader, Welcome
 from swarm.pki.names import Role
 from swarm.process.lifecycle import own_addresses
 from swarm.process.logs import Logger
 from swarm.rpc.guard import check_caller
 from swarm.rpc.session import CONNECTION
 from swarm.text import UNIX_S_MAX, is_address, is_loopback, utc
-from swarm.types import PeerId, PeerState
+from swarm.types import PROTOCOL_VERSION, PeerId, PeerState
+from swarm.wire.messages import Command, Event, FetchRequest, Hello, StoreHeader, Welcome
 
 # A peer that leaves this many commands unread has stopped reading.
 COMMANDS_WAITING_MAX = 8192

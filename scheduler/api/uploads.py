@@ -37,9 +37,9 @@ from swarm.limits import (
     UPLOADS_MAX,
     UPLOADS_OF_ONE_MAX,
 )
-from swarm.messages import StateFile
 from swarm.text import size
 from swarm.wire import jobs_pb2 as pb
+from swarm.wire.messages import StateFile
 
 T = TypeVar("T")
 Arrived: TypeAlias = Callable[[int], Awaitable[None]]

@@ -11,10 +11,10 @@ from scheduler.brain.parts import Parts
 from scheduler.brain.state.mode import Mode
 from scheduler.brain.state.step import Phase
 from scheduler.brain.validity import fault_of, is_of_the_past, strike
-from swarm import events
 from swarm.errors import OutOfMemory, StaleMessage
-from swarm.events import Event
 from swarm.types import PeerId
+from swarm.wire import messages
+from swarm.wire.messages import Event
 
 
 def hear(parts: Parts, happened: Happened, now_s: float) -> bool:
@@ -25,7 +25,7 @@ def hear(parts: Parts, happened: Happened, now_s: float) -> bool:
     peer, event = happened.peer, happened.event
     state, settings = parts.state, parts.state.settings
     is_known = peer in state.joiners or peer in state.pool
-    if not is_known and not isinstance(event, events.Hello):
+    if not is_known and not isinstance(event, messages.Hello):
         return False
     if is_of_the_past(event, settings):
         state.ledger.duplicates += 1
@@ -37,58 +37,58 @@ def hear(parts: Parts, happened: Happened, now_s: float) -> bool:
     if peer in state.joiners:
         parts.admission.hear(peer, event, now_s)
         return True
-    if isinstance(event, events.Hello):
+    if isinstance(event, messages.Hello):
         _on_hello(parts, happened, event, now_s)
         return True
     match event:
-        case events.Accumulated() if state.census is not None:
+        case messages.Accumulated() if state.census is not None:
             state.ledger.violations += not state.census.accumulated(peer, event)
-        case events.Accumulated():
+        case messages.Accumulated():
             if fault := parts.dispatch.accumulated(peer, event, now_s):
                 _on_nonsense(parts, peer, event, fault, now_s)
             else:
                 parts.checks.accumulated(peer, event)
                 if event.overflow and (run := state.progress.runs.get(event.microbatch.step)) is not None:
                     run.overflows.setdefault(event.stage, event.overflow)
-        case events.Checked():
+        case messages.Checked():
             if not parts.recounts.checked(peer, event):
                 parts.checks.checked(peer, event, now_s)
-        case events.Recounted():
+        case messages.Recounted():
             parts.recounts.recounted(peer, event)
-        case events.Forwarded():
+        case messages.Forwarded():
             parts.dispatch.forwarded(peer, event, now_s)
             return False
-        case events.Averaged():
+        case messages.Averaged():
             parts.departures.remedy(parts.rounds.averaged(peer, event, now_s), now_s)
-        case events.Rechecked():
+        case messages.Rechecked():
             parts.means.rechecked(peer, event)
-        case events.RoundFailed():
+        case messages.RoundFailed():
             _on_round_failed(parts, peer, event, now_s)
-        case events.Committed():
+        case messages.Committed():
             _on_committed(parts, peer, event, now_s)
-        case events.Loaded():
+        case messages.Loaded():
             current = (event.job, event.timeline) == (state.settings.job, state.settings.timeline)
             if current and state.mode in (Mode.LOADING, Mode.GATHERING):
                 parts.departures.remedy(parts.loading.loaded(peer, event), now_s)
-        case events.Saved():
+        case messages.Saved():
             state.conclude(parts.collector.saved(peer, event, now_s))
-        case events.Hashed():
+        case messages.Hashed():
             parts.saves.hashed(peer, event)
-        case events.Undelivered():
+        case messages.Undelivered():
             if unreached := parts.dispatch.undelivered(peer, event, now_s):
                 run = state.progress.runs[event.microbatch.step]
                 parts.rounds.void(run, *unreached, now_s, "timeout")
-        case events.EvaluationUndelivered():
+        case messages.EvaluationUndelivered():
             parts.dispatch.evaluation_undelivered(peer, event, now_s)
-        case events.Failed():
+        case messages.Failed():
             _on_failed(parts, peer, event, now_s)
-        case events.Leaving():
+        case messages.Leaving():
             state.outbox.note("warning", f"{state.pool.name(peer)} wants to leave: {event.reason}")
-        case events.Evaluated():
+        case messages.Evaluated():
             row = parts.evaluations.evaluated(peer, event)
             if row is not None:
                 state.outbox.put(WriteEvaluation(row))
-        case events.Heartbeat() | events.Logged() | events.ChaosBegun():
+        case messages.Heartbeat() | messages.Logged() | messages.ChaosBegun():
             return False
         case _:
             assert_never(event)
@@ -105,7 +105,7 @@ def _on_nonsense(parts: Parts, peer: PeerId, event: Event, fault: str, now_s: fl
     is_enough = strike(state, peer, fault)
     has_others = joiner is None and len(state.pool.by_stage[state.pool.stage_of(peer)]) > 1
     if joiner is not None:
-        if is_enough or isinstance(event, events.Hello):
+        if is_enough or isinstance(event, messages.Hello):
             parts.admission.refuse(joiner, f"it {fault}", now_s)
     elif _owes(parts, peer, event) or (is_enough and state.settings.recover and has_others):
         parts.departures.expel(peer, f"it {fault}", "refused", now_s, unfit=True)
@@ -115,18 +115,18 @@ def _owes(parts: Parts, peer: PeerId, event: Event) -> bool:
     """Whether the job waits for the answer that the event pretends to be."""
     runs = parts.state.progress.runs.values()
     match event:
-        case events.Hello():
+        case messages.Hello():
             return True
-        case events.Loaded():
+        case messages.Loaded():
             return parts.state.pool[peer].loaded is None
-        case events.Averaged():
+        case messages.Averaged():
             return any(peer in averaging.missing() for run in runs for averaging in run.told)
-        case events.Committed():
+        case messages.Committed():
             return any(run.phase is Phase.COMMITTING and peer in parts.commits.owing(run) for run in runs)
     return False
 
 
-def _on_round_failed(parts: Parts, peer: PeerId, event: events.RoundFailed, now_s: float) -> None:
+def _on_round_failed(parts: Parts, peer: PeerId, event: messages.RoundFailed, now_s: float) -> None:
     match parts.rounds.failed(peer, event, now_s):
         case Expel(peer=leaver, cause=cause):
             parts.departures.expel(leaver, cause, "timeout", now_s)
@@ -134,7 +134,7 @@ def _on_round_failed(parts: Parts, peer: PeerId, event: events.RoundFailed, now_
             parts.state.conclude(fault)
 
 
-def _on_committed(parts: Parts, peer: PeerId, event: events.Committed, now_s: float) -> None:
+def _on_committed(parts: Parts, peer: PeerId, event: messages.Committed, now_s: float) -> None:
     if not parts.commits.is_awaited(event):
         parts.state.ledger.duplicates += 1
         return
@@ -146,7 +146,7 @@ def _on_committed(parts: Parts, peer: PeerId, event: events.Committed, now_s: fl
     parts.departures.remedy(found, now_s)
 
 
-def _on_failed(parts: Parts, peer: PeerId, event: events.Failed, now_s: float) -> None:
+def _on_failed(parts: Parts, peer: PeerId, event: messages.Failed, now_s: float) -> None:
     """A replica gives up. The other replicas of its stage go on without it, if there are enough."""
     if event.job != parts.state.settings.job:
         return
@@ -164,7 +164,7 @@ def _on_failed(parts: Parts, peer: PeerId, event: events.Failed, now_s: float) -
         parts.state.conclude(Fail(event.code, f"{name} cannot go on: {event.message}", event.hint))
 
 
-def _on_hello(parts: Parts, happened: Happened, hello: events.Hello, now_s: float) -> None:
+def _on_hello(parts: Parts, happened: Happened, hello: messages.Hello, now_s: float) -> None:
     """A peer of the job dialled again: its session had broken, or the scheduler was restarted."""
     peer, state = hello.peer, parts.state
     if peer not in state.pool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from scheduler.brain.outputs import CommitRow
-from swarm.events import Event
 from swarm.types import JobState, PeerId, Round, UnitName
+from swarm.wire.messages import Event
 
 
 @dataclass(frozen=True, slots=True)

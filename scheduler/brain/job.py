@@ -32,10 +32,10 @@ from scheduler.brain.state.mode import Mode, ModeEvent
 from scheduler.brain.state.pool import Trust
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase, StepEvent, StepRun
-from swarm.events import Event, Hello
 from swarm.job.course import PLAIN, Course
 from swarm.text import counted
 from swarm.types import Decision, Direction, JobState, PeerId
+from swarm.wire.messages import Event, Hello
 
 
 class JobBrain:

@@ -6,9 +6,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm.events import ParameterHash
-from swarm.messages import Command, Release
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
+from swarm.wire.messages import Command, ParameterHash, Release
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from scheduler.brain.trust.means import Means
 from scheduler.brain.trust.recounts import Recounts
 from scheduler.brain.trust.saves import Saves
 from scheduler.brain.trust.strikes import Strikes
-from swarm.events import Evaluated, Event, Loaded, Saved
 from swarm.job.course import Course
 from swarm.types import PeerId
+from swarm.wire.messages import Evaluated, Event, Loaded, Saved
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import Note, Output, Released, Send
 from scheduler.brain.transcript import Recorded, Transcript, digest
 from swarm.errors import BadTranscript, SwarmError, UsageError
-from swarm.events import ParameterHash, ParameterNorm, UnitSize
-from swarm.messages import Member
 from swarm.types import EvaluationBatch, Hop, Microbatch, Round
+from swarm.wire.messages import Member, ParameterHash, ParameterNorm, UnitSize
 
 TEXT_CHARACTERS_MAX = 200
 

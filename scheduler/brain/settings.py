@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from swarm.messages import StateFile
 from swarm.types import JobId, OnStall, Routing, UnitName
+from swarm.wire.messages import StateFile
 
 # A peer that was released for another stage and has not arrived by then is no longer waited for.
 ON_ITS_WAY_S_MAX = 60.0

@@ -16,9 +16,8 @@ from math import inf
 
 from scheduler.brain.inputs import Happened, Input, RowDurable, RowsDurable
 from scheduler.brain.outputs import Output, Send, WriteCommit, WriteRows
-from swarm.events import Accumulated, Averaged, Committed, Forwarded
-from swarm.messages import Commit, Route
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import Accumulated, Averaged, Commit, Committed, Forwarded, Route
 
 STEPS_KEPT = 16
 HOPS_MAX = 2048  # that are kept of a step: of a large one every second microbatch, or every fourth, ...

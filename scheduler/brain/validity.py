@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState
-from swarm import events
-from swarm.events import Event
 from swarm.types import Microbatch, PeerId
+from swarm.wire import messages
+from swarm.wire.messages import Event
 
 ATTEMPTS_MAX = (1 << 32) - 1  # of a hop: on the wire they have 32 bits
 KNOWN_ATTEMPTS_MAX = ATTEMPTS_MAX - (1 << 20)  # of a Hello: new hops carry greater ones
@@ -28,18 +28,24 @@ TEXT_CHARACTERS_MAX = 64  # of what is shown of a name
 def is_of_the_past(event: Event, settings: BrainSettings) -> bool:
     """Whether the event is of an earlier timeline of the job."""
     match event:
-        case events.Accumulated() | events.Forwarded() | events.Undelivered() | events.Checked():
+        case messages.Accumulated() | messages.Forwarded() | messages.Undelivered() | messages.Checked():
             return 0 <= event.microbatch.timeline < settings.timeline
-        case events.Evaluated() | events.EvaluationUndelivered():
+        case messages.Evaluated() | messages.EvaluationUndelivered():
             return 0 <= event.batch.timeline < settings.timeline
-        case events.Averaged() | events.RoundFailed() | events.Rechecked() | events.Recounted() | events.Committed():
+        case (
+            messages.Averaged()
+            | messages.RoundFailed()
+            | messages.Rechecked()
+            | messages.Recounted()
+            | messages.Committed()
+        ):
             return 0 <= event.timeline < settings.timeline
     return False
 
 
 def fault_of(peer: PeerId, event: Event, settings: BrainSettings, committed: int) -> str:
     """The first thing in the event that cannot exist, given the number of committed steps; empty if there is none."""
-    if isinstance(event, events.Hello) and event.peer != peer:
+    if isinstance(event, messages.Hello) and event.peer != peer:
         return f"says that it is {event.peer[:TEXT_CHARACTERS_MAX]!r}"
     return next(filter(None, _faults(event, settings, committed)), "")
 
@@ -60,12 +66,12 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
     newest = min(settings.steps - 1, committed + settings.staleness)  # a later step was never begun
     last = len(settings.split) - 1
     match event:
-        case events.Accumulated() | events.Forwarded() | events.Undelivered():
+        case messages.Accumulated() | messages.Forwarded() | messages.Undelivered():
             yield from _microbatch(event.microbatch, settings, newest)
-            to = last - 1 if isinstance(event, events.Forwarded) else last  # the last stage forwards to none
+            to = last - 1 if isinstance(event, messages.Forwarded) else last  # the last stage forwards to none
             yield _outside("stage", event.stage, 0, to)
             yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
-            if isinstance(event, events.Accumulated):
+            if isinstance(event, messages.Accumulated):
                 if settings.hashes_hops and len(event.digests) != DIGESTS:
                     yield "does not say what it took and sent"
                 if settings.norm_band and len(event.sizes) != SIZES:
@@ -74,27 +80,27 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
                     yield "says that a tensor is smaller than nothing"
                 for seconds in (event.forward_s, event.backward_s, event.wait_s):
                     yield "" if 0.0 <= seconds < math.inf else f"says that a microbatch took {seconds} s"
-        case events.Checked():
+        case messages.Checked():
             yield from _microbatch(event.microbatch, settings, newest)
             yield _outside("stage", event.stage, 0, last)
             yield "" if event.fault or len(event.digests) == DIGESTS else "does not say what it computed again"
-        case events.Recounted():
+        case messages.Recounted():
             yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
             yield _outside("step", event.step, 0, newest)
-        case events.Evaluated() | events.EvaluationUndelivered():
+        case messages.Evaluated() | messages.EvaluationUndelivered():
             yield _outside("timeline", event.batch.timeline, 0, settings.timeline)
             yield _outside("version", event.batch.version, 0, settings.steps)
             yield _outside("evaluation microbatch", event.batch.index, 0, settings.evaluation_microbatches - 1)
-            if isinstance(event, events.EvaluationUndelivered):
+            if isinstance(event, messages.EvaluationUndelivered):
                 yield _outside("stage", event.stage, 0, last)
             yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
-        case events.Averaged() | events.RoundFailed() | events.Rechecked():
+        case messages.Averaged() | messages.RoundFailed() | messages.Rechecked():
             yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
             yield _outside("step", event.step, 0, newest)
             yield "" if event.unit in settings.units else _unknown_unit(event.unit)
             yield _outside("epoch", event.round.epoch, 0, settings.epoch)
             yield "" if event.round.number > 0 else f"names round {event.round.number}"
-            if isinstance(event, events.Averaged):
+            if isinstance(event, messages.Averaged):
                 names = [norm.name for norm in event.norms]
                 yield "" if len(set(names)) == len(names) else "reports the norm of a parameter twice"
                 if any(norm.squared_norm < 0.0 for norm in event.norms):
@@ -102,25 +108,25 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
                 for rate in (event.up_bytes_per_s, event.down_bytes_per_s):
                     yield "" if 0.0 <= rate < math.inf else f"says that its links carry {rate} bytes per second"
                 yield "" if 0.0 <= event.duration_s < math.inf else f"says that a round took {event.duration_s} s"
-        case events.Committed():
+        case messages.Committed():
             yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
             yield _outside("step", event.step, 0, newest)
             yield _outside("version", event.version, 0, settings.steps)
             yield _outside("stage", event.stage, 0, last)
-        case events.Loaded() | events.Saved() | events.Hashed() if event.job == settings.job:
+        case messages.Loaded() | messages.Saved() | messages.Hashed() if event.job == settings.job:
             yield _outside("timeline", event.timeline, 0, settings.timeline)
             yield _outside("stage", event.stage, 0, last)
             yield _outside("version", event.version, 0, settings.steps)
-            if isinstance(event, events.Loaded):
+            if isinstance(event, messages.Loaded):
                 yield _outside("join", event.join, 0, JOINS_MAX)
                 for size in event.units:
                     yield "" if size.unit in settings.units else _unknown_unit(size.unit)
                     yield "" if size.elements > 0 else f"says that unit {size.unit} has {size.elements} elements"
-        case events.Hello() if event.job == settings.job:
+        case messages.Hello() if event.job == settings.job:
             yield from _hello(event, settings, newest)
 
 
-def _hello(hello: events.Hello, settings: BrainSettings, newest: int) -> Iterator[str]:
+def _hello(hello: messages.Hello, settings: BrainSettings, newest: int) -> Iterator[str]:
     yield _outside("timeline", hello.timeline, 0, settings.timeline)
     yield _outside("attempt", hello.attempt, 0, KNOWN_ATTEMPTS_MAX)
     yield _outside("join", hello.join, 0, JOINS_MAX)

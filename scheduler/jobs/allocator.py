@@ -12,7 +12,7 @@ from itertools import groupby
 from scheduler.brain.explain.facts import IdlePeer
 from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, StartTurn, allocate
 from scheduler.brain.fleet.fewer import waits_on
-from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership, Peer
+from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership, Peer, offer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.fleet.recut import stages_here
@@ -27,11 +27,11 @@ from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.starts.settings import model_costs
 from swarm.errors import SwarmError
-from swarm.events import Hello
 from swarm.job.footprint import flight_room
 from swarm.job.spec import JobSpec
 from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, Memory, PeerId, PeerState
+from swarm.wire.messages import Hello
 
 ON_LOOPBACK = "(loopback)"  # the site of those that others do not reach: no owner may name one so
 SETTLE_S_MAX = 10.0  # at most this long, if peers come and go all the time
@@ -90,7 +90,7 @@ class Allocator:
     def idle(self) -> list[IdlePeer]:
         """Peers without work, and why no job at work uses them."""
         return [
-            IdlePeer(known.hello.peer, known.hello.memory, self._unused.get(known.hello.peer, {}))
+            IdlePeer(known.hello.peer, offer(known.hello), self._unused.get(known.hello.peer, {}))
             for known in self._membership.idle_peers()
         ]
 
@@ -228,7 +228,7 @@ class Allocator:
             Candidate(
                 hello.peer,
                 hello.pinned_stage,
-                offer=hello.memory,
+                offer=offer(hello),
                 site=_site(one),
                 inviter=self.inviter(hello.peer),
                 unreached=bool(one.unreached),
@@ -372,7 +372,7 @@ def _pauses(job: Job) -> bool:
 
 
 def _replica(hello: Hello, stage: int, spec: JobSpec) -> ReplicaRecord:
-    pinned, room = hello.pinned_stage >= 0, flight_room(spec, stage, hello.memory)
+    pinned, room = hello.pinned_stage >= 0, flight_room(spec, stage, offer(hello))
     return ReplicaRecord(hello.peer, hello.incarnation, hello.address, stage, hello.device, pinned, hello.site, room)
 
 

@@ -13,7 +13,7 @@ from itertools import product
 from typing import TypeVar
 
 from scheduler.brain.explain.facts import JobStanding
-from scheduler.brain.fleet.membership import Membership
+from scheduler.brain.fleet.membership import Membership, offer
 from scheduler.brain.fleet.memory_split import check_possible, fit, is_possible, needs, stage_counts
 from scheduler.brain.fleet.placement import Candidate, place, sites_for_islands, stages_for
 from scheduler.brain.fleet.quarantine import TrustRecord
@@ -53,8 +53,8 @@ from swarm.limits import (
     STAGES_MAX,
     SUBMITS_MAX,
 )
-from swarm.messages import StateFile
 from swarm.types import JobId, JobState, Memory, PeerId, PeerState
+from swarm.wire.messages import StateFile
 
 T = TypeVar("T")
 
@@ -222,10 +222,10 @@ class Jobs:
         check_for_swarm(spec, stored)
         idle_peers = self._membership.idle_peers()
         free = [one for one in idle_peers if not one.unreached] or idle_peers  # the others get no stage beside these
-        idle, speed = [peer.hello.memory for peer in free], fleet_speed(free)
-        present = [peer.hello.memory for peer in self._membership.peers() if peer.state is not PeerState.GONE]
+        idle, speed = [offer(peer.hello) for peer in free], fleet_speed(free)
+        present = [offer(peer.hello) for peer in self._membership.peers() if peer.state is not PeerState.GONE]
         hellos = [peer.hello for peer in self._membership.lasting_peers()]
-        lasting = [Candidate(one.peer, one.pinned_stage, offer=one.memory, site=one.site) for one in hellos]
+        lasting = [Candidate(one.peer, one.pinned_stage, offer=offer(one), site=one.site) for one in hellos]
         resolved, lighter = await self.aside(
             lambda: _resolve(*_for_sites(spec, tokens, lasting, idle), tokens, present, speed)
         )

@@ -29,9 +29,20 @@ from scheduler.brain.trace import Trace
 from scheduler.brain.transcript import Recorder
 from scheduler.brain.watchdog import Over, Watchdog
 from swarm.data.batches import Batches
-from swarm.events import ChaosBegun, Evaluated, Event, Heartbeat, Loaded, Logged, Saved
-from swarm.messages import Check, Command, Evaluate, Route
 from swarm.types import JobState, PeerId, PeerState
+from swarm.wire.messages import (
+    ChaosBegun,
+    Check,
+    Command,
+    Evaluate,
+    Evaluated,
+    Event,
+    Heartbeat,
+    Loaded,
+    Logged,
+    Route,
+    Saved,
+)
 
 SAVED = "all steps committed, weights saved"
 STOOD_STILL_S = 1.0  # a longer wait for the database is nobody's delay: every replica may be this late anyway

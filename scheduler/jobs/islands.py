@@ -33,8 +33,8 @@ from swarm.data.batches import Batches
 from swarm.job.islands import course_of, island_of, island_spec, island_timeline, job_timeline, outer_courses
 from swarm.job.shares import Shares
 from swarm.job.spec import JobSpec
-from swarm.messages import StateFile, StoreHeader
 from swarm.types import PeerId
+from swarm.wire.messages import StateFile, StoreHeader
 
 
 def stage_at(spec: JobSpec, place: int) -> int:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-from scheduler.brain.fleet.membership import NO_JOB, Membership, Peer, Transition
+from scheduler.brain.fleet.membership import Membership, Peer, Transition, offer
 from scheduler.brain.inputs import RelaysHere, Unreached
 from scheduler.jobs.islands import of_job, timelines
 from scheduler.jobs.job import JobRun, now_s, split_of
@@ -18,12 +18,22 @@ from scheduler.storage.drains import Drains
 from scheduler.storage.job_log import LogLine
 from scheduler.storage.stores import Stores
 from swarm.errors import CheckpointFailed, Refused
-from swarm.events import Event, Heartbeat, Hello, Leaving, Loaded, Logged, Saved
 from swarm.job.footprint import flight_room
 from swarm.job.partition import microbatch_tokens, stage_flops
 from swarm.limits import LOG_LINE_CHARACTERS_MAX, LOG_LINES_AT_ONCE, LOG_LINES_PER_S, Bucket
-from swarm.messages import FetchRequest, Release, StoreHeader
-from swarm.types import JobId, JobState, PeerId, PeerState
+from swarm.types import NO_JOB, JobId, JobState, PeerId, PeerState
+from swarm.wire.messages import (
+    Event,
+    FetchRequest,
+    Heartbeat,
+    Hello,
+    Leaving,
+    Loaded,
+    Logged,
+    Release,
+    Saved,
+    StoreHeader,
+)
 
 
 class PeerListener:
@@ -119,7 +129,7 @@ class PeerListener:
             and self._peers.may_return(job, hello)
         ):
             self._peers.adopt(job, hello)
-            self._tell(job.run, hello, flight_room(job.spec, hello.stage, hello.memory))
+            self._tell(job.run, hello, flight_room(job.spec, hello.stage, offer(hello)))
         elif hello.job:
             self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
 

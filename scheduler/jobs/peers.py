@@ -21,9 +21,8 @@ from scheduler.jobs.job import Job, now_s, peers_max, split_of
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.members.quarantine import Quarantine
-from swarm.events import Hello
-from swarm.messages import Command, Release
 from swarm.types import PeerId, PeerState
+from swarm.wire.messages import Command, Hello, Release
 
 
 class CommandSender(Protocol):

@@ -36,9 +36,9 @@ from swarm.data.batches import Batches
 from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
 from swarm.job.islands import course_of, island_of, shares_of
 from swarm.job.schedule import perplexity
-from swarm.messages import Command, Route, StoreHeader
 from swarm.text import size, spoken_duration
 from swarm.types import JobState, PeerId, PeerState
+from swarm.wire.messages import Command, Route, StoreHeader
 
 RESTARTED = "the scheduler was restarted: waits for the job's peers"
 

@@ -33,9 +33,9 @@ from scheduler.storage.executor import run_blocking
 from scheduler.storage.job_record import JobRecord, JobTokens, Repeats
 from scheduler.storage.shares import SharesRow, put_shares
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
-from swarm.messages import StateFile
 from swarm.text import without_passwords
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
+from swarm.wire.messages import StateFile
 
 T = TypeVar("T")
 Timed: TypeAlias = Callable[[str, float], None]

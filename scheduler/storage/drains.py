@@ -9,9 +9,9 @@ from __future__ import annotations
 from scheduler.storage.database import Database, Drain
 from scheduler.storage.patience import patiently
 from swarm.errors import DatabaseRejected, DatabaseUnavailable
-from swarm.events import Hello
 from swarm.process.logs import Logger
 from swarm.types import PeerId
+from swarm.wire.messages import Hello
 
 # How long a drain waits for a database that takes no writes.
 PATIENCE_S = 10.0

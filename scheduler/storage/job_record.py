@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from swarm.messages import StateFile
 from swarm.types import JobId, JobState, PeerId
+from swarm.wire.messages import StateFile
 
 # States in which a job holds the stage servers of its record; one that ended keeps their names.
 HOLDING = frozenset({JobState.LOADING, JobState.RUNNING, JobState.PAUSING, JobState.CANCELLING})

@@ -16,10 +16,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from swarm.errors import InvalidConfig
-from swarm.events import Hello, ReportedCell
-from swarm.messages import Route
 from swarm.pki.files import read_private, write_private
 from swarm.types import Hop, JobId, Microbatch, PeerId
+from swarm.wire.messages import Hello, ReportedCell, Route
 
 STAMP_BYTES = 16
 # Of one Hello: to check one takes 2 us of the event loop. Cells beyond these are computed again.

@@ -18,8 +18,8 @@ from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.reader import Checkpoint, StoredFile
 from swarm.errors import CheckpointDamaged, InvalidModel, NotFound, Refused
 from swarm.hf.model_folder import FILES_MAX
-from swarm.messages import FetchRequest, StateFile
 from swarm.rpc.links.frames import CHUNK_BYTES
+from swarm.wire.messages import FetchRequest, StateFile
 
 AnyFile = TypeVar("AnyFile", StateFile, StoredFile)
 

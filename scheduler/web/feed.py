@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from scheduler.api.overview import Overview
-from scheduler.brain.fleet.membership import NO_JOB, Peer
+from scheduler.brain.fleet.membership import Peer
 from scheduler.brain.members.persons import Person
 from scheduler.jobs.history import evaluations, thinned
 from scheduler.jobs.job import Job
@@ -35,7 +35,7 @@ from scheduler.web.snapshot import (
 )
 from swarm.errors import DatabaseUnavailable, NotFound
 from swarm.pki.names import Role
-from swarm.types import JobState, PeerId
+from swarm.types import NO_JOB, JobState, PeerId
 from swarm.wire import jobs_pb2 as pb
 
 LOOK_S_MIN = 0.45  # a look is shared for so long by visitors that see the same

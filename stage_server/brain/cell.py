@@ -41,9 +41,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from swarm.events import Accumulated, Forwarded, ReportedCell
-from swarm.messages import Route
 from swarm.types import Direction, Hop, Microbatch, PeerId, set_digest
+from swarm.wire.messages import Accumulated, Forwarded, ReportedCell, Route
 
 EARLY_CELLS_MAX = 4096  # cells that hold inputs or askers, but have no route yet
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from swarm.events import Accumulated, Forwarded
 from swarm.types import Direction, Microbatch
+from swarm.wire.messages import Accumulated, Forwarded
 
 INPUTS = {Direction.FORWARD: 0, Direction.BACKWARD: 2}  # places of x and g
 OUTPUTS = {Direction.FORWARD: 1, Direction.BACKWARD: 3}  # of y and dx

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from swarm.events import LinkSpeed
 from swarm.limits import LINKS_TOLD_MAX
 from swarm.types import Direction, PeerId
+from swarm.wire.messages import LinkSpeed
 
 AUTO: Final = "auto"
 PRECISE_FIRST: Final = ("none", "bfloat16", "int8")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from stage_server.brain.early_inputs import Claim
-from swarm.messages import Route
 from swarm.types import Direction, Hop, Microbatch
+from swarm.wire.messages import Route
 
 EARLY_ASKERS_MAX = 8  # of one output, whose route is not here yet
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from swarm.errors import NoPass, Revoked, StaleMessage
 from swarm.job.course import job_timeline_of
-from swarm.peer_messages import Pass
 from swarm.types import JobId
+from swarm.wire.messages import Pass
 
 GRACE_S = 60.0  # that a stream goes on after its pass has ended; one that begins has none
 

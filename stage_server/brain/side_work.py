@@ -23,8 +23,8 @@ from typing import Generic, TypeAlias, TypeVar
 from stage_server.brain.cell import CellTable
 from stage_server.brain.early_inputs import Claim
 from swarm.errors import StaleMessage
-from swarm.messages import Check, Evaluate
 from swarm.types import Direction, EvaluationBatch, Hop, Microbatch, PeerId
+from swarm.wire.messages import Check, Evaluate
 
 VERSIONS_AHEAD_MAX = 2  # how many commits others may be ahead of this replica
 WAITING_MAX = 8192  # tasks at one replica

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.messages import Member
+from swarm.wire.messages import Member
 
 CHUNKS_MAX: Final = 16
 CHUNK_ELEMENTS_MIN: Final = 1 << 18  # 1 MiB of float32, what one frame carries: smaller ones would cost more messages

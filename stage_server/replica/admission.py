@@ -14,8 +14,8 @@ from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.model import codec
 from swarm.model.islands.exchange import proposal_bytes
 from swarm.model.stage import Stage
-from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.rpc.links.peers import Moved
+from swarm.wire.messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 
 
 class HeaderChecks:

@@ -11,10 +11,10 @@ from stage_server.replica.averaging.one_round import Mean
 from stage_server.state.donor import CommitRecord, Donor
 from stage_server.state.joiner import missed_record
 from swarm.errors import StaleMessage, SwarmError
-from swarm.messages import Commit
 from swarm.model.islands.exchange import merge_of
 from swarm.model.stage import Stage
 from swarm.types import UnitName
+from swarm.wire.messages import Commit
 
 
 async def averages(

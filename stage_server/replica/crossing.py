@@ -13,7 +13,7 @@ from dataclasses import replace
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.replica import Replica
 from swarm.errors import StaleMessage
-from swarm.messages import LoadStage
+from swarm.wire.messages import LoadStage
 
 
 def can_cross(replica: Replica | None, command: LoadStage) -> bool:

@@ -17,9 +17,16 @@ from stage_server.brain.link_codecs import LinkCodecs
 from stage_server.ports import ReplicaPorts
 from stage_server.replica.packing import Letter
 from swarm.errors import PeerUnavailable, StaleMessage, SwarmError
-from swarm.events import EvaluationUndelivered, Undelivered
-from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.types import Direction, Hop, PeerId
+from swarm.wire.messages import (
+    Boundary,
+    EvaluationBoundary,
+    EvaluationUndelivered,
+    Need,
+    Slice,
+    TensorHeader,
+    Undelivered,
+)
 
 # A link that fails for this long is reported, and again after REPEAT_S: the scheduler may have had no other route.
 UNDELIVERED_S = 1.0

@@ -15,12 +15,21 @@ from stage_server.brain.slice_chunks import Chunk
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.leftovers import Coded
 from swarm.errors import RetryElsewhere
-from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model import codec
 from swarm.model.runtime import to_host
-from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.rpc.links.peers import Moved, PeerLinks
 from swarm.types import Direction, EvaluationBatch, Microbatch
+from swarm.wire.messages import (
+    Average,
+    Boundary,
+    Envoy,
+    EvaluationBoundary,
+    Exchange,
+    Member,
+    Need,
+    Slice,
+    TensorHeader,
+)
 
 # How long a neighbour may be out of reach before it is reported. A dead neighbour is known to the scheduler sooner.
 DELIVERY_S_MAX = 5.0

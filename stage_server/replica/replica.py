@@ -39,7 +39,6 @@ from stage_server.replica.reports import Reports
 from stage_server.replica.side_worker import Ids, SideWorker
 from stage_server.state.donor import Donor
 from stage_server.state.saving import Saving
-from swarm import events, messages
 from swarm.errors import (
     Refused,
     RetryElsewhere,
@@ -50,8 +49,9 @@ from swarm.job.spec import LOWERED
 from swarm.model import codec
 from swarm.model.runtime import SentAhead, received, rms_of
 from swarm.model.stage import Stage
-from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.types import Direction, Hop, Microbatch
+from swarm.wire import messages
+from swarm.wire.messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 
 # How often to ask for what was lost between two neighbours; what has been lacking for less may be on its way.
 REPAIR_S = 2.0
@@ -74,7 +74,7 @@ Made: TypeAlias = tuple[Packed | None, float, str]
 class Replica:
     """A loaded stage at work, until the tasks in `ports.work` are ended. `stage` holds the version of `loaded`."""
 
-    def __init__(self, assignment: Assignment, stage: Stage, loaded: events.Loaded, ports: ReplicaPorts) -> None:
+    def __init__(self, assignment: Assignment, stage: Stage, loaded: messages.Loaded, ports: ReplicaPorts) -> None:
         command, spec, me = assignment.command, assignment.spec, assignment.me
         self.job = me.job
         self.timeline = command.timeline
@@ -120,7 +120,7 @@ class Replica:
 
     # Sessions ----------------------------------------------------------------------------------------------------
 
-    def attach(self) -> tuple[events.Event, ...]:
+    def attach(self) -> tuple[messages.Event, ...]:
         """A new session begins: give up work begun for the old one; gives the events that the scheduler may have
         missed.
 

@@ -6,22 +6,22 @@ import asyncio
 from collections import deque
 
 from stage_server.ports import ReplicaPorts
-from swarm import events
 from swarm.errors import OutOfMemory, SwarmError
-from swarm.messages import Commit
 from swarm.model.stage import Stage
+from swarm.wire import messages
+from swarm.wire.messages import Commit
 
 
 class Reports:
     """The newest reports of one replica."""
 
-    def __init__(self, loaded: events.Loaded, ports: ReplicaPorts) -> None:
+    def __init__(self, loaded: messages.Loaded, ports: ReplicaPorts) -> None:
         self._loaded = loaded
         self._ports = ports
-        self._committed: deque[events.Committed] = deque(
+        self._committed: deque[messages.Committed] = deque(
             maxlen=2
         )  # a commit is written when that of two steps ago is agreed
-        self._failed: events.Failed | None = None
+        self._failed: messages.Failed | None = None
         self._telling: asyncio.Task[None] | None = None
 
     def tell(self, command: Commit, stage: Stage) -> None:
@@ -39,16 +39,16 @@ class Reports:
         except SwarmError as error:
             self.fail(error)
             return
-        self._committed.append(events.Committed(command.timeline, command.step, command.version, stage.stage, digest))
+        self._committed.append(messages.Committed(command.timeline, command.step, command.version, stage.stage, digest))
         self._ports.emit(self._committed[-1])
 
     def fail(self, error: SwarmError) -> None:
         if isinstance(error, OutOfMemory):
             self._ports.metrics.out_of_memory()
         self._ports.log.error("cannot go on", error_code=error.code, reason=error.message)
-        self._failed = events.Failed(self._loaded.job, error.code, error.message, error.hint)
+        self._failed = messages.Failed(self._loaded.job, error.code, error.message, error.hint)
         self._ports.emit(self._failed)
 
-    def again(self) -> tuple[events.Event, ...]:
+    def again(self) -> tuple[messages.Event, ...]:
         failed = () if self._failed is None else (self._failed,)
         return (self._loaded, *self._committed, *failed)

@@ -19,14 +19,22 @@ from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.packing import Packed, evaluation_boundary, pack, pack_encoded, question
 from swarm.errors import RetryElsewhere, SwarmError
-from swarm.events import Checked, Evaluated, Recounted
-from swarm.messages import Check, Evaluate, Recount, Route
 from swarm.model import codec
 from swarm.model.runtime import received
 from swarm.model.stage import Stage, Sums
 from swarm.model.state import raw_bytes
-from swarm.peer_messages import Boundary, EvaluationBoundary
 from swarm.types import Direction, EvaluationBatch, Microbatch
+from swarm.wire.messages import (
+    Boundary,
+    Check,
+    Checked,
+    Evaluate,
+    Evaluated,
+    EvaluationBoundary,
+    Recount,
+    Recounted,
+    Route,
+)
 
 Early: TypeAlias = EarlyInputs[tuple[Microbatch, str], tuple[Boundary, memoryview]]
 

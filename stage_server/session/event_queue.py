@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 
-from swarm.events import Event, Logged
+from swarm.wire.messages import Event, Logged
 
 LINES_WAITING_MAX = 1000
 

@@ -15,11 +15,10 @@ from typing import Protocol
 from stage_server.brain.passes import GRACE_S, KnownPass, Place, check
 from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
 from swarm.job.spec import spec_from_json
-from swarm.messages import CutOff, LoadStage, Welcome
-from swarm.peer_messages import Pass
 from swarm.pki.identity import Wallet
 from swarm.rpc import passes
 from swarm.types import PeerId
+from swarm.wire.messages import CutOff, LoadStage, Pass, Welcome
 
 REFUSAL = "no pass leads from the caller to what this stage server does now"  # all that a caller is told
 CUT_KEPT_S = 3600.0  # no pass is good for as long

@@ -7,9 +7,9 @@ from typing import assert_never
 
 from stage_server.session.gate import Passes
 from stage_server.session.relays import KnownRelays
-from swarm.messages import CutOff, TakePass, UseRelays, Welcome
 from swarm.process.logs import Logger
 from swarm.rpc.links.peers import SHUNNED_S, PeerLinks
+from swarm.wire.messages import CutOff, TakePass, UseRelays, Welcome
 
 
 @dataclass(frozen=True, slots=True)

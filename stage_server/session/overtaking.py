@@ -15,8 +15,8 @@ from contextlib import aclosing
 from typing import TypeAlias
 
 from swarm.errors import SchedulerUnreachable
-from swarm.messages import Command
 from swarm.rpc.session import Pipe
+from swarm.wire.messages import Command
 
 WAITING_MAX = 8192  # commands; then the session is read no further
 

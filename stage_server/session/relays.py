@@ -14,7 +14,6 @@ import grpc.aio
 
 from swarm.errors import RelaySilent, SwarmError
 from swarm.limits import RELAY_LINKS_MAX, Bucket
-from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.process.logs import Logger
 from swarm.rpc.channel import translate, write
@@ -23,6 +22,7 @@ from swarm.rpc.links.tunnel import SERVICE, accept, channel_to
 from swarm.rpc.mapping import parse
 from swarm.types import PeerId
 from swarm.wire import relay_pb2
+from swarm.wire.messages import RelayAt
 
 AGAIN_S = (0.2, 5.0)  # pause before a relay is dialled again: first, longest
 LINES_PER_S, LINES_AT_ONCE = 1.0, 100  # of the log, for all that relays say

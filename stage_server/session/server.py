@@ -27,7 +27,6 @@ from stage_server.session.overtaking import overtaking
 from stage_server.session.relays import KnownRelays
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
-from swarm import events, messages
 from swarm.errors import (
     IncompatibleVersion,
     NotAdmitted,
@@ -40,11 +39,12 @@ from swarm.errors import (
 )
 from swarm.limits import LINKS_TOLD_EVERY
 from swarm.model.stage import Stage
-from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
 from swarm.rpc.links.peers import Moved, PeerLinks
 from swarm.rpc.session import SchedulerLink
-from swarm.types import JobId
+from swarm.types import NO_JOB, JobId
+from swarm.wire import messages
+from swarm.wire.messages import StateReply, StateRequest, TensorHeader
 
 REDIAL_S = 0.2  # after a session that was welcomed and ended
 REDIAL_WITH_JOB_S_MAX = 1.0  # others wait for us
@@ -88,7 +88,9 @@ class ServerSettings:
 class StageServer:
     """One stage-server process; also the receiver of its neighbours' tensors. `identity` is its Hello without a job."""
 
-    def __init__(self, identity: events.Hello, ports: ServerPorts, settings: ServerSettings = ServerSettings()) -> None:
+    def __init__(
+        self, identity: messages.Hello, ports: ServerPorts, settings: ServerSettings = ServerSettings()
+    ) -> None:
         self._identity = identity
         self._ports = ports
         self._settings = settings
@@ -103,7 +105,7 @@ class StageServer:
         self._joiner: JoinClient | None = None
         self._work = Work(ports.tasks)  # of the present job
         self._aftermath = Aftermath(ports.device)  # of those before
-        self._reported = messages.NO_JOB  # the job that the newest Hello told of
+        self._reported = NO_JOB  # the job that the newest Hello told of
         self._leaving = ""  # why, once this stage server shall end
         self._free = asyncio.Event()  # of any job
         self._free.set()
@@ -116,7 +118,7 @@ class StageServer:
     @property
     def _job(self) -> JobId:
         """The job whose stage is loading or loaded."""
-        return messages.NO_JOB if self._load_stage is None else self._load_stage.job
+        return NO_JOB if self._load_stage is None else self._load_stage.job
 
     @property
     def place(self) -> Place | None:
@@ -127,7 +129,7 @@ class StageServer:
     def is_attached(self) -> bool:
         return self._link is not None
 
-    def links(self) -> tuple[events.LinkSpeed, ...]:
+    def links(self) -> tuple[messages.LinkSpeed, ...]:
         """How fast the links to its neighbours are; also asked on the thread that serves metrics."""
         replica = self._replica
         return () if replica is None else replica.links.speeds()
@@ -137,7 +139,7 @@ class StageServer:
         if self._link is None or self._load_stage is None:
             return False
         self._leaving = reason
-        self.emit(events.Leaving(reason))
+        self.emit(messages.Leaving(reason))
         return True
 
     async def handed_over(self) -> None:
@@ -149,7 +151,7 @@ class StageServer:
         if self._link is not None:
             if not self._leaving:
                 self._leaving = reason
-                self.emit(events.Leaving(reason))
+                self.emit(messages.Leaving(reason))
             self._queue.end()
             await self._detached.wait()
 
@@ -276,16 +278,16 @@ class StageServer:
                 raise
             raise SchedulerUnreachable(f"the scheduler cannot be dialled: {error}") from error
 
-    async def _events(self) -> AsyncGenerator[events.Event, None]:
+    async def _events(self) -> AsyncGenerator[messages.Event, None]:
         # No replica is held in a variable here: this generator outlives the job.
         yield self._hello()
         if self._leaving:
-            yield events.Leaving(self._leaving)
+            yield messages.Leaving(self._leaving)
         outgoing = self._queue
         while (event := await outgoing.get()) is not None:
             yield event
 
-    def _hello(self) -> events.Hello:
+    def _hello(self) -> messages.Hello:
         """Begin a queue of events for the new session; Hello reports what the last one did not send."""
         replica, load = self._replica, self._load_stage
         at_work = replica or self._joiner
@@ -303,18 +305,18 @@ class StageServer:
     async def _beat(self, heartbeat_s: float) -> None:
         sequence = 0
         while not self._aftermath.is_long:
-            self.emit(events.Heartbeat(sequence, () if sequence % LINKS_TOLD_EVERY else self.links()))
+            self.emit(messages.Heartbeat(sequence, () if sequence % LINKS_TOLD_EVERY else self.links()))
             sequence += 1
             await asyncio.sleep(heartbeat_s)
         await self.hang_up(HELD_UP)
 
-    def emit(self, event: events.Event) -> None:
+    def emit(self, event: messages.Event) -> None:
         self._queue.put(event)
 
     def forward_log(self, time_unix_s: float, level: str, text: str) -> None:
         """Let the scheduler have a log line of the present job."""
         if self._job:
-            self.emit(events.Logged(self._job, time_unix_s, level, text))
+            self.emit(messages.Logged(self._job, time_unix_s, level, text))
 
     async def _handle(self, command: messages.Command) -> None:
         match command:
@@ -324,7 +326,7 @@ class StageServer:
                 if self._job == command.job:
                     await self._drop(command.reason)
             case messages.Chaos(harm=harm):
-                self.emit(events.ChaosBegun(harm, "" if self._ports.obey_chaos is not None else NO_CHAOS))
+                self.emit(messages.ChaosBegun(harm, "" if self._ports.obey_chaos is not None else NO_CHAOS))
                 if self._ports.obey_chaos is not None:
                     self._ports.obey_chaos(command)
             case messages.TakePass() | messages.UseRelays() | messages.CutOff():
@@ -392,7 +394,7 @@ class StageServer:
 
     def _refuse(self, command: messages.LoadStage, error: SwarmError) -> None:
         """The job cannot be served here."""
-        self.emit(events.Failed(command.job, error.code, error.message, error.hint))
+        self.emit(messages.Failed(command.job, error.code, error.message, error.hint))
         self._load_stage = None
         self._free.set()
 

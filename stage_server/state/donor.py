@@ -22,11 +22,10 @@ from stage_server.device import Device
 from stage_server.ports import Assignment
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage
 from swarm.job.course import job_timeline_of
-from swarm.messages import Commit
 from swarm.model.stage import Stage
-from swarm.peer_messages import StateReply, StateRequest
 from swarm.rpc.links.state import state_reply
 from swarm.types import UnitName
+from swarm.wire.messages import Commit, StateReply, StateRequest
 
 CHUNK_BYTES = 8 << 20  # one tensor may be more: optimizers work on whole tensors
 SERVED_MAX = 4

@@ -23,13 +23,11 @@ from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, sizes_in, unpack_records
 from stage_server.state.loading import build_and_probe, unit_sizes
 from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
-from swarm.events import Failed, Loaded
-from swarm.messages import Follow
 from swarm.model.islands.exchange import merge_of_deltas
 from swarm.model.stage import Stage
-from swarm.peer_messages import StateReply, StateRequest
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import Hop, PeerId
+from swarm.wire.messages import Failed, Follow, Loaded, StateReply, StateRequest
 
 PULL_S = 60.0  # of one chunk or its records, and longer for what is large
 BYTES_PER_S_MIN = 2e4  # a line that carries less is of no use; that anything comes at all, links watch

@@ -14,16 +14,15 @@ from typing import TypeVar
 from stage_server.device import Device
 from stage_server.ports import Assignment, FetchCall, ReplicaPorts
 from stage_server.state.donor import chunks_of
-from swarm.events import Loaded, UnitSize
 from swarm.hf.pretrained import hub_files
 from swarm.job.spec import JobSpec
-from swarm.messages import FetchRequest, LoadStage
 from swarm.model.compiled import compile_layers
 from swarm.model.probe import probe_digest
 from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState, StateReading, read_files, wanted_names
 from swarm.process.logs import Logger
+from swarm.wire.messages import FetchRequest, Loaded, LoadStage, UnitSize
 
 T = TypeVar("T")
 

@@ -16,12 +16,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from stage_server.device import Device
 from stage_server.ports import Assignment, ReplicaId, ReplicaPorts, StoreCall
 from swarm.errors import CorruptFrame, SchedulerUnreachable, StaleMessage, SwarmError
-from swarm.events import Hashed, ParameterHash, Saved
 from swarm.job.spec import JobSpec
-from swarm.messages import HashStage, SaveStage, StateFile, StoreHeader
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState, files_of, parameter_hashes
 from swarm.process.logs import Logger
+from swarm.wire.messages import Hashed, HashStage, ParameterHash, Saved, SaveStage, StateFile, StoreHeader
 
 ATTEMPTS = 2  # of a file that did not arrive as it was sent
 STORE_AGAIN_S = 1.0

@@ -29,7 +29,6 @@ from typing import Any, BinaryIO
 
 from swarm.checkpoint.storage import MANIFEST, LocalStorage, Storage
 from swarm.errors import CheckpointDamaged, NotFound, StorageError, SwarmError
-from swarm.events import ParameterHash
 from swarm.hf.model_folder import (
     INDEX_NAME,
     tensor_hashes,
@@ -38,8 +37,8 @@ from swarm.hf.model_folder import (
 from swarm.hf.safetensors_header import LENGTH_BYTES, header_bytes, parse_header
 from swarm.limits import MANIFEST_BYTES_MAX
 from swarm.long_json import read_long
-from swarm.messages import StateFile
 from swarm.types import JobId
+from swarm.wire.messages import ParameterHash, StateFile
 
 FORMAT_VERSION = 1
 INDEX_BYTES_MAX = 8 << 20

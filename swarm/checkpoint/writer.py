@@ -16,13 +16,13 @@ from typing import Any
 from swarm.checkpoint.reader import FILE_PATH, FORMAT_VERSION, Checkpoint, StoredFile, fault_of, find, list_checkpoints
 from swarm.checkpoint.storage import LATEST, MANIFEST, Sink, Storage
 from swarm.errors import CheckpointFailed, StorageError
-from swarm.events import ParameterHash
 from swarm.hf import model_folder
 from swarm.job.course import PLAIN
 from swarm.job.outer_log import OUTER_LOG, OuterRecord, written
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
 from swarm.types import JobId
+from swarm.wire.messages import ParameterHash
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from swarm.errors import CorruptFrame, InvalidConfig, NotAllowed, ReplicaDiverged
-from swarm.events import ParameterHash
 from swarm.hf.placing import is_free, rehearse
 from swarm.hf.safetensors_header import StoredTensor
 from swarm.job.families import FAMILIES
 from swarm.job.model_config import hugging_face_config
 from swarm.job.spec import JobSpec
+from swarm.wire.messages import ParameterHash
 
 INDEX_NAME = "model.safetensors.index.json"
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # in safetensors headers

@@ -40,7 +40,6 @@ from swarm.checkpoint.islands import (
 )
 from swarm.checkpoint.reader import STATE_MARK
 from swarm.errors import InvalidModel
-from swarm.events import ParameterHash
 from swarm.hf.fit import OTHER_MODEL, fit
 from swarm.hf.heads import own_head_unknown
 from swarm.hf.model_folder import shard_name
@@ -50,8 +49,8 @@ from swarm.hf.safetensors_header import LENGTH_BYTES, StoredTensor, header_bytes
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.fragments import Part
 from swarm.job.spec import JobSpec
-from swarm.messages import StateFile
 from swarm.model.families import parameter_shapes
+from swarm.wire.messages import ParameterHash, StateFile
 
 PREVIOUS = "previous"  # stands where an optimizer state's name does: the weights of version - 1
 MOMENTUM = "momentum"  # of outer steps

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarm.events import ParameterNorm
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.spec import JobSpec
 from swarm.model import exact_sums
 from swarm.types import TIED_UNIT, UnitName
+from swarm.wire.messages import ParameterNorm
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 from swarm.errors import IncompatibleVersion, SchedulerUnreachable
 from swarm.limits import Bucket
-from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.process.logs import get_logger
 from swarm.text import is_address
+from swarm.types import PROTOCOL_VERSION
 
 ADDRESS_CHARACTERS_MAX = 255
 # A broker sends what it retains once per subscription; one that stays silent is made again.

@@ -15,7 +15,6 @@ from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage, Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts, prune
 from swarm.errors import CheckpointFailed, InvalidConfig, SwarmError
-from swarm.events import ParameterHash
 from swarm.hf.pretrained import WeightFile
 from swarm.job.changes import check_state, check_steps
 from swarm.job.islands import course_of, island_spec
@@ -23,6 +22,7 @@ from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
 from swarm.model.state import files_of, parameter_hashes, read_files
 from swarm.types import JobId
+from swarm.wire.messages import ParameterHash
 
 Islands: TypeAlias = Sequence[Sequence[Stage]]
 """The stages of each island; a job without islands has one."""

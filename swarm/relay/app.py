@@ -10,7 +10,6 @@ from pathlib import Path
 
 from swarm.errors import InvalidConfig
 from swarm.listening import LOOPBACK, check_free, host_for
-from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.https import Https
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
@@ -29,6 +28,7 @@ from swarm.rpc.enrolment import Enrolment, once_reached, own_name, tell_host
 from swarm.rpc.guard import Guard
 from swarm.rpc.meter import Meter
 from swarm.text import is_loopback
+from swarm.types import PROTOCOL_VERSION
 
 STOP_S_MAX = 0.5  # links stay open until we break them
 PORT = 7955

@@ -23,8 +23,6 @@ import grpc.aio
 
 from swarm.errors import NotAdmitted, PeerUnavailable, Refused, RoleForbids, SwarmError
 from swarm.limits import RELAY_CHUNK_BYTES, RELAY_IDLE_S_MAX
-from swarm.messages import CutOff, Welcome
-from swarm.peer_messages import Pass
 from swarm.pki.names import Role
 from swarm.relay.budget import Budget
 from swarm.relay.metrics import RelayMetrics
@@ -36,6 +34,7 @@ from swarm.rpc.links.tunnel import CONNECTION_KEY, OPEN_S_MAX, SERVICE, TO_KEY
 from swarm.rpc.mapping import parse
 from swarm.types import PeerId
 from swarm.wire import relay_pb2
+from swarm.wire.messages import CutOff, Pass, Welcome
 
 GRACE_S = 60.0  # that a link goes on after the pass with which it was dialled; then its ends dial anew
 

@@ -10,14 +10,15 @@ import grpc
 import grpc.aio
 
 from swarm.errors import IncompatibleVersion, NotAdmitted, Revoked, SchedulerUnreachable, SwarmError
-from swarm.messages import PROTOCOL_VERSION, CutOff, Welcome
 from swarm.pki.identity import Wallet
 from swarm.pki.names import scheduler_of
 from swarm.process.logs import Logger
 from swarm.relay.service import RelayService
 from swarm.rpc.channel import connect, translate, write
 from swarm.rpc.mapping import from_message, parse
+from swarm.types import PROTOCOL_VERSION
 from swarm.wire import relay_pb2
+from swarm.wire.messages import CutOff, Welcome
 
 SERVICE = "swarm.wire.Relays"
 REPORT_S = 5.0

@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 
 from swarm.errors import NoPass, PeerUnavailable, Refused, RetryElsewhere, Revoked
 from swarm.limits import RELAY_LINKS_MAX, RELAY_LINKS_OF_ONE_MAX
-from swarm.peer_messages import Pass
 from swarm.types import PeerId
+from swarm.wire.messages import Pass
 
 T = TypeVar("T")
 

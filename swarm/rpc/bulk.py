@@ -28,13 +28,13 @@ from typing import Any, Final, TypeAlias, TypeVar
 import grpc.aio
 
 from swarm.errors import CorruptFrame, SchedulerUnreachable, StaleMessage
-from swarm.messages import StoreHeader
 from swarm.pki.names import Principal
 from swarm.rpc.channel import reply_with, write
 from swarm.rpc.guard import CALLER
 from swarm.rpc.mapping import parse, to_message
 from swarm.rpc.window import Window
 from swarm.wire import session_pb2
+from swarm.wire.messages import StoreHeader
 
 T = TypeVar("T")
 

@@ -1,9 +1,9 @@
-"""Values of `swarm.messages` to protobuf and back, by field name.
+"""Values of `swarm.wire.messages` to protobuf and back, by field name.
 
-A dataclass and the protobuf message of the same name have the same fields, so nothing is written twice: a plan per
-class is made once from its type hints. Incoming and outgoing messages are checked by the same rules; `Refused` names
-the class and the field. The rules are about single values (sizes, signs, finite numbers, known words). Whether a value
-makes sense in the present state is for the brains to decide.
+A dataclass and the protobuf message of the same name have the same fields: a plan per class is made once from its type
+hints. Incoming and outgoing messages are checked by the same rules; `Refused` names the class and the field. The rules
+are about single values (sizes, signs, finite numbers, known words). Whether a value makes sense in the present state is
+for the brains to decide.
 """
 
 from __future__ import annotations
@@ -11,23 +11,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, NewType, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
-from swarm import events, messages
 from swarm.errors import CorruptFrame, Refused
-from swarm.events import Event
 from swarm.limits import COUNTS_MAX
-from swarm.messages import Command
-from swarm.peer_messages import TensorHeader
 from swarm.rpc.fields import STREAMED_FIELDS_MAX, check_fields
-from swarm.types import Direction, RoundFault
-from swarm.wire import frame_pb2, session_pb2
+from swarm.wire import frame_pb2, messages, session_pb2
+from swarm.wire.messages import Command, Event, TensorHeader
 
 T = TypeVar("T")
 
@@ -93,17 +89,13 @@ def to_message(value: Any) -> Any:
 
 
 def from_message(kind: type[T], pb: Any) -> T:
-    """The dataclass of the same name as the protobuf message `pb`.
-
-    A missing submessage takes the dataclass's default; Refused if there is no default.
-    """
+    """The dataclass of the same name as the protobuf message `pb`; Refused if a submessage is missing."""
     plan = _plan(kind)
     values: dict[str, Any] = {}
-    for name, convert, may_lack in plan.incoming:
-        if may_lack is None or pb.HasField(name):
-            values[name] = convert(getattr(pb, name))
-        elif not may_lack:
+    for name, convert, may_be_missing in plan.incoming:
+        if may_be_missing and not pb.HasField(name):
             raise Refused(f"{kind.__name__}.{name} is missing")
+        values[name] = convert(getattr(pb, name))
     value = kind(**values)
     plan.check_together(value)
     return value
@@ -119,12 +111,12 @@ Convert: TypeAlias = Callable[[Any], Any]
 class _Plan:
     """How the values of a class are converted and checked, field by field.
 
-    `incoming` also says whether a submessage may be missing; None: the field is none, so it is never missing.
+    `incoming` also says whether the field is a submessage, which may be missing.
     """
 
     protobuf: type[Message]
     outgoing: tuple[tuple[str, Convert], ...]
-    incoming: tuple[tuple[str, Convert, bool | None], ...]
+    incoming: tuple[tuple[str, Convert, bool], ...]
     check_together: Callable[[Any], None]
 
 
@@ -145,20 +137,22 @@ def _make_plan(kind: type[Any]) -> _Plan:
         name, hint = field.name, hints[field.name]
         repeated = get_origin(hint) is tuple
         inner = get_args(hint)[0] if repeated else hint
-        inner = getattr(inner, "__supertype__", inner)  # NewType
-        message = hasattr(inner, "__dataclass_fields__")
-        to, back = (to_message, partial(from_message, inner)) if message else _scalar(kind, name, inner)
+        is_message = hasattr(inner, "__dataclass_fields__")
+        to, back = (to_message, partial(from_message, inner)) if is_message else _scalar(kind, name, inner)
         if repeated:
             where = f"{kind.__name__}.{name}"
             to, back = _repeated(where, COUNTS_MAX[where], to), _repeated(where, COUNTS_MAX[where], back)
         outgoing.append((name, to))
-        incoming.append((name, back, field.default is not MISSING if message and not repeated else None))
+        incoming.append((name, back, is_message and not repeated))
     return _Plan(_protobuf(kind), tuple(outgoing), tuple(incoming), _TOGETHER.get(kind, _nothing))
 
 
 def _scalar(kind: type[Any], name: str, inner: type[Any]) -> tuple[Convert, Convert]:
-    check = _checker(f"{kind.__name__}.{name}", name, inner)
-    return check, (lambda content: inner(check(content))) if issubclass(inner, StrEnum) else check
+    where = f"{kind.__name__}.{name}"
+    if isinstance(inner, type) and issubclass(inner, StrEnum):
+        check = _word(where, frozenset(inner))
+        return check, lambda content: inner(check(content))
+    return (_checker(where, name, inner),) * 2
 
 
 def _repeated(where: str, count_max: int, convert: Convert) -> Convert:
@@ -183,7 +177,7 @@ def _named(union: Any) -> Mapping[type[Any], str]:
     return {kind: _snake(kind.__name__) for kind in get_args(union)}
 
 
-_EVENT_NAMES, _COMMAND_NAMES, _HEADER_NAMES = map(_named, (events.Event, messages.Command, TensorHeader))
+_EVENT_NAMES, _COMMAND_NAMES, _HEADER_NAMES = map(_named, (messages.Event, messages.Command, TensorHeader))
 _EVENTS = {name: kind for kind, name in _EVENT_NAMES.items()}
 _COMMANDS = {name: kind for kind, name in _COMMAND_NAMES.items()}
 _HEADERS = {name: kind for kind, name in _HEADER_NAMES.items()}
@@ -199,10 +193,8 @@ def _open(pb: Any, kinds: Mapping[str, type[Any]]) -> Any:
 # The rules ------------------------------------------------------------------------------------------------------------
 
 _ID = re.compile(r"[A-Za-z0-9_.:@-]*")
-_IDS = frozenset({"accused", "job", "owner", "peer", "sender", "site", "to", "unit", "verifier"})
+_IDS = frozenset({"accused", "site"})  # beside those with a type of their own
 _ONE_OF: Mapping[str, frozenset[str]] = {
-    "direction": frozenset(Direction),
-    "cause": frozenset(RoundFault),
     "harm": frozenset({"kill", "freeze", "slow", "partition", "corrupt"}),
     "step_on": frozenset({"", "device", "cpu"}),
     "part": frozenset({"state", "records"}),
@@ -229,7 +221,7 @@ def _checker(where: str, name: str, kind: type[Any]) -> Convert:
     if kind is float:
         # A loss or a norm may be infinite after an overflow: the rules over several fields and the ledger look at them.
         return _as_it_is if name in ("loss", "squared_norm") else _number(where)
-    if name in _IDS:
+    if isinstance(kind, NewType) or name in _IDS:
         return _id(where)
     if name in _WORDS:
         return _cut
@@ -307,19 +299,19 @@ def _nothing(value: Any) -> None:
     pass
 
 
-def _loss_is_finite(value: events.Accumulated | events.ReportedCell) -> None:
+def _loss_is_finite(value: messages.Accumulated | messages.ReportedCell) -> None:
     if value.finite and not math.isfinite(value.loss):
         raise Refused(f"{type(value).__name__}.loss = {value.loss} although finite")
 
 
-def _norm_is_positive(value: events.ParameterNorm) -> None:
+def _norm_is_positive(value: messages.ParameterNorm) -> None:
     if value.squared_norm < 0:
         raise Refused(f"ParameterNorm.squared_norm = {value.squared_norm} is negative")
 
 
 _TOGETHER: Mapping[type[Any], Callable[[Any], None]] = {
-    events.Accumulated: _loss_is_finite,
-    events.ReportedCell: _loss_is_finite,
-    events.ParameterNorm: _norm_is_positive,
+    messages.Accumulated: _loss_is_finite,
+    messages.ReportedCell: _loss_is_finite,
+    messages.ParameterNorm: _norm_is_positive,
 }
 _check_epoch = _integer("Command.epoch")

@@ -13,10 +13,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
 from swarm.errors import NoPass, SwarmError
-from swarm.peer_messages import Pass
 from swarm.pki.passes import PassKey, signed_by
 from swarm.rpc.mapping import from_message, parse, to_message
 from swarm.wire import frame_pb2
+from swarm.wire.messages import Pass
 
 METADATA_KEY: Final = "swarm-pass-bin"
 

@@ -19,9 +19,7 @@ import grpc
 import grpc.aio
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused, SchedulerUnreachable
-from swarm.events import Event, Forwarded, Heartbeat, Hello, Logged
 from swarm.limits import MESSAGE_ASIDE_BYTES
-from swarm.messages import Command, FetchRequest, StoreHeader
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import scheduler_of
 from swarm.rpc.batching import Batches, parts
@@ -41,6 +39,7 @@ from swarm.rpc.handshake import with_times
 from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_command, to_event, to_message
 from swarm.rpc.window import Window
 from swarm.wire import session_pb2
+from swarm.wire.messages import Command, Event, FetchRequest, Forwarded, Heartbeat, Hello, Logged, StoreHeader
 
 SERVICE: Final = "swarm.wire.Session"
 DRAIN_S: Final = 1.0  # how long a handler may take to notice that its peer is gone

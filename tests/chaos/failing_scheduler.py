@@ -9,9 +9,8 @@ from scheduler.__main__ import cli
 from scheduler.api.sessions import Connections
 from scheduler.brain.islands.outer_steps import OuterSteps
 from scheduler.storage.database import Database
-from swarm.events import Averaged
-from swarm.messages import Commit, Exchange
 from swarm.process.lifecycle import run_cli
+from swarm.wire.messages import Averaged, Commit, Exchange
 from tests.chaos.failpoints import Failpoint, take_flags
 
 

@@ -16,11 +16,10 @@ with lean_imports():
     from stage_server.replica.averaging import rounds
     from stage_server.replica.replica import Replica
     from stage_server.session.server import StageServer
-from swarm.events import Averaged, Committed, Event
 from swarm.model.stage import Stage
-from swarm.peer_messages import Boundary
 from swarm.process.lifecycle import run_cli
 from swarm.rpc.links.peers import GrpcPeerLinks
+from swarm.wire.messages import Averaged, Boundary, Committed, Event
 from tests.chaos.failpoints import Failpoint, take_flags
 
 ON_THE_WAY_S = 0.03  # an event that was emitted has left the process by then

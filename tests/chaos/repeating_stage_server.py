@@ -23,11 +23,25 @@ with lean_imports():
     from stage_server.__main__ import cli
     from stage_server.session.server import StageServer
 from swarm.errors import SwarmError
-from swarm.events import Accumulated, Averaged, Committed, Event, RoundFailed, Saved, Undelivered
-from swarm.messages import AbortRound, Average, Command, Commit, Evaluate, Route, Void
 from swarm.process.lifecycle import run_cli
 from swarm.rpc.links.frames import kind_of
 from swarm.rpc.links.peers import GrpcPeerLinks
+from swarm.wire.messages import (
+    AbortRound,
+    Accumulated,
+    Average,
+    Averaged,
+    Command,
+    Commit,
+    Committed,
+    Evaluate,
+    Event,
+    RoundFailed,
+    Route,
+    Saved,
+    Undelivered,
+    Void,
+)
 
 COMMANDS = Route | Void | Average | AbortRound | Commit | Evaluate
 EVENTS = Accumulated | Averaged | Committed | RoundFailed | Saved | Undelivered

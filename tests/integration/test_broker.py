@@ -24,7 +24,6 @@ import trustme
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.app import SchedulerOptions, serve
 from swarm.errors import IncompatibleVersion, InvalidConfig, NotAllowed, SchedulerUnreachable
-from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import broker, presence, topics
 from swarm.mqtt.broker import find_mosquitto, local_broker
 from swarm.mqtt.bus import Bus
@@ -32,7 +31,7 @@ from swarm.mqtt.discovery import Announcement, find_scheduler
 from swarm.mqtt.endpoint import parse_url
 from swarm.mqtt.key import FOLDERS, USER, key_of
 from swarm.mqtt.presence import Presence
-from swarm.types import JobId
+from swarm.types import PROTOCOL_VERSION, JobId
 from tests.support.neighbours import run_as
 
 KINDS = ["amqtt", *(["mosquitto"] if find_mosquitto() else [])]

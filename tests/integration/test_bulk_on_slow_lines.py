@@ -22,13 +22,12 @@ from scheduler.brain.members.places import Places
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.errors import SchedulerUnreachable, SwarmError
-from swarm.events import Event, Heartbeat
-from swarm.messages import Command, FetchRequest, StateFile, StoreHeader, Void
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
 from swarm.types import JobId, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
+from swarm.wire.messages import Command, Event, FetchRequest, Heartbeat, StateFile, StoreHeader, Void
 from tests.support.slow_line import SlowLine
 
 MBIT = 125_000.0

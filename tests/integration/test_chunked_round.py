@@ -16,14 +16,12 @@ from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import Mean, run_round
 from stage_server.replica.averaging.reduction import Reduction
-from swarm.events import ParameterNorm
-from swarm.messages import Average, Member
 from swarm.model.exact_sums import mean_of_parts
-from swarm.peer_messages import Slice, StateReply, StateRequest, TensorHeader
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.wire.messages import Average, Member, ParameterNorm, Slice, StateReply, StateRequest, TensorHeader
 
 UNIT, TOKENS, BITS = UnitName("stage-0"), 7, 20
 

@@ -29,14 +29,14 @@ import structlog
 from client.cli import VERBS, run
 from client.connection import Scheduler
 from swarm.errors import InvalidConfig, NotAllowed, NotFound, OutOfMemory, SwarmError
-from swarm.events import ParameterHash
 from swarm.hf.model_folder import weights_sha256
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, load_job, parse_job, spec_from_json
-from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc.channel import server_options, status_of
+from swarm.types import PROTOCOL_VERSION
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
+from swarm.wire.messages import ParameterHash
 from tests.support.model_folders import Tensors, safetensors, tensors_of
 from tests.support.tokenizer import write_tokenizer
 

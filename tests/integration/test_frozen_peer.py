@@ -13,12 +13,11 @@ from contextlib import contextmanager
 import pytest
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
-from swarm.events import Event, Hello
-from swarm.peer_messages import Need
 from swarm.rpc.channel import KEEPALIVE_TIMEOUT_MS
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import Direction, JobId, Microbatch, PeerId
+from swarm.wire.messages import Event, Hello, Need
 
 NOTICED_S_MAX = 40.0  # pings go out every second and may take two; the rest is for a busy machine
 SERVER = """

@@ -22,12 +22,12 @@ from swarm.hf.pretrained import WeightFile, ground, weight_files
 from swarm.job.course import PLAIN
 from swarm.job.partition import balanced_split, flops_per_token, resolve
 from swarm.job.spec import JobSpec, parse_job, spec_from_json
-from swarm.messages import StateFile
 from swarm.model.families import parameter_shapes
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState, StateReading, part_file, read_files, read_span
 from swarm.reference.trainer import build_stages, save_folder, sha256_of, train_local, train_step
 from swarm.types import Microbatch
+from swarm.wire.messages import StateFile
 
 CPU = torch.device("cpu")
 T = 16

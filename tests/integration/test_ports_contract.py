@@ -22,9 +22,6 @@ from swarm.errors import (
     StaleMessage,
     SwarmError,
 )
-from swarm.events import Event, Heartbeat, Leaving
-from swarm.messages import Command, FetchRequest, StoreHeader, Void, Welcome
-from swarm.peer_messages import Boundary, Need, StateReply, StateRequest
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.links.frames import CHUNK_BYTES, payload_bytes
 from swarm.rpc.links.peer_service import add_peer_service
@@ -32,6 +29,20 @@ from swarm.rpc.links.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traf
 from swarm.rpc.links.state import state_reply
 from swarm.rpc.session import GrpcSchedulerLink, SchedulerLink, SessionHandler, add_session_service
 from swarm.types import Direction, JobId, Microbatch, PeerId
+from swarm.wire.messages import (
+    Boundary,
+    Command,
+    Event,
+    FetchRequest,
+    Heartbeat,
+    Leaving,
+    Need,
+    StateReply,
+    StateRequest,
+    StoreHeader,
+    Void,
+    Welcome,
+)
 from tests.support.sim.network import SimNetwork
 
 pytestmark = pytest.mark.timeout(300)

@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.messages import RelayAt
-from swarm.peer_messages import StateRequest
 from swarm.rpc.links import peers
 from swarm.rpc.links.memory import Files
 from swarm.rpc.links.paths import Paths
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.types import PeerId
+from swarm.wire.messages import RelayAt, StateRequest
 from tests.support.deep import DeepLine, deep
 from tests.support.headers import header_of
 from tests.support.relays import JOB, Hidden, RelayHere, hidden, pass_of, relay_here, until, wallet_of

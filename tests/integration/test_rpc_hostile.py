@@ -24,9 +24,6 @@ from swarm.errors import (
     SchedulerUnreachable,
     SwarmError,
 )
-from swarm.events import Event, Heartbeat, Hello
-from swarm.messages import Command, FetchRequest, StoreHeader, Void
-from swarm.peer_messages import Boundary, StateReply, StateRequest
 from swarm.rpc.channel import answering, bind, connect, connect_sync, new_server, translate
 from swarm.rpc.links.frames import MESSAGE_BYTES, decode, message, split, unpack
 from swarm.rpc.links.peer_service import PULLS_OF_HOST_MAX, add_peer_service
@@ -36,6 +33,18 @@ from swarm.rpc.mapping import to_event, to_header, to_message
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
 from swarm.types import JobId, PeerId
 from swarm.wire import frame_pb2, frame_pb2_grpc, session_pb2
+from swarm.wire.messages import (
+    Boundary,
+    Command,
+    Event,
+    FetchRequest,
+    Heartbeat,
+    Hello,
+    StateReply,
+    StateRequest,
+    StoreHeader,
+    Void,
+)
 from tests.support.headers import header_of
 
 pytestmark = pytest.mark.timeout(300)

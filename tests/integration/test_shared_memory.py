@@ -17,7 +17,6 @@ import pytest
 
 from client.up.between import Between, SlowLink, host_of
 from swarm.errors import CorruptFrame, NoPass, PeerUnavailable, StaleMessage
-from swarm.peer_messages import Boundary
 from swarm.rpc.channel import bind, connect, new_server, translate, write
 from swarm.rpc.links import frames
 from swarm.rpc.links import memory as module
@@ -27,6 +26,7 @@ from swarm.rpc.links.paths import Paths
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks, _Link
 from swarm.wire import frame_pb2
+from swarm.wire.messages import Boundary
 from tests.support.headers import header_of
 
 pytestmark = pytest.mark.timeout(60)

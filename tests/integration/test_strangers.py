@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from swarm.data.corpus import tokenise
 from swarm.errors import Refused, StaleMessage
-from swarm.events import Event, Hello, Logged
 from swarm.job.spec import JobSpec
 from swarm.limits import (
     FILES_MAX,
@@ -30,12 +29,12 @@ from swarm.limits import (
     SPEC_BYTES_MAX,
     STAGES_MAX,
 )
-from swarm.messages import PROTOCOL_VERSION, FetchRequest, StoreHeader
 from swarm.rpc.channel import MAX_CONCURRENT_STREAMS, connect_sync
 from swarm.rpc.session import GrpcSchedulerLink
-from swarm.types import JobId, PeerId
+from swarm.types import PROTOCOL_VERSION, JobId, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
+from swarm.wire.messages import Event, FetchRequest, Hello, Logged, StoreHeader
 from tests.support.processes import Cluster
 from tests.support.simulated import small_spec, write_text
 

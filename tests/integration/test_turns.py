@@ -21,15 +21,14 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescr
 from google.protobuf.message import Message
 
 from scheduler.app import SchedulerOptions, serve
-from swarm.events import Averaged, Heartbeat, Hello, LinkSpeed, ParameterNorm, ReportedCell
 from swarm.job.lengths import CONFIG_VALUES_MAX, TEXT_CHARACTERS_MAX
 from swarm.limits import COUNTS_MAX, FILES_MAX, HASHES_ASKED_MAX, SHARDS_MAX
-from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, bind, client_options, new_server
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.mapping import to_event
-from swarm.types import JobId, Microbatch, PeerId, Round, UnitName
+from swarm.types import PROTOCOL_VERSION, JobId, Microbatch, PeerId, Round, UnitName
 from swarm.wire import frame_pb2, jobs_pb2, members_pb2, session_pb2
+from swarm.wire.messages import Averaged, Heartbeat, Hello, LinkSpeed, ParameterNorm, ReportedCell
 from tests.support.fields import field
 from tests.support.services import free_port
 from tests.support.turns import TRIES, UNITS_MAX, event_loop

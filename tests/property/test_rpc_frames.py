@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import CorruptFrame, Refused, StaleMessage
-from swarm.peer_messages import Boundary, Need, Slice, TensorHeader
 from swarm.rpc.links import frames
 from swarm.rpc.links.frames import (
     CHUNK_BYTES,
@@ -27,6 +26,7 @@ from swarm.rpc.links.frames import (
 from swarm.rpc.mapping import to_header
 from swarm.types import Direction, JobId, Microbatch, PeerId, Round, UnitName
 from swarm.wire import frame_pb2
+from swarm.wire.messages import Boundary, Need, Slice, TensorHeader
 
 SIZES = [1, 3, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES + 17]
 

@@ -12,10 +12,8 @@ import torch
 
 from client.connection import Scheduler
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.events import Event, Heartbeat, Hello
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Command, Release, Welcome
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import join
 from swarm.pki.names import Role
@@ -23,9 +21,10 @@ from swarm.pki.profiles import find_profile
 from swarm.pki.tokens import parse_line
 from swarm.reference.trainer import train_local
 from swarm.rpc.session import GrpcSchedulerLink
-from swarm.types import JobId, PeerId
+from swarm.types import PROTOCOL_VERSION, JobId, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import members_pb2 as members_pb
+from swarm.wire.messages import Command, Event, Heartbeat, Hello, Release, Welcome
 from tests.support.processes import Cluster
 from tests.support.simulated import Tokens, small_spec, write_text
 

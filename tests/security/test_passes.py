@@ -18,8 +18,6 @@ from stage_server.app import may_exchange
 from stage_server.brain.passes import Place
 from stage_server.session.gate import PassGate
 from swarm.errors import NoPass, PeerUnavailable, Refused, Revoked, StaleMessage, SwarmError
-from swarm.messages import CutOff, Welcome
-from swarm.peer_messages import Pass, StateReply, StateRequest, TensorHeader
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
@@ -34,6 +32,7 @@ from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.links.state import state_reply
 from swarm.rpc.passes import issue
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import CutOff, Pass, StateReply, StateRequest, TensorHeader, Welcome
 from tests.support.headers import header_of
 from tests.support.members import identity_of
 from tests.support.relays import until

@@ -13,8 +13,6 @@ import grpc
 import pytest
 
 from swarm.errors import NoPass, NoWay, PeerUnavailable, Refused, Revoked, SwarmError
-from swarm.messages import CutOff, RelayAt
-from swarm.peer_messages import Pass, StateRequest
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.pki.passes import PassKey
@@ -25,6 +23,7 @@ from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.links.tunnel import CONNECTION_KEY, SERVICE, accept, channel_to, open_tunnel
 from swarm.rpc.passes import issue
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import CutOff, Pass, RelayAt, StateRequest
 from swarm.wire.relay_pb2 import ListenDown, ListenUp
 from tests.support.headers import header_of
 from tests.support.members import identity_of

@@ -13,7 +13,6 @@ import pytest
 
 from stage_server.app import may_exchange
 from swarm.errors import PeerUnavailable, Refused
-from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Role, any_of
@@ -23,6 +22,7 @@ from swarm.rpc.guard import Guard
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import StateReply, StateRequest, TensorHeader
 from tests.support.headers import header_of
 from tests.support.members import identity_of
 

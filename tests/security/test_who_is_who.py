@@ -18,11 +18,8 @@ import torch
 from client.cli import run
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import Refused, Revoked
-from swarm.events import Event, Hello
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION
-from swarm.peer_messages import Pass, StateRequest
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Application, Identity, Wallet, issue
 from swarm.pki.joining import join
@@ -35,9 +32,10 @@ from swarm.rpc import passes
 from swarm.rpc.channel import connect, connect_sync, translate
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
-from swarm.types import JobId, PeerId
+from swarm.types import PROTOCOL_VERSION, JobId, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
+from swarm.wire.messages import Event, Hello, Pass, StateRequest
 from tests.support.processes import Cluster, Process
 from tests.support.simulated import Tokens, small_spec, write_text
 

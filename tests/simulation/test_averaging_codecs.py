@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from swarm.peer_messages import Slice, TensorHeader
 from swarm.types import JobState
+from swarm.wire.messages import Slice, TensorHeader
 from tests.support.scenes import Run, play, resolved
 from tests.support.sim.fabric import Observer
 from tests.support.simulated import Rig, Tokens, small_spec, write_text

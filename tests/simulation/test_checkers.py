@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swarm.events import Committed
-from swarm.messages import Average, Route, Void
 from swarm.types import Hop, Microbatch
+from swarm.wire.messages import Average, Committed, Route, Void
 from tests.simulation.engine import checkers
 from tests.simulation.engine.checkers import CHECKERS, Checker
 from tests.simulation.engine.counting import NUMBERS

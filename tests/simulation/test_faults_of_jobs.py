@@ -18,12 +18,12 @@ from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import Job, JobProgress
 from scheduler.storage.job_record import JobRecord
 from swarm.errors import DatabaseUnavailable, InvalidConfig, JobFailed
-from swarm.events import Accumulated, Saved
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.mqtt.bus import Bus
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId, PeerState
+from swarm.wire.messages import Accumulated, Saved
 from tests.support import scenes
 from tests.support.devices import InlineDevice
 from tests.support.simulated import Rig, Tokens, small_spec, write_text

@@ -12,9 +12,8 @@ import pytest
 
 from scheduler.brain.inputs import AskToLeave, Happened, Input, PeerBack, PeerSuspect
 from scheduler.brain.islands.guests import REST_TIMES
-from swarm.events import Averaged, Event, Hello, ParameterNorm, RoundFailed, Saved
-from swarm.messages import PROTOCOL_VERSION, Exchange, SaveStage
-from swarm.types import PeerId
+from swarm.types import PROTOCOL_VERSION, PeerId
+from swarm.wire.messages import Averaged, Event, Exchange, Hello, ParameterNorm, RoundFailed, Saved, SaveStage
 from tests.simulation.engine.islands import (
     JOB,
     TIMEOUT_S,

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.brain.inputs import Happened
 from scheduler.brain.validity import NONSENSE_MAX
-from swarm.messages import Exchange, Route
+from swarm.wire.messages import Exchange, Route
 from tests.simulation.engine.islands import Shape, World, faults
 from tests.support.effort import others
 from tests.support.nonsense import NONSENSE

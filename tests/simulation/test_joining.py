@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm.events import Event, Loaded
-from swarm.messages import Admit, Command, Follow
+from swarm.wire.messages import Admit, Command, Event, Follow, Loaded
 from tests.support.scenes import BEFORE, Run, Task, add_peer, serves, train
 from tests.support.sim.fabric import Observer
 from tests.support.sim.network import SimNetwork

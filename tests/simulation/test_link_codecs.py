@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from swarm.peer_messages import Boundary, TensorHeader
 from swarm.types import JobState, PeerId
+from swarm.wire.messages import Boundary, TensorHeader
 from tests.support.devices import InlineDevice
 from tests.support.scenes import play, resolved
 from tests.support.sim.fabric import Observer

@@ -15,14 +15,13 @@ import pytest
 from stage_server.metrics import StageServerMetrics
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.events import Event, Failed, Hello, Loaded
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Command, LoadStage, Release, StoreHeader, Welcome
 from swarm.model import compiled
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
-from swarm.types import JobId, PeerId
+from swarm.types import PROTOCOL_VERSION, JobId, PeerId
+from swarm.wire.messages import Command, Event, Failed, Hello, Loaded, LoadStage, Release, StoreHeader, Welcome
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork

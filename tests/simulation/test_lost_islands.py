@@ -11,10 +11,9 @@ import pytest
 from scheduler.brain import inputs, outputs
 from scheduler.brain.outputs import Fork
 from swarm.errors import OutOfMemory
-from swarm.events import Failed, Hello
 from swarm.job.course import TIMELINES_MAX
-from swarm.messages import PROTOCOL_VERSION, Exchange, LoadStage, Release
-from swarm.types import JobState, PeerId
+from swarm.types import PROTOCOL_VERSION, JobState, PeerId
+from swarm.wire.messages import Exchange, Failed, Hello, LoadStage, Release
 from tests.simulation.engine.islands import (
     CHECKERS,
     JOB,

@@ -18,8 +18,8 @@ from scheduler.brain.explain.reasons import AWAITS_DATABASE
 from scheduler.brain.stall import STUCK_MAX
 from scheduler.storage.checkpoints.sink import CheckpointSink
 from swarm.errors import DatabaseUnavailable, NoProgress
-from swarm.events import Accumulated, Event, Saved
 from swarm.types import JobState, PeerId
+from swarm.wire.messages import Accumulated, Event, Saved
 from tests.support.scenes import SavingTask, Scene, stall
 
 AWAY_S = 1000.0  # longer than a job may stand still

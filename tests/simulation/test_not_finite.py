@@ -14,8 +14,8 @@ import torch
 
 from scheduler.jobs.driver import JobDriver
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.events import Accumulated
 from swarm.types import JobState
+from swarm.wire.messages import Accumulated
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 

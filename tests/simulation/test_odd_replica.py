@@ -15,9 +15,9 @@ import torch
 from scheduler.jobs.driver import JobDriver
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import OutOfMemory
-from swarm.events import Accumulated, Averaged, Committed, Event, Failed, Loaded, ParameterNorm
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, Microbatch, PeerId
+from swarm.wire.messages import Accumulated, Averaged, Committed, Event, Failed, Loaded, ParameterNorm
 from tests.support.scenes import resolved
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text

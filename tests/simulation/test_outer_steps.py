@@ -12,9 +12,8 @@ import pytest
 from scheduler.brain import inputs, outputs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import ReplicaRecord
-from swarm.events import Saved
-from swarm.messages import Exchange, LoadStage, Release
 from swarm.types import JobState, OnStall, PeerId
+from swarm.wire.messages import Exchange, LoadStage, Release, Saved
 from tests.simulation.engine.islands import (
     CHECKERS,
     MICROBATCHES,

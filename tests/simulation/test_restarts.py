@@ -12,10 +12,9 @@ import sqlalchemy as sa
 from scheduler.brain.explain.reasons import RESUMED
 from scheduler.brain.job import JobBrain
 from stage_server.session.server import StageServer
-from swarm.events import Event, Heartbeat, Hello
 from swarm.job.spec import spec_from_json
-from swarm.messages import PROTOCOL_VERSION, Command, Release, Route, Welcome
-from swarm.types import JobState, Microbatch, PeerId
+from swarm.types import PROTOCOL_VERSION, JobState, Microbatch, PeerId
+from swarm.wire.messages import Command, Event, Heartbeat, Hello, Release, Route, Welcome
 from tests.support.databases import BEFORE_PERSONS, taken_over
 from tests.support.reference import reference
 from tests.support.scenes import Run, Task, play, replayed, train

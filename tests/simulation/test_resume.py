@@ -14,13 +14,12 @@ from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
-from swarm.events import Accumulated
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import StoreHeader
 from swarm.reference.checkpoints import LocalCheckpoints
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
+from swarm.wire.messages import Accumulated, StoreHeader
 from tests.support.scenes import PEERS, Desk, at_desk, make_spec
 from tests.support.simulated import Tokens
 

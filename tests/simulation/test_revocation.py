@@ -30,18 +30,6 @@ from scheduler.web.listener import HttpConnection
 from scheduler.web.pages import Pages
 from scheduler.web.site import MainLoop
 from swarm.errors import Revoked
-from swarm.events import Event
-from swarm.messages import (
-    PROTOCOL_VERSION,
-    Command,
-    Commit,
-    CutOff,
-    FetchRequest,
-    Release,
-    StoreHeader,
-    Welcome,
-)
-from swarm.peer_messages import TensorHeader
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Identity
 from swarm.pki.names import Role
@@ -53,8 +41,19 @@ from swarm.rpc.links.tunnel import CONNECTION_KEY, TO_KEY
 from swarm.rpc.mapping import from_message, parse
 from swarm.rpc.passes import issue, metadata
 from swarm.rpc.session import add_session_service
-from swarm.types import JobId, JobState, PeerId, PeerState
+from swarm.types import PROTOCOL_VERSION, JobId, JobState, PeerId, PeerState
 from swarm.wire import relay_pb2
+from swarm.wire.messages import (
+    Command,
+    Commit,
+    CutOff,
+    Event,
+    FetchRequest,
+    Release,
+    StoreHeader,
+    TensorHeader,
+    Welcome,
+)
 from tests.support.members import caller_of, identity_of
 from tests.support.relays import KEY, OURS, pass_of
 from tests.support.scenes import Task, play

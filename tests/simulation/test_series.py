@@ -22,9 +22,8 @@ from scheduler.metrics import IslandFigures, SchedulerMetrics
 from scheduler.storage.stores import Stores
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
-from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
-from swarm.types import IslandState, JobId, PeerId
+from swarm.types import PROTOCOL_VERSION, IslandState, JobId, PeerId
 from tests.support.sim import loop as sim
 from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
 

@@ -17,12 +17,10 @@ from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord
 from stage_server.brain import round_meter, slice_chunks
 from swarm.errors import SwarmError
-from swarm.events import Averaged, Event
 from swarm.job.sections.trust import TrustSection
-from swarm.messages import Member
-from swarm.peer_messages import Slice, TensorHeader
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
+from swarm.wire.messages import Averaged, Event, Member, Slice, TensorHeader
 from tests.simulation.engine.liars import adding_false, checked_spec, giving_false_means, play
 from tests.support.scenes import Run, Task, train
 from tests.support.sim.fabric import Observer

@@ -17,9 +17,8 @@ from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.step import UnitAveraging
 from stage_server.brain import round_meter, slice_chunks
-from swarm.events import Averaged
-from swarm.messages import Average
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import Average, Averaged
 from tests.support.brain import Swarm
 from tests.support.effort import others
 from tests.support.fluid_rounds import Fleet

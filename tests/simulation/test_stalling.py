@@ -19,9 +19,9 @@ from scheduler.brain.explain.facts import Fact, explain_job
 from scheduler.brain.state.mode import Mode
 from scheduler.jobs.driver import JobDriver
 from swarm.errors import PeerUnavailable, StorageError
-from swarm.messages import StoreHeader
 from swarm.pki.passes import PassKey
 from swarm.types import JobState
+from swarm.wire.messages import StoreHeader
 from tests.support.scenes import Run, SavingTask, Scene, stall
 from tests.support.simulated import SCHEDULER
 

@@ -19,9 +19,9 @@ from swarm.errors import InvalidModel, NotFound, Refused
 from swarm.hf.pretrained import ground, weight_files
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import FetchRequest, StateFile
 from swarm.reference.trainer import train_local
 from swarm.types import JobId, JobState
+from swarm.wire.messages import FetchRequest, StateFile
 from tests.support.scenes import play
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text

@@ -19,9 +19,9 @@ from scheduler.brain.trace import SCHEDULER, Span, Trace
 from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import NotAllowed, NotFound
-from swarm.events import Averaged
 from swarm.job.partition import resolve
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import Averaged
 from tests.support.sim import loop as sim
 from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
 

@@ -16,9 +16,9 @@ from stage_server.device import Timed
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import ReplicaDiverged
 from swarm.job.partition import resolve
-from swarm.messages import LoadStage
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
+from swarm.wire.messages import LoadStage
 from tests.support.devices import InlineDevice
 from tests.support.other_products import OtherProducts
 from tests.support.sim import loop as sim

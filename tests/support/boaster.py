@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from stage_server.__main__ import cli
 from stage_server.session.server import StageServer
-from swarm.events import Hello
 from swarm.job.spec import spec_from_json
 from swarm.process.lifecycle import run_cli
 from swarm.types import Microbatch
+from swarm.wire.messages import Hello
 
 _HELLO = StageServer._hello
 

@@ -8,9 +8,24 @@ from scheduler.brain.inputs import Happened, Input, ReplicaRecord, Resumed, RowD
 from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.transcript import Recorder
-from swarm.events import Accumulated, Averaged, Committed, Event, Loaded, ParameterHash, ParameterNorm, Saved, UnitSize
-from swarm.messages import Average, Command, Commit, LoadStage, Route, SaveStage
 from swarm.types import JobId, PeerId, UnitName
+from swarm.wire.messages import (
+    Accumulated,
+    Average,
+    Averaged,
+    Command,
+    Commit,
+    Committed,
+    Event,
+    Loaded,
+    LoadStage,
+    ParameterHash,
+    ParameterNorm,
+    Route,
+    Saved,
+    SaveStage,
+    UnitSize,
+)
 
 JOB = JobId("job")
 A, B, C, D = (PeerId(name) for name in "abcd")  # a and b serve stage 0, c and d stage 1

@@ -16,9 +16,9 @@ from safetensors.numpy import save
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import SCHEMES, Files, Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts
-from swarm.events import ParameterHash
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
+from swarm.wire.messages import ParameterHash
 from tests.support.simulated import small_spec
 
 JOB = "demo-1"

@@ -71,21 +71,29 @@ from stage_server.brain.cell import (
 )
 from stage_server.brain.work_queue import WorkQueue
 from swarm.errors import PeerUnavailable, SetMismatch
-from swarm.events import (
+from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, RoundFault, Routing, UnitName
+from swarm.wire.messages import (
+    AbortRound,
     Accumulated,
+    Average,
     Averaged,
+    Command,
+    Commit,
     Committed,
     Event,
     Hello,
     Loaded,
+    LoadStage,
     ParameterNorm,
+    Release,
     RoundFailed,
+    Route,
     Saved,
+    SaveStage,
     Undelivered,
     UnitSize,
+    Void,
 )
-from swarm.messages import AbortRound, Average, Command, Commit, LoadStage, Release, Route, SaveStage, Void
-from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, RoundFault, Routing, UnitName
 
 JOB = JobId("job")
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD

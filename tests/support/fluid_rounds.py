@@ -16,10 +16,8 @@ from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import Mean, run_round
 from stage_server.replica.averaging.reduction import Reduction
-from swarm.events import ParameterNorm
-from swarm.messages import Average
-from swarm.peer_messages import Slice, TensorHeader
 from swarm.types import JobId, PeerId, UnitName
+from swarm.wire.messages import Average, ParameterNorm, Slice, TensorHeader
 from tests.support.devices import SimDevice
 from tests.support.sim import loop as sim
 from tests.support.sim.fluid import FluidNetwork, Line

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm.peer_messages import Boundary
 from swarm.types import Direction, JobId, Microbatch, PeerId
+from swarm.wire.messages import Boundary
 
 
 def header_of(size_bytes: int, index: int = 0) -> Boundary:

@@ -12,12 +12,10 @@ import torch
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import Replica
 from stage_server.state.loading import build_stage
-from swarm.events import Event
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
-from swarm.messages import LoadStage, Route
-from swarm.peer_messages import TensorHeader
 from swarm.types import Hop, JobId, Microbatch, PeerId, UnitName
+from swarm.wire.messages import Event, LoadStage, Route, TensorHeader
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
 from tests.support.sim import loop as sim

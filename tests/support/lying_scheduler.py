@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from swarm.messages import PROTOCOL_VERSION
+from swarm.types import PROTOCOL_VERSION
 from swarm.wire import jobs_pb2, members_pb2
 
 SERVICES = {

@@ -9,7 +9,8 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from swarm.events import (
+from swarm.types import EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
+from swarm.wire.messages import (
     Accumulated,
     Averaged,
     ChaosBegun,
@@ -33,11 +34,10 @@ from swarm.events import (
     ReportedCell,
     RoundFailed,
     Saved,
+    StateFile,
     Undelivered,
     UnitSize,
 )
-from swarm.messages import StateFile
-from swarm.types import EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
 from tests.support.obedient import JOB, MICROBATCHES, STEPS
 
 A = PeerId("a")  # who says all that

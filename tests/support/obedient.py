@@ -42,45 +42,43 @@ from scheduler.brain.outputs import (
     WriteEvaluation,
 )
 from scheduler.brain.settings import BrainSettings, SavingRules
-from swarm.events import (
-    Accumulated,
-    Averaged,
-    Checked,
-    Committed,
-    Evaluated,
-    Event,
-    Forwarded,
-    Hashed,
-    Hello,
-    Loaded,
-    ParameterHash,
-    ParameterNorm,
-    Rechecked,
-    Recounted,
-    ReportedCell,
-    Saved,
-    UnitSize,
-)
-from swarm.messages import (
+from swarm.types import Hop, JobId, Microbatch, PeerId, UnitName, set_digest
+from swarm.wire.messages import (
     AbortRound,
+    Accumulated,
     Admit,
     Average,
+    Averaged,
     Check,
+    Checked,
     Command,
     Commit,
+    Committed,
     Evaluate,
+    Evaluated,
+    Event,
     Follow,
+    Forwarded,
+    Hashed,
     HashStage,
+    Hello,
+    Loaded,
     LoadStage,
+    ParameterHash,
+    ParameterNorm,
     Recheck,
+    Rechecked,
     Recount,
+    Recounted,
     Release,
+    ReportedCell,
     Route,
+    Saved,
     SaveStage,
     StateFile,
+    UnitSize,
     Void,
 )
-from swarm.types import Hop, JobId, Microbatch, PeerId, UnitName, set_digest
 
 JOB = JobId("job")
 STEPS, MICROBATCHES = 3, 3

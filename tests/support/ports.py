@@ -9,10 +9,10 @@ from typing import Any
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import ReplicaPorts, Work
-from swarm.events import Event
-from swarm.messages import PROTOCOL_VERSION, FetchRequest, StoreHeader
 from swarm.process.logs import get_logger
 from swarm.rpc.links.peers import PeerLinks
+from swarm.types import PROTOCOL_VERSION
+from swarm.wire.messages import Event, FetchRequest, StoreHeader
 
 
 async def _store(header: StoreHeader, payload: bytes) -> str:

@@ -14,8 +14,6 @@ from stage_server.app import may_exchange
 from stage_server.brain.passes import Place
 from stage_server.session.gate import PassGate
 from stage_server.session.relays import RelayListener
-from swarm.messages import RelayAt, Welcome
-from swarm.peer_messages import Pass, StateReply, StateRequest, TensorHeader
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
@@ -31,6 +29,7 @@ from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.state import state_reply
 from swarm.rpc.passes import issue
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import Pass, RelayAt, StateReply, StateRequest, TensorHeader, Welcome
 from tests.support.members import identity_of
 
 JOB = JobId("j")

@@ -33,14 +33,13 @@ from swarm.data.corpus import tokenise
 from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import Revoked
-from swarm.events import Event, Hello
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Command, FetchRequest, StoreHeader
 from swarm.model.stage import Stage
 from swarm.pki.identity import Wallet
 from swarm.pki.passes import PassKey
 from swarm.process.logs import get_logger
-from swarm.types import JobState, Memory, PeerId
+from swarm.types import PROTOCOL_VERSION, JobState, Memory, PeerId
+from swarm.wire.messages import Command, Event, FetchRequest, Hello, StoreHeader
 from tests.support.databases import fresh_engine
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim

@@ -24,9 +24,21 @@ from scheduler.brain.inputs import (
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.replay import replay
 from scheduler.brain.transcript import Transcript
-from swarm.events import Committed, Hello, Loaded, ReportedCell, RoundFailed, UnitSize
-from swarm.messages import Average, Commit, Follow, LoadStage, Route, SaveStage
 from swarm.types import Microbatch, PeerId, Round
+from swarm.wire.messages import (
+    Average,
+    Commit,
+    Committed,
+    Follow,
+    Hello,
+    Loaded,
+    LoadStage,
+    ReportedCell,
+    RoundFailed,
+    Route,
+    SaveStage,
+    UnitSize,
+)
 from tests.support.brain import JOB, S0, S1, A, B, C, Swarm
 
 FOLDER = Path(__file__).parent.parent / "transcripts"

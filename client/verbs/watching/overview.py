@@ -14,8 +14,7 @@ from client.shell import Shell, product
 from client.verbs.watching.follow import follow
 from client.views import job_table, job_values, jobs_table
 from swarm.errors import SwarmError, UsageError
-from swarm.messages import PROTOCOL_VERSION
-from swarm.types import JobState
+from swarm.types import PROTOCOL_VERSION, JobState
 
 VERSION_S_MAX = 5.0
 

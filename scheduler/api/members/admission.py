@@ -25,7 +25,6 @@ from scheduler.storage.database import Database
 from scheduler.storage.members.book import Members
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.listening import LOOPBACK
-from swarm.messages import CutOff
 from swarm.pki.authority import AWAY_S, LIFE_S
 from swarm.pki.files import write_private
 from swarm.pki.https import Https
@@ -41,6 +40,7 @@ from swarm.rpc.guard import CALLER, Guard, caller_with
 from swarm.text import is_wildcard
 from swarm.types import PeerId
 from swarm.wire import members_pb2_grpc
+from swarm.wire.messages import CutOff
 
 LOCAL_ADMIN, LOCAL_SCRAPER = "local", "local"
 LIST_JOBS = "/swarm.wire.Jobs/List"  # who may call it may see the page

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.endings import Endings
 from scheduler.brain.fleet.membership import Membership, Transition
-from swarm.events import Hello
 from swarm.process.logs import Logger
+from swarm.wire.messages import Hello
 
 LOOK_S = 0.1
 DIAL_S_MAX = 1.0

@@ -17,11 +17,10 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.islands import timeline_of
 from scheduler.jobs.job import split_of
 from scheduler.jobs.registry import JobRegistry
-from swarm.messages import Command, CutOff, LoadStage, RelayAt, TakePass, Welcome
-from swarm.peer_messages import Pass
 from swarm.pki.passes import PassKey
 from swarm.rpc.passes import issue
 from swarm.types import PeerId
+from swarm.wire.messages import Command, CutOff, LoadStage, Pass, RelayAt, TakePass, Welcome
 
 PASS_LIFE_S = 600.0
 RENEW_S = 300.0

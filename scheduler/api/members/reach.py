@@ -19,7 +19,6 @@ from scheduler.api.origin import host_of, is_here
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership
 from swarm.errors import SwarmError
-from swarm.events import Hello
 from swarm.pki.identity import Wallet
 from swarm.process.lifecycle import own_addresses
 from swarm.process.logs import Logger
@@ -27,6 +26,7 @@ from swarm.rpc.channel import connect_to_peer
 from swarm.rpc.links.dialling import Connection, standing
 from swarm.text import is_loopback
 from swarm.types import PeerId, PeerState
+from swarm.wire.messages import Hello
 
 LOOK_S = 1.0
 DIAL_S_MAX = 3.0

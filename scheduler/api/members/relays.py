@@ -27,14 +27,14 @@ from swarm.limits import (
     SESSIONS_OF_ONE_PER_S,
     Buckets,
 )
-from swarm.messages import PROTOCOL_VERSION, CutOff, RelayAt, UseRelays, Welcome
 from swarm.process.logs import Logger
 from swarm.rpc import channel
 from swarm.rpc.guard import CALLER
 from swarm.rpc.mapping import to_message
 from swarm.text import printable, size
-from swarm.types import PeerId
+from swarm.types import PROTOCOL_VERSION, PeerId
 from swarm.wire import jobs_pb2, relay_pb2, relay_pb2_grpc
+from swarm.wire.messages import CutOff, RelayAt, UseRelays, Welcome
 
 HELLO_S_MAX = 10.0
 TEXT_MAX = 128  # characters of a name that a relay reports

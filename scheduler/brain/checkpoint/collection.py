@@ -14,10 +14,9 @@ from scheduler.brain.checkpoint.schedule import SAVING_S_MAX, CheckpointSchedule
 from scheduler.brain.outputs import BeginCheckpoint, DropCheckpoint, EnterState, Fail, Stopped
 from scheduler.brain.state.brain_state import BrainState
 from swarm.errors import CheckpointFailed
-from swarm.events import Saved
-from swarm.messages import SaveStage
 from swarm.text import listed
 from swarm.types import JobState, PeerId
+from swarm.wire.messages import Saved, SaveStage
 
 End: TypeAlias = Fail | Stopped
 

@@ -23,9 +23,9 @@ from typing import TypeAlias
 from scheduler.brain.inputs import OthersSave, SaveAnew
 from scheduler.brain.outputs import BeginCheckpoint, PublishCheckpoint, Stopped
 from scheduler.brain.settings import SavingRules
-from swarm.events import ParameterHash, Saved
 from swarm.job.course import PLAIN, Course
 from swarm.types import Decision, PeerId
+from swarm.wire.messages import ParameterHash, Saved
 
 # A timeline saves this soon for the first time if it saves by time: until then a lost stage costs all of its steps.
 FIRST_S_MAX = 180.0

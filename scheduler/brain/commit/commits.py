@@ -18,10 +18,9 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import DONORS_MAX, choose_donors
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging, may_write
 from swarm.errors import GradientRange, ReplicaDiverged
-from swarm.events import Committed
 from swarm.job.schedule import NOT_FINITE_HINT, clip, not_finite_fault, overflow_fault
-from swarm.messages import Commit, Member, UnitRound
 from swarm.types import Direction, Hop, PeerId, UnitName
+from swarm.wire.messages import Commit, Committed, Member, UnitRound
 
 
 class Commits:

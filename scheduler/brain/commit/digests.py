@@ -20,9 +20,9 @@ from typing import TypeAlias, TypeVar
 
 from scheduler.brain.outputs import Fail
 from swarm.errors import ReplicaDiverged
-from swarm.events import Averaged
 from swarm.text import listed
 from swarm.types import PeerId
+from swarm.wire.messages import Averaged
 
 SAME_HINT = "run the same release, device class and thread count on all of them"
 SAID_CHARACTERS_MAX = 100  # of what one replica says

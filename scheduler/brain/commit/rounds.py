@@ -26,10 +26,9 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.links import ROUNDS_MAX, ROUNDS_SEEN_MAX, Troubles
 from scheduler.brain.state.step import Ahead, Phase, StepEvent, StepRun, UnitAveraging
 from swarm.errors import JobFailed
-from swarm.events import Averaged, RoundFailed
-from swarm.messages import AbortRound, Average, Void
 from swarm.text import listed
 from swarm.types import TIED_UNIT, PeerId, Round, RoundFault, UnitName
+from swarm.wire.messages import AbortRound, Average, Averaged, RoundFailed, Void
 
 DISPUTES_MAX = 2  # of a unit's members in one step: the round is repeated, the step is computed again
 

@@ -29,8 +29,8 @@ from typing import Final
 
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.step import UnitAveraging
-from swarm.events import Averaged
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import Averaged
 
 REMEMBERED: Final = 16  # rounds of a peer: its rate is the best of them
 ROUNDS_MIN: Final = 4  # of each kind, before they are judged

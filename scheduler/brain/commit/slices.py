@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heapreplace
 
 from scheduler.brain.inputs import ReplicaRecord
-from swarm.events import ParameterNorm
-from swarm.messages import Member
 from swarm.types import PeerId, set_digest
+from swarm.wire.messages import Member, ParameterNorm
 
 ALIGNMENT = 64  # elements; slices begin at cache lines and vector widths of any dtype
 

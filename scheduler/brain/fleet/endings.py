@@ -17,8 +17,8 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from scheduler.brain.fleet.membership import Peer
-from swarm.events import Hello
 from swarm.types import PeerId, PeerState
+from swarm.wire.messages import Hello
 
 
 class Session(Protocol):

@@ -22,13 +22,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from swarm.errors import NotAllowed, NotFound, StaleMessage
-from swarm.events import Hello, LinkSpeed
 from swarm.limits import REFERENCE_CHARACTERS_MAX
-from swarm.types import JobId, PeerId, PeerState
+from swarm.types import NO_JOB, JobId, Memory, PeerId, PeerState
+from swarm.wire.messages import Hello, LinkSpeed
 
 NO_STAGE = -1
 BESIDE_OTHERS = "it listens on loopback, where stage servers of other machines do not reach it"
-NO_JOB = JobId("")
+
+
+def offer(hello: Hello) -> Memory:
+    """The memory that a stage server offers."""
+    return Memory(hello.memory_bytes, hello.host_bytes)
 
 
 def check_reference(reference: str) -> None:

@@ -44,10 +44,9 @@ from scheduler.brain.settings import BrainSettings
 from scheduler.brain.stall import is_loss, stopped_by_loss, stuck
 from scheduler.brain.state.mode import Mode
 from swarm.errors import ReplicaDiverged
-from swarm.events import Averaged, Event, Hello, RoundFailed
 from swarm.job.course import OuterCourse
-from swarm.messages import Release, SaveStage
 from swarm.types import Decision, Direction, JobState, PeerId
+from swarm.wire.messages import Averaged, Event, Hello, Release, RoundFailed, SaveStage
 
 
 class IslandsBrain:

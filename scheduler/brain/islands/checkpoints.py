@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from scheduler.brain.inputs import CheckpointNotKept, SaveAnew
 from scheduler.brain.outputs import BeginCheckpoint, DropCheckpoint, PublishCheckpoint
-from swarm.events import ParameterHash
+from swarm.wire.messages import ParameterHash
 
 Saving: TypeAlias = BeginCheckpoint | PublishCheckpoint | DropCheckpoint
 Gone: TypeAlias = CheckpointNotKept | SaveAnew  # what islands are told of one that is given up

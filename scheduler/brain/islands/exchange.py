@@ -26,10 +26,9 @@ from scheduler.brain.commit.slices import squared_norms
 from scheduler.brain.inputs import Exchanged, OuterRound, ReplicaRecord
 from scheduler.brain.outputs import Fail, Note, Output, Send
 from swarm.errors import ReplicaDiverged
-from swarm.events import Averaged, RoundFailed
-from swarm.messages import AbortRound, Envoy, Exchange
 from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import AbortRound, Averaged, Envoy, Exchange, RoundFailed
 
 PAUSE_S, PAUSE_S_MAX = 1.0, 30.0  # before a round is repeated, doubled with each time in a row
 DISPUTES_MAX = 2  # of the envoys of a unit, where most islands do not agree; the next one ends the job

@@ -20,8 +20,8 @@ from scheduler.brain.islands.waits import Waits
 from scheduler.brain.outputs import Note, Output, Released, Send
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.validity import fault_of
-from swarm.events import Averaged, RoundFailed
 from swarm.types import PeerId, Round
+from swarm.wire.messages import Averaged, RoundFailed
 
 
 class OuterSteps:

@@ -23,9 +23,9 @@ from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.islands.exchange import Delegation
 from scheduler.brain.job import JobBrain
 from scheduler.brain.state.mode import Mode
-from swarm.events import Hello
 from swarm.job.course import TIMELINES_MAX, OuterCourse, OuterStep
 from swarm.types import Decision, Hop, PeerId
+from swarm.wire.messages import Hello
 
 ALLIES_MAX = 4  # of other islands, whom a replica may ask for the mean proposals
 

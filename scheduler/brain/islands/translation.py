@@ -8,8 +8,8 @@ from scheduler.brain import outputs
 from scheduler.brain.islands.roster import Roster
 from scheduler.brain.islands.rows import evaluation_of
 from scheduler.brain.outputs import Output
-from swarm.messages import Commit, LoadStage
 from swarm.types import PeerId
+from swarm.wire.messages import Commit, LoadStage
 
 
 def of_job(output: Output, island: int, roster: Roster, envoys: set[PeerId]) -> Output:

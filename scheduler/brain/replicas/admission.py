@@ -23,10 +23,9 @@ from scheduler.brain.replicas.moves import Moves
 from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import Joiner, choose_donors
-from swarm.events import Event, Failed, Hello, Loaded
-from swarm.messages import Admit, Follow
 from swarm.text import counted
 from swarm.types import PeerId
+from swarm.wire.messages import Admit, Event, Failed, Follow, Hello, Loaded
 
 JOINER_BYTES_PER_S_MIN = 1e6
 JOIN_S_MIN = 600.0

@@ -14,10 +14,9 @@ from scheduler.brain.outputs import Fail
 from scheduler.brain.replicas.devices import explain_probes, step_places, step_together
 from scheduler.brain.state.brain_state import BrainState
 from swarm.errors import JobFailed
-from swarm.events import Committed, Loaded
-from swarm.messages import LoadStage
 from swarm.text import listed
 from swarm.types import PeerId, UnitName
+from swarm.wire.messages import Committed, Loaded, LoadStage
 
 PROBES_HINT = "give each kind of device stages of its own: start its stage servers with --stage N"
 

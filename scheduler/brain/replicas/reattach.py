@@ -22,10 +22,9 @@ from scheduler.brain.state.mode import Mode
 from scheduler.brain.state.pool import Trust
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase
-from swarm.events import Hello
-from swarm.messages import Admit
 from swarm.text import counted, listed
 from swarm.types import PeerId
+from swarm.wire.messages import Admit, Hello
 
 
 @dataclass(frozen=True, slots=True)

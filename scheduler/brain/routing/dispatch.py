@@ -28,10 +28,9 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.ledger import Verdict
 from scheduler.brain.state.links import LINK_DEAD_S
 from scheduler.brain.state.step import Phase, StepRun
-from swarm.events import Accumulated, EvaluationUndelivered, Forwarded, Undelivered
-from swarm.messages import Evaluate, Route
 from swarm.text import counted
 from swarm.types import Direction, EvaluationBatch, Hop, Microbatch, PeerId
+from swarm.wire.messages import Accumulated, Evaluate, EvaluationUndelivered, Forwarded, Route, Undelivered
 
 QUEUE_SLACK = 3.0  # a hop is late after this many times what the fastest replica would need for the same queue
 FIRST_SLACK = 10.0  # for a replica that was never measured: its first computations prepare the device

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from scheduler.brain.outputs import EvaluationRow
 from scheduler.brain.routing.policies import ReplicaLoad
 from scheduler.brain.settings import BrainSettings
-from swarm.events import Evaluated
 from swarm.job.course import PLAIN, Course
 from swarm.text import counted
 from swarm.types import PeerId
+from swarm.wire.messages import Evaluated
 
 IN_FLIGHT_MAX = 1024  # a stage server holds at most this many inputs whose command is late
 

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from scheduler.brain.state.brain_state import BrainState
-from swarm.events import Accumulated
+from swarm.wire.messages import Accumulated
 
 PER_STAGE = 2  # microbatches for every stage and replica, before anything is measured; memory is estimated for these
 NEWEST = 16  # microbatches that count

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from random import Random
 
 from scheduler.brain.inputs import ReplicaRecord
-from swarm.events import Loaded
 from swarm.types import Hop, PeerId
+from swarm.wire.messages import Loaded
 
 DONORS_MAX = 8  # named to one joiner: enough to share the load and to survive deaths, few enough for thousands of peers
 PAUSE_S = 5.0  # before a peer that failed to join tries again; doubles with each time in a row

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from swarm.events import Accumulated, ReportedCell
 from swarm.types import Hop, PeerId
+from swarm.wire.messages import Accumulated, ReportedCell
 
 STORY_LINES_MAX = 64
 STORIES_MAX = 4096  # of closed steps, and never of fewer than

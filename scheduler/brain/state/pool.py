@@ -17,8 +17,8 @@ from math import inf, nan
 
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.leaves import Leaves
-from swarm.events import Loaded
 from swarm.types import Hop, PeerId
+from swarm.wire.messages import Loaded
 
 
 class Trust(StrEnum):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swarm.events import Accumulated, Hello, ReportedCell
 from swarm.types import Microbatch, PeerId
+from swarm.wire.messages import Accumulated, Hello, ReportedCell
 
 
 class RestartCensus:

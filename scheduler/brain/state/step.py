@@ -20,9 +20,8 @@ from enum import StrEnum
 
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.state.links import Troubles
-from swarm.events import Averaged, Committed
-from swarm.messages import Member
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import Averaged, Committed, Member
 
 
 class Phase(StrEnum):

@@ -26,10 +26,9 @@ from scheduler.brain.trust.bands import Bands
 from scheduler.brain.trust.inquiries import Inquiry, Stand
 from scheduler.brain.trust.strikes import Strikes
 from scheduler.brain.trust.verdicts import SHOWN, Place, Work, evidence, inconstant, odd_ones, second_evidence
-from swarm.events import Accumulated, Checked
-from swarm.messages import Check
 from swarm.text import counted, listed
 from swarm.types import Direction, Hop, Microbatch, PeerId
+from swarm.wire.messages import Accumulated, Check, Checked
 
 ANSWER_S_MAX = 30.0  # then another replica is asked
 SILENT_MAX, SILENT_S = 3, 600.0  # overdue answers of a checker beside the same neighbours, until it rests for so long

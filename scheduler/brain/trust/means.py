@@ -16,10 +16,9 @@ from scheduler.brain.state.step import Phase, StepRun, UnitAveraging
 from scheduler.brain.trust.reductions import ReductionFinding, Stand, Sums, finding
 from scheduler.brain.trust.strikes import Strikes
 from scheduler.brain.trust.verdicts import SHOWN
-from swarm.events import Rechecked
-from swarm.messages import Member, Recheck
 from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import Member, Recheck, Rechecked
 
 ANSWER_S_MAX = 30.0  # then another member is asked
 TRIES_MAX = 3

@@ -21,10 +21,9 @@ from scheduler.brain.trust.checks import Checks
 from scheduler.brain.trust.means import Means, Target
 from scheduler.brain.trust.strikes import Strikes
 from scheduler.brain.trust.verdicts import SHOWN, Place, Work
-from swarm.events import Checked, Recounted
-from swarm.messages import Member, Recount
 from swarm.text import listed
 from swarm.types import PeerId
+from swarm.wire.messages import Checked, Member, Recount, Recounted
 
 ANSWER_S_MAX = 60.0  # then another replica is asked
 TRIES_MAX = 2

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from scheduler.brain.commit.digests import outvoted
-from swarm.events import Rechecked
 from swarm.types import PeerId
+from swarm.wire.messages import Rechecked
 
 
 class Stand(Enum):

@@ -24,10 +24,9 @@ from scheduler.brain.outputs import Vouch
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.trust.strikes import Strikes
 from scheduler.brain.trust.verdicts import SHOWN
-from swarm.events import Hashed, ParameterHash
-from swarm.messages import HashStage
 from swarm.text import listed
 from swarm.types import PeerId
+from swarm.wire.messages import Hashed, HashStage, ParameterHash
 
 WITNESSES = 2
 PATIENCE_S = 30.0  # beyond the time that the saver took

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.brain.commit.digests import outvoted
-from swarm.events import Accumulated, Checked
 from swarm.text import listed
 from swarm.types import PeerId
+from swarm.wire.messages import Accumulated, Checked
 
 SHOWN = 8  # characters of a hash
 

@@ -16,9 +16,9 @@ from swarm.job.lighter import Choice
 from swarm.job.partition import flops_per_token, stage_flops, unit_names
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec, TrainingSection
-from swarm.messages import StateFile
 from swarm.text import without_passwords
 from swarm.types import Memory
+from swarm.wire.messages import StateFile
 
 
 def model_costs(spec: JobSpec, *, fewest: bool = False) -> ModelCosts:

@@ -32,9 +32,9 @@ from swarm.checkpoint.storage import (
 from swarm.errors import CheckpointDamaged, InvalidConfig, NotAllowed, NotFound, StorageError, UsageError
 from swarm.job.changes import JOB_AND_STEP
 from swarm.job.spec import JobSpec
-from swarm.messages import StateFile
 from swarm.text import printable, without_passwords
 from swarm.types import JobId
+from swarm.wire.messages import StateFile
 
 
 @dataclass(frozen=True, slots=True)

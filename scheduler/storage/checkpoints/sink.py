@@ -26,8 +26,8 @@ from swarm.errors import CheckpointFailed, CorruptFrame, Refused, StorageError, 
 from swarm.hf.model_folder import shard_name
 from swarm.job.footprint import stage_footprint
 from swarm.job.spec import JobSpec
-from swarm.messages import StoreHeader
 from swarm.types import JobId
+from swarm.wire.messages import StoreHeader
 
 T = TypeVar("T")
 

@@ -26,11 +26,11 @@ from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
 from stage_server.replica.averaging.one_round import Mean, send_slice
 from stage_server.replica.packing import proposal
 from swarm.errors import Refused, RoundBroken
-from swarm.messages import Envoy, Exchange
 from swarm.model.islands.exchange import decoded, mean_proposal, proposed
 from swarm.model.stage import Stage
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import PeerId
+from swarm.wire.messages import Envoy, Exchange
 
 
 async def run_exchange(

@@ -24,10 +24,9 @@ from stage_server.brain.early_inputs import Claim, EarlyInputs
 from stage_server.brain.round_meter import RoundMeter
 from stage_server.brain.slice_chunks import chunks_of
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
-from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model import codec
-from swarm.peer_messages import Slice
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import Average, Envoy, Exchange, Member, Slice
 
 
 @dataclass(frozen=True, slots=True)

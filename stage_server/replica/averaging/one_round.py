@@ -43,12 +43,10 @@ from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
 from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import NoWay, Refused, RoundBroken, SwarmError
-from swarm.events import ParameterNorm
-from swarm.messages import Average, Envoy, Member
 from swarm.model.stage import Stage
-from swarm.peer_messages import Slice
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import PeerId, UnitName
+from swarm.wire.messages import Average, Envoy, Member, ParameterNorm, Slice
 
 
 @dataclass(frozen=True, slots=True)

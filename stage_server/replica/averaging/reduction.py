@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from swarm.messages import Average
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.robust import Share, clipped_mean
+from swarm.wire.messages import Average
 
 
 @dataclass(frozen=True, slots=True)

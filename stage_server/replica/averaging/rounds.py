@@ -28,11 +28,10 @@ from stage_server.replica.averaging.one_round import Mean, run_round
 from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.second_owner import answer_to, reduce_again, send_part
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
-from swarm.events import Averaged, RoundFailed
-from swarm.messages import AbortRound, Average, Commit, Exchange, Recheck
 from swarm.model.islands.exchange import proposal_bytes
 from swarm.model.stage import Stage
 from swarm.types import PeerId, Round, RoundFault, UnitName
+from swarm.wire.messages import AbortRound, Average, Averaged, Commit, Exchange, Recheck, RoundFailed
 
 
 @dataclass(slots=True)

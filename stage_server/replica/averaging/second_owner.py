@@ -26,10 +26,9 @@ from stage_server.replica.averaging.one_round import joined
 from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import Refused
-from swarm.events import Rechecked
-from swarm.messages import Average, Member, Recheck
 from swarm.model.state import raw_bytes
 from swarm.rpc.links.peers import PeerLinks
+from swarm.wire.messages import Average, Member, Recheck, Rechecked
 
 AGAIN_S = 0.2  # the verifier hears of the slice about when the others do: what comes sooner is sent again
 TIMES = 10

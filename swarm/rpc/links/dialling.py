@@ -15,7 +15,6 @@ import grpc
 import grpc.aio
 
 from swarm.errors import NoWay, PeerUnavailable, RelaySilent, SwarmError
-from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Principal, Role
 from swarm.rpc.channel import (
@@ -28,6 +27,7 @@ from swarm.rpc.channel import (
 from swarm.rpc.links.paths import DIRECT, DIRECT_S, Paths
 from swarm.rpc.links.tunnel import Tunnel, open_tunnel
 from swarm.types import PeerId
+from swarm.wire.messages import RelayAt
 
 HANDSHAKE_S_MAX = 3.0  # with the peer, where there is no other way
 THROUGH_S_MAX = 10.0  # with a peer that has just accepted: each turn waits behind all that the relay carries

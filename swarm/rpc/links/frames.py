@@ -30,10 +30,10 @@ from typing import Final, TypeAlias, assert_never
 import xxhash
 
 from swarm.errors import CorruptFrame, Refused
-from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.rpc.mapping import from_header, parse, to_header
 from swarm.types import Direction
 from swarm.wire import frame_pb2
+from swarm.wire.messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 
 CHUNK_BYTES: Final = 1 << 20
 MESSAGE_BYTES: Final = 512 << 10  # once a message has this many, no frame is added

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from swarm.messages import RelayAt
 from swarm.types import PeerId
+from swarm.wire.messages import RelayAt
 
 RELAYS_OF_PEER = 2
 DIRECT_S = 0.3  # that the direct path has until relays are tried

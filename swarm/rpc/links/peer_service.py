@@ -22,7 +22,6 @@ import grpc
 import grpc.aio
 
 from swarm.errors import CorruptFrame, DeadlinePassed, Refused, RetryElsewhere, SwarmError
-from swarm.peer_messages import Boundary, Pass, StateReply, StateRequest, TensorHeader
 from swarm.rpc import passes
 from swarm.rpc.channel import LEAVES_S_MAX, MAX_MESSAGE_BYTES, answering, public_error, reply_with
 from swarm.rpc.guard import CALLER, check_caller
@@ -35,6 +34,7 @@ from swarm.rpc.passes import Gate
 from swarm.rpc.window import Window
 from swarm.types import PeerId
 from swarm.wire import frame_pb2
+from swarm.wire.messages import Boundary, Pass, StateReply, StateRequest, TensorHeader
 
 MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
 PULLS_MAX: Final = 16  # answers that this process holds at a time

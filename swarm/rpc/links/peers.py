@@ -39,7 +39,6 @@ from swarm.errors import (
     SwarmError,
     leaves,
 )
-from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.pki.identity import Wallet
 from swarm.rpc import passes
 from swarm.rpc.channel import check_address, public_error, translate, write
@@ -53,6 +52,7 @@ from swarm.rpc.mapping import parse, to_message
 from swarm.rpc.window import PIECE_BYTES_MIN, Window
 from swarm.types import PeerId
 from swarm.wire import frame_pb2
+from swarm.wire.messages import StateReply, StateRequest, TensorHeader
 
 SERVICE: Final = "swarm.wire.Peer"
 METHOD: Final = "Exchange"

@@ -13,10 +13,10 @@ from typing import Final
 import xxhash
 
 from swarm.errors import CorruptFrame, Refused
-from swarm.peer_messages import StateReply
 from swarm.rpc.links.frames import CHUNK_BYTES
 from swarm.rpc.mapping import from_message, parse, to_message
 from swarm.wire import frame_pb2
+from swarm.wire.messages import StateReply
 
 ALIVE: Final = b""
 """A chunk with nothing in it: the answer is being made."""

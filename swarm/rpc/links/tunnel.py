@@ -18,7 +18,6 @@ import grpc.aio
 
 from swarm.errors import CorruptFrame, PeerUnavailable, RelaySilent, SwarmError
 from swarm.listening import LOOPBACK
-from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Principal, Role
 from swarm.rpc import passes
@@ -26,6 +25,7 @@ from swarm.rpc.channel import NARROW, connect, translate
 from swarm.rpc.mapping import parse
 from swarm.types import PeerId
 from swarm.wire import relay_pb2
+from swarm.wire.messages import RelayAt
 
 SERVICE: Final = "swarm.wire.Relay"
 TO_KEY: Final = "swarm-to"

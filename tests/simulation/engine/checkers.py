@@ -15,9 +15,8 @@ from typing import TypeAlias
 import numpy as np
 import xxhash
 
-from swarm.events import Averaged, Committed
-from swarm.messages import Average, Commit, LoadStage, Release, Route, Void
 from swarm.types import Direction
+from swarm.wire.messages import Average, Averaged, Commit, Committed, LoadStage, Release, Route, Void
 from tests.simulation.engine.counting import LENGTH, NUMBERS
 from tests.simulation.engine.history import (
     Applied,

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from scheduler.brain.outputs import CommitRow
-from swarm.events import Event
-from swarm.messages import Command
-from swarm.peer_messages import TensorHeader
 from swarm.types import Microbatch
+from swarm.wire.messages import Command, Event, TensorHeader
 
 T = TypeVar("T")
 

@@ -27,37 +27,34 @@ from scheduler.brain.islands.roster import still_at_work
 from scheduler.brain.outputs import CommitRow, Fork, Output
 from scheduler.brain.settings import BrainSettings, SavingRules
 from scheduler.brain.watchdog import Over, Watchdog
-from swarm.events import (
-    Accumulated,
-    Averaged,
-    Committed,
-    Event,
-    Hello,
-    Loaded,
-    ParameterHash,
-    ParameterNorm,
-    RoundFailed,
-    Saved,
-    UnitSize,
-)
 from swarm.job.course import IslandCourse, OuterCourse
 from swarm.job.shares import Shares, divides
-from swarm.messages import (
-    PROTOCOL_VERSION,
+from swarm.types import PROTOCOL_VERSION, JobId, JobState, OnStall, PeerId, Round, UnitName
+from swarm.wire.messages import (
     AbortRound,
+    Accumulated,
     Admit,
     Average,
+    Averaged,
     Command,
     Commit,
+    Committed,
+    Event,
     Exchange,
     Follow,
+    Hello,
+    Loaded,
     LoadStage,
+    ParameterHash,
+    ParameterNorm,
     Release,
+    RoundFailed,
     Route,
+    Saved,
     SaveStage,
+    UnitSize,
     Void,
 )
-from swarm.types import JobId, JobState, OnStall, PeerId, Round, UnitName
 
 JOB, STAGES, MICROBATCHES = JobId("job"), 2, 2
 TIMEOUT_S = 5.0  # averaging.timeout_s

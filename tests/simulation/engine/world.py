@@ -37,13 +37,11 @@ from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.checkpoint.reader import fault_of, list_checkpoints
 from swarm.checkpoint.storage import Files, LocalStorage, Storage
 from swarm.errors import DatabaseUnavailable, SwarmError
-from swarm.events import Averaged, Event, Hello
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Command, Commit
 from swarm.model.stage import Stage
-from swarm.peer_messages import Boundary, TensorHeader
 from swarm.process.logs import get_logger
-from swarm.types import JobId, PeerId, PeerState
+from swarm.types import PROTOCOL_VERSION, JobId, PeerId, PeerState
+from swarm.wire.messages import Averaged, Boundary, Command, Commit, Event, Hello, TensorHeader
 from tests.simulation.engine.counting import CountingStage, watched
 from tests.simulation.engine.history import (
     Commanded,

@@ -14,11 +14,9 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable, SwarmError
-from swarm.events import Event
-from swarm.messages import Command
-from swarm.peer_messages import TensorHeader
 from swarm.rpc.links.peers import StateDonor, TensorReceiver, Traffic
 from swarm.rpc.session import SessionHandler
+from swarm.wire.messages import Command, Event, TensorHeader
 from tests.support.sim.processes import Process
 from tests.support.sim.weather import DELAY_S, DETECT_S, Weather
 

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc.links.peers import Moved
 from swarm.types import PeerId
+from swarm.wire.messages import StateReply, StateRequest, TensorHeader
 
 ROUNDINGS_BYTES = 1e-3
 

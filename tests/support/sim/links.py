@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm.errors import CorruptFrame, PeerUnavailable, SwarmError
-from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc.channel import public_error
 from swarm.rpc.links import frames
 from swarm.rpc.links.peer_service import take
 from swarm.rpc.links.peers import SHUNNED_S, Moved, StateDonor, TensorReceiver, Traffic
 from swarm.rpc.links.state import collect, state_chunks
 from swarm.types import PeerId
+from swarm.wire.messages import StateReply, StateRequest, TensorHeader
 from tests.support.sim.fabric import Fabric, Flight
 from tests.support.sim.processes import Process
 

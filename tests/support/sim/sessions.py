@@ -7,13 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from swarm.errors import SchedulerUnreachable, SwarmError
-from swarm.events import Event
-from swarm.messages import Command, FetchRequest, StoreHeader
 from swarm.rpc.channel import public_error
 from swarm.rpc.links import frames
 from swarm.rpc.mapping import from_command, from_event, parse, to_command, to_event
 from swarm.rpc.session import INBOX_LIMIT, Pipe, SessionHandler, exactly, serve_session
 from swarm.wire import session_pb2
+from swarm.wire.messages import Command, Event, FetchRequest, StoreHeader
 from tests.support.sim.fabric import Fabric
 from tests.support.sim.processes import Process
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from swarm.peer_messages import Slice, TensorHeader
 from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.wire.messages import Slice, TensorHeader
 from tests.support.sim import loop as sim
 from tests.support.sim.fluid import FluidNetwork, Line, fair
 

@@ -8,10 +8,8 @@ from random import Random
 import pytest
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
-from swarm.events import Event, Heartbeat
-from swarm.messages import Command, FetchRequest, StoreHeader, Void
-from swarm.peer_messages import Boundary
 from swarm.rpc.session import DRAIN_S
+from swarm.wire.messages import Boundary, Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
 from tests.support.headers import header_of
 from tests.support.sim import loop as sim
 from tests.support.sim.fabric import Counts

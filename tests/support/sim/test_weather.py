@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swarm.errors import PeerUnavailable
-from swarm.peer_messages import Boundary
+from swarm.wire.messages import Boundary
 from tests.support.headers import header_of
 from tests.support.sim import loop as sim
 from tests.support.sim.fabric import Counts

@@ -16,9 +16,8 @@ from scheduler.brain.outputs import CommitRow, Output, Send, WriteCommit
 from scheduler.brain.trace import Trace
 from scheduler.otlp import MicrobatchExporter, is_drawn
 from swarm.errors import InvalidConfig
-from swarm.events import Accumulated, Averaged, Committed, Event, Forwarded
-from swarm.messages import Commit, Route
 from swarm.types import Hop, JobId, Microbatch, PeerId, Round, UnitName
+from swarm.wire.messages import Accumulated, Averaged, Commit, Committed, Event, Forwarded, Route
 from tests.support.collector import Collector
 from tests.support.devices import noted_threads
 

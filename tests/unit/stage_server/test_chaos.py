@@ -12,12 +12,11 @@ import torch
 from stage_server.chaos import UNANSWERED_S, Harm, HarmedDevice, HarmedLinks, HarmedReceiver
 from stage_server.device import ThreadDevice
 from swarm.errors import CorruptFrame, PeerUnavailable
-from swarm.messages import Chaos
-from swarm.peer_messages import Boundary, TensorHeader
 from swarm.process.logs import get_logger
 from swarm.rpc.links import frames
 from swarm.rpc.links.peers import Moved
 from swarm.types import Direction, JobId, Microbatch, PeerId
+from swarm.wire.messages import Boundary, Chaos, TensorHeader
 from tests.support.sim import loop as sim
 
 NEAR, FAR, ALL = PeerId("near"), PeerId("far"), PeerId("")

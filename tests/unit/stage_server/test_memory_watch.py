@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from stage_server.memory_watch import WATCH_S, watch_memory
 from stage_server.metrics import StageServerMetrics
-from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
+from swarm.types import PROTOCOL_VERSION
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim
 

@@ -9,8 +9,8 @@ from swarm.errors import NotAllowed
 from swarm.job.footprint import stage_footprint
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
-from swarm.messages import LoadStage
 from swarm.types import JobId, Memory, PeerId
+from swarm.wire.messages import LoadStage
 
 MIB = 1 << 20
 

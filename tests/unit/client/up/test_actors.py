@@ -22,8 +22,8 @@ from client.up.actors import (
     remove_stale,
 )
 from swarm.errors import IncompatibleVersion, InvalidConfig, UsageError
-from swarm.messages import PROTOCOL_VERSION
 from swarm.process.lifecycle import lock_folder
+from swarm.types import PROTOCOL_VERSION
 
 OWN = {"127.0.0.1", "10.0.0.1"}
 

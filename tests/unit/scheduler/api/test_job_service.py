@@ -15,11 +15,10 @@ from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.members.persons import Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
-from swarm.events import Hello
-from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.names import Role
-from swarm.types import JobId, Memory, PeerId
+from swarm.types import PROTOCOL_VERSION, JobId, Memory, PeerId
 from swarm.wire import jobs_pb2 as pb
+from swarm.wire.messages import Hello
 
 ANNS, EVES = JobId("demo-a1"), JobId("test-b2")
 SERVING, IDLE = PeerId("gpu-1"), PeerId("gpu-2")

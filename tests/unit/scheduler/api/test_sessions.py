@@ -20,13 +20,12 @@ from scheduler.brain.members.enrolment import Member
 from scheduler.jobs.ports import SchedulerPorts
 from swarm import limits
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage
-from swarm.events import Event, Heartbeat, Hello
-from swarm.messages import PROTOCOL_VERSION, FetchRequest, Release, StoreHeader, Welcome
 from swarm.pki.names import Principal, Role
 from swarm.process.logs import get_logger
 from swarm.rpc.guard import CALLER, Caller
 from swarm.rpc.session import CONNECTION, Pipe
-from swarm.types import JobId, PeerId, PeerState
+from swarm.types import PROTOCOL_VERSION, JobId, PeerId, PeerState
+from swarm.wire.messages import Event, FetchRequest, Heartbeat, Hello, Release, StoreHeader, Welcome
 
 PEER = PeerId("p")
 HELLO = Hello(PEER, 2, PROTOCOL_VERSION, "0", "at p", "", "cpu", 1, 0, -1, JobId(""), 0, 0)

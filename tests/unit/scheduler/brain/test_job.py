@@ -33,9 +33,28 @@ from scheduler.brain.routing.policies import POLICIES
 from scheduler.brain.state.links import ROUNDS_MAX
 from scheduler.brain.state.mode import Mode
 from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged
-from swarm.events import Accumulated, Committed, Failed, Heartbeat, Hello, Leaving, Loaded, RoundFailed, UnitSize
-from swarm.messages import AbortRound, Admit, Average, Commit, LoadStage, Release, Route, SaveStage, UnitRound, Void
 from swarm.types import TIED_UNIT, JobState, PeerId, Round, RoundFault, Routing, UnitName, set_digest
+from swarm.wire.messages import (
+    AbortRound,
+    Accumulated,
+    Admit,
+    Average,
+    Commit,
+    Committed,
+    Failed,
+    Heartbeat,
+    Hello,
+    Leaving,
+    Loaded,
+    LoadStage,
+    Release,
+    RoundFailed,
+    Route,
+    SaveStage,
+    UnitRound,
+    UnitSize,
+    Void,
+)
 from tests.support.brain import JOB, S0, S1, A, B, C, D, Swarm, routes_in, sends
 
 

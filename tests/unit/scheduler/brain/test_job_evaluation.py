@@ -7,9 +7,8 @@ from typing import Any
 from scheduler.brain.inputs import CheckpointKept, PeerGone
 from scheduler.brain.outputs import EvaluationRow, Fail, Finish, WriteCommit, WriteEvaluation
 from scheduler.brain.state.mode import Mode
-from swarm.events import Evaluated
-from swarm.messages import Average, Commit, Evaluate, LoadStage, Route, SaveStage
 from swarm.types import PeerId
+from swarm.wire.messages import Average, Commit, Evaluate, Evaluated, LoadStage, Route, SaveStage
 from tests.support.brain import A, B, C, D, Swarm
 
 EVALUATING: dict[str, Any] = {"eval_every_steps": 1, "evaluation_microbatches": 3, "evaluation_tokens": 6}

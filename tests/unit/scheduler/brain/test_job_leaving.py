@@ -11,9 +11,8 @@ from scheduler.brain.inputs import AskToLeave, Join, PeerBack, PeerGone, PeerSus
 from scheduler.brain.outputs import Admitted, Independent, Note, Output, Stopped
 from scheduler.brain.settings import RebalanceSettings, SavingRules
 from swarm.errors import StaleMessage
-from swarm.events import Failed, Loaded
-from swarm.messages import Average, Commit, LoadStage, Release, Route, SaveStage
 from swarm.types import JobState, PeerId
+from swarm.wire.messages import Average, Commit, Failed, Loaded, LoadStage, Release, Route, SaveStage
 from tests.support.brain import JOB, A, B, C, D, Swarm, sends
 
 J = PeerId("j")

@@ -11,8 +11,8 @@ import pytest
 
 from scheduler.brain.outputs import Fail, Finish
 from swarm.errors import OutOfMemory, ReplicaDiverged
-from swarm.events import Averaged, Committed, Event, Failed, Loaded, ParameterNorm
 from swarm.types import PeerId
+from swarm.wire.messages import Averaged, Committed, Event, Failed, Loaded, ParameterNorm
 from tests.support.obedient import JOB, Swarm
 
 NORMS = (

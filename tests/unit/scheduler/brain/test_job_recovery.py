@@ -15,9 +15,26 @@ from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.mode import Mode
-from swarm.events import Accumulated, Averaged, Committed, Hello, Loaded, ParameterNorm, ReportedCell, UnitSize
-from swarm.messages import Admit, Average, Command, Commit, Follow, LoadStage, Release, Route, Void
 from swarm.types import JobId, Microbatch, PeerId, Round, UnitName
+from swarm.wire.messages import (
+    Accumulated,
+    Admit,
+    Average,
+    Averaged,
+    Command,
+    Commit,
+    Committed,
+    Follow,
+    Hello,
+    Loaded,
+    LoadStage,
+    ParameterNorm,
+    Release,
+    ReportedCell,
+    Route,
+    UnitSize,
+    Void,
+)
 
 JOB = JobId("job")
 A, B, C, D = (PeerId(name) for name in "abcd")  # a and b serve stage 0, c and d stage 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from scheduler.brain.outputs import Note, Outbox, Send
-from swarm.messages import Release
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import Release
 
 A, B = PeerId("a"), PeerId("b")
 RELEASE = Release(JobId("job"), "over")

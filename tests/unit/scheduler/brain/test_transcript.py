@@ -13,9 +13,8 @@ from scheduler.brain.inputs import Happened, ReplicaRecord, Start, Tick
 from scheduler.brain.replay import replay
 from scheduler.brain.transcript import Transcript, ended
 from swarm.errors import BadTranscript
-from swarm.events import Accumulated, Evaluated
-from swarm.messages import LoadStage, Route
 from swarm.types import EvaluationBatch
+from swarm.wire.messages import Accumulated, Evaluated, LoadStage, Route
 from tests.support.brain import A, Swarm
 from tests.support.stories import STORIES, a_straggler, one_microbatch, path_of, text_of
 

@@ -11,7 +11,8 @@ import pytest
 from scheduler.brain.inputs import Happened
 from scheduler.brain.state.mode import Mode
 from scheduler.brain.validity import KNOWN_ATTEMPTS_MAX, NONSENSE_MAX, fault_of
-from swarm.events import (
+from swarm.types import EvaluationBatch, Microbatch, PeerId, Round
+from swarm.wire.messages import (
     Accumulated,
     Averaged,
     Committed,
@@ -22,7 +23,6 @@ from swarm.events import (
     RoundFailed,
     Undelivered,
 )
-from swarm.types import EvaluationBatch, Microbatch, PeerId, Round
 from tests.support.nonsense import NONSENSE, S0, SAID, A
 from tests.support.obedient import MICROBATCHES, Swarm
 

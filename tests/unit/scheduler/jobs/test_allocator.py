@@ -20,11 +20,11 @@ from scheduler.jobs import allocator
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, Waiting
 from scheduler.storage.job_record import JobRecord, JobTokens
-from swarm.events import Hello
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.limits import JOBS_OPEN_MAX
 from swarm.types import JobId, JobState, PeerId
+from swarm.wire.messages import Hello
 from tests.support.simulated import small_spec
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")

@@ -17,10 +17,9 @@ from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import NoProgress
-from swarm.events import Evaluated, Event, Loaded, ParameterHash, Saved
 from swarm.job.spec import TrainingSection
-from swarm.messages import Average, Command, LoadStage, Route
 from swarm.types import EvaluationBatch, Microbatch, PeerId
+from swarm.wire.messages import Average, Command, Evaluated, Event, Loaded, LoadStage, ParameterHash, Route, Saved
 from tests.support.brain import JOB, A, C, Swarm
 from tests.support.shifted_course import PORTIONS_AHEAD, RATE_STEPS_AHEAD, ShiftedCourse
 from tests.support.sim import loop as sim

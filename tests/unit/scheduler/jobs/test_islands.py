@@ -34,8 +34,8 @@ from swarm.job.course import TIMELINES_MAX, OuterCourse
 from swarm.job.islands import courses
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import StoreHeader
 from swarm.types import JobId, JobState, PeerId, PeerState
+from swarm.wire.messages import StoreHeader
 from tests.support.brain import Swarm
 from tests.support.databases import fresh_engine
 from tests.support.simulated import small_spec

@@ -16,11 +16,10 @@ from scheduler.jobs.listener import JobTransfer, PeerListener
 from scheduler.jobs.peers import Peers
 from scheduler.storage.stamps import Stamps
 from swarm.errors import Refused
-from swarm.events import Event, Hello, ReportedCell, Saved
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
-from swarm.messages import FetchRequest, Release, Route, StoreHeader
 from swarm.types import Hop, JobId, JobState, Microbatch, PeerId
+from swarm.wire.messages import Event, FetchRequest, Hello, Release, ReportedCell, Route, Saved, StoreHeader
 
 
 def test_jobs_at_work_hear_that_no_relay_is_here() -> None:

@@ -18,9 +18,8 @@ from scheduler.storage.database import Database
 from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.stores import Stores
 from swarm.errors import NotFound
-from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
-from swarm.types import JobId, JobState, PeerId
+from swarm.types import PROTOCOL_VERSION, JobId, JobState, PeerId
 from tests.support.simulated import small_spec
 
 

@@ -23,9 +23,8 @@ from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.stores import Stores
 from swarm.errors import DatabaseUnavailable, NotAllowed, NotFound, StorageError
 from swarm.job.spec import spec_from_json
-from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
-from swarm.types import JobId, JobState
+from swarm.types import PROTOCOL_VERSION, JobId, JobState
 from tests.support.databases import fresh_engine
 from tests.support.sim import loop as sim
 from tests.support.simulated import small_spec

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from scheduler.storage.database import Database, Drain
 from scheduler.storage.drains import Drains
 from swarm.errors import DatabaseUnavailable
-from swarm.events import Hello
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import Hello
 
 A = PeerId("a")
 LOG = get_logger("test")

@@ -10,9 +10,8 @@ import pytest
 from scheduler.storage import stamps
 from scheduler.storage.stamps import Stamps
 from swarm.errors import InvalidConfig
-from swarm.events import Hello, ReportedCell
-from swarm.messages import Route
 from swarm.types import Hop, JobId, Microbatch, PeerId
+from swarm.wire.messages import Hello, ReportedCell, Route
 
 JOB, A, B = JobId("x-1"), PeerId("a"), PeerId("b")
 ROUTE = Route(Microbatch(0, 3, 1), 3, (Hop(A, 11, 2, "at a"), Hop(B, 12, 5, "at b")))

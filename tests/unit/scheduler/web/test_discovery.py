@@ -6,8 +6,8 @@ import pytest
 
 from scheduler.brain.fleet.membership import Membership
 from scheduler.web.discovery import targets
-from swarm.events import Hello
 from swarm.types import PeerId
+from swarm.wire.messages import Hello
 
 
 def members(*peers: tuple[str, str, str]) -> Membership:

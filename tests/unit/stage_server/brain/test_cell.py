@@ -19,9 +19,8 @@ from stage_server.brain.cell import (
     Report,
     Sealed,
 )
-from swarm.events import Accumulated, Forwarded, ReportedCell
-from swarm.messages import Route
 from swarm.types import Direction, Hop, Microbatch, PeerId, set_digest
+from swarm.wire.messages import Accumulated, Forwarded, ReportedCell, Route
 
 F, B = Direction.FORWARD, Direction.BACKWARD
 ME = PeerId("me")

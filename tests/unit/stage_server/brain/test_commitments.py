@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 
 from stage_server.brain.commitments import NOTHING, Commitments, digest_of
-from swarm.events import Accumulated, Forwarded
 from swarm.types import Direction, Microbatch
+from swarm.wire.messages import Accumulated, Forwarded
 
 MICROBATCH = Microbatch(0, 3, 1)
 DONE = Accumulated(MICROBATCH, 1, 1, True, 0.0, 0.1, 0.2, 0.0)

@@ -20,10 +20,10 @@ from stage_server.brain.link_codecs import (
     choose,
     seconds_of,
 )
-from swarm.events import LinkSpeed
 from swarm.limits import LINKS_TOLD_MAX
 from swarm.model import codec
 from swarm.types import Direction, PeerId
+from swarm.wire.messages import LinkSpeed
 
 ELEMENTS = 1 << 18  # 1 MiB of float32
 A, B = PeerId("a"), PeerId("b")

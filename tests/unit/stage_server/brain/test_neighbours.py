@@ -6,8 +6,8 @@ import pytest
 
 from stage_server.brain.early_inputs import Claim
 from stage_server.brain.neighbours import EARLY_ASKERS_MAX, Neighbours, Standing
-from swarm.messages import Route
 from swarm.types import Direction, Hop, Microbatch, PeerId
+from swarm.wire.messages import Route
 
 F, B = Direction.FORWARD, Direction.BACKWARD
 AT = Microbatch(0, 0, 0)

@@ -10,8 +10,8 @@ import pytest
 from stage_server.brain.passes import KnownPass, Place, check
 from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
 from swarm.job.course import TIMELINES_MAX
-from swarm.peer_messages import Pass
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import Pass
 
 NOW = 1000.0
 SHOWN = Pass("ours", JobId("job"), 2, PeerId("p"), 7, 1, 4, NOW - 100, NOW + 500)

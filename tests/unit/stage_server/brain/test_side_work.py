@@ -11,8 +11,8 @@ from stage_server.brain.cell import CellTable
 from stage_server.brain.early_inputs import Claim
 from stage_server.brain.side_work import Arrival, SideWork, Subject
 from swarm.errors import StaleMessage
-from swarm.messages import Check, Evaluate
 from swarm.types import Direction, EvaluationBatch, Hop, Microbatch, PeerId
+from swarm.wire.messages import Check, Evaluate
 
 HERE = PeerId("here")
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD

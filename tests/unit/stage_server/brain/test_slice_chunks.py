@@ -14,9 +14,9 @@ from stage_server.brain.slice_chunks import (
     chunks_of,
     under_way_max,
 )
-from swarm.messages import Member
 from swarm.model.codec import INT8_BLOCK
 from swarm.types import PeerId
+from swarm.wire.messages import Member
 
 
 def owner(start: int, stop: int) -> Member:

@@ -10,8 +10,8 @@ import pytest
 
 from stage_server.replica.crossing import can_cross, to_load
 from swarm.errors import StaleMessage
-from swarm.messages import LoadStage
 from swarm.types import JobId
+from swarm.wire.messages import LoadStage
 
 COMMAND = LoadStage(JobId("job"), 32769, 1, (2, 2), 3, "{}", held=3)
 

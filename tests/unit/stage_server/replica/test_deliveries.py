@@ -10,9 +10,9 @@ import pytest
 
 from stage_server.replica.deliveries import HANGING_S, Deliveries
 from stage_server.replica.packing import Letter
-from swarm.peer_messages import Need
 from swarm.rpc.links.peers import Moved
 from swarm.types import Direction, Hop, JobId, Microbatch, PeerId
+from swarm.wire.messages import Need
 from tests.support.sim import loop as sim
 
 TO = Hop(PeerId("b"), 1, 1, "b:1")

@@ -4,10 +4,9 @@ import pytest
 
 from stage_server.replica.packing import DELIVERY_S_MAX, PAUSE_S, Letter, deliver
 from swarm.errors import RetryElsewhere
-from swarm.messages import Member
-from swarm.peer_messages import TensorHeader
 from swarm.rpc.links.peers import Moved
 from swarm.types import PeerId
+from swarm.wire.messages import Member, TensorHeader
 from tests.support.headers import header_of
 from tests.support.sim import loop as sim
 

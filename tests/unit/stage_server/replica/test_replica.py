@@ -11,10 +11,20 @@ import pytest
 
 from stage_server.replica.replica import REPAIR_S
 from swarm.errors import StaleMessage
-from swarm.events import Accumulated, Averaged, Committed, Failed
-from swarm.messages import Average, Commit, Member, UnitRound, Void
-from swarm.peer_messages import Need, StateRequest
 from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, set_digest
+from swarm.wire.messages import (
+    Accumulated,
+    Average,
+    Averaged,
+    Commit,
+    Committed,
+    Failed,
+    Member,
+    Need,
+    StateRequest,
+    UnitRound,
+    Void,
+)
 from tests.support.last_stage import JOB, ME, Scene, play, route
 
 

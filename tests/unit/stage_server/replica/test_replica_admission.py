@@ -16,13 +16,11 @@ from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import Replica
 from stage_server.state.loading import build_stage
 from swarm.errors import CorruptFrame, Refused, StaleMessage
-from swarm.events import Event
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.messages import LoadStage
 from swarm.model.islands.exchange import proposal_bytes
-from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice
 from swarm.types import Direction, EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
+from swarm.wire.messages import Boundary, EvaluationBoundary, Event, LoadStage, Need, Slice
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
 from tests.support.sim.network import SimNetwork

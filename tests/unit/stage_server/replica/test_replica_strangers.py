@@ -15,10 +15,8 @@ import torch
 
 from stage_server.brain.early_inputs import EARLY_BYTES_MAX, EARLY_MAX
 from swarm.errors import RetryElsewhere, StaleMessage
-from swarm.events import Accumulated
-from swarm.messages import Route
-from swarm.peer_messages import Boundary
 from swarm.types import Direction, Hop, Microbatch, PeerId
+from swarm.wire.messages import Accumulated, Boundary, Route
 from tests.support.last_stage import JOB, ME, Scene, play, route
 
 TRUE = Hop(PeerId("before"), 12345, 1, "at before")

@@ -8,8 +8,8 @@ import pytest
 
 from stage_server.session import event_queue
 from stage_server.session.event_queue import EventQueue
-from swarm.events import Event, Heartbeat, Logged
 from swarm.types import JobId
+from swarm.wire.messages import Event, Heartbeat, Logged
 
 
 def _line(number: int) -> Logged:

@@ -13,14 +13,13 @@ from stage_server.session.gate import REFUSAL, PassGate, place_of
 from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
-from swarm.messages import CutOff, LoadStage, Welcome
-from swarm.peer_messages import Pass
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.pki.passes import PassKey
 from swarm.rpc.passes import issue
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import CutOff, LoadStage, Pass, Welcome
 from tests.support.members import identity_of
 from tests.support.sim import loop as sim
 

@@ -10,8 +10,8 @@ import pytest
 from stage_server.session import overtaking as module
 from stage_server.session.overtaking import overtaking
 from swarm.errors import SchedulerUnreachable
-from swarm.messages import Command, CutOff, Release
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import Command, CutOff, Release
 from tests.support.sim import loop as sim
 
 FIRST, SECOND = Release(JobId("a"), ""), Release(JobId("b"), "")

@@ -12,11 +12,11 @@ from stage_server.session import relays as module
 from stage_server.session.relays import RelayListener
 from swarm.errors import RelaySilent
 from swarm.limits import RELAY_LINKS_MAX
-from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.rpc.links.paths import Paths
 from swarm.types import PeerId
 from swarm.wire import relay_pb2
+from swarm.wire.messages import RelayAt
 
 ONE, OTHER = RelayAt("r1", "10.0.0.1:7955"), RelayAt("r2", "10.0.0.2:7955")
 OPENED = relay_pb2.ListenDown(connection="c", sender="p2", job="j")

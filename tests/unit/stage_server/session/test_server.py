@@ -18,29 +18,36 @@ from stage_server.ports import BuildStage
 from stage_server.session.gate import Passes
 from stage_server.session.server import REFUSAL, ServerPorts, ServerSettings, StageServer
 from swarm.errors import OutOfMemory, SwarmError
-from swarm.events import Averaged, Committed, Event, Failed, Hello, Leaving, Loaded
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
-from swarm.messages import (
-    PROTOCOL_VERSION,
+from swarm.model.stage import Stage
+from swarm.process.logs import get_logger
+from swarm.types import PROTOCOL_VERSION, Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
+from swarm.wire.messages import (
     Average,
+    Averaged,
+    Boundary,
     Command,
     Commit,
+    Committed,
     CutOff,
+    Event,
+    Failed,
     FetchRequest,
+    Hello,
+    Leaving,
+    Loaded,
     LoadStage,
     Member,
     Release,
     Route,
+    Slice,
+    StateRequest,
     StoreHeader,
     TakePass,
     UnitRound,
     Welcome,
 )
-from swarm.model.stage import Stage
-from swarm.peer_messages import Boundary, Slice, StateRequest
-from swarm.process.logs import get_logger
-from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork

@@ -20,10 +20,9 @@ from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage
 from swarm.job.course import TIMELINES_MAX, IslandCourse, OuterCourse
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import Commit, LoadStage
 from swarm.model.stage import Stage
-from swarm.peer_messages import StateRequest
 from swarm.types import Hop, JobId, PeerId
+from swarm.wire.messages import Commit, LoadStage, StateRequest
 from tests.support.devices import InlineDevice
 from tests.support.sim.network import SimNetwork
 from tests.support.simulated import small_spec, write_text

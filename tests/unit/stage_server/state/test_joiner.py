@@ -12,13 +12,11 @@ from stage_server.state.donor import Donor
 from stage_server.state.joiner import JoinClient
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import PeerUnavailable
-from swarm.events import Event, Loaded
 from swarm.job.partition import resolve
-from swarm.messages import Follow, LoadStage
 from swarm.model.stage import Stage
-from swarm.peer_messages import StateReply, StateRequest
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import Hop, JobId, PeerId
+from swarm.wire.messages import Event, Follow, Loaded, LoadStage, StateReply, StateRequest
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
 from tests.support.sim.loop import run

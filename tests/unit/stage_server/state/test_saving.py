@@ -14,13 +14,12 @@ from stage_server.ports import ReplicaId
 from stage_server.state import saving
 from stage_server.state.saving import ATTEMPTS, capture, hand_over, hashed
 from swarm.errors import SchedulerUnreachable, StaleMessage, SwarmError
-from swarm.events import Saved
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.messages import HashStage, SaveStage, StoreHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import HashStage, Saved, SaveStage, StoreHeader
 
 JOB = JobId("job")
 

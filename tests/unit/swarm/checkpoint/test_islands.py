@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.checkpoint.islands import OPTIMIZER_FOLDER, WEIGHTS_FOLDER, files_for, island_folder, without_island
-from swarm.messages import StateFile
+from swarm.wire.messages import StateFile
 
 SHARED = ("model/model.safetensors", "outer/embed.safetensors", "manifest.json")
 

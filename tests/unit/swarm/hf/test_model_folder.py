@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from swarm.errors import ReplicaDiverged
-from swarm.events import ParameterHash
 from swarm.hf.model_folder import model_folder_files, safetensors_index, shard_name, weights_sha256
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
+from swarm.wire.messages import ParameterHash
 
 A = ParameterHash("a", "float32", (2, 3), "00")
 B = ParameterHash("b", "float32", (4,), "01")

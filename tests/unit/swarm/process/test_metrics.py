@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from scheduler.metrics import PEERS_MAX, IslandFigures, SchedulerMetrics
 from stage_server.metrics import StageServerMetrics
-from swarm.events import LinkSpeed
 from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
 from swarm.types import IslandState, JobState, PeerId
+from swarm.wire.messages import LinkSpeed
 
 EVERY_PROCESS = {
     "swarm_build_info": {"version", "protocol"},

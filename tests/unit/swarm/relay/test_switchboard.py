@@ -6,9 +6,9 @@ import pytest
 
 from swarm.errors import NoPass, PeerUnavailable, Refused, RetryElsewhere, Revoked, SwarmError
 from swarm.limits import RELAY_LINKS_MAX, RELAY_LINKS_OF_ONE_MAX
-from swarm.peer_messages import Pass
 from swarm.relay.switchboard import Switchboard
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import Pass
 
 A, B, H = PeerId("a"), PeerId("b"), PeerId("h")
 JOB, OTHER = JobId("job"), JobId("other")

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from swarm.errors import StaleMessage
-from swarm.messages import FetchRequest
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Principal, Role
 from swarm.rpc import session
@@ -16,6 +15,7 @@ from swarm.rpc.bulk import Tickets
 from swarm.rpc.guard import CALLER, Caller
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import JobId
+from swarm.wire.messages import FetchRequest
 
 
 class Call:

@@ -8,20 +8,16 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from swarm import events, messages, peer_messages
 from swarm.errors import Refused
 from swarm.limits import COUNTS_MAX
 from swarm.rpc.mapping import WORDS_BYTES_MAX, WORDS_CUT_BYTES, from_event, from_message, to_message
-from swarm.wire import frame_pb2, session_pb2
+from swarm.wire import frame_pb2, messages, session_pb2
 from tests.support.nonsense import SAID
 
 
 def _repeated() -> dict[str, Any]:
     kinds = [
-        kind
-        for module in (events, messages, peer_messages)
-        for kind in vars(module).values()
-        if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")
+        kind for kind in vars(messages).values() if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")
     ]
     return {
         f"{kind.__name__}.{field.name}": kind
@@ -82,12 +78,12 @@ def test_what_lists_show_of_a_stage_server_is_short() -> None:
 def test_we_do_not_send_what_the_other_side_would_refuse() -> None:
     shape = (1,) * (COUNTS_MAX["ParameterHash.shape"] + 1)
     with pytest.raises(Refused, match=r"ParameterHash\.shape"):
-        to_message(events.ParameterHash("w", "float32", shape, ""))
+        to_message(messages.ParameterHash("w", "float32", shape, ""))
 
 
 TEXTS = [
     (kind, field.name)
-    for kind in get_args(events.Event)
+    for kind in get_args(messages.Event)
     for field in fields(kind)
     if field.name in ("reason", "message", "hint", "fault", "refusal")
 ]

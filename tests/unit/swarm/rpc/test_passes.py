@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from swarm.errors import NoPass
-from swarm.peer_messages import Pass
 from swarm.pki.passes import PassKey
 from swarm.rpc.passes import issue, metadata, read, shown
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import Pass
 
 KEY = PassKey.new()
 GIVEN = Pass("abcdefghijklmnop", JobId("j" * 128), 3, PeerId("p" * 63), 2**63 - 1, 511, 512, 1.8e9, 1.8e9 + 600)

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swarm.errors import CorruptFrame, PeerUnavailable
-from swarm.messages import Route
 from swarm.rpc.mapping import from_command, parse
 from swarm.rpc.session import ENCODED_BYTES_MAX, Encoded, Pipe, exactly
 from swarm.types import Hop, Microbatch, PeerId
 from swarm.wire import session_pb2
+from swarm.wire.messages import Route
 
 
 async def settle() -> None:

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from swarm.events import Event, Heartbeat, Hello
 from swarm.limits import COUNTS_MAX, MESSAGE_ASIDE_BYTES
 from swarm.rpc import session
 from swarm.rpc.batching import TOGETHER_MAX
 from swarm.rpc.mapping import to_event
 from swarm.rpc.session import INBOX_LIMIT, Pipe
+from swarm.wire.messages import Event, Heartbeat, Hello
 from tests.support.nonsense import SAID
 from tests.support.sim import loop as sim
 from tests.support.turns import UNITS_MAX, cost_s, unit

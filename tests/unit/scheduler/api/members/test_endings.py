@@ -13,10 +13,9 @@ from scheduler.api.members import endings
 from scheduler.api.members.endings import refuses, watch_endings
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership, Transition
-from swarm.events import Hello
-from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
-from swarm.types import JobId, PeerId, PeerState
+from swarm.types import PROTOCOL_VERSION, JobId, PeerId, PeerState
+from swarm.wire.messages import Hello
 
 A = PeerId("a")
 HERE = "ipv4:127.0.0.1:5000"

@@ -11,13 +11,11 @@ from scheduler.api.members.passes import LOOK_S, PASS_LIFE_S, RENEW_S, Issuer, P
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.registry import JobRegistry
-from swarm.events import Hello
-from swarm.messages import PROTOCOL_VERSION, Command, CutOff, LoadStage, Release, TakePass
-from swarm.peer_messages import Pass
 from swarm.pki.passes import PassKey
 from swarm.process.logs import get_logger
 from swarm.rpc.passes import read
-from swarm.types import JobId, PeerId
+from swarm.types import PROTOCOL_VERSION, JobId, PeerId
+from swarm.wire.messages import Command, CutOff, Hello, LoadStage, Pass, Release, TakePass
 from tests.support.sim import loop as sim
 
 KEY, JOB = PassKey.new(), JobId("job")

@@ -15,15 +15,14 @@ from scheduler.api.members.reach import Reach
 from scheduler.api.sessions import Connections
 from scheduler.brain.explain.facts import explain_peer
 from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership
-from swarm.events import Hello
-from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.process.logs import get_logger
 from swarm.rpc import channel
 from swarm.rpc.channel import bind, new_server
-from swarm.types import JobId, PeerId
+from swarm.types import PROTOCOL_VERSION, JobId, PeerId
+from swarm.wire.messages import Hello
 from tests.support.members import identity_of
 
 A = PeerId("a")

@@ -19,7 +19,6 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.registry import JobRegistry
 from swarm.errors import IncompatibleVersion, Refused
 from swarm.limits import Buckets
-from swarm.messages import CutOff, RelayAt, UseRelays, Welcome
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Wallet, issue
 from swarm.pki.names import Role, scheduler_of
@@ -30,6 +29,7 @@ from swarm.rpc.channel import bind, new_server
 from swarm.rpc.guard import Guard
 from swarm.types import JobId, PeerId
 from swarm.wire import relay_pb2_grpc
+from swarm.wire.messages import CutOff, RelayAt, UseRelays, Welcome
 from tests.support.members import identity_of
 from tests.support.relays import until
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.brain.checkpoint.collection import CheckpointCollector
-from swarm.events import ParameterHash, Saved
-from swarm.messages import Commit, LoadStage, SaveStage
 from swarm.types import PeerId
+from swarm.wire.messages import Commit, LoadStage, ParameterHash, Saved, SaveStage
 from tests.support.brain import JOB, A, C, Swarm
 
 

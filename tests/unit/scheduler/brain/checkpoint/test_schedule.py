@@ -21,9 +21,8 @@ from scheduler.brain.outputs import (
 from scheduler.brain.settings import SavingRules
 from scheduler.brain.state.mode import Mode
 from swarm.errors import CheckpointFailed
-from swarm.events import Saved
-from swarm.messages import Average, Commit, LoadStage, Release, Route, SaveStage
 from swarm.types import JobId, JobState
+from swarm.wire.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage
 from tests.support.brain import A, B, C, D, Swarm, sends
 
 RULES = SavingRules(every_steps=2, optimizer=True)

@@ -9,8 +9,8 @@ import pytest
 from scheduler.brain.commit.digests import Expel, average_of, outvoted, vote
 from scheduler.brain.outputs import Fail
 from swarm.errors import ReplicaDiverged
-from swarm.events import Averaged, ParameterNorm
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import Averaged, ParameterNorm
 
 
 def said(text: str) -> dict[PeerId, str]:

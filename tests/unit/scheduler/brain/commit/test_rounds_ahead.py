@@ -9,9 +9,8 @@ import pytest
 
 from scheduler.brain.inputs import PeerGone
 from scheduler.brain.outputs import Output, Send
-from swarm.events import Averaged, RoundFailed
-from swarm.messages import AbortRound, Average, Commit, LoadStage, Route, Void
 from swarm.types import PeerId, set_digest
+from swarm.wire.messages import AbortRound, Average, Averaged, Commit, LoadStage, RoundFailed, Route, Void
 from tests.support.brain import S0, S1, A, B, C, D, Swarm, sends
 from tests.support.stories import J, a_peer_joins
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from scheduler.brain.commit.shares import AGAIN_ROUNDS, ROUNDS_MIN, seconds_of, shares_of
 from scheduler.brain.inputs import PeerGone
 from scheduler.brain.outputs import Note
-from swarm.events import RoundFailed
-from swarm.messages import AbortRound, Average, Commit, LoadStage, Route
 from swarm.types import PeerId, RoundFault
+from swarm.wire.messages import AbortRound, Average, Commit, LoadStage, RoundFailed, Route
 from tests.support.brain import Swarm
 
 RATES = st.lists(st.floats(0.1, 10.0), min_size=3, max_size=4)

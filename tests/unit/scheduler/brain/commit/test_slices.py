@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from scheduler.brain.commit.slices import ALIGNMENT, apportion, plan_round, squared_norms
 from scheduler.brain.inputs import ReplicaRecord
-from swarm.events import ParameterNorm
-from swarm.messages import Member
 from swarm.types import PeerId, set_digest
+from swarm.wire.messages import Member, ParameterNorm
 
 
 def set_of(peer: str) -> frozenset[int]:

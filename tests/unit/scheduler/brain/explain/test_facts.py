@@ -22,10 +22,10 @@ from scheduler.brain.explain.facts import (
     why_it_stays,
 )
 from scheduler.brain.explain.step_times import StepTimes
-from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Measured, Peer
+from scheduler.brain.fleet.membership import NO_STAGE, Measured, Peer
 from scheduler.brain.state.leaves import Leave
-from swarm.events import Hello, LinkSpeed
-from swarm.types import JobId, JobState, Memory, PeerId, PeerState
+from swarm.types import NO_JOB, JobId, JobState, Memory, PeerId, PeerState
+from swarm.wire.messages import Hello, LinkSpeed
 from tests.support.memories import memories
 
 JOB = JobId("job")

@@ -8,8 +8,8 @@ import pytest
 
 from scheduler.brain.fleet.endings import Endings
 from scheduler.brain.fleet.membership import Membership
-from swarm.events import Hello
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import Hello
 
 A = PeerId("a")
 HELLO = Hello(A, 1, 1, "0", "203.0.113.7:7951", "", "cpu", 1, 0, -1, JobId(""))

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Measured, Membership, Transition
+from scheduler.brain.fleet.membership import NO_STAGE, Measured, Membership, Transition
 from swarm.errors import NotAllowed, NotFound, StaleMessage
-from swarm.events import Hello, LinkSpeed
-from swarm.types import JobId, PeerId, PeerState
+from swarm.types import NO_JOB, JobId, PeerId, PeerState
+from swarm.wire.messages import Hello, LinkSpeed
 
 A, JOB = PeerId("a"), JobId("job")
 IDLE, LOADING, SERVING, SUSPECT, GONE = (

@@ -6,9 +6,9 @@ import math
 
 from scheduler.brain.fleet.membership import Measured, Peer
 from scheduler.brain.fleet.speeds import fleet_speed
-from swarm.events import Hello, LinkSpeed
 from swarm.job.overlap import UNMEASURED, FleetSpeed
 from swarm.types import PeerId, PeerState
+from swarm.wire.messages import Hello, LinkSpeed
 
 
 def peer(name: str, multiply_adds_per_s: float, *links: tuple[str, float, float]) -> Peer:

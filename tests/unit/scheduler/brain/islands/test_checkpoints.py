@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler.brain.inputs import CheckpointNotKept, SaveAnew
 from scheduler.brain.islands.checkpoints import JointCheckpoints
 from scheduler.brain.outputs import DropCheckpoint, PublishCheckpoint
-from swarm.events import ParameterHash
+from swarm.wire.messages import ParameterHash
 
 ALL = (0, 1, 2)
 

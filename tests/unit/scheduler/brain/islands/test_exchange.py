@@ -11,9 +11,8 @@ import pytest
 from scheduler.brain.inputs import OuterRound, ReplicaRecord
 from scheduler.brain.islands.exchange import DISPUTES_MAX, Delegation, Exchanging, Rift, _turn
 from scheduler.brain.outputs import Fail, Note, Output, Send
-from swarm.events import Averaged, ParameterNorm, RoundFailed
-from swarm.messages import AbortRound, Exchange
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import AbortRound, Averaged, Exchange, ParameterNorm, RoundFailed
 
 S0, S1, TIED = UnitName("stage-0"), UnitName("stage-1"), UnitName("tied")
 UNITS = {S0: (0,), S1: (1,), TIED: (0, 1)}

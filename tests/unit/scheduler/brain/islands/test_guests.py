@@ -9,9 +9,8 @@ from scheduler.brain import inputs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.islands.guests import REST_TIMES, _Rest
 from scheduler.brain.outputs import Fork
-from swarm.events import Loaded
-from swarm.messages import Follow, LoadStage
 from swarm.types import JobState, PeerId
+from swarm.wire.messages import Follow, Loaded, LoadStage
 from tests.simulation.engine.islands import JOB, STAGES, Rows, Shape, World, exchanges, faults
 
 SLOW_LINK = 400  # turns of a joiner: islands make many steps in the meantime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.brain.inputs import Tick
-from swarm.messages import Exchange
+from swarm.wire.messages import Exchange
 from tests.simulation.engine.islands import Shape, World
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from scheduler.brain.outputs import Output
 from scheduler.brain.state.links import LINK_AVOIDED_S, LINK_DEAD_S
-from swarm.events import Undelivered
-from swarm.messages import LoadStage, Route, Void
 from swarm.types import Hop, Microbatch, PeerId
+from swarm.wire.messages import LoadStage, Route, Undelivered, Void
 from tests.support.brain import A, B, C, D, Swarm, routes_in, sends
 
 NOBODY_ELSE = {A: 0, C: 1, D: 1}  # one replica of stage 0

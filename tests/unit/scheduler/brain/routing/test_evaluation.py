@@ -13,8 +13,8 @@ from scheduler.brain.outputs import EvaluationRow
 from scheduler.brain.routing.evaluation import EvaluationRoute, Evaluations
 from scheduler.brain.routing.policies import ReplicaLoad
 from scheduler.brain.settings import BrainSettings
-from swarm.events import Evaluated
 from swarm.types import EvaluationBatch, PeerId
+from swarm.wire.messages import Evaluated
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 

@@ -10,9 +10,9 @@ from scheduler.brain.inputs import PeerSuspect, ReplicaRecord
 from scheduler.brain.routing.window import NEWEST, Window
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.pool import Trust
-from swarm.events import Accumulated
 from swarm.job.course import PLAIN
 from swarm.types import Microbatch, PeerId
+from swarm.wire.messages import Accumulated
 from tests.support.brain import A, B, C, Swarm
 
 ROOM = 100

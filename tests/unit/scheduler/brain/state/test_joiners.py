@@ -6,8 +6,8 @@ from random import Random
 
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.joiners import DONORS_MAX, PAUSE_S, PAUSE_S_MAX, Joiners, choose_donors
-from swarm.events import Loaded
 from swarm.types import Hop, JobId, PeerId
+from swarm.wire.messages import Loaded
 
 PEER = PeerId("joiner")
 

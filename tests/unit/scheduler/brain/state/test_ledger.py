@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from scheduler.brain.state.ledger import STEPS_KEPT_MIN, STORIES_MAX, STORY_LINES_MAX, Ledger, Verdict
-from swarm.events import Accumulated
 from swarm.types import Hop, Microbatch, PeerId
+from swarm.wire.messages import Accumulated
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

@@ -8,8 +8,8 @@ import pytest
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.leaves import Leave
 from scheduler.brain.state.pool import Pool, Trust
-from swarm.events import Loaded
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import Loaded
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 REPORT = Loaded(JobId("job"), 0, 0, 3, "digest", ())

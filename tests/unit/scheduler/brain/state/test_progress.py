@@ -8,8 +8,8 @@ from scheduler.brain.inputs import Resumed
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.state.progress import Progress
 from scheduler.brain.state.step import Phase
-from swarm.events import Committed
 from swarm.types import PeerId
+from swarm.wire.messages import Committed
 
 A, B = PeerId("a"), PeerId("b")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from scheduler.brain.state.links import LINK_AVOIDED_S, Links, Troubles
 from scheduler.brain.state.restart import RestartCensus
-from swarm.events import Accumulated, Hello, ReportedCell
 from swarm.types import JobId, Microbatch, PeerId
+from swarm.wire.messages import Accumulated, Hello, ReportedCell
 
 A, B, C = (PeerId(name) for name in "abc")
 

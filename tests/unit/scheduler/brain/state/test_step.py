@@ -13,9 +13,8 @@ from scheduler.brain.state.step import (
     UnitAveraging,
     may_write,
 )
-from swarm.events import Averaged
-from swarm.messages import Member
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import Averaged, Member
 
 UNIT = UnitName("stage-0")
 

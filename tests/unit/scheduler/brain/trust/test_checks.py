@@ -11,9 +11,8 @@ import pytest
 from scheduler.brain.outputs import Fail
 from scheduler.brain.trust.checks import ANSWER_S_MAX, ODD_MAX, SILENT_MAX, SILENT_S
 from swarm.errors import ReplicaDiverged
-from swarm.events import Accumulated, Checked, Event
-from swarm.messages import Average, Check, Route
 from swarm.types import Microbatch, PeerId
+from swarm.wire.messages import Accumulated, Average, Check, Checked, Event, Route
 from tests.support.obedient import MICROBATCHES, STEPS, Swarm
 
 Falsify = Callable[[PeerId, str, Microbatch, str], str]

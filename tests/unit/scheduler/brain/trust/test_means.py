@@ -11,9 +11,8 @@ from scheduler.brain.inputs import PeerGone
 from scheduler.brain.outputs import Fail
 from scheduler.brain.trust.means import ANSWER_S_MAX
 from swarm.errors import ReplicaDiverged
-from swarm.events import Event, Rechecked
-from swarm.messages import Recheck
 from swarm.types import PeerId
+from swarm.wire.messages import Event, Recheck, Rechecked
 from tests.support.obedient import Swarm
 
 Reduced = Callable[[PeerId, PeerId, tuple[PeerId, ...]], tuple[tuple[str, ...], str, str]]

@@ -11,9 +11,8 @@ from scheduler.brain.inputs import PeerGone
 from scheduler.brain.outputs import Fail
 from scheduler.brain.trust.recounts import ANSWER_S_MAX
 from swarm.errors import ReplicaDiverged
-from swarm.events import Checked, Event, Rechecked, Recounted
-from swarm.messages import Recount
 from swarm.types import Microbatch, PeerId
+from swarm.wire.messages import Checked, Event, Rechecked, Recount, Recounted
 from tests.support.obedient import Swarm
 
 Reduced = Callable[[PeerId, PeerId, tuple[PeerId, ...]], tuple[tuple[str, ...], str, str]]

@@ -13,9 +13,8 @@ from scheduler.brain.inputs import PeerGone
 from scheduler.brain.outputs import Fail
 from scheduler.brain.settings import SavingRules
 from swarm.errors import ReplicaDiverged
-from swarm.events import Event, Hashed, ParameterHash, Saved
-from swarm.messages import HashStage, SaveStage
 from swarm.types import PeerId
+from swarm.wire.messages import Event, Hashed, HashStage, ParameterHash, Saved, SaveStage
 from tests.support.obedient import JOB, STEPS, Swarm
 
 StateOf = Callable[[PeerId, str, int], str]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from scheduler.brain.trust.verdicts import Place, Work, evidence, inconstant, odd_ones, second_evidence
-from swarm.events import Checked
 from swarm.types import Microbatch, PeerId
+from swarm.wire.messages import Checked
 
 A, B, C = (PeerId(name) for name in "abc")
 TRUE = Work("x", "y" * 64, "g", "d" * 64, True, "1.5")

@@ -20,8 +20,8 @@ from scheduler.storage.state_files import CheckpointFiles
 from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints, newest
 from swarm.checkpoint.storage import LocalStorage, open_storage
 from swarm.errors import CheckpointFailed, CorruptFrame, NotFound, Refused
-from swarm.messages import FetchRequest, StoreHeader
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import FetchRequest, StoreHeader
 from tests.support.checkpoints import JOB, TOKENIZER, WITH_MEMORY, facts, hashes, spec, tensors, write
 
 JOB_ID = JobId(JOB)

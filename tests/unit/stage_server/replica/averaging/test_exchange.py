@@ -17,12 +17,10 @@ from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import Mean
 from stage_server.replica.packing import proposal
 from swarm.errors import PeerUnavailable, Refused, RoundBroken
-from swarm.events import ParameterNorm
-from swarm.messages import Envoy, Exchange
 from swarm.model import codec
-from swarm.peer_messages import Slice
 from swarm.rpc.links.peers import Moved, PeerLinks
 from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.wire.messages import Envoy, Exchange, ParameterNorm, Slice
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim
 

@@ -11,10 +11,9 @@ import torch
 from stage_server.brain.early_inputs import EARLY_BYTES_MAX, EARLY_BYTES_OF_SENDER_MAX
 from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
-from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model.codec import SLICE_CODECS, decode_slice, encode_slice
-from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.wire.messages import Average, Envoy, Exchange, Member, Slice
 
 UNIT = UnitName("stage-0")
 ME, OTHER = PeerId("a"), PeerId("b")

@@ -20,12 +20,10 @@ from stage_server.replica.averaging.leftovers import Leftovers, together
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.one_round import Mean, run_round
 from stage_server.replica.averaging.reduction import Reduction
-from swarm.events import ParameterNorm
-from swarm.messages import Average, Member
 from swarm.model.codec import SLICE_CODECS
-from swarm.peer_messages import Slice
 from swarm.rpc.links.peers import Moved
 from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.wire.messages import Average, Member, ParameterNorm, Slice
 from tests.support.devices import SimDevice, noted_threads
 
 UNIT = UnitName("stage-0")

@@ -12,10 +12,9 @@ import torch
 from stage_server.brain import slice_chunks
 from stage_server.replica.averaging.one_round import Mean
 from swarm.errors import Refused, RoundBroken
-from swarm.messages import Average, Member
 from swarm.model.exact_sums import mean_of_parts
-from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.wire.messages import Average, Member, Slice
 from tests.support.fluid_rounds import Fleet
 from tests.support.sim.fluid import Line
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from stage_server.replica.averaging.reduction import Reduction
-from swarm.messages import Average, Member
 from swarm.types import PeerId, Round, UnitName
+from swarm.wire.messages import Average, Member
 
 
 def average(*microbatches: int) -> Average:

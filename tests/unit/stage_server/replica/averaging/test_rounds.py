@@ -20,11 +20,23 @@ from stage_server.replica.averaging.one_round import Mean
 from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
-from swarm.events import Averaged, ParameterNorm, Rechecked, RoundFailed
-from swarm.messages import AbortRound, Average, Commit, Envoy, Exchange, Member, Recheck, UnitRound
 from swarm.model.codec import PROPOSAL_DTYPE
-from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, RoundFault, UnitName
+from swarm.wire.messages import (
+    AbortRound,
+    Average,
+    Averaged,
+    Commit,
+    Envoy,
+    Exchange,
+    Member,
+    ParameterNorm,
+    Recheck,
+    Rechecked,
+    RoundFailed,
+    Slice,
+    UnitRound,
+)
 from tests.support.devices import SimDevice
 from tests.support.ports import ports_of
 from tests.support.sim import loop as sim

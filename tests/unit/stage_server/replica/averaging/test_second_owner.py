@@ -18,12 +18,11 @@ from stage_server.replica.averaging.deadline import Deadline
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.second_owner import reduce_again, send_part
-from swarm.messages import Average, Member, Recheck
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.state import raw_bytes
-from swarm.peer_messages import Slice
 from swarm.rpc.links.peers import Moved
 from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.wire.messages import Average, Member, Recheck, Slice
 from tests.support.devices import noted_threads
 
 UNIT, TOKENS, ELEMENTS = UnitName("stage-0"), 7, 16 * 256

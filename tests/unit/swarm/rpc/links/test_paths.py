@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from swarm.messages import RelayAt
 from swarm.rpc.links.paths import BLAMED_S, DIRECT, KEPT_S, Paths
 from swarm.types import PeerId
+from swarm.wire.messages import RelayAt
 
 RELAYS = tuple(RelayAt(f"r{number}", f"10.0.0.{number}:7955") for number in range(6))
 P, HERE = PeerId("p"), "10.0.0.9:7951"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from swarm.errors import StaleMessage
-from swarm.peer_messages import Boundary, Need, Slice, TensorHeader
 from swarm.rpc.links.peer_service import RECEIPT_S, SMALL_BYTES, _Answers, _is_small
 from swarm.types import Direction, JobId, Microbatch, PeerId, Round, UnitName
 from swarm.wire import frame_pb2
+from swarm.wire.messages import Boundary, Need, Slice, TensorHeader
 from tests.support.sim import loop as sim
 
 JOB, PEER = JobId("j"), PeerId("p")

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from swarm.errors import PeerUnavailable
-from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc.channel import PATIENT, bind, new_server
 from swarm.rpc.links import peers
 from swarm.rpc.links.memory import Files
@@ -19,6 +18,7 @@ from swarm.rpc.links.peers import PATIENCE_S_MIN, PROBE_S, GrpcPeerLinks
 from swarm.rpc.links.state import state_reply
 from swarm.rpc.window import QUEUE_HIGH_S, START_BYTES, Window
 from swarm.types import JobId, PeerId
+from swarm.wire.messages import StateReply, StateRequest, TensorHeader
 from tests.support.deep import DeepLine, deep
 from tests.support.headers import header_of
 
