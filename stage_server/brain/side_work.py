@@ -33,7 +33,7 @@ Subject: TypeAlias = Microbatch | EvaluationBatch
 _Held = TypeVar("_Held")
 
 
-class Arrival(Enum):
+class Timing(Enum):
     """What to do with an input of an evaluation."""
 
     WANTED = auto()
@@ -111,23 +111,23 @@ class SideWork(Generic[_Held]):
         hop = None if task is None else task.lacks.get(direction)
         return hop is not None and (hop.peer, hop.incarnation) == (peer, incarnation)
 
-    def judge(self, batch: EvaluationBatch, claim: Claim) -> Arrival:
+    def judge(self, batch: EvaluationBatch, claim: Claim) -> Timing:
         """An activation came under the claim of its header; StaleMessage if it is of no evaluation here."""
         if self._cells.stage == 0:
             raise StaleMessage("the first stage takes no evaluation input from a peer")
         if batch.timeline == self._cells.timeline and not self.may_hold(batch.version):
-            return Arrival.LATE
+            return Timing.LATE
         if fault := self._fault(batch):
             raise StaleMessage(fault)
         newest, task = self._newest.get(batch, -1), self._open.get(batch)
         if claim.attempt > newest:
-            return Arrival.EARLY
+            return Timing.EARLY
         if claim.attempt < newest or task is None or not task.lacks:
-            return Arrival.LATE
+            return Timing.LATE
         named = Claim.of(task.lacks[Direction.FORWARD])
         if claim != named:
             raise StaleMessage(f"the route of {batch} names {named}, not {claim}")
-        return Arrival.WANTED
+        return Timing.WANTED
 
     def arrived(self, subject: Subject, direction: Direction, held: _Held) -> None:
         """A wanted input is here."""

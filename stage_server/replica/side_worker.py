@@ -14,7 +14,7 @@ from torch import Tensor
 from stage_server.brain.cell import CellTable
 from stage_server.brain.commitments import digest_of
 from stage_server.brain.early_inputs import Claim, EarlyInputs
-from stage_server.brain.side_work import Arrival, SideWork, Task
+from stage_server.brain.side_work import SideWork, Task, Timing
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.packing import Packed, evaluation_boundary, pack, pack_encoded, question
@@ -165,11 +165,11 @@ class SideWorker:
         batch = header.batch
         claim = Claim(header.sender, header.incarnation, header.attempt)
         arrival = self.table.judge(batch, claim)
-        if arrival is Arrival.EARLY:
+        if arrival is Timing.EARLY:
             known = self._deliveries.knows(header.sender, header.incarnation)
             if not self._early.put(batch, claim, (header, payload), payload.nbytes, is_known=known):
                 raise RetryElsewhere(f"{len(self._early)} inputs of evaluations wait for their commands already")
-        elif arrival is Arrival.WANTED:
+        elif arrival is Timing.WANTED:
             self.table.arrived(batch, Direction.FORWARD, self._input(header, payload, ""))
             self._ready.set()
 

@@ -87,8 +87,8 @@ LONG = (
     *("stage_server.app.serve", "stage_server.replica.averaging.one_round.run_round"),
 )
 DOUBLED = """
-    Answers Arrived Batches Checkpoint Chunk Connection Donor Entry Fact Failures File FileWriter Files Handler Held
-    Hop Identity Job Join Kept Lane Left Link Links LogLine Member Open Outbox OuterSteps OuterWeights Part Passes
+    Answers Arrived Batches Checkpoint Chunk Connection Donor Fact Failures File FileWriter Files Handler Held
+    Hop Identity Job Join Kept Lane Left Link Links LogLine Open Outbox OuterSteps OuterWeights Part Passes
     Peer Place Places Plan Progress Round Row Scheduler Session Shares Span Stage Stand Standing Step UnderWay Window
     Work
 """

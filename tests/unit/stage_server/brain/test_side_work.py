@@ -9,7 +9,7 @@ import pytest
 from stage_server.brain import side_work
 from stage_server.brain.cell import CellTable
 from stage_server.brain.early_inputs import Claim
-from stage_server.brain.side_work import Arrival, SideWork, Subject
+from stage_server.brain.side_work import SideWork, Subject, Timing
 from swarm.errors import StaleMessage
 from swarm.types import Direction, EvaluationBatch, Hop, Microbatch, PeerId
 from swarm.wire.messages import Check, Evaluate
@@ -33,10 +33,10 @@ class Table(SideWork[str]):
             self.cells.commit(step, step + 1)
             self.commit(step)
 
-    def came(self, attempt: int = 1, batch: EvaluationBatch = BATCH, peer: str = "p0") -> Arrival:
+    def came(self, attempt: int = 1, batch: EvaluationBatch = BATCH, peer: str = "p0") -> Timing:
         """An activation of an evaluation; it is held if it is wanted."""
         arrival = self.judge(batch, Claim(PeerId(peer), 1, attempt))
-        if arrival is Arrival.WANTED:
+        if arrival is Timing.WANTED:
             self.arrived(batch, FORWARD, f"x of {attempt}")
         return arrival
 
@@ -134,11 +134,11 @@ def test_checks_are_forgotten_with_their_step_and_bounded(monkeypatch: pytest.Mo
 
 def test_command_and_input_in_either_order_make_one_order() -> None:
     early, late = Table(), Table()
-    assert early.came() is Arrival.EARLY
+    assert early.came() is Timing.EARLY
     assert early.take(evaluate())
-    assert early.came() is Arrival.WANTED, "it arrives again with its command"
+    assert early.came() is Timing.WANTED, "it arrives again with its command"
     assert late.take(evaluate())
-    assert late.came() is Arrival.WANTED
+    assert late.came() is Timing.WANTED
     assert early.taken_out() == late.taken_out() == (BATCH, 1, ["x of 1"])
     assert early.next() is None
 
@@ -161,10 +161,10 @@ def test_repetitions_and_old_attempts_change_nothing() -> None:
         assert table.next() is None
     assert table.take(evaluate(attempt=2))
     assert not table.take(evaluate(attempt=1))
-    assert table.came(1) is Arrival.LATE
-    assert table.came(2) is Arrival.WANTED
+    assert table.came(1) is Timing.LATE
+    assert table.came(2) is Timing.WANTED
     assert table.taken_out() == (BATCH, 2, ["x of 2"])
-    assert table.came(2) is Arrival.LATE
+    assert table.came(2) is Timing.LATE
 
 
 def test_a_newer_attempt_withdraws_the_order_and_drops_the_result_of_the_older() -> None:
@@ -187,13 +187,13 @@ def test_a_replica_that_lost_its_place_forgets_and_takes_no_input() -> None:
     table.came()
     assert not table.take(evaluate(attempt=2, peer=PeerId("other")))
     assert table.next() is None
-    assert table.came(2) is Arrival.LATE
+    assert table.came(2) is Timing.LATE
 
 
 def test_an_evaluation_of_weights_to_come_waits_for_the_commit() -> None:
     table = Table(version=3)
     table.take(evaluate())
-    assert table.came() is Arrival.WANTED
+    assert table.came() is Timing.WANTED
     assert table.next() is None
     table.commit_until(4)
     assert table.taken_out() == (BATCH, 1, ["x of 1"])
@@ -207,14 +207,14 @@ def test_a_version_that_is_gone_is_dropped_and_its_late_tensors_are_only_acknowl
     table.commit_until(5 + staleness)
     assert len(table) == 0
     assert table.next() is None
-    assert table.came() is Arrival.LATE
+    assert table.came() is Timing.LATE
     assert not table.take(evaluate())
     assert len(table) == 0
 
 
 def test_what_is_too_far_ahead_or_of_another_timeline_is_refused() -> None:
     table = Table()
-    assert table.came(batch=EvaluationBatch(0, 6, 0)) is Arrival.EARLY
+    assert table.came(batch=EvaluationBatch(0, 6, 0)) is Timing.EARLY
     for batch, fault in ((EvaluationBatch(0, 7, 0), "version 4"), (EvaluationBatch(1, 4, 0), "timeline 1")):
         with pytest.raises(StaleMessage, match=fault):
             table.came(batch=batch)
@@ -224,11 +224,11 @@ def test_what_is_too_far_ahead_or_of_another_timeline_is_refused() -> None:
 def test_an_input_of_anybody_but_the_hop_before_ours_is_refused_and_leaves_its_place_free() -> None:
     """Whoever claimed a higher attempt made an entry of it: the command that came then was older, and was ignored."""
     table = Table()
-    assert table.came(1 << 31, peer="x") is Arrival.EARLY
+    assert table.came(1 << 31, peer="x") is Timing.EARLY
     table.take(evaluate())
     assert len(table) == table.newest_attempt() == 1
-    assert table.came(1 << 31, peer="x") is Arrival.EARLY
+    assert table.came(1 << 31, peer="x") is Timing.EARLY
     for stranger in (Claim(PeerId("x"), 1, 1), Claim(PeerId("p2"), 1, 1), Claim(PeerId("p0"), 2, 1)):
         with pytest.raises(StaleMessage, match="names Claim\\(peer='p0'"):
             table.judge(BATCH, stranger)
-    assert table.came() is Arrival.WANTED
+    assert table.came() is Timing.WANTED
