@@ -1,4 +1,4 @@
-"""The scheduler's HTTP port for tests: a site on a free port of loopback, and callers with and without certificates."""
+"""HTTP ports for tests, on a free port of loopback, and callers with and without certificates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ from scheduler.web.site import MainLoop, Probes, Site
 from swarm.pki.identity import Identity
 from swarm.pki.names import any_of
 from swarm.process.callers import Logins
-from swarm.process.http import Door, Readiness
+from swarm.process.http import Door, HttpEndpoint, Readiness
 
 TARGETS: list[dict[str, Any]] = [{"targets": ["127.0.0.1:9464"], "labels": {"role": "scheduler"}}]
 
@@ -36,11 +36,15 @@ def site_of(
     logins: Logins | None = None,
 ) -> Site:
     """A site that asks the loop that runs now."""
-    registry = CollectorRegistry()
-    Gauge("swarm_test", "x", registry=registry).set(7)
     loop = MainLoop(asyncio.get_running_loop())
     probes = Probes(not_ready, remarks)
-    return Site(loop, registry, probes, door, lambda: TARGETS, pages, check_member, is_local=is_local, logins=logins)
+    return Site(loop, _registry(), probes, door, lambda: TARGETS, pages, check_member, is_local=is_local, logins=logins)
+
+
+def _registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Gauge("swarm_test", "x", registry=registry).set(7)
+    return registry
 
 
 @contextmanager
@@ -54,15 +58,41 @@ def limits(turn_s: float = 60.0, request_s: float = 60.0) -> Iterator[None]:
         yield
 
 
+def stage_server_port(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    not_ready: Readiness = list,
+    remarks: Readiness = list,
+    door: Door | None = None,
+    logins: Logins | None = None,
+    next_free: bool = False,
+) -> HttpEndpoint:
+    """The HTTP port that a stage server has; its health is the health of the loop that runs now."""
+    loop = asyncio.get_running_loop()
+    return HttpEndpoint(
+        host, port, _registry(), not_ready, loop, next_free=next_free, door=door, remarks=remarks, logins=logins
+    )
+
+
+def scheduler_port(host: str = "127.0.0.1", port: int = 0, *, door: Door | None = None, **facts: Any) -> HttpListener:
+    """The same of the scheduler, without pages."""
+    return HttpListener(host, port, site_of(door=door, is_local=door is None, **facts).application(), door)
+
+
 @contextmanager
-def serving(site: Site, door: Door | None = None, *, turn_s: float = 60.0, request_s: float = 60.0) -> Iterator[int]:
-    """Serve the site; gives the port."""
-    listener = HttpListener("127.0.0.1", 0, site.application(), door)
+def open_port(made: HttpEndpoint | HttpListener, *, turn_s: float = 60.0, request_s: float = 60.0) -> Iterator[int]:
+    """Serve there; gives the port's number."""
     with limits(turn_s, request_s):
         try:
-            yield listener.start()
+            yield made.start()
         finally:
-            listener.close()
+            made.close()
+
+
+def serving(site: Site, door: Door | None = None, *, request_s: float = 60.0) -> AbstractContextManager[int]:
+    """Serve the site."""
+    return open_port(HttpListener("127.0.0.1", 0, site.application(), door), request_s=request_s)
 
 
 def get(

@@ -1,15 +1,13 @@
-"""The scheduler's HTTP port survives bad clients, shows the newest certificate, and answers a probe whatever others do.
+"""The scheduler's HTTP port reads strange requests, long answers and half handshakes right.
 
-The claims are those of `swarm/process/http.py`, which stage servers serve with.
+What it has in common with the port of a stage server is in tests/unit/swarm/process/test_http.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,27 +16,18 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from scheduler.web.listener import HEADERS_BYTES_MAX, HttpListener
+from scheduler.web.listener import HEADERS_BYTES_MAX
 from scheduler.web.site import connection_of
-from swarm.errors import InvalidConfig
 from swarm.pki.authority import Authority
 from swarm.pki.https import Https
-from swarm.pki.identity import Identity, Wallet
+from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.process import http as http_module
 from swarm.process.http import CONNECTIONS_MAX
 from tests.support.members import identity_of
 from tests.support.web import get, get_over_tls, serving, site_of
 
-OURS, OTHERS = Authority.new(1_700_000_000.0), Authority.new(1_700_000_000.0)
-SERVER = identity_of(OURS, Role.STAGE_SERVER, "gpu-1")
-
-
-async def test_a_client_that_says_nothing_or_nonsense_holds_nobody_up() -> None:
-    with serving(site_of()) as port:
-        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as rude:
-            rude.sendall(b"\x00\xff nonsense\r\n\r\n")
-            assert (await asyncio.to_thread(get, port, "/healthz"))[0] == 200
+SERVER = identity_of(Authority.new(1_700_000_000.0), Role.STAGE_SERVER, "gpu-1")
 
 
 @pytest.mark.parametrize(
@@ -71,39 +60,6 @@ async def test_a_strange_request_is_answered_and_not_called_a_fault_of_ours(
     assert caplog.records == []
 
 
-async def test_a_busy_port_is_an_error_that_names_the_flag() -> None:
-    with serving(site_of()) as port:
-        with pytest.raises(InvalidConfig, match=f"{port}.* in use") as caught:
-            HttpListener("127.0.0.1", port, None).start()
-        assert "--http-port" in caught.value.hint
-
-
-async def test_a_foreign_address_is_an_error_that_names_the_flag() -> None:
-    with pytest.raises(InvalidConfig) as caught:
-        HttpListener("192.0.2.1", 0, None).start()
-    assert "--http-host" in caught.value.hint
-
-
-async def test_closing_twice_is_the_same_as_once() -> None:
-    listener = HttpListener("127.0.0.1", 0, site_of().application())
-    port = listener.start()
-    listener.close()
-    listener.close()
-    with pytest.raises(ConnectionRefusedError):
-        get(port, "/healthz")
-
-
-async def test_a_probe_is_answered_although_others_hold_every_place() -> None:
-    with serving(site_of()) as port:
-        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * CONNECTIONS_MAX)]
-        try:
-            for path in ("/healthz", "/readyz", "/metrics"):
-                assert (await asyncio.to_thread(get, port, path))[0] == 200
-        finally:
-            for one in held:
-                one.close()
-
-
 async def test_a_request_that_is_being_answered_makes_no_room_for_others() -> None:
     """A flood took every place within 32 ms, and a probe that the scheduler's loop answered later than that was cut."""
     asked, go_on = asyncio.Event(), asyncio.Event()
@@ -126,19 +82,6 @@ async def test_a_request_that_is_being_answered_makes_no_room_for_others() -> No
         finally:
             for one in held:
                 one.close()
-
-
-async def test_a_request_that_trickles_in_is_cut_at_its_deadline() -> None:
-    def trickle(port: int) -> None:
-        with socket.create_connection(("127.0.0.1", port)) as line:
-            line.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
-            for _ in range(200):
-                line.sendall(b"y")
-                time.sleep(0.05)
-
-    with serving(site_of(), request_s=0.3) as port:
-        with pytest.raises(ConnectionError):
-            await asyncio.to_thread(trickle, port)
 
 
 async def test_an_answer_that_lasts_has_no_deadline_and_takes_nobodys_place() -> None:
@@ -197,54 +140,6 @@ async def test_who_leaves_before_his_answer_begins_to_last_is_forgotten(monkeypa
     assert lasting == [0]
 
 
-# HTTPS -------------------------------------------------------------------------------------------------------------
-
-
-async def ask(
-    port: int, path: str, caller: Identity | None, folder: Path, source: str = "127.0.0.1"
-) -> tuple[int, str]:
-    return await asyncio.to_thread(get_over_tls, port, path, SERVER, caller, folder, source)
-
-
-@pytest.mark.parametrize(
-    "caller",
-    [identity_of(OTHERS, Role.ADMIN, "me"), identity_of(OURS, Role.METRICS, "prometheus", life_s=-1.0)],
-    ids=["of another swarm", "ended"],
-)
-async def test_a_certificate_that_is_none_here_ends_the_connection(tmp_path: Path, caller: Identity) -> None:
-    door = Https(Wallet(SERVER), tmp_path / "https.pem")
-    with serving(site_of(door=door), door) as port, pytest.raises(OSError, match=r"(?i)alert|reset|eof|closed|pipe"):
-        await ask(port, "/metrics", caller, tmp_path)
-
-
-async def test_the_newest_certificate_is_shown_and_none_before_there_is_one(tmp_path: Path) -> None:
-    wallet = Wallet()
-    door = Https(wallet, tmp_path / "https.pem")
-    with serving(site_of(door=door), door) as port:
-        with pytest.raises(ssl.SSLError):
-            await ask(port, "/healthz", None, tmp_path)
-        wallet.identity = identity_of(OTHERS, Role.STAGE_SERVER, "gpu-1")
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await ask(port, "/healthz", None, tmp_path)
-        wallet.identity = SERVER
-        assert await ask(port, "/healthz", None, tmp_path) == (200, "ok\n")
-
-
-async def test_handshakes_of_one_address_are_bounded_and_others_still_get_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_module, "HANDSHAKES_PER_S", 0.0)
-    monkeypatch.setattr(http_module, "HANDSHAKES_AT_ONCE", 3)
-    door = Https(Wallet(SERVER), tmp_path / "https.pem")
-    with serving(site_of(door=door), door) as port:
-        for _ in range(3):
-            assert await ask(port, "/healthz", None, tmp_path) == (200, "ok\n")
-        for _ in range(2):
-            with pytest.raises(OSError, match=r"(?i)reset|eof|closed|pipe"):
-                await ask(port, "/healthz", None, tmp_path)
-        assert await ask(port, "/healthz", None, tmp_path, "127.0.0.2") == (200, "ok\n")
-
-
 async def test_a_handshake_that_never_ends_is_cut_and_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +148,7 @@ async def test_a_handshake_that_never_ends_is_cut_and_makes_room(
     with serving(site_of(door=door), door) as port:
         held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * CONNECTIONS_MAX)]
         try:
-            assert await ask(port, "/healthz", None, tmp_path) == (200, "ok\n")
+            assert await asyncio.to_thread(get_over_tls, port, "/healthz", SERVER, None, tmp_path) == (200, "ok\n")
         finally:
             for one in held:
                 one.close()
