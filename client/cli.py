@@ -67,7 +67,7 @@ VERB_GROUPS = {
         "login": VerbEntry("client.verbs.members.login", "Join a swarm as a person, with a token."),
         "token": VerbEntry("client.verbs.members.login", "Let others join: make, list or revoke tokens."),
         "identity": VerbEntry("client.verbs.members.login", "List members, show yourself, or take a member out."),
-        "ca": VerbEntry("client.verbs.members.ca", "Show the swarm's authority, or put another in its place."),
+        "ca": VerbEntry("client.verbs.members.ca", "Show the swarm's authority, or begin a new one."),
         "audit": VerbEntry("client.verbs.members.audit", "Show what was asked of a scheduler here."),
     },
     "Programs": {
@@ -81,16 +81,24 @@ VERBS = {name: entry for verbs in VERB_GROUPS.values() for name, entry in verbs.
 ALIASES = {"stop": "cancel"}
 _NO_PROJECTS = "every member may see every job now; teams that need walls run one scheduler each"
 _NO_CHAIN = "the log has no hash chain now: copy its files to a place that this machine cannot write"
+_ONE_AUTHORITY = "stop the scheduler, begin a new authority with swarm ca new, and let everybody join again"
 # What earlier versions had, and what to do instead.
-GONE = {"project": _NO_PROJECTS, "--project": _NO_PROJECTS, "--verify": _NO_CHAIN}
+GONE = {
+    "project": _NO_PROJECTS,
+    "--project": _NO_PROJECTS,
+    "--verify": _NO_CHAIN,
+    "ca rotate": _ONE_AUTHORITY,
+    "ca retire": _ONE_AUTHORITY,
+}
 
 
 class Swarm(Root):
     """The verbs by name. They are listed from `VERBS`, and loaded when they are called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in GONE:
-            raise UsageError(f"there is no swarm {args[0]} any more", hint=GONE[args[0]])
+        for words in (args[0], " ".join(args[:2])):
+            if words in GONE:
+                raise UsageError(f"there is no swarm {words} any more", hint=GONE[words])
         name, command, rest = super().resolve_command(ctx, [ALIASES.get(args[0], args[0]), *args[1:]])
         if name in VERBS and not VERBS[name].program:
             one = typer.Typer(add_completion=False, rich_markup_mode=None)

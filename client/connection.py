@@ -506,16 +506,7 @@ class Scheduler:
         return cast(members_pb.MemberView, self._call(self._members.RevokeMember, request))
 
     def authority(self) -> members_pb.AuthorityView:
-        return self._authority(self._members.ShowAuthority)
-
-    def rotate_authority(self) -> members_pb.AuthorityView:
-        return self._authority(self._members.RotateAuthority)
-
-    def retire_authority(self) -> members_pb.AuthorityView:
-        return self._authority(self._members.RetireAuthority)
-
-    def _authority(self, method: Any) -> members_pb.AuthorityView:
-        return cast(members_pb.AuthorityView, self._call(method, members_pb.AuthorityRequest()))
+        return cast(members_pb.AuthorityView, self._call(self._members.ShowAuthority, members_pb.AuthorityRequest()))
 
     def _call(self, method: Any, request: Any, timeout_s: float = 0.0) -> Any:
         with self._translated():

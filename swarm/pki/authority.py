@@ -1,7 +1,9 @@
 """The certificate authority of a swarm. The scheduler makes it at its first start and keeps its key.
 
-Certificates of members last a day and are renewed while their holders live. So a stolen one is soon worthless, and no
-list of revoked ones has to travel.
+It lasts ten years, and another one begins a new swarm. Certificates of members last a day and are renewed while their
+holders live. So a stolen one is soon worthless, and no list of revoked ones has to travel.
+
+Not chosen: one authority that follows another while jobs run. A stolen key means a new swarm all the same.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -26,47 +27,20 @@ AWAY_S = 30 * 86400.0  # how long after its end a certificate is still renewed
 CLOCK_SLACK_S = 3600.0  # clocks of members may be behind by this much
 _AUTHORITY_LIFE = timedelta(days=3653)
 PIN_CHARACTERS = 26  # 130 bits
-_FILES = ("ca.key", "ca.crt")
-
-
-class Signer(Protocol):
-    """Signs certificates: an authority, or two in succession."""
-
-    @property
-    def cluster(self) -> str:
-        """The swarm's name."""
-
-    @property
-    def pin(self) -> str:
-        """The pin that names the authority in a join token made now."""
-
-    @property
-    def pem(self) -> bytes:
-        """The certificates of all authorities that are trusted now."""
-
-    @property
-    def proof(self) -> bytes:
-        """The word of the authority before for the next one, while both are trusted; b"" otherwise."""
-
-    def certify(self, key: keys.PublicKey, principal: Principal, now_unix_s: float, *, life_s: float = ...) -> bytes:
-        """A certificate (PEM) that says who holds the key."""
+KEY_FILE, CERTIFICATE_FILE = "ca.key", "ca.crt"
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Signs certificates; `cluster` is the swarm's name, made of the key of its first authority."""
+    """Signs certificates; `cluster` is the swarm's name, made of the key."""
 
     key: keys.Key
     certificate: x509.Certificate
 
     @classmethod
-    def new(cls, now_unix_s: float, cluster: str = "") -> Authority:
-        """The first authority of a swarm, or a later one of the swarm that is named."""
+    def new(cls, now_unix_s: float) -> Authority:
         key = keys.new_key()
-        attributes = [x509.NameAttribute(NameOID.COMMON_NAME, f"swarm {_pin(key.public_key())[:8]}")]
-        if cluster:
-            attributes.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, cluster))
-        name = x509.Name(attributes)
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"swarm {_pin(key.public_key())[:8]}")])
         now = datetime.fromtimestamp(now_unix_s, UTC)
         builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
@@ -81,12 +55,17 @@ class Authority:
     @classmethod
     def open(cls, folder: Path, now_unix_s: float) -> Authority:
         """The authority that is kept in the folder, or a new one; InvalidConfig if its files cannot be used."""
-        key_file, certificate_file = folder / _FILES[0], folder / _FILES[1]
+        key_file, certificate_file = folder / KEY_FILE, folder / CERTIFICATE_FILE
+        if (folder / "succession.json").exists():
+            raise InvalidConfig(
+                f"{folder} holds two authorities, which an earlier version left while one followed the other",
+                hint="start that version until the old one has left; or begin a new one with: swarm ca new",
+            )
         if not key_file.exists():
             if certificate_file.exists():
                 raise InvalidConfig(
                     f"{key_file} is missing, which signs for the swarm of {certificate_file}",
-                    hint="put it back; or delete both, and all members join anew",
+                    hint="put it back; or begin a new one with swarm ca new, and all members join anew",
                 )
             made = cls.new(now_unix_s)
             # The certificate last: its being there says that the key is whole.
@@ -97,12 +76,6 @@ class Authority:
             read_private(key_file)
             key_file.unlink()
             return cls.open(folder, now_unix_s)
-        return cls.read(folder, *_FILES)
-
-    @classmethod
-    def read(cls, folder: Path, key_name: str, certificate_name: str) -> Authority:
-        """The authority in two files; InvalidConfig if they cannot be used."""
-        key_file, certificate_file = folder / key_name, folder / certificate_name
         key = keys.read_key(read_private(key_file))
         try:
             certificate = keys.read_certificate(certificate_file.read_bytes())
@@ -124,10 +97,6 @@ class Authority:
     @cached_property
     def cluster(self) -> str:
         return cluster_of(self.certificate)
-
-    @property
-    def proof(self) -> bytes:
-        return b""
 
     @property
     def ends_unix_s(self) -> float:
@@ -159,7 +128,7 @@ def pin_of(certificate: x509.Certificate) -> str:
 
 
 def cluster_of(certificate: x509.Certificate) -> str:
-    """The swarm of the authority with this certificate; a later one bears the name that the first one gave."""
+    """The swarm of the authority with this certificate; one that took over from another bears the other's name."""
     named = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     return str(named[0].value) if named else pin_of(certificate)[:CLUSTER_CHARACTERS]
 

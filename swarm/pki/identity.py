@@ -18,7 +18,7 @@ from cryptography import x509
 
 from swarm.errors import CertificateEnded, InvalidConfig, NotAdmitted
 from swarm.pki import keys
-from swarm.pki.authority import CLOCK_SLACK_S, LIFE_S, Signer, pin_of
+from swarm.pki.authority import CLOCK_SLACK_S, LIFE_S, Authority, pin_of
 from swarm.pki.files import read_private, write_private
 from swarm.pki.names import Principal, principal_of
 from swarm.text import duration
@@ -33,7 +33,7 @@ class Identity:
 
     key_pem: bytes
     certificate_pem: bytes
-    ca_pem: bytes  # of all authorities that are trusted
+    ca_pem: bytes
 
     @cached_property
     def principal(self) -> Principal:
@@ -44,9 +44,9 @@ class Identity:
         return self.principal.cluster
 
     @cached_property
-    def pins(self) -> tuple[str, ...]:
-        """Those of the authorities that are trusted."""
-        return tuple(map(pin_of, keys.read_certificates(self.ca_pem)))
+    def pin(self) -> str:
+        """The pin of the authority that is trusted."""
+        return pin_of(keys.read_certificate(self.ca_pem))
 
     @cached_property
     def ends_unix_s(self) -> float:
@@ -130,7 +130,7 @@ class Application:
         return Identity(self.key_pem, certificate_pem, ca_pem)
 
 
-def issue(authority: Signer, principal: Principal, now_unix_s: float, *, life_s: float = LIFE_S) -> Identity:
+def issue(authority: Authority, principal: Principal, now_unix_s: float, *, life_s: float = LIFE_S) -> Identity:
     """An identity made where the authority is: key and certificate at once."""
     key = keys.new_key()
     certificate = authority.certify(key.public_key(), principal, now_unix_s, life_s=life_s)

@@ -1,11 +1,11 @@
 """Joining a swarm with a line that one of its admins gave out.
 
-    GET  /v1/ca      over TLS that proves nothing yet  -> the authorities, of which the line names one by its key
-    POST /v1/join    over TLS that this one vouches for: the secret, a request -> certificate, whom to trust, where
+    GET  /v1/ca      over TLS that proves nothing yet  -> the authority, whose key the line names
+    POST /v1/join    over TLS that it vouches for: the secret, a request -> certificate, whom to trust, where
     POST /v1/renew   the same, with a certificate that has ended in the place of the secret
 
-Of the first answer only that authority is trusted, and the next one if it has vouched for it. So a man in the middle
-learns no secret. The second answer comes from the scheduler itself.
+Only an authority with that key is trusted. So a man in the middle learns no secret. The second answer comes from the
+scheduler itself.
 
 Whoever was away until its certificate ended comes back with it: the request is signed with the key of that
 certificate, and the answer is a younger certificate for the same key. So a request that somebody recorded is worth
@@ -18,18 +18,24 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import ERROR_BY_CODE, ClocksDiffer, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
+from swarm.errors import (
+    ERROR_BY_CODE,
+    ClocksDiffer,
+    InvalidConfig,
+    NotAdmitted,
+    SchedulerUnreachable,
+    WrongSwarm,
+)
 from swarm.pki import keys
 from swarm.pki.authority import CLOCK_SLACK_S, cluster_of, pin_of
 from swarm.pki.identity import Application, Identity
 from swarm.pki.names import Role, scheduler_of
-from swarm.pki.succession import trusted_by
 from swarm.pki.tokens import JoinLine
 from swarm.text import is_address, spoken_duration, utc
 
@@ -56,7 +62,7 @@ def join(
     ClocksDiffer, or the scheduler's error (BadToken, Refused).
     """
     asked = {"id": line.id, "secret": line.secret, "name": name, "csr": application.request_pem.decode(), "verb": verb}
-    answer = _ask(line.address, (line.pin,), "token", JOIN_PATH, asked, wall_s)
+    answer = _ask(line.address, line.pin, "token", JOIN_PATH, asked, wall_s)
     identity = application.granted(_text(answer, "certificate").encode(), _text(answer, "ca").encode())
     if identity.principal.role is Role.SCHEDULER:
         raise NotAdmitted(f"{line.address} answered with a certificate that is not for a member")
@@ -77,7 +83,7 @@ def renew_ended(scheduler: str, folder: Path, held: Identity, wall_s: Callable[[
     unreached: list[SchedulerUnreachable] = []
     for address in _joins(scheduler, folder):
         try:
-            answer = _ask(address, held.pins, "certificate", RENEW_PATH, asked, wall_s)
+            answer = _ask(address, held.pin, "certificate", RENEW_PATH, asked, wall_s)
         except SchedulerUnreachable as error:
             unreached.append(error)
             continue
@@ -100,32 +106,27 @@ def _joins(scheduler: str, folder: Path) -> list[str]:
 
 
 def _ask(
-    address: str, pins: Sequence[str], proof: str, path: str, asked: dict[str, str], wall_s: Callable[[], float]
+    address: str, pin: str, source: str, path: str, asked: dict[str, str], wall_s: Callable[[], float]
 ) -> dict[str, Any]:
-    """The answer of whoever proves to be the swarm that one of the pins names; `proof` is the word for their source."""
+    """The answer of whoever proves to be the swarm that the pin names; `source` says where the pin comes from."""
     unproved = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unproved.check_hostname = False
     unproved.verify_mode = ssl.CERT_NONE
     answer, there_unix_s = _call(address, unproved, "GET", CA_PATH)
-    told = _text(answer, "ca").encode(errors="replace")
-    trusted = next((found for pin in pins if (found := trusted_by(pin, told, _text(answer, "proof")))), ())
-    if not trusted:
+    try:
+        authority = keys.read_certificate(_text(answer, "ca").encode(errors="replace"))
+        shown = pin_of(authority)
+    except InvalidConfig:
+        authority, shown = None, "nobody"
+    if authority is None or shown != pin:
         raise WrongSwarm(
-            f"{address} is not the swarm of the {proof}: its authority is {_pin_told(told)[:8]}…, the {proof} wants "
-            f"{' or '.join(f'{pin[:8]}…' for pin in pins)}",
+            f"{address} is not the swarm of the {source}: its authority is {shown[:8]}…, the {source} wants {pin[:8]}…",
             hint="the address is wrong, or somebody stands in between; the secret was not sent",
         )
     _check_clocks(address, wall_s(), there_unix_s)
-    proved = ssl.create_default_context(cadata=b"".join(map(keys.certificate_pem, trusted)).decode())
-    server = scheduler_of(cluster_of(trusted[0])).dns
-    return _call(address, proved, "POST", path, asked, server)[0]
-
-
-def _pin_told(told: bytes) -> str:
-    try:
-        return pin_of(keys.read_certificate(told))
-    except SwarmError:
-        return "nobody"
+    # This certificate alone: others may have come with it.
+    proved = ssl.create_default_context(cadata=keys.certificate_pem(authority).decode())
+    return _call(address, proved, "POST", path, asked, scheduler_of(cluster_of(authority)).dns)[0]
 
 
 class _Connection(http.client.HTTPSConnection):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
 from datetime import datetime
 
 from cryptography import x509
@@ -73,27 +72,17 @@ def read_certificate(pem: bytes) -> x509.Certificate:
         raise InvalidConfig(f"not a certificate: {error}") from None
 
 
-def read_certificates(pem: bytes) -> list[x509.Certificate]:
-    """All certificates in the bytes; InvalidConfig if there is none, or one that cannot be read."""
-    try:
-        return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise InvalidConfig(f"not certificates: {error}") from None
-
-
 def certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def is_issued_by(certificate: x509.Certificate, authorities: Iterable[x509.Certificate]) -> bool:
-    """Whether one of the authorities signed the certificate, which may have ended."""
-    for authority in authorities:
-        try:
-            certificate.verify_directly_issued_by(authority)
-        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
-            continue
-        return True
-    return False
+def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether the authority signed the certificate, which may have ended."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
 
 
 def fingerprint(key: PublicKey) -> bytes:

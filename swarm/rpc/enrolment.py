@@ -81,7 +81,7 @@ class Enrolment:
         """Join with a token, unless this was done before. BadToken, WrongSwarm, SchedulerUnreachable.
 
         A revoked member still has a certificate that looks good, and comes back with a newer token. The line may name
-        an authority that has left since. Whoever was away until its certificate ended may start with the line of
+        an authority of before. Whoever was away until its certificate ended may start with the line of
         before: if the token is used up, `admit` asks for a younger certificate.
         """
         held = self._wallet.identity
@@ -99,7 +99,7 @@ class Enrolment:
             )
         except (BadToken, WrongSwarm) as error:
             # A swarm that proved to be the line's, and is not the one of the certificate, is meant.
-            if held is None or (isinstance(error, BadToken) and line.pin not in held.pins):
+            if held is None or (isinstance(error, BadToken) and line.pin != held.pin):
                 raise
             self._log.warning("the token was not needed, or is none", reason=error.message)
             return

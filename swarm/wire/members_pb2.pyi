@@ -121,21 +121,13 @@ class AuthorityRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AuthorityView(_message.Message):
-    __slots__ = ("swarm", "phase", "pins", "ca_pem", "ends_unix_s", "signs_unix_s", "ended_unix_s", "leaves_unix_s")
+    __slots__ = ("swarm", "pins", "ca_pem", "ends_unix_s")
     SWARM_FIELD_NUMBER: _ClassVar[int]
-    PHASE_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     CA_PEM_FIELD_NUMBER: _ClassVar[int]
     ENDS_UNIX_S_FIELD_NUMBER: _ClassVar[int]
-    SIGNS_UNIX_S_FIELD_NUMBER: _ClassVar[int]
-    ENDED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
-    LEAVES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     swarm: str
-    phase: str
     pins: _containers.RepeatedScalarFieldContainer[str]
     ca_pem: bytes
     ends_unix_s: float
-    signs_unix_s: float
-    ended_unix_s: float
-    leaves_unix_s: float
-    def __init__(self, swarm: _Optional[str] = ..., phase: _Optional[str] = ..., pins: _Optional[_Iterable[str]] = ..., ca_pem: _Optional[bytes] = ..., ends_unix_s: _Optional[float] = ..., signs_unix_s: _Optional[float] = ..., ended_unix_s: _Optional[float] = ..., leaves_unix_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, swarm: _Optional[str] = ..., pins: _Optional[_Iterable[str]] = ..., ca_pem: _Optional[bytes] = ..., ends_unix_s: _Optional[float] = ...) -> None: ...

@@ -74,16 +74,6 @@ class MembersStub:
                 request_serializer=swarm_dot_wire_dot_members__pb2.AuthorityRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_members__pb2.AuthorityView.FromString,
                 _registered_method=True)
-        self.RotateAuthority = channel.unary_unary(
-                '/swarm.wire.Members/RotateAuthority',
-                request_serializer=swarm_dot_wire_dot_members__pb2.AuthorityRequest.SerializeToString,
-                response_deserializer=swarm_dot_wire_dot_members__pb2.AuthorityView.FromString,
-                _registered_method=True)
-        self.RetireAuthority = channel.unary_unary(
-                '/swarm.wire.Members/RetireAuthority',
-                request_serializer=swarm_dot_wire_dot_members__pb2.AuthorityRequest.SerializeToString,
-                response_deserializer=swarm_dot_wire_dot_members__pb2.AuthorityView.FromString,
-                _registered_method=True)
 
 
 class MembersServicer:
@@ -135,20 +125,8 @@ class MembersServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ShowAuthority(self, request, context):
-        """The authority that signs certificates, and how another one takes its place.
+        """The authority that signs certificates.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RotateAuthority(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RetireAuthority(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -193,16 +171,6 @@ def add_MembersServicer_to_server(servicer, server):
             ),
             'ShowAuthority': grpc.unary_unary_rpc_method_handler(
                     servicer.ShowAuthority,
-                    request_deserializer=swarm_dot_wire_dot_members__pb2.AuthorityRequest.FromString,
-                    response_serializer=swarm_dot_wire_dot_members__pb2.AuthorityView.SerializeToString,
-            ),
-            'RotateAuthority': grpc.unary_unary_rpc_method_handler(
-                    servicer.RotateAuthority,
-                    request_deserializer=swarm_dot_wire_dot_members__pb2.AuthorityRequest.FromString,
-                    response_serializer=swarm_dot_wire_dot_members__pb2.AuthorityView.SerializeToString,
-            ),
-            'RetireAuthority': grpc.unary_unary_rpc_method_handler(
-                    servicer.RetireAuthority,
                     request_deserializer=swarm_dot_wire_dot_members__pb2.AuthorityRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_members__pb2.AuthorityView.SerializeToString,
             ),
@@ -421,60 +389,6 @@ class Members:
             request,
             target,
             '/swarm.wire.Members/ShowAuthority',
-            swarm_dot_wire_dot_members__pb2.AuthorityRequest.SerializeToString,
-            swarm_dot_wire_dot_members__pb2.AuthorityView.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RotateAuthority(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/swarm.wire.Members/RotateAuthority',
-            swarm_dot_wire_dot_members__pb2.AuthorityRequest.SerializeToString,
-            swarm_dot_wire_dot_members__pb2.AuthorityView.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RetireAuthority(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/swarm.wire.Members/RetireAuthority',
             swarm_dot_wire_dot_members__pb2.AuthorityRequest.SerializeToString,
             swarm_dot_wire_dot_members__pb2.AuthorityView.FromString,
             options,

@@ -30,7 +30,7 @@ COMMANDS = (
     *("checkpoints x", "checkpoints x --verify", "pause x", "resume x", "resume x --set training.steps=5"),
     *("resume x --set pipeline.stages=2", "cancel x -y", "rm x -y", "gc --dry-run", "gc -y", "chaos kill x -y"),
     *("token ls", "token create --role viewer", "token revoke x", "identity ls", "identity revoke x -y"),
-    *("identity release x", "ca show", "ca rotate -y", "ca retire -y", "version"),
+    *("identity release x", "ca show", "version"),
     *("pull x OUT/model --force", "track x OUT/runs", "trace x --out OUT/trace.json"),
 )
 # Of these nothing that a scheduler answers is read here: they speak HTTPS, read files, or send a job first.

@@ -37,7 +37,7 @@ LEFT_OUT = {
     r"(sqlite3|rsync) .*|swarm scheduler --data-dir BACKUP .*": "tests/integration/test_backup.py",
     r"openssl pkcs12 .*": "needs a page off loopback; tests/unit/scheduler/web/test_pages.py",
     r"swarm chaos kill\|.*": "one of these; the README has kill, and tests/chaos all",
-    r"swarm ca retire": "tests/security/test_rotation.py",
+    r"swarm ca new": "tests/unit/client/verbs/members/test_ca.py",
     r"swarm (rm|cancel|pause|pull|explain|train-local|status|submit|chaos|gc|ca|wait|peers drain)"
     r"( JOB\.\.\.| --resume-from| --microbatch| --outer-log| --speeds \S+)?": "a name in a sentence",
 }
@@ -219,7 +219,6 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.types("swarm peers")
     reader.passes_all(LEFT_OUT)
     reader.passes("swarm identity revoke NAME")  # of the runbook
-    reader.types("swarm ca rotate")
     reader.types("swarm ca show")
     reader.passes_all(LEFT_OUT)
     (audit,) = reader.folder.glob("home/.local/share/**/audit.jsonl")

@@ -1,8 +1,9 @@
-"""`swarm ca`: shows the authority that signs the swarm's certificates, or replaces it."""
+"""`swarm ca`: shows the authority that signs the swarm's certificates, or begins a new one."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -10,62 +11,61 @@ import typer
 from client.connection import dial
 from client.shell import Shell
 from client.verbs.members.login import check_proved
-from swarm.text import duration, utc
-from swarm.wire import members_pb2 as pb
+from swarm.errors import InvalidConfig
+from swarm.home import known_data_folder
+from swarm.pki.authority import CERTIFICATE_FILE
+from swarm.process.lifecycle import lock_folder
+from swarm.text import duration
 
 
 def ca(
     context: typer.Context,
     action: Annotated[
-        Literal["show", "rotate", "retire"],
-        typer.Argument(help="show: which there are; rotate: make the next one; retire: let the old one go early."),
+        Literal["show", "new"], typer.Argument(help="show: which there is; new: begin a new one.")
     ] = "show",
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="With new: the scheduler's --data-dir on this machine.", show_default="the scheduler's own"),
+    ] = None,
 ) -> int:
-    """Show the authority that signs certificates, or put another one in its place while jobs run.
+    """Show the authority that signs certificates, or begin a new one, such as before it ends after ten years.
 
-    After rotate the rest happens by itself. Members learn of the next authority when they renew their certificates. It
-    signs once all members know it, and the old one is dropped when its last certificate has ended. For a stolen key of
-    the authority this is too slow: such a swarm must be set up anew."""
+    For a new one stop the scheduler first. Its keys are put aside, its next start makes others, and everybody joins
+    again with a new token. Jobs and their checkpoints stay."""
     shell: Shell = context.obj
-    check_proved(shell)
-    with dial(shell) as scheduler:
-        if action == "rotate":
-            view = scheduler.rotate_authority()
-        else:
-            view = scheduler.retire_authority() if action == "retire" else scheduler.authority()
-    if shell.json:
-        shell.data(_values(view))
-        return 0
-    for line in _lines(view, time.time()):
-        shell.out.print(line, markup=False, highlight=False)
+    if action == "new":
+        _begin(shell, data_dir or known_data_folder() / "scheduler")
+    else:
+        _show(shell)
     return 0
 
 
-def _lines(view: pb.AuthorityView, now_unix_s: float) -> list[str]:
-    signs, *others = view.pins
-    lines = [f"swarm {view.swarm}", f"authority {signs} signs; it ends in {duration(view.ends_unix_s - now_unix_s)}"]
-    for other in others:
-        told = "signs from" if view.phase == "shown" else "is trusted until"
-        at_unix_s = view.signs_unix_s if view.phase == "shown" else view.leaves_unix_s
-        lines.append(f"authority {other} {told} {utc(at_unix_s)} (in {duration(at_unix_s - now_unix_s)})")
-    match view.phase:
-        case "shown":
-            lines.append("until then each member gets to know it by renewing; who stays away joins anew")
-        case "signs":
-            lines.append(f"nobody has a good certificate of the old one from {utc(view.ended_unix_s)}")
-        case "ended":
-            lines.append("nobody has a good certificate of the old one, but older tokens name it: swarm ca retire")
-    return lines
+def _show(shell: Shell) -> None:
+    check_proved(shell)
+    with dial(shell) as scheduler:
+        view = scheduler.authority()
+    if shell.json:
+        values = {"swarm": view.swarm, "pins": list(view.pins), "ca_pem": view.ca_pem.decode()}
+        shell.data(values | {"ends_unix_s": view.ends_unix_s})
+        return
+    shell.out.print(f"swarm {view.swarm}", markup=False, highlight=False)
+    left = duration(view.ends_unix_s - time.time())
+    shell.out.print(f"authority {' '.join(view.pins)} ends in {left}", markup=False, highlight=False)
 
 
-def _values(view: pb.AuthorityView) -> dict[str, object]:
-    return {
-        "swarm": view.swarm,
-        "phase": view.phase,
-        "pins": list(view.pins),
-        "ca_pem": view.ca_pem.decode(),
-        "ends_unix_s": view.ends_unix_s,
-        "signs_unix_s": view.signs_unix_s or None,
-        "ended_unix_s": view.ended_unix_s or None,
-        "leaves_unix_s": view.leaves_unix_s or None,
-    }
+def _begin(shell: Shell, folder: Path) -> None:
+    """Put the authority aside; NotAllowed while the scheduler runs, InvalidConfig if there is none."""
+    pki = folder / "pki"
+    if not (pki / CERTIFICATE_FILE).exists():
+        raise InvalidConfig(f"{pki} holds no authority", hint="name the scheduler's folder: --data-dir DIR")
+    shell.confirm(f"put the keys in {pki} aside, so that everybody has to join again")
+    with lock_folder(folder):
+        aside = folder / f"pki-until-{time.time():.0f}"
+        try:
+            pki.rename(aside)
+        except OSError as error:
+            raise InvalidConfig(f"{pki} cannot be put aside: {error.strerror or error}") from None
+    if shell.json:
+        shell.data({"aside": str(aside)})
+    else:
+        shell.say(f"the keys of the swarm lie in {aside} now; start the scheduler, then let everybody join again")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from scheduler.storage.database import Database
 from scheduler.storage.members.book import Members
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.listening import LOOPBACK
-from swarm.pki.authority import AWAY_S, LIFE_S
+from swarm.pki.authority import AWAY_S, CERTIFICATE_FILE, LIFE_S, Authority
 from swarm.pki.files import write_private
 from swarm.pki.https import Https
 from swarm.pki.identity import RENEW_AT, Identity, Wallet, issue
@@ -33,7 +32,6 @@ from swarm.pki.joining import DEFAULT_JOIN_PORT
 from swarm.pki.names import Principal, Role, scheduler_of
 from swarm.pki.passes import PassKey
 from swarm.pki.profiles import SCHEDULER_FILE, profile_folder
-from swarm.pki.succession import Succession, SuccessionPhase
 from swarm.process.audit import Audit
 from swarm.process.logs import Logger
 from swarm.rpc.guard import CALLER, Guard, caller_with
@@ -53,7 +51,6 @@ class Gatekeeper:
     def __init__(
         self,
         members: Members,
-        authority: Succession,
         audit: Audit,
         admins: Audit,
         folder: Path,
@@ -62,9 +59,6 @@ class Gatekeeper:
     ) -> None:
         """`denied` hears the error code of each call and join that is refused."""
         self.members = members
-        self._authority = authority
-        self._phase = authority.phase
-        self._turn = asyncio.Event()  # other authorities are trusted
         self._trail = AuditTrail(audit, admins, log, on_denied=denied)
         self._folder = folder
         self._log = log
@@ -89,11 +83,13 @@ class Gatekeeper:
     ) -> Gatekeeper:
         """Read the book of members; at the first start, make the authority. InvalidConfig if a file cannot be used."""
         folder = data_dir / "pki"
-        authority = await asyncio.to_thread(Succession.open, folder)
+        if not (folder / CERTIFICATE_FILE).exists():  # before it is made: a start that ends in between does it again
+            await Members.clear(database)
+        authority = await asyncio.to_thread(Authority.open, folder, time.time())
         members = Members(authority, database, time.time, life_s, grace_s)
         await members.load()
         audit, admins = (Audit(data_dir / name, time.time) for name in ("audit.jsonl", "admin.jsonl"))
-        return cls(members, authority, audit, admins, folder, log, denied)
+        return cls(members, audit, admins, folder, log, denied)
 
     async def serve(
         self,
@@ -118,7 +114,7 @@ class Gatekeeper:
             host, _, port = join_listen.rpartition(":")
         joins = f"{address.rpartition(':')[0]}:{self._listen(host, int(port) if join_listen else None)}"
         self.members.on_revoked = partial(self._revoked, cut, cut_relay)
-        service = MemberService(self.members, joins, self._authority, self._turn.set)
+        service = MemberService(self.members, joins)
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         await self._show_here()
         self._trail.started(scheduler_of(self.members.authority.cluster), address=address, joins=joins)
@@ -137,10 +133,8 @@ class Gatekeeper:
         """Keep the certificates of the scheduler and of those on this machine young, for ever."""
         is_shown = True
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(LOOK_S, (1.0 - RENEW_AT) / 2 * self.members.life_s)):
-                    await self._turn.wait()
-            if await self._has_turned() or self.wallet.is_due:
+            await asyncio.sleep(min(LOOK_S, (1.0 - RENEW_AT) / 2 * self.members.life_s))
+            if self.wallet.is_due:
                 self.wallet.identity, is_shown = self._own_identity(), False
             if is_shown or self.wallet.identity is None:
                 continue
@@ -149,22 +143,6 @@ class Gatekeeper:
                 is_shown = True
             except (SwarmError, OSError) as error:
                 self._log.warning("a certificate was not renewed everywhere", reason=str(error))
-
-    async def _has_turned(self) -> bool:
-        """Whether other authorities are trusted than before, or another one signs."""
-        self._turn.clear()
-        phase = self._authority.phase
-        if has_turned := phase is not self._phase:
-            pins = " ".join(one.pin for one in self._authority.trusted)
-            self._log.info("authority", phase=phase, trusted=pins)
-            self._trail.succeeded(scheduler_of(self._authority.cluster), phase, pins)
-        if phase is SuccessionPhase.OVER:
-            try:
-                await asyncio.to_thread(self._authority.save)
-            except InvalidConfig as error:  # at the next look again
-                self._log.error("the old authority's files are still there", reason=error.message)
-        self._phase = self._authority.phase
-        return has_turned
 
     def close(self) -> None:
         if self._joins is not None:

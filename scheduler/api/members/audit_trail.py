@@ -45,7 +45,6 @@ AUDITED = (
     STREAMS
     | {f"/swarm.wire.Jobs/{name}" for name in _JOBS}
     | {f"/swarm.wire.Members/{name}" for name in ("Issue", "CreateToken", "RevokeToken", "RevokeMember", "Renew")}
-    | {f"/swarm.wire.Members/{name}" for name in ("RotateAuthority", "RetireAuthority")}
 )
 _TARGETS = ("job", "peer", "id", "role", "name", "names")  # what requests call whom or what they mean
 
@@ -117,10 +116,6 @@ class AuditTrail:
         caller = CALLER.get()
         by = "the scheduler" if caller is None else caller.principal.uri
         self._admins.write(by, "Revoked", member.reason or "no reason given", target=f"{member.role}/{member.name}")
-
-    def succeeded(self, scheduler: Principal, phase: str, pins: str) -> None:
-        """The next authority signs now, or the old one has left: by the clock, or by an admin's call before."""
-        self._admins.write(scheduler.uri, "Authority", phase, target=pins)
 
     def flush(self) -> None:
         """Wait until all lines are on the disk."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
@@ -11,9 +10,8 @@ import grpc.aio
 
 from scheduler.brain.members.enrolment import Member, Token
 from scheduler.storage.members.book import Members
-from swarm.errors import NotAdmitted, SwarmError
+from swarm.errors import NotAdmitted
 from swarm.pki.names import check_role
-from swarm.pki.succession import Succession
 from swarm.rpc import channel
 from swarm.rpc.guard import CALLER, Caller
 from swarm.wire import members_pb2 as pb
@@ -27,17 +25,7 @@ _answering = cast(Callable[[Context], AbstractAsyncContextManager[None, None]], 
 class MemberService(members_pb2_grpc.MembersServicer):
     """`join_address` is where tokens lead to."""
 
-    def __init__(
-        self,
-        members: Members,
-        join_address: str,
-        authority: Succession,
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`changed` is told when other authorities are trusted."""
-        self._authority = authority
-        self._changed = changed
-        self._rotating = asyncio.Lock()
+    def __init__(self, members: Members, join_address: str) -> None:
         self._members = members
         self._join_address = join_address
 
@@ -82,43 +70,13 @@ class MemberService(members_pb2_grpc.MembersServicer):
 
     async def ShowAuthority(self, request: pb.AuthorityRequest, context: Context) -> pb.AuthorityView:
         async with _answering(context):
-            return self._authority_view()
-
-    async def RotateAuthority(self, request: pb.AuthorityRequest, context: Context) -> pb.AuthorityView:
-        async with _answering(context), self._rotating:
-            # Certificates that are given out from here on come with both, so none that ends later lacks the next one.
-            members = self._members
-            self._authority.rotate(members.life_s, members.ends_unix_s, members.tokens_end_unix_s)
-            return await self._saved()
-
-    async def RetireAuthority(self, request: pb.AuthorityRequest, context: Context) -> pb.AuthorityView:
-        async with _answering(context), self._rotating:
-            self._authority.retire()
-            return await self._saved()
-
-    async def _saved(self) -> pb.AuthorityView:
-        """Save the new state; if it cannot be saved, all is as before."""
-        try:
-            await asyncio.to_thread(self._authority.save)
-        except SwarmError:
-            self._authority.forget()
-            raise
-        self._changed()
-        return self._authority_view()
-
-    def _authority_view(self) -> pb.AuthorityView:
-        trusted, times = self._authority.trusted, self._authority.times
-        view = pb.AuthorityView(
-            swarm=self._authority.cluster,
-            phase=self._authority.phase,
-            pins=[one.pin for one in trusted],
-            ca_pem=self._authority.pem,
-            ends_unix_s=trusted[0].ends_unix_s,
-        )
-        if times is not None:
-            view.signs_unix_s, view.ended_unix_s = times.signs_unix_s, times.ended_unix_s
-            view.leaves_unix_s = times.leaves_unix_s
-        return view
+            authority = self._members.authority
+            return pb.AuthorityView(
+                swarm=authority.cluster,
+                pins=[authority.pin],
+                ca_pem=authority.pem,
+                ends_unix_s=authority.ends_unix_s,
+            )
 
 
 def _caller() -> Caller:

@@ -31,7 +31,7 @@ RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Relays", "Attach", _RELAYS),
     **_methods("Members", "Renew", _EVERYBODY),
     **_methods("Members", "Issue CreateToken ListTokens RevokeToken ListMembers RevokeMember", _ADMINS),
-    **_methods("Members", "ShowAuthority RotateAuthority RetireAuthority", _ADMINS),
+    **_methods("Members", "ShowAuthority", _ADMINS),
 }
 
 

@@ -29,7 +29,7 @@ from swarm.errors import (
 )
 from swarm.limits import MEMBERS_MAX, TOKENS_MAX
 from swarm.pki import keys
-from swarm.pki.authority import AWAY_S, LIFE_S, Signer
+from swarm.pki.authority import AWAY_S, LIFE_S, Authority
 from swarm.pki.identity import Identity, issue
 from swarm.pki.names import MEMBERS, Principal, Role, check_name, principal_of
 from swarm.pki.tokens import JoinLine, new_line, secret_hash
@@ -69,7 +69,7 @@ class Members:
 
     def __init__(
         self,
-        authority: Signer,
+        authority: Authority,
         database: Database,
         wall_s: Callable[[], float],
         life_s: float = LIFE_S,
@@ -87,6 +87,16 @@ class Members:
         self._changing = asyncio.Lock()  # two joiners must not share one use
         self.on_revoked: Callable[[Member], None] = lambda member: None
         self.on_replaced: Callable[[Member], None] = lambda member: None  # the keys so far are good no more
+
+    @staticmethod
+    async def clear(database: Database) -> None:
+        """Forget members and tokens: a new authority signed none of their certificates, so all names are free."""
+
+        def write(connection: sa.Connection) -> None:
+            connection.execute(sa.delete(_MEMBERS))
+            connection.execute(sa.delete(_TOKENS))
+
+        await database.write(write)
 
     async def load(self) -> None:
         """Read what earlier starts wrote."""
@@ -181,7 +191,7 @@ class Members:
         key = keys.requested_key(csr_pem)
         try:
             shown = keys.read_certificate(certificate_pem)
-            if not keys.is_issued_by(shown, keys.read_certificates(self.authority.pem)):
+            if not keys.is_issued_by(shown, self.authority.certificate):
                 raise NotAdmitted("the certificate is not of this swarm", hint="join again, with a new token")
             principal = principal_of(keys.uris(shown))
             fingerprint = keys.fingerprint(key)
@@ -271,22 +281,12 @@ class Members:
         live = [one for one in self._tokens.values() if one.uses_left and one.expires_unix_s > self._wall_s()]
         return sorted(live, key=lambda token: -token.created_unix_s)
 
-    @property
-    def tokens_end_unix_s(self) -> float:
-        """When the last usable token ends."""
-        return max((one.expires_unix_s for one in self.tokens()), default=0.0)
-
     async def revoke_token(self, id: str) -> Token:
         async with self._changing:
             if (token := self._tokens.get(id)) is None:
                 raise NotFound(f'there is no token "{id[:20]}"', hint="list them with: swarm token ls")
             await self._delete_tokens([id])
         return token
-
-    @property
-    def ends_unix_s(self) -> float:
-        """When the last certificate ends that is good now."""
-        return max((one.ends_unix_s for one in self._members.values() if not one.is_revoked), default=0.0)
 
     def members(self) -> list[Member]:
         return sorted(self._members.values(), key=lambda member: (member.role, member.name))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from cryptography import x509
+from cryptography.x509.oid import NameOID
 
 from swarm.errors import InvalidConfig
 from swarm.pki import keys
@@ -80,8 +83,14 @@ def test_a_certificate_says_who_for_how_long_and_signs_nothing() -> None:
 
 
 def test_a_later_authority_bears_the_name_that_the_first_one_gave() -> None:
-    first = Authority.new(NOW)
-    later = Authority.new(NOW, first.cluster)
-    assert (later.cluster, cluster_of(later.certificate)) == (first.cluster, first.cluster)
-    assert later.pin != first.pin
-    assert later.proof == b""
+    """Earlier versions let one authority follow another while the swarm went on."""
+    later = SimpleNamespace(subject=x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "abcdefghijklmnop")]))
+    assert cluster_of(cast(x509.Certificate, later)) == "abcdefghijklmnop"
+
+
+def test_two_authorities_of_an_earlier_version_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    Authority.open(tmp_path, NOW)
+    (tmp_path / "succession.json").touch()
+    with pytest.raises(InvalidConfig, match="holds two authorities") as caught:
+        Authority.open(tmp_path, NOW)
+    assert (caught.value.exit_code, "swarm ca new" in caught.value.hint) == (3, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -27,12 +28,11 @@ from swarm.errors import (
     WrongSwarm,
 )
 from swarm.pki import joining
-from swarm.pki.authority import AWAY_S, LIFE_S, Authority
+from swarm.pki.authority import AWAY_S, Authority
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import JOINS_FILE
 from swarm.pki.names import Principal, Role
 from swarm.pki.profiles import profile_folder
-from swarm.pki.succession import Succession
 from swarm.pki.tokens import JoinLine
 from swarm.process.logs import get_logger
 from swarm.rpc import enrolment as module
@@ -223,7 +223,6 @@ async def away_for(
     async with scheduler_side(tmp_path / "data") as side:
         monkeypatch.setattr(side.members, "_wall_s", clock)
         monkeypatch.setattr(side.members, "_grace_s", grace_s)
-        monkeypatch.setattr(side.admission._authority, "_wall_s", clock)
         monkeypatch.setattr(joining, "_date", lambda text: clock.unix_s)
         without_profile(side, monkeypatch, tmp_path)
         monkeypatch.setattr(module, "is_loopback", lambda host: False)
@@ -348,17 +347,6 @@ async def test_a_scheduler_that_does_not_answer_is_asked_again(tmp_path: Path, m
             await away.comes_back()
 
 
-async def test_a_rotation_meanwhile_keeps_nobody_out_while_the_old_authority_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with away_for(7, tmp_path, monkeypatch) as away:
-        authority = away.side.admission._authority
-        authority.rotate(LIFE_S, 0.0)
-        renewed_now = await away.comes_back()
-        assert set(renewed_now.pins) == {one.pin for one in authority.trusted}
-        assert len(renewed_now.pins) == 2
-
-
 async def test_a_scheduler_that_was_made_anew_at_the_same_address_vouches_anew(tmp_path: Path) -> None:
     async with scheduler_side(tmp_path / "data") as side:
         old = identity_of(OTHERS, Role.STAGE_SERVER, PEER)
@@ -380,24 +368,14 @@ async def test_a_token_of_another_swarm_replaces_what_was_got_before(tmp_path: P
         assert await works(side, wallet.identity)
 
 
-async def rotated(folder: Path) -> None:
-    """A whole rotation, while the scheduler is away."""
-    clock = Clock(time.time())
-    authority = Succession.open(folder, clock)
-    authority.rotate(LIFE_S, 0.0)
-    assert authority.times is not None
-    clock.unix_s = authority.times.leaves_unix_s
-    authority.save()
-
-
 @pytest.mark.parametrize("is_kept", [True, False], ids=["the token that let it in", "another old token"])
-async def test_a_line_of_before_a_rotation_keeps_nobody_out_who_has_a_certificate(
+async def test_a_line_of_an_authority_of_before_keeps_nobody_out_who_has_a_certificate(
     tmp_path: Path, is_kept: bool
 ) -> None:
     async with scheduler_side(tmp_path / "data") as side:
         line = await side.token()
         await enrolling(tmp_path)[0].join(line)
-    await rotated(tmp_path / "data" / "pki")
+    shutil.rmtree(tmp_path / "data" / "pki")
     async with scheduler_side(tmp_path / "data") as side:
         line = replace(line, address=side.joins)
         assert line.pin != side.members.authority.pin

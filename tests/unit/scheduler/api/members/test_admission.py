@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
@@ -20,19 +19,16 @@ from swarm.errors import (
     BadToken,
     CertificateEnded,
     InvalidConfig,
-    NotAllowed,
     NotFound,
     Revoked,
     RoleForbids,
-    SwarmError,
+    SchedulerUnreachable,
     WrongSwarm,
 )
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import join
 from swarm.pki.names import Role, scheduler_of
 from swarm.pki.profiles import profile_folder
-from swarm.pki.succession import Succession, SuccessionPhase, Times
-from swarm.pki.tokens import JoinLine
 from swarm.process.logs import get_logger
 from swarm.rpc.channel import connect, new_server, translate
 from swarm.rpc.members import renewed, vouched
@@ -185,7 +181,6 @@ async def test_a_join_address_that_was_chosen_and_is_taken_is_an_error(tmp_path:
     async with scheduler_side(tmp_path / "data") as side:
         other = module.Gatekeeper(
             side.members,
-            Succession.open(tmp_path / "data/pki"),
             side.admission._trail._audit,
             side.admission._trail._admins,
             tmp_path / "other",
@@ -248,158 +243,21 @@ async def test_the_schedulers_certificate_is_renewed_for_ever(
         assert made.principal.name == "ann"
 
 
-def come_to(folder: Path, phase: SuccessionPhase) -> None:
-    """While the scheduler is off, its rotation comes so far."""
-    order = (SuccessionPhase.SIGNS, SuccessionPhase.ENDED, SuccessionPhase.OVER)
-    begun = order.index(phase) + 1
-    at_unix_s = [time.time() + (-3600.0 if number < begun else 3600.0) for number in range(len(order))]
-    (folder / "pki" / "succession.json").write_text(json.dumps(asdict(Times(*at_unix_s))))
-
-
-async def ask(side: SchedulerSide, method: str) -> pb.AuthorityView:
-    async with connect(side.address, side.admin, scheduler_of(side.admin.cluster).dns) as channel:
-        stub: Any = members_pb2_grpc.MembersStub(channel)  # type: ignore[no-untyped-call]
-        return cast(pb.AuthorityView, await getattr(stub, method)(pb.AuthorityRequest()))
-
-
-async def joined(side: SchedulerSide, line: JoinLine, name: str) -> Identity:
-    """Whoever joins with this line, wherever the scheduler takes joins now."""
-    made = await asyncio.to_thread(join, replace(line, address=side.joins), name, Application(name))
-    return made.identity
-
-
-async def holds(side: SchedulerSide, *pins: str) -> None:
-    """Return once the scheduler itself trusts these, in this order."""
-    async with asyncio.timeout(20):
-        while side.admission.wallet.identity is None or side.admission.wallet.identity.pins != pins:
-            await asyncio.sleep(0.01)
-
-
-async def test_another_authority_takes_the_place_of_the_first_and_members_come_along(tmp_path: Path) -> None:
-    """In each phase a member renews, and others join with a token of either authority."""
+async def test_a_new_authority_begins_a_new_book(tmp_path: Path) -> None:
+    """Whose certificate was of the old authority joins again under his name, and no token of before lets anybody in."""
     folder = tmp_path / "data"
     async with scheduler_side(folder) as side:
-        ann = await asyncio.to_thread(vouched, side.address, side.admin, Role.VIEWER, "ann", 10.0)
-        sleeper, old_line = ann, await side.token(uses=9)
-        renewing = asyncio.create_task(side.admission.renew())
-        first = (await ask(side, "ShowAuthority")).pins[0]
-        view = await ask(side, "RotateAuthority")
-        (_, next) = view.pins
-        assert (view.phase, view.pins[0]) == ("shown", first)
-        for again in ("RotateAuthority", "RetireAuthority"):
-            assert isinstance(await error_of(side, side.admin, again, pb.AuthorityRequest()), NotAllowed)
-        await holds(side, first, next)
-        renewing.cancel()
-        ann = await asyncio.to_thread(renewed, side.address, ann, 10.0)
-        for one in (ann, await joined(side, old_line, "gpu-1")):
-            assert one.pins == (first, next)
-    come_to(folder, SuccessionPhase.SIGNS)
+        old_line = await side.token(uses=9)
+        old = (await asyncio.to_thread(join, old_line, "gpu-1", Application("gpu-1"))).identity
+    (folder / "pki").rename(folder / "aside")
     async with scheduler_side(folder) as side:
-        with pytest.raises(SwarmError):  # its certificate would have ended by now
-            await asyncio.to_thread(renewed, side.address, sleeper, 10.0)
-        ann = await asyncio.to_thread(renewed, side.address, ann, 10.0)
-        new_line = await side.token(uses=9)
-        assert (old_line.pin, new_line.pin) == (first, next)
-        for one in (ann, await joined(side, old_line, "gpu-2"), await joined(side, new_line, "gpu-3")):
-            assert (one.pins, one.cluster) == ((next, first), sleeper.cluster)
-        assert isinstance(await error_of(side, side.admin, "RetireAuthority", pb.AuthorityRequest()), NotAllowed)
-    come_to(folder, SuccessionPhase.ENDED)
-    async with scheduler_side(folder) as side:
-        await joined(side, old_line, "gpu-4")
-        view = await ask(side, "RetireAuthority")
-        assert (view.phase, list(view.pins)) == ("alone", [next])
-        ann = await asyncio.to_thread(renewed, side.address, ann, 10.0)
-        assert ann.pins == (next,)
-    async with scheduler_side(folder) as side:
-        with pytest.raises(WrongSwarm, match="is not the swarm of the token"):
-            await joined(side, old_line, "gpu-5")
-        assert (await joined(side, new_line, "gpu-5")).cluster == sleeper.cluster
-    told = [(action, result.partition(" ")[0]) for _, action, result, _ in audited(folder)]
-    assert [one for one in told if "Authority" in one[0]] == [
-        ("RotateAuthority", "allowed"),
-        ("Authority", "shown"),
-        ("RotateAuthority", NotAllowed.code),
-        ("RetireAuthority", NotAllowed.code),
-        ("RetireAuthority", NotAllowed.code),
-        ("RetireAuthority", "allowed"),
-    ]
-
-
-async def test_the_old_authority_leaves_by_itself(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    async with scheduler_side(folder) as side:
-        next = (await ask(side, "RotateAuthority")).pins[1]
-    come_to(folder, SuccessionPhase.ENDED)
-    async with scheduler_side(folder) as side:
-        side.admission._authority._wall_s = lambda: time.time() + 7200.0
-        side.admission._turn.set()
-        renewing = asyncio.create_task(side.admission.renew())
-        await holds(side, next)
-        renewing.cancel()
-        assert side.admission._authority.phase is SuccessionPhase.ALONE
-    assert not (folder / "pki" / "succession.json").exists()
-    assert [result for _, action, result, _ in audited(folder) if action == "Authority"] == ["over"]
-
-
-async def test_a_token_of_thirty_days_leads_in_until_it_ends(tmp_path: Path) -> None:
-    async with scheduler_side(tmp_path / "data") as side:
-        _, token = await side.members.create_token(Role.VIEWER, 30 * 86400.0, 1, "", "admin me", side.joins)
-        assert (await ask(side, "RotateAuthority")).leaves_unix_s == token.expires_unix_s
-
-
-def blocked(folder: Path) -> Path:
-    """A folder where the key of the authority should be written."""
-    key = folder / "pki" / "ca.key"
-    key.unlink()
-    key.mkdir()
-    return key
-
-
-async def test_a_retirement_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    async with scheduler_side(folder) as side:
-        await ask(side, "RotateAuthority")
-    come_to(folder, SuccessionPhase.ENDED)
-    async with scheduler_side(folder) as side:
-        key = blocked(folder)
-        before = await ask(side, "ShowAuthority")
-        assert isinstance(await error_of(side, side.admin, "RetireAuthority", pb.AuthorityRequest()), InvalidConfig)
-        assert await ask(side, "ShowAuthority") == before
-        assert (before.phase, len(before.pins)) == ("ended", 2)
-        key.rmdir()
-        assert (await ask(side, "RetireAuthority")).phase == "alone"
-
-
-async def test_a_disk_that_does_not_take_the_end_of_a_rotation_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "data"
-    async with scheduler_side(folder) as side:
-        next = (await ask(side, "RotateAuthority")).pins[1]
-    come_to(folder, SuccessionPhase.ENDED)
-    async with scheduler_side(folder) as side:
-        key, authority = blocked(folder), side.admission._authority
-        monkeypatch.setattr(module, "LOOK_S", 0.01)
-        authority._wall_s = lambda: time.time() + 7200.0
-        renewing = asyncio.create_task(side.admission.renew())
-        await holds(side, next)
-        assert authority.phase is SuccessionPhase.OVER
-        key.rmdir()
-        async with asyncio.timeout(20):
-            while authority.phase is not SuccessionPhase.ALONE:
-                await asyncio.sleep(0.01)
-        renewing.cancel()
-    assert not (folder / "pki" / "succession.json").exists()
-    assert [result for _, action, result, _ in audited(folder) if action == "Authority"] == ["over"]
-
-
-async def test_a_rotation_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
-    async with scheduler_side(tmp_path / "data") as side:
-        (tmp_path / "data/pki/next.key").mkdir()
-        assert isinstance(await error_of(side, side.admin, "RotateAuthority", pb.AuthorityRequest()), InvalidConfig)
-        assert (await ask(side, "ShowAuthority")).phase == "alone"
-        (tmp_path / "data/pki/next.key").rmdir()
-        assert (await ask(side, "RotateAuthority")).phase == "shown"
+        assert old.cluster != side.members.authority.cluster
+        for address in (side.joins, old_line.address):
+            with pytest.raises((WrongSwarm, SchedulerUnreachable)):
+                await asyncio.to_thread(join, replace(old_line, address=address), "gpu-1", Application("gpu-1"))
+        assert [member.name for member in side.members.members()] == ["local"]
+        line = await side.token()
+        assert (await asyncio.to_thread(join, line, "gpu-1", Application("gpu-1"))).identity.pin == line.pin != old.pin
 
 
 async def test_a_revocation_ends_the_calls_of_the_member_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

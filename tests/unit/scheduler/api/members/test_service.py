@@ -17,7 +17,6 @@ from swarm.errors import DatabaseUnavailable, NotAdmitted, NotFound, Refused, Sw
 from swarm.pki.identity import Application
 from swarm.pki.joining import join
 from swarm.pki.names import Role, scheduler_of
-from swarm.pki.succession import Succession
 from swarm.pki.tokens import parse_line
 from swarm.rpc.channel import bind, connect, new_server, translate
 from swarm.rpc.members import vouched
@@ -110,7 +109,7 @@ async def test_a_request_without_a_key_is_refused(tmp_path: Path) -> None:
 async def test_a_scheduler_that_takes_plaintext_has_no_members(tmp_path: Path) -> None:
     async with scheduler_side(tmp_path / "data") as side:
         server = new_server()
-        service = MemberService(side.members, "", Succession.open(tmp_path / "data/pki"))
+        service = MemberService(side.members, "")
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         address = f"127.0.0.1:{bind(server, LOOPBACK)}"
         await server.start()

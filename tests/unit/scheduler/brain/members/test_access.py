@@ -54,8 +54,6 @@ TABLE = """
     Members.ListMembers     -             -      -       -          yes    -
     Members.RevokeMember    -             -      -       -          yes    -
     Members.ShowAuthority   -             -      -       -          yes    -
-    Members.RotateAuthority -             -      -       -          yes    -
-    Members.RetireAuthority -             -      -       -          yes    -
 """
 
 
