@@ -168,7 +168,6 @@ async def serve(options: SchedulerOptions) -> None:
         membership = Membership(grace_s=options.grace_s)
         stack.callback(ports.stores.logs.flush)
         issuer = None if admission is None else admission.issuer
-        cloned = None if admission is None else partial(admission.revoke, tasks)
         chaos = options.allow_chaos
         scheduler = assemble(
             ports,
@@ -176,9 +175,7 @@ async def serve(options: SchedulerOptions) -> None:
             membership,
             allow_chaos=chaos,
             issuer=issuer,
-            cloned=cloned,
             keep_jobs_s=options.keep_jobs_s,
-            inviter=(lambda peer: "") if admission is None else admission.members.inviter,
         )
         await scheduler.load()
 
@@ -227,7 +224,8 @@ async def serve(options: SchedulerOptions) -> None:
             seen_by_all = Overview(scheduler.jobs, membership, lambda: ANYBODY, time.time, scheduler.relays)
             entrance: Entrance = (lambda _: ANYBODY) if door is None or admission is None else admission.visitor
             check_member = (lambda _: None) if admission is None else admission.scraper
-            feed = Feed(seen_by_all, entrance, product, health.troubles)
+            owner = (lambda _: "") if admission is None else admission.members.inviter
+            feed = Feed(seen_by_all, entrance, product, health.troubles, owner)
             is_local = is_loopback(options.http_host)
             site = Site(
                 loop,

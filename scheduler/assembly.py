@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.api.chaos import ChaosDesk
@@ -24,7 +23,6 @@ from scheduler.jobs.starts.rollback import Rollback
 from scheduler.jobs.starts.timelines import Timelines
 from scheduler.storage.drains import Drains
 from scheduler.storage.members.quarantine import Quarantine
-from swarm.types import PeerId
 
 
 @dataclass(slots=True)
@@ -72,14 +70,11 @@ def assemble(
     *,
     allow_chaos: bool = False,
     issuer: Issuer | None = None,
-    cloned: Callable[[PeerId, str], None] | None = None,
     keep_jobs_s: float = 0.0,
-    inviter: Callable[[PeerId], str] = lambda peer: "",
 ) -> Scheduler:
     """Make every part, each from those above it. Background work runs in `tasks`.
 
-    Without an `issuer` stage servers get no passes. `cloned` hears of an identity that two processes have. Jobs are
-    removed `keep_jobs_s` after their end; 0: never. `inviter` says who invited a stage server.
+    Without an `issuer` stage servers get no passes. Jobs are removed `keep_jobs_s` after their end; 0: never.
     """
     membership = membership or Membership()
     connections = Connections(ports.log)
@@ -88,11 +83,11 @@ def assemble(
     passes = None if issuer is None else Passes(issuer, registry, membership, connections, ports.wall_s)
     relays = None if passes is None else RelayDesk(passes, connections, ports.log, ports.wall_s)
     quarantine = Quarantine(ports.stores.database, ports.log, ports.wall_s)
-    peers = Peers(ports, registry, membership, passes or connections, tasks, quarantine, inviter)
+    peers = Peers(ports, registry, membership, passes or connections, tasks, quarantine)
     timelines = Timelines(ports, registry)
     rollback = Rollback(ports, registry, peers, timelines)
     runner = JobRunner(ports, registry, peers, membership, rollback, tasks)
-    allocator = Allocator(ports, registry, peers, membership, runner, inviter)
+    allocator = Allocator(ports, registry, peers, membership, runner)
     restart = Restart(ports, registry, peers, timelines, rollback, runner, tasks)
     removal = JobRemoval(ports, registry, keep_jobs_s)
     jobs = Jobs(ports, registry, peers, membership, timelines, allocator, drains, removal)
@@ -102,7 +97,7 @@ def assemble(
         listener.on_relays(False)  # until one attaches
     chaos = ChaosDesk(listener, jobs, membership, connections) if allow_chaos else None
     transfer = JobTransfer(ports.stores, registry)
-    sessions = Sessions(ports, membership, connections, chaos or listener, transfer, tasks, passes, cloned)
+    sessions = Sessions(ports, membership, connections, chaos or listener, transfer, tasks, passes)
     return Scheduler(
         jobs=jobs,
         membership=membership,

@@ -76,7 +76,6 @@ COUNTS_MAX: Mapping[str, int] = {
     "Hello.cells": 1 << 16,
     "Heartbeat.links": LINKS_TOLD_MAX,
     "Accumulated.digests": 4,
-    "Accumulated.sizes": 4,
     "Checked.digests": 4,
     "Loaded.units": 1024,
     "Averaged.norms": PARAMETERS_MAX,

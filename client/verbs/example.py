@@ -136,12 +136,9 @@ nonfinite_steps_max = 10        # with "skip": the job fails after this number o
 [trust]
 spot_check = 0.0                # the share of hops that another stage server computes again to compare: 0 = all are
                                 # believed, 0.02 on machines of others; needs training.reproducible
-newcomer_hops = 0               # first hops of each stage server that are all computed again; others' machines: 50
-norm_band = false               # true: so are hops that make tensors of an unusual size
 recount = 0.0                   # the share of steps of which another computes the sum of one once more; others': 0.02
 second_owner = 0.0              # the share of rounds of which another reduces a slice once more; others' machines: 0.1
 second_hash = false             # true: others hash what one of them saves; a save whose hashes differ is not accepted
-inviter_quota = false           # true: stage servers that joined with one person's tokens are a minority in each stage
 """
 
 _CONFIG = (

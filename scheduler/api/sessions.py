@@ -7,17 +7,16 @@ nothing of jobs, so jobs can send before any peer has dialled; `Sessions` reads 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from scheduler.api.origin import is_here
-from scheduler.brain.fleet.clones import CLONE_S, Rivals
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.members.enrolment import Member
 from scheduler.jobs.ports import SchedulerPorts
-from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage, SwarmError
+from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, StaleMessage, SwarmError
 from swarm.limits import (
     INCARNATION_AHEAD_S,
     PEERS_MAX,
@@ -87,7 +86,6 @@ class Session:
     incarnation: int
     connection: str = ""  # on which it was dialled, "" in simulation
     commands: asyncio.Queue[Command | None] = field(default_factory=lambda: asyncio.Queue(COMMANDS_WAITING_MAX))
-    rivals: Rivals = field(default_factory=Rivals)
     is_over: bool = False  # then no event of it counts, although it is open until its peer has read that
 
     def end(self) -> None:
@@ -160,7 +158,6 @@ class Sessions:
     _transfer: StateTransfer
     _tasks: asyncio.TaskGroup
     _passes: PassDesk | None = None  # none: with --insecure
-    _cloned: Callable[[PeerId, str], None] | None = None  # takes an identity out of the book, and why; none: as above
     _beginning: Bucket = field(default_factory=lambda: Bucket(SESSIONS_PER_S, SESSIONS_AT_ONCE), init=False)
     # Over plaintext a caller has as many names as he likes.
     _beginning_of: Buckets = field(
@@ -289,15 +286,9 @@ class Sessions:
         if session is not None and is_heard:
             same_machine = _host(session.connection) == _host(connection)
             if session.incarnation != hello.incarnation or not same_machine:
-                if self._cloned is not None and session.rivals.dialled(hello.incarnation, _host(connection), now_s):
-                    where = " and ".join(_host(one).partition(":")[2] for one in (session.connection, connection))
-                    reason = f"two processes have its key, at {where}: stop one, and give the other a new token"
-                    self._cloned(hello.peer, reason)
-                    raise Revoked(f"stage server {hello.peer} was revoked: {reason}", hint="ask an admin")
                 raise StaleMessage(
                     f"{hello.peer} is attached already, and its process answers",
-                    hint="two processes run under one identity: stop one, or give each its own --data-dir and token"
-                    + ("" if self._cloned is None else f"; if both go on for {CLONE_S / 60:g} minutes, both are out"),
+                    hint="two processes run under one identity: stop one, or give each its own --data-dir and token",
                 )
         if known is None and self._membership.count >= PEERS_MAX:
             raise Refused(f"{PEERS_MAX} stage servers are known already", hint="stop some, or use another scheduler")

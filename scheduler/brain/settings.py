@@ -91,8 +91,6 @@ class BrainSettings:
     rebalance: RebalanceSettings = NO_REBALANCING
     deadlines: DeadlineSettings = DEADLINES
     spot_check: float = 0.0  # the share of hops that another replica computes again; 0 = replicas are believed
-    newcomer_hops: int = 0  # first hops of each replica that are all computed again
-    norm_band: bool = False  # what made a tensor of an unusual size is computed again
     recount: float = 0.0  # the share of steps of which another replica computes the sum of one once more
     clips: bool = False  # averaging cuts false parts
     second_owner: float = 0.0  # the share of rounds of which another member reduces a slice once more
@@ -102,7 +100,7 @@ class BrainSettings:
     @property
     def hashes_hops(self) -> bool:
         """Whether replicas say by hash what they took and made."""
-        return self.spot_check > 0.0 or self.recount > 0.0 or self.newcomer_hops > 0 or self.norm_band
+        return self.spot_check > 0.0 or self.recount > 0.0
 
     @property
     def staleness(self) -> int:

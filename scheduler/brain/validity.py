@@ -21,7 +21,6 @@ KNOWN_ATTEMPTS_MAX = ATTEMPTS_MAX - (1 << 20)  # of a Hello: new hops carry grea
 JOINS_MAX = 1 << 32
 NONSENSE_MAX = 8  # events of one replica, then it is expelled
 DIGESTS = 4  # of a hop: x, y, g, dx
-SIZES = 2  # of x and g
 TEXT_CHARACTERS_MAX = 64  # of what is shown of a name
 
 
@@ -74,10 +73,6 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
             if isinstance(event, messages.Accumulated):
                 if settings.hashes_hops and len(event.digests) != DIGESTS:
                     yield "does not say what it took and sent"
-                if settings.norm_band and len(event.sizes) != SIZES:
-                    yield "does not say how large the tensors were that it took"
-                if any(size < 0.0 for size in event.sizes):  # NaN and infinity are those of tensors
-                    yield "says that a tensor is smaller than nothing"
                 for seconds in (event.forward_s, event.backward_s, event.wait_s):
                     yield "" if 0.0 <= seconds < math.inf else f"says that a microbatch took {seconds} s"
         case messages.Checked():

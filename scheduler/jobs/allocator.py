@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -57,10 +57,7 @@ class Allocator:
         peers: Peers,
         membership: Membership,
         runner: JobRunner,
-        inviter: Callable[[PeerId], str] = lambda peer: "",
     ) -> None:
-        """`inviter` says who invited a stage server; "" if that is not known."""
-        self.inviter = inviter
         self._registry = registry
         self._peers = peers
         self._membership = membership
@@ -116,7 +113,6 @@ class Allocator:
             peers_max=peers_max(job),
             unfit=self._all_unfit(job),
             islands=most,
-            per_inviter=job.spec.trust.per_inviter(limits.min_replicas),
         )
         of = (
             replace(
@@ -193,8 +189,6 @@ class Allocator:
             run.replicas_at_start,
             where,
             self._left(job, len(here)),
-            job.spec.trust.per_inviter(job.spec.limits.min_replicas),
-            Counter((one.stage, self.inviter(one.hello.peer)) for one in here if not one.leaving),
             min(sites, default="") if len(sites) == 1 else "",
             (len(here) == 1 and bool(here[0].unreached)) or sites == {ON_LOOPBACK},
         )
@@ -230,7 +224,6 @@ class Allocator:
                 hello.pinned_stage,
                 offer=offer(hello),
                 site=_site(one),
-                inviter=self.inviter(hello.peer),
                 unreached=bool(one.unreached),
             )
             for one in sorted(peers, key=lambda one: one.hello.peer)

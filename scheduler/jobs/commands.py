@@ -82,7 +82,6 @@ class Jobs:
         self._membership = membership
         self._timelines = timelines
         self.idle = allocator.idle
-        self.inviter = allocator.inviter
         self._drains = drains
         self.removal = removal
         self._looking = asyncio.Semaphore(SUBMITS_MAX)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from scheduler.brain.fleet.allocation import Reservations
 from scheduler.brain.fleet.membership import Membership, Transition, check_reference
-from scheduler.brain.fleet.placement import Candidate, takes
 from scheduler.brain.inputs import AskToLeave
 from scheduler.brain.outputs import Struck
 from scheduler.jobs.islands import place_at, place_of
@@ -42,10 +41,7 @@ class Peers:
         commands: CommandSender,
         tasks: asyncio.TaskGroup,
         quarantine: Quarantine,
-        inviter: Callable[[PeerId], str] = lambda peer: "",
     ) -> None:
-        """`inviter` says who invited a stage server; "" if that is not known."""
-        self._inviter = inviter
         self.quarantine = quarantine
         self._registry = registry
         self._membership = membership
@@ -74,20 +70,12 @@ class Peers:
         return has_stage and job.record.peers.get(hello.peer) == place_of(job.spec, hello.timeline, hello.stage)
 
     def may_return(self, job: Job, hello: Hello) -> bool:
-        """Whether the peer's place in the job is still free for it and for one of its inviter: others may have come."""
-        place = place_of(job.spec, hello.timeline, hello.stage)
+        """Whether the peer's place in the job is still free for it: others may have come."""
+        place, most = place_of(job.spec, hello.timeline, hello.stage), peers_max(job)
         present = [peer for peer in self._membership.peers() if peer.job == job.record.id and not peer.leaving]
-        beside = [
-            Candidate(one.hello.peer, inviter=self._inviter(one.hello.peer))
-            for one in present
-            if place_at(job, one.hello.peer, one.stage) == place
-        ]
+        beside = sum(place_at(job, peer.hello.peer, peer.stage) == place for peer in present)
         # Moves may have left a stage with more than its part of the most. It keeps them while another one has fewer.
-        most, limits = peers_max(job), job.spec.limits
-        if most is not None and len(present) >= most and len(beside) >= limits.max_replicas:
-            return False
-        returning = Candidate(hello.peer, inviter=self._inviter(hello.peer))
-        return takes(beside, returning, job.spec.trust.per_inviter(limits.min_replicas))
+        return most is None or len(present) < most or beside < job.spec.limits.max_replicas
 
     def adopt(self, job: Job, hello: Hello) -> None:
         """The idle peer continues with the stage that it holds."""

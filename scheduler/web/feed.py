@@ -72,15 +72,24 @@ class _Read:
 
 
 class Feed:
-    """Gives looks at everything that a visitor may see; `overview` is anybody's, `troubles` those of the scheduler."""
+    """Gives looks at everything that a visitor may see.
+
+    `overview` is what everybody may see, `troubles` what troubles the scheduler; `owner` says who invited a peer.
+    """
 
     def __init__(
-        self, overview: Overview, entrance: Entrance, product: str, troubles: Callable[[], list[str]] = list
+        self,
+        overview: Overview,
+        entrance: Entrance,
+        product: str,
+        troubles: Callable[[], list[str]] = list,
+        owner: Callable[[PeerId], str] = lambda peer: "",
     ) -> None:
         self._overview = overview
         self._entrance = entrance
         self._product = product
         self._troubles = troubles
+        self._owner = owner
         self._looks: OrderedDict[tuple[Person, str], Look] = OrderedDict()
         self._read: OrderedDict[str, _Read] = OrderedDict()
 
@@ -118,16 +127,15 @@ class Feed:
             "scheduler": {"product": self._product, "troubles": self._troubles(), "visitor": who},
             "jobs": jobs_values(jobs, queue.waiting),
             "jobs_in_all": len(all_jobs),
-            "peers": peers_values([*overview.relay_views(), *peers], self._owner if is_admin else lambda peer: ""),
+            "peers": peers_values(
+                [*overview.relay_views(), *peers], lambda peer: self._owner(PeerId(peer)) if is_admin else ""
+            ),
             "peers_in_all": len(pool),
         }
         if job is not None and read is not None:
             state["job"] = self._in_full(overview, job, read, {view.id: view for view in peers})
         clock_s = now_s if job is None else job.clock_s()
         return Look(now_s, self._overview.wall_s(), clock_s, state)
-
-    def _owner(self, peer: str) -> str:
-        return self._overview.jobs.inviter(PeerId(peer))
 
     def _in_full(self, overview: Overview, job: Job, read: _Read, peers: dict[str, pb.PeerView]) -> Json:
         view = overview.job(job, spec=False)

@@ -1,8 +1,8 @@
 """What goes with the report of a microbatch: hashes of inputs and outputs, which others can compare with their own.
 
 The hashes are over the bytes that travel, so both ends of a link name a tensor alike. They go to the scheduler with the
-report that the gradient was added (`Accumulated.digests`): x, y, g, dx, and "" where the stage has none. Where the job
-wants it, so do the sizes of x and g. With or without hashes, an output that the wire could not carry is named.
+report that the gradient was added (`Accumulated.digests`): x, y, g, dx, and "" where the stage has none. With or
+without hashes, an output that the wire could not carry is named.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ def digest_of(payload: bytes | memoryview) -> str:
 class Commitments:
     """The hashes of open microbatches; empty where the job believes its replicas."""
 
-    def __init__(self, *, is_on: bool, weighs: bool = False) -> None:
+    def __init__(self, *, is_on: bool) -> None:
         self.is_on = is_on
-        self.weighs = weighs
-        self._sizes: dict[Microbatch, dict[Direction, float]] = {}
         self._known: dict[Microbatch, tuple[str, ...]] = {}
         self._overflowed: dict[Microbatch, Direction] = {}
 
@@ -43,11 +41,6 @@ class Commitments:
     def took(self, microbatch: Microbatch, direction: Direction, digest: str) -> None:
         """An input was accepted: FORWARD x, BACKWARD g."""
         self._note(microbatch, INPUTS[direction], digest)
-
-    def sized(self, microbatch: Microbatch, direction: Direction, rms: float) -> None:
-        """So large was an input: FORWARD x, BACKWARD g."""
-        if self.weighs:
-            self._sizes.setdefault(microbatch, {})[direction] = rms
 
     def made(self, microbatch: Microbatch, direction: Direction, digest: str) -> None:
         """An output is ready: FORWARD y, BACKWARD dx."""
@@ -63,15 +56,10 @@ class Commitments:
             event = replace(event, overflow=side.value)
         if not self.is_on or not isinstance(event, Accumulated):
             return event
-        signed = replace(event, digests=self._known.get(event.microbatch, NOTHING))
-        if not self.weighs:
-            return signed
-        sizes = self._sizes.get(event.microbatch, {})
-        return replace(signed, sizes=tuple(sizes.get(direction, 0.0) for direction in INPUTS))
+        return replace(event, digests=self._known.get(event.microbatch, NOTHING))
 
     def forget(self, microbatch: Microbatch) -> None:
         self._known.pop(microbatch, None)
-        self._sizes.pop(microbatch, None)
         self._overflowed.pop(microbatch, None)
 
     def _note(self, microbatch: Microbatch, place: int, digest: str) -> None:

@@ -16,8 +16,6 @@ import math
 from collections.abc import Awaitable
 from typing import TypeAlias, assert_never
 
-from torch import Tensor
-
 from stage_server.brain import cell
 from stage_server.brain.commitments import Commitments
 from stage_server.brain.early_inputs import Claim, EarlyInputs
@@ -47,7 +45,7 @@ from swarm.errors import (
 )
 from swarm.job.spec import LOWERED
 from swarm.model import codec
-from swarm.model.runtime import SentAhead, received, rms_of
+from swarm.model.runtime import SentAhead, received
 from swarm.model.stage import Stage
 from swarm.types import Direction, Hop, Microbatch
 from swarm.wire import messages
@@ -107,7 +105,7 @@ class Replica:
         self._deliveries = Deliveries(ports, self.links)
         self._reports = Reports(loaded, ports)
         self._side = SideWorker(assignment, stage, self.cells, self._deliveries, ports, self._ready)
-        self._commitments = Commitments(is_on=spec.trust.hashes_hops, weighs=spec.trust.norm_band)
+        self._commitments = Commitments(is_on=spec.trust.hashes_hops)
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness + assignment.course.steps_ahead)
         leftovers = Leftovers(spec.averaging.compression)
         reduction = Reduction(assignment.sum_bits, clips=spec.averaging.aggregate == "centered_clip")
@@ -397,13 +395,6 @@ class Replica:
             self._reports.fail(error)
             return True
 
-    def _received(self, sent: SentAhead | None, microbatch: Microbatch, direction: Direction) -> Tensor | None:
-        """An input on the device, from the compute thread."""
-        tensor = None if sent is None else received(sent)
-        if tensor is not None and self._commitments.weighs:
-            self._commitments.sized(microbatch, direction, rms_of(tensor))
-        return tensor
-
     def _forward(self, work: cell.Compute) -> Awaitable[Timed[Made]]:
         microbatch, batch = work.microbatch, self._batches[work.microbatch]
         portion = self._assignment.course.at(microbatch.step).portion
@@ -411,7 +402,7 @@ class Replica:
         codec_name = self._codec_for(microbatch, Direction.FORWARD)
 
         def forward() -> Made:
-            x = self._received(sent, microbatch, Direction.FORWARD)
+            x = None if sent is None else received(sent)
             y, loss = self._stage.forward(
                 microbatch, work.version, portion=portion, x=x, tokens=batch.tokens, targets=batch.targets
             )
@@ -426,7 +417,7 @@ class Replica:
         codec_name = self._codec_for(microbatch, Direction.BACKWARD)
 
         def backward() -> Made:
-            g = self._received(sent, microbatch, Direction.BACKWARD)
+            g = None if sent is None else received(sent)
             encoded, finite = self._stage.backward(
                 microbatch, g, accumulate=work.accumulate, encode=lambda dx: encode(dx, codec_name)
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -255,7 +255,7 @@ class JobSpec(Section):
         if 0 < most < least:
             raise ValueError(f"limits.max_replicas = {most} is less than limits.min_replicas = {least}: raise it")
         compresses = self.averaging.compression != "none"
-        self.trust.check(reproducible=self.training.reproducible, compresses_slices=compresses, min_replicas=least)
+        self.trust.check(reproducible=self.training.reproducible, compresses_slices=compresses)
         check_islands(self)
         if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
             return self  # not grounded yet: the layers are known when it is
@@ -372,6 +372,13 @@ class JobSpec(Section):
         return bool(self.model.config.get("tie_word_embeddings", False))
 
 
+_CHECKED = "leave it out; trust.spot_check computes a share of all hops again"
+# The keys that earlier versions had: the default that their specs contain, and what to do instead.
+GONE: Mapping[str, tuple[object, str]] = {
+    "trust.newcomer_hops": (0, _CHECKED),
+    "trust.norm_band": (False, _CHECKED),
+    "trust.inviter_quota": (False, "leave it out; give tokens only to people who may have most replicas of a stage"),
+}
 SHOWN_CHARACTERS_MAX = 200  # of a value that is refused
 CLIPPED_MIN = 4  # replicas of a stage: of fewer, one false part is no small minority
 
@@ -423,7 +430,7 @@ def parse_job(values: dict[str, Any], where: str = "job spec") -> JobSpec:
 
 
 def spec_from_json(text: str) -> JobSpec:
-    """The inverse of `spec.model_dump_json()`; InvalidConfig if a peer sent anything else."""
+    """The inverse of `spec.model_dump_json()`, of earlier versions too; InvalidConfig if a peer sent anything else."""
     return parse_job(_object(text))
 
 
@@ -441,6 +448,11 @@ def _object(text: str) -> dict[str, Any]:
         raise InvalidConfig(f"job spec is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise InvalidConfig("job spec is not a JSON object")
+    for key, (default, _) in GONE.items():
+        name, _, part = key.partition(".")
+        section = values.get(name)
+        if isinstance(section, dict) and section.get(part) == default:
+            del section[part]
     return values
 
 
@@ -454,6 +466,8 @@ def _explain(faults: list[ErrorDetails]) -> tuple[str, str]:
     fault, key = faults[0], _key(faults[0])
     match fault["type"]:
         case "extra_forbidden":
+            if key in GONE:
+                return f"there is no key {key} any more", GONE[key][1]
             *section, name = (str(part) for part in fault["loc"])
             known = _known_keys(section)
             near = difflib.get_close_matches(name, known, n=1)

@@ -168,13 +168,6 @@ def to_host(*tensors: Tensor | SentBack) -> tuple[Tensor, ...]:
     return tuple(one.tensor for one in sent)
 
 
-def rms_of(tensor: Tensor) -> float:
-    """The root mean square of all elements, 0 if there are none; the host waits for it."""
-    if not tensor.numel():
-        return 0.0
-    return float(tensor.detach().to(torch.float32).square().mean().sqrt())
-
-
 def read(numbers: Sequence[Tensor]) -> list[float]:
     """The values of 0-dim tensors, in order; the host waits once for each device that holds some."""
     places: dict[torch.device, list[int]] = {}

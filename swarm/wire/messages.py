@@ -92,7 +92,7 @@ class Accumulated:
     """The gradient of one cell entered this replica's sum, once; or it was not finite and did not enter.
 
     `loss` is the sum of the token losses in nats (last stage, else 0). Times are seconds of device work and of waiting.
-    `digests` are there if the job checks its replicas ([trust]), `sizes` with trust.norm_band.
+    `digests` are there if the job checks its replicas ([trust]).
     """
 
     microbatch: Microbatch
@@ -104,7 +104,6 @@ class Accumulated:
     backward_s: float
     wait_s: float
     digests: tuple[str, ...] = ()  # sha256 of x, y, g, dx as they travel; empty where there is none
-    sizes: tuple[float, ...] = ()  # root mean squares of x and g as they were taken; 0 where there is none
     overflow: str = ""  # the Direction of an output that pipeline.compression made infinite; empty: none
 
 

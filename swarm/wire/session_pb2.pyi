@@ -203,7 +203,7 @@ class Loaded(_message.Message):
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., units: _Optional[_Iterable[_Union[UnitSize, _Mapping]]] = ..., probe: _Optional[str] = ..., join: _Optional[int] = ...) -> None: ...
 
 class Accumulated(_message.Message):
-    __slots__ = ("microbatch", "stage", "attempt", "finite", "loss", "forward_s", "backward_s", "wait_s", "digests", "sizes", "overflow")
+    __slots__ = ("microbatch", "stage", "attempt", "finite", "loss", "forward_s", "backward_s", "wait_s", "digests", "overflow")
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -213,7 +213,6 @@ class Accumulated(_message.Message):
     BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
-    SIZES_FIELD_NUMBER: _ClassVar[int]
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     microbatch: Microbatch
     stage: int
@@ -224,9 +223,8 @@ class Accumulated(_message.Message):
     backward_s: float
     wait_s: float
     digests: _containers.RepeatedScalarFieldContainer[str]
-    sizes: _containers.RepeatedScalarFieldContainer[float]
     overflow: str
-    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., digests: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[float]] = ..., overflow: _Optional[str] = ...) -> None: ...
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., digests: _Optional[_Iterable[str]] = ..., overflow: _Optional[str] = ...) -> None: ...
 
 class Checked(_message.Message):
     __slots__ = ("microbatch", "stage", "number", "finite", "loss", "digests", "fault")

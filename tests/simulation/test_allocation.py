@@ -240,3 +240,41 @@ def test_one_submitter_leaves_open_jobs_to_others(tmp_path: Path, monkeypatch: p
             await open_one(ANYBODY)
 
     at_desk(tokens, submit, peers=0)
+
+
+def test_one_that_comes_back_after_a_restart_is_released_if_another_took_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task.make(tmp_path, training__steps=6, pipeline__stages=1, limits__min_replicas=3, limits__max_replicas=3)
+
+    async def lose_touch(run: Run) -> None:
+        for name in ("first", "second", "third"):
+            add_peer(run, name)
+        await run.until_step(1)
+        placed = run.job.stages[0]
+        assert len(placed) == 3
+        (spare,) = (one.peer for one in run.rig.parts.allocator.idle())
+        away, *_ = placed
+        reaches, is_away = run.rig.network.reaches, True
+
+        async def without(owner: str, address: str) -> bool:
+            held_up = is_away and (owner, address) == (f"address-of-{away}", "scheduler")
+            return not held_up and await reaches(owner, address)
+
+        monkeypatch.setattr(run.rig.network, "reaches", without)
+        await run.rig.kill_scheduler()
+        await run.rig.start_scheduler()
+        run.job = run.rig.jobs.registry.find(run.job.record.id)
+        run.rig.slowness |= dict.fromkeys(run.rig.servers, 40.0)
+        while not (known := run.rig.membership.get(spare)) or not known.job:
+            await asyncio.sleep(0.001)
+        is_away = False
+        while run.job.brain is not None and not run.job.record.state.is_final:
+            (serving,) = run.job.brain.peers
+            assert len(serving) <= 3
+            await asyncio.sleep(0.1)
+        back = run.rig.membership.get(away)
+        assert back is not None
+        assert not back.job
+
+    train(task, 1, 3, lose_touch)

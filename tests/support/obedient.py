@@ -261,8 +261,7 @@ class Swarm:
                 if stage < len(hops) - 1:
                     self.say(peer, Forwarded(microbatch, stage, attempt))
                 digests = self.digests(stage, microbatch, hops)
-                sizes = (1.0, 1.0) if settings.norm_band else ()
-                self.say(peer, Accumulated(microbatch, stage, attempt, True, loss, 0.1, 0.2, 0.0, digests, sizes))
+                self.say(peer, Accumulated(microbatch, stage, attempt, True, loss, 0.1, 0.2, 0.0, digests))
                 for command in [next(iter(told.values())) for told in self.averages.values()]:
                     self.average(command)
             case Check(microbatch=microbatch, stage=at, number=number) if at == stage:

@@ -194,7 +194,6 @@ class Rig:
     build: BuildStage = Stage
     hub: HubPolicy = field(default_factory=lambda: HubPolicy(("*",)))
     record: bool = False  # what happens to the brains of jobs
-    inviter: Callable[[PeerId], str] = lambda peer: ""  # who invited a stage server
     members: Members | None = None  # none: with --insecure
     slowness: dict[PeerId, float] = field(default_factory=dict)  # how many times as long a peer computes
 
@@ -240,7 +239,7 @@ class Rig:
                 log,
             )
             issuer = None if self.members is None else Issuer(self.members.key, "")
-            self.parts = scheduler = assemble(ports, tasks, inviter=lambda peer: self.inviter(peer), issuer=issuer)
+            self.parts = scheduler = assemble(ports, tasks, issuer=issuer)
             self.jobs, self.membership, self.sessions = scheduler.jobs, scheduler.membership, scheduler.sessions
             await scheduler.load()
             handler = scheduler.sessions if self.members is None else Guarded(scheduler.sessions, self.members)

@@ -194,18 +194,6 @@ class Gatekeeper:
         """Raise unless the holder of this certificate is a member still. It is asked on the thread of the HTTP port."""
         self.members.check_scraper(caller_with(certificate_der), self._own_scraper)
 
-    def revoke(self, tasks: asyncio.TaskGroup, peer: PeerId, reason: str) -> None:
-        """The scheduler itself takes a stage server out of the book."""
-        tasks.create_task(self._revoke(peer, reason))
-
-    async def _revoke(self, peer: PeerId, reason: str) -> None:
-        CALLER.set(None)  # of this task: not of the call that brought it about
-        self._log.warning("a stage server is revoked", peer=peer, reason=reason)
-        try:
-            await self.members.revoke(f"{Role.STAGE_SERVER}/{peer}", reason)
-        except SwarmError as error:
-            self._log.error("a revocation is not in the database", peer=peer, reason=error.message)
-
     def _revoked(
         self, cut: Callable[[PeerId, str], None], cut_relay: Callable[[str], None] | None, member: Member
     ) -> None:

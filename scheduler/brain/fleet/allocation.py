@@ -36,9 +36,8 @@ stage, because it would forbid the moves that let an unequal pool flow.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, together
@@ -50,7 +49,6 @@ LOOKS_S_MAX = 60.0
 _FULL = "it has as many stage servers as its limits.max_replicas allows"
 _UNREACHED = "the scheduler cannot dial it, so others may not reach it: swarm explain PEER"
 _APART = "the scheduler cannot dial the stage server that serves it, so others may not reach that"
-_OF_ONE = "its stages have as many of this one's inviter as its trust.inviter_quota allows"
 KEEPERS_SHOWN = 3
 UNFIT_MAX = 256  # peers that one job has expelled; of more, the oldest are forgotten
 
@@ -79,7 +77,6 @@ class PendingJob:
     peers_max: int | None = None  # that the job takes; None: any number
     unfit: frozenset[PeerId] = frozenset()  # it has expelled them, or has no stage for them
     islands: int = 1
-    per_inviter: int = 0  # replicas of a stage of one inviter; 0: any number
     fewer: tuple[PendingJob, ...] = ()  # the job with fewer islands, if it may begin so (fewer.py); the most come first
     is_part: bool = False  # it is one of those
 
@@ -104,7 +101,7 @@ class PendingJob:
         peers, homes = self._at_home(peers)
         if self.peers_max is not None and self.peers_max < len(peers):
             peers = self._within(peers, homes, self.peers_max)
-        return place(peers, len(self.needs), self.min_replicas, self.needs, homes, self.per_inviter)
+        return place(peers, len(self.needs), self.min_replicas, self.needs, homes)
 
     def able(self, peers: Sequence[Candidate]) -> PendingJob | None:
         """The job with as many of its islands as these peers can serve; None if they can serve too few."""
@@ -115,7 +112,7 @@ class PendingJob:
         groups = self._groups(peers)
         peers = next((group for group in groups if self._plan(group).plan is not None), groups[0])
         peers, homes = self._at_home(peers)
-        return least(peers, len(self.needs), self.min_replicas, self.needs, homes, self.per_inviter)
+        return least(peers, len(self.needs), self.min_replicas, self.needs, homes)
 
     @property
     def _has_homes(self) -> bool:
@@ -131,7 +128,7 @@ class PendingJob:
 
     def _within(self, peers: Sequence[Candidate], homes: Sequence[str], room: int) -> list[Candidate]:
         """As many as there is room for, with those that the job needs to start."""
-        needed = least(peers, len(self.needs), self.min_replicas, self.needs, homes, self.per_inviter)
+        needed = least(peers, len(self.needs), self.min_replicas, self.needs, homes)
         ordered = sorted(peers, key=lambda one: (one.peer not in needed, -one.speed, one.peer))
         return ordered[:room]
 
@@ -151,8 +148,6 @@ class ActiveJob:
     at_start: int
     where_to_join: Callable[[Candidate, Collection[int], Mapping[PeerId, int]], Decision[int]]
     room: int | None = None  # peers that it may take beside those that it has and awaits; None: any number
-    per_inviter: int = 0  # replicas of a stage of one inviter; 0: any number
-    invited: Mapping[tuple[int, str], int] = field(default_factory=dict)  # those that stay, by stage and inviter
     site: str = ""  # where all of its peers are, if they are at one site
     apart: bool = False  # the only peer that it has cannot be dialled
 
@@ -332,7 +327,6 @@ class _Deciding:
     def __init__(self, running: Sequence[ActiveJob], reserved: Mapping[PeerId, Reservation]) -> None:
         self._left = {job.job: job.room for job in running if job.room is not None}
         self._running = running
-        self._invited = {job.job: Counter(job.invited) for job in running}
         self._counts = {job.job: list(job.replicas) for job in running}
         for coming in reserved.values():
             if coming.job in self._counts:
@@ -370,19 +364,13 @@ class _Deciding:
                 return
 
     def _joins(self, one: Candidate, job: ActiveJob, stages: Collection[int]) -> bool:
-        invited = self._invited[job.job]
-        takes = [stage for stage in stages if not job.per_inviter or invited[stage, one.inviter] < job.per_inviter]
-        if not takes:
-            self._refuse(one, job, _OF_ONE)
-            return False
-        fitting = [stage for stage in takes if one.holds(job.needs[stage])]
+        fitting = [stage for stage in stages if one.holds(job.needs[stage])]
         coming = {join.peer: join.stage for join in self.joins.values() if join.job == job.job}
         decision = job.where_to_join(one, fitting, coming)
         if decision.plan is None:
             self._refuse(one, job, decision.reason)
             return False
         self.joins[one.peer] = Join(one.peer, job.job, decision.plan, decision.reason)
-        invited[decision.plan, one.inviter] += 1
         self.why_not.pop(one.peer, None)
         return True
 

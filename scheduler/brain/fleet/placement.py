@@ -10,17 +10,14 @@ wherever pins and memory allow it.
 A job with islands has a place for each stage of each island, and an island's home is one site: only those who are
 there, or who do not say where they are, serve it. So no step of an island waits for a slow link.
 
-A job may bound how many replicas of a stage are of one inviter, so that whoever brings in many stage servers has a
-majority nowhere. Those of whom most are left go first, which leaves the others for the stages that come later.
-
 Decision: docs/decisions/105.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from swarm.text import counted
 from swarm.types import Decision, Memory, PeerId
@@ -38,7 +35,6 @@ class Candidate:
     speed: float = 1.0
     offer: Memory = UNKNOWN
     site: str = ""  # where it is; empty: not said
-    inviter: str = ""  # who made the token that it joined with; empty: not known
     unreached: bool = False  # the scheduler cannot dial it
 
     def holds(self, need: Memory) -> bool:
@@ -144,28 +140,22 @@ def place(
     min_replicas: int,
     needs: Sequence[Memory] = (),
     homes: Sequence[str] = (),
-    per_inviter: int = 0,
 ) -> Decision[dict[PeerId, int]]:
     """Spread the peers evenly over the stages that they can hold; the plan gives each placed peer its stage.
 
-    `needs` is what a replica of each stage takes, `homes` its site if that matters; `per_inviter` bounds the
-    replicas of a stage that one inviter may have, if it is not 0. A peer stays idle if no stage fits it, or if its
-    pinned stage does not. There is no plan if some stage would have fewer than `min_replicas`; the reason then names
-    the stages, how many replicas each still needs, and how much memory they must have.
+    `needs` is what a replica of each stage takes, `homes` its site if that matters. A peer stays idle if no stage fits
+    it, or if its pinned stage does not. There is no plan if some stage would have fewer than `min_replicas`; the reason
+    then names the stages, how many replicas each still needs, and how much memory they must have.
     """
     needs = needs or (Memory(),) * stages
     homes = homes or ("",) * stages
-    members, free, useless = _must_have(candidates, stages, min_replicas, needs, homes, per_inviter)
+    members, free, useless = _must_have(candidates, stages, min_replicas, needs, homes)
     for one in free:
-        fitting = [stage for stage in _fitting(one, needs, homes) if takes(members[stage], one, per_inviter)]
-        if fitting:
-            members[_neediest(members, fitting)].append(one)
+        members[_neediest(members, _fitting(one, needs, homes))].append(one)
 
     aside = "".join(f"; {reason}" for reason in sorted({*useless}))
     if any(homes):
         aside += f"; the stage servers of an island are of one site, here {', '.join(sorted({*homes} - {''}))}"
-    if per_inviter:
-        aside += f"; with trust.inviter_quota a stage takes {per_inviter} at most of those whom one person invited"
     lacking = [(stage, min_replicas - len(pool)) for stage, pool in enumerate(members) if len(pool) < min_replicas]
     if lacking:
         short = ", ".join(f"stage {stage} needs {counted(count, 'replica')} more" for stage, count in lacking)
@@ -183,11 +173,10 @@ def least(
     min_replicas: int,
     needs: Sequence[Memory] = (),
     homes: Sequence[str] = (),
-    per_inviter: int = 0,
 ) -> frozenset[PeerId]:
     """The peers with which a job would start, or come nearest to a start, and no more than it needs."""
     needs, homes = needs or (Memory(),) * stages, homes or ("",) * stages
-    members, _, _ = _must_have(candidates, stages, min_replicas, needs, homes, per_inviter)
+    members, _, _ = _must_have(candidates, stages, min_replicas, needs, homes)
     return frozenset(one.peer for pool in members for one in pool[:min_replicas])
 
 
@@ -206,7 +195,6 @@ def _must_have(
     min_replicas: int,
     needs: Sequence[Memory],
     homes: Sequence[str],
-    per_inviter: int,
 ) -> tuple[list[list[Candidate]], list[Candidate], list[str]]:
     """The pinned peers and the minimum of every stage; the peers that are left; why others are of no use."""
     assert min(stages, min_replicas) >= 1
@@ -222,8 +210,6 @@ def _must_have(
         elif not fitting:
             is_far = any(homes) and one.site not in ("", *homes)
             useless.append(f"no island is at {one.site}" if is_far else f"no stage fits {one.peer}")
-        elif one.pinned_stage != ANY_STAGE and not takes(members[one.pinned_stage], one, per_inviter):
-            useless.append(f"{one.peer} is pinned to stage {one.pinned_stage}, where others are of its inviter")
         elif one.pinned_stage != ANY_STAGE:
             members[one.pinned_stage].append(one)
         else:
@@ -232,15 +218,10 @@ def _must_have(
     # First what every stage must have. Big stages choose first, and nobody takes a peer that could hold more than
     # others can: a peer that can hold a stage can hold all smaller ones, so nothing is lost by that.
     demanding = sorted(range(stages), key=lambda stage: needs[stage].total_bytes, reverse=True)
-    levels = range(min_replicas)
-    turns = [(level, stage) for level in levels for stage in demanding]
-    if per_inviter:  # Stage by stage: each leaves as many inviters to the next as it can.
-        turns = [(level, stage) for stage in demanding for level in levels]
-    for level, stage in turns:
-        able = [entry for entry in free if stage in entry[1] and takes(members[stage], entry[0], per_inviter)]
+    for level, stage in product(range(min_replicas), demanding):
+        able = [entry for entry in free if stage in entry[1]]
         if len(members[stage]) <= level and able:
-            left = Counter(entry[0].inviter for entry in free) if per_inviter else Counter[str]()
-            chosen = min(able, key=lambda entry: (len(entry[1]), -left[entry[0].inviter]))
+            chosen = min(able, key=lambda entry: len(entry[1]))
             free.remove(chosen)
             members[stage].append(chosen[0])
     return members, [one for one, _ in free], useless
@@ -261,11 +242,6 @@ def _fitting(one: Candidate, needs: Sequence[Memory], homes: Sequence[str]) -> l
     """The stages that a peer may serve: what fits into it, of the islands at its site."""
     may = [not one.site or not any(homes) or home == one.site for home in homes]
     return [stage for stage, need in enumerate(needs) if may[stage] and one.holds(need)]
-
-
-def takes(pool: Sequence[Candidate], one: Candidate, per_inviter: int) -> bool:
-    """Whether a stage with these replicas may have one more of its inviter: at a start, or one that comes back."""
-    return not per_inviter or sum(other.inviter == one.inviter for other in pool) < per_inviter
 
 
 def _neediest(members: list[list[Candidate]], fitting: Sequence[int]) -> int:

@@ -15,26 +15,23 @@ computed again and the pair is avoided. A replica that two others contradict in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from itertools import product
 from operator import eq
 from random import Random
 
 from scheduler.brain.commit.digests import Remedy, StartOver
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.trust.bands import Bands
 from scheduler.brain.trust.inquiries import Inquiry, Stand
 from scheduler.brain.trust.strikes import Strikes
 from scheduler.brain.trust.verdicts import SHOWN, Place, Work, evidence, inconstant, odd_ones, second_evidence
 from swarm.text import counted, listed
-from swarm.types import Direction, Hop, Microbatch, PeerId
+from swarm.types import Hop, Microbatch, PeerId
 from swarm.wire.messages import Accumulated, Check, Checked
 
 ANSWER_S_MAX = 30.0  # then another replica is asked
 SILENT_MAX, SILENT_S = 3, 600.0  # overdue answers of a checker beside the same neighbours, until it rests for so long
-ODD_MAX = 4  # unusual sizes that one replica may report in a step
-SPOT_CHECK, NEWCOMER, NORM_BAND = "spot check", "check of a newcomer", "a size that is not usual"
-REPEATED, NEIGHBOURS = "done again by another replica", "its neighbours"
+SPOT_CHECK, REPEATED, NEIGHBOURS = "spot check", "done again by another replica", "its neighbours"
 
 Beside = tuple[PeerId | None, ...]  # the replicas from which a checker gets its inputs
 
@@ -50,10 +47,6 @@ class Checks:
             self._rng = Random(rng.getrandbits(64))
         self._claims: dict[int, dict[Place, dict[PeerId, Work]]] = {}  # by step, also those that became void
         self._touched: set[tuple[int, int]] = set()  # microbatches about which something was said
-        self._bands = Bands()
-        self._odd: set[Place] = set()  # that made a tensor of an unusual size
-        self._odd_said: Counter[tuple[int, PeerId]] = Counter()  # unusual sizes, by step and who reported them
-        self._given_up: Counter[PeerId] = Counter()  # checks of a replica's hops that others were asked for in vain
         self._silent: dict[tuple[PeerId, int], list[tuple[float, Beside]]] = {}  # overdue answers, by checker and stage
         self._unchecked: set[tuple[PeerId, str]] = set()  # replicas that were said to go unchecked, and why
         self._drawn: set[tuple[Place, PeerId]] = set()
@@ -71,7 +64,6 @@ class Checks:
             self._claims.setdefault(step, {}).setdefault(place, {})[peer] = Work.of(event)
             self._drawn.discard((place, peer))
             self._touched.add((step, index))
-            self._weigh(peer, place, event.sizes)
 
     def checked(self, peer: PeerId, event: Checked, now_s: float) -> None:
         """A replica has computed a hop again, or cannot; an answer to an older request changes nothing."""
@@ -118,8 +110,6 @@ class Checks:
         """The step's row is durable: forget the reports on it."""
         self._claims.pop(step, None)
         self._drawn = {drawn for drawn in self._drawn if drawn[0].step > step}
-        self._odd = {place for place in self._odd if place.step > step}
-        self._odd_said = Counter({said: count for said, count in self._odd_said.items() if said[0] > step})
 
     def times_s(self) -> list[float]:
         """When an answer is overdue."""
@@ -168,27 +158,8 @@ class Checks:
         if (place, holder) in self._drawn:
             return
         self._drawn.add((place, holder))
-        guard = SPOT_CHECK if self._rng.random() < self._rate else ""
-        if self._strikes.counts[holder] + self._given_up[holder] < self._state.settings.newcomer_hops:
-            guard = NEWCOMER
-        if place in self._odd:
-            guard = NORM_BAND
-        if guard and place not in self._open:
-            self._open[place] = self._inquiry(place, holder, guard, {holder: work})
-
-    def _weigh(self, peer: PeerId, place: Place, sizes: Sequence[float]) -> None:
-        """Look at the sizes of a replica's inputs; the hops that made odd ones will be checked."""
-        if not self._state.settings.norm_band or len(sizes) < 2:
-            return
-        last = self._state.ledger.stages - 1
-        for maker, direction, rms in (
-            (place.stage - 1, Direction.FORWARD, sizes[0]),
-            (place.stage + 1, Direction.BACKWARD, sizes[1]),
-        ):
-            if 0 <= maker <= last and self._bands.is_odd(maker, direction, rms):
-                self._odd_said[place.step, peer] += 1
-                if self._odd_said[place.step, peer] <= ODD_MAX:
-                    self._odd.add(Place(place.step, maker, place.index))
+        if self._rng.random() < self._rate and place not in self._open:
+            self._open[place] = self._inquiry(place, holder, SPOT_CHECK, {holder: work})
 
     def _inquiry(self, place: Place, holder: PeerId, guard: str, said: dict[PeerId, Work]) -> Inquiry:
         pool = self._state.pool
@@ -245,10 +216,8 @@ class Checks:
 
     def _leave_unchecked(self, inquiry: Inquiry) -> None:
         """Nobody has computed the hop again; the log says so once for each replica and cause."""
-        holder, why = inquiry.holder, "no other replica of the stage could"
-        if inquiry.tries:
-            self._given_up[holder] += 1
-            why = "who was asked gave no answer"
+        holder = inquiry.holder
+        why = "who was asked gave no answer" if inquiry.tries else "no other replica of the stage could"
         if (holder, why) not in self._unchecked:
             self._unchecked.add((holder, why))
             more = "(others of its hops may follow, without a word here)"

@@ -80,8 +80,6 @@ def brain_settings(
         state_bytes=tuple(one.weights + one.optimizer for one in footprints),
         on_stall=spec.limits.on_stall,
         spot_check=spec.trust.spot_check,
-        newcomer_hops=spec.trust.newcomer_hops,
-        norm_band=spec.trust.norm_band,
         recount=spec.trust.recount,
         second_owner=spec.trust.second_owner,
         clips=spec.averaging.aggregate == "centered_clip",
@@ -89,7 +87,7 @@ def brain_settings(
         alike_with=_alike_with(training),
         deadlines=DeadlineSettings(pipeline.deadline_k, pipeline.deadline_min_s, pipeline.deadline_max_s),
         rebalance=RebalanceSettings(
-            rebalance=pipeline.rebalance and not spec.trust.inviter_quota,  # moves know of no inviters
+            rebalance=pipeline.rebalance,
             interval_s=pipeline.rebalance_interval_s,
             min_gain=pipeline.rebalance_min_gain,
             cooldown_s=pipeline.rebalance_cooldown_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -14,12 +14,11 @@ import pytest
 
 from scheduler.api import sessions as scheduler_sessions
 from scheduler.api.sessions import COMMANDS_WAITING_MAX, Connections, PassDesk, Sessions
-from scheduler.brain.fleet import clones
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.members.enrolment import Member
 from scheduler.jobs.ports import SchedulerPorts
 from swarm import limits
-from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage
+from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, StaleMessage
 from swarm.pki.names import Principal, Role
 from swarm.process.logs import get_logger
 from swarm.rpc.guard import CALLER, Caller
@@ -63,7 +62,6 @@ async def sessions(
     heard: Heard,
     connections: Connections | None = None,
     membership: Membership | None = None,
-    cloned: Callable[[PeerId, str], None] | None = None,
     passes: PassDesk | None = None,
 ) -> AsyncIterator[Sessions]:
     log = get_logger("test")
@@ -71,7 +69,7 @@ async def sessions(
         connections, membership = connections or Connections(log), membership or Membership()
         stores = SimpleNamespace(database=SimpleNamespace(epoch=7))
         ports = cast(SchedulerPorts, SimpleNamespace(stores=stores, log=log, wall_s=time.time))
-        yield Sessions(ports, membership, connections, heard, Transfer(), tasks, passes, cloned)
+        yield Sessions(ports, membership, connections, heard, Transfer(), tasks, passes)
 
 
 @contextmanager
@@ -210,24 +208,6 @@ async def test_nothing_of_a_revoked_peer_counts_although_it_does_not_read_that_i
         with pytest.raises(StopAsyncIteration):
             await anext(session)
     assert Heartbeat(2) not in heard.events
-
-
-async def test_two_processes_that_go_on_under_one_identity_are_both_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copied key served for as long as its holder renewed it, and nobody was told but its log."""
-    told: list[tuple[PeerId, str]] = []
-    async with sessions(Heard(), cloned=lambda *facts: told.append(facts)) as made:
-        with on_connection("ipv4:10.0.0.1:5000"):
-            await anext(aiter(made.attach(aiter(Line(HELLO)))))
-        with on_connection("ipv4:10.6.6.6:5000"):
-            clone = replace(HELLO, incarnation=3)
-            with pytest.raises(StaleMessage, match="attached already") as caught:
-                await anext(aiter(made.attach(aiter(Line(clone)))))
-            assert "both are out" in caught.value.hint
-            monkeypatch.setattr(clones, "CLONE_S", 0.0)
-            with pytest.raises(Revoked, match=r"two processes have its key, at 10\.0\.0\.1 and 10\.6\.6\.6"):
-                await anext(aiter(made.attach(aiter(Line(clone)))))
-        assert [peer for peer, _ in told] == [PEER]
-        made.close()
 
 
 @pytest.mark.parametrize("thief", [replace(HELLO, incarnation=3), HELLO], ids=["newer", "same"])

@@ -152,11 +152,3 @@ def test_no_link_and_no_round_is_as_fast_as_that(field: str, value: float) -> No
     settings = Swarm().settings
     assert fault_of(A, said, settings, 0) == ""
     assert str(value) in fault_of(A, replace(said, **{field: value}), settings, 0)
-
-
-def test_no_tensor_is_smaller_than_nothing_but_it_may_have_no_size() -> None:
-    """A tensor of a liar, or of a job that diverges, has NaN: that is not the fault of the one that took it."""
-    said = Accumulated(Microbatch(1, 0, 0), 0, 1, True, 1.0, 0.1, 0.2, 0.0, ("",) * 4, (math.nan, math.inf))
-    settings = Swarm(norm_band=True).settings
-    assert fault_of(A, said, settings, 0) == ""
-    assert "smaller than nothing" in fault_of(A, replace(said, sizes=(1.0, -1.0)), settings, 0)

@@ -266,20 +266,6 @@ def test_a_job_that_changes_while_its_data_is_opened_is_decided_anew(tmp_path: P
     assert scene.turn() == {}
 
 
-def test_a_replica_that_leaves_keeps_no_other_of_its_inviter_away(tmp_path: Path) -> None:
-    """Its stage waits for the one that takes its place, which may be the only one that is idle."""
-    of = spec(tmp_path, 1)
-    of = of.model_copy(update={"trust": of.trust.model_copy(update={"inviter_quota": True})})
-    job = waits("job", of)
-    scene = Scene([job])
-    scene.join(A, B)
-    for peer in (A, B):
-        scene.members.assign(peer, job.record.id, 0, 0.0)
-    scene.members.leaving(A, 0.0)
-    run: Any = SimpleNamespace(replicas_at_start=2, brain=SimpleNamespace())
-    assert scene.allocator._running(job, run).invited == {(0, ""): 1}
-
-
 ISLANDS = {"averaging__mode": "diloco", "islands__count": 2, "limits__no_progress_s": 100.0}
 
 

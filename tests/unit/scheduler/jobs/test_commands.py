@@ -35,7 +35,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 def commands(threads: ThreadPoolExecutor) -> Jobs:
     ports = SimpleNamespace(stores=SimpleNamespace(threads=threads), metrics=None, rng=None, wall_s=None)
-    allocator = SimpleNamespace(idle=None, inviter=None)
+    allocator = SimpleNamespace(idle=None)
     nothing = cast(Any, None)
     return Jobs(cast(Any, ports), nothing, nothing, nothing, nothing, cast(Any, allocator), nothing, nothing)
 

@@ -39,19 +39,6 @@ def test_a_job_that_believes_its_replicas_hashes_and_sends_nothing() -> None:
     assert commitments.signed(DONE) is DONE
 
 
-def test_sizes_of_inputs_are_told_where_the_job_wants_them() -> None:
-    for weighs, told in ((True, (0.5, 0.0)), (False, ())):
-        commitments = Commitments(is_on=True, weighs=weighs)
-        commitments.sized(MICROBATCH, Direction.FORWARD, 0.5)
-        signed = commitments.signed(DONE)
-        assert isinstance(signed, Accumulated)
-        assert signed.sizes == told
-        commitments.forget(MICROBATCH)
-        again = commitments.signed(DONE)
-        assert isinstance(again, Accumulated)
-        assert again.sizes == ((0.0, 0.0) if weighs else ())
-
-
 def test_an_output_that_the_wire_could_not_carry_is_named_with_and_without_hashes() -> None:
     for is_on in (False, True):
         commitments = Commitments(is_on=is_on)

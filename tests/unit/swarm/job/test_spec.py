@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from swarm.errors import InvalidConfig
-from swarm.job.spec import JobSpec, parse_job, spec_from_json
+from swarm.job.spec import GONE, JobSpec, parse_job, spec_from_json
 
 
 def job(**training: Any) -> JobSpec:
@@ -27,6 +28,19 @@ def test_a_short_job_warms_up_over_all_its_steps_if_nobody_says_otherwise(traini
 def test_a_warmup_that_a_person_made_longer_than_the_job_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="warmup_steps = 21 is more than steps = 20"):
         job(steps=20, warmup_steps=21)
+
+
+@pytest.mark.parametrize("key", GONE)
+def test_a_key_that_is_gone_does_nothing_in_a_stored_spec_and_is_refused_by_name_where_it_did_something(
+    key: str,
+) -> None:
+    stored, (section, name), (default, hint) = job().model_dump(mode="json"), key.split("."), GONE[key]
+    for value in (default, "another"):
+        stored[section][name] = value
+        with pytest.raises(InvalidConfig, match=f"there is no key {key} any more") as refused:
+            spec_from_json(json.dumps(stored)) if value == "another" else parse_job(stored)
+        assert refused.value.hint == hint
+    assert spec_from_json(json.dumps(stored | {section: stored[section] | {name: default}})) == job()
 
 
 def pipeline(**values: Any) -> JobSpec:

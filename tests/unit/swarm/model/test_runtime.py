@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarm.model import runtime
-from swarm.model.runtime import received, rms_of, send_ahead, send_back, to_device, to_host
+from swarm.model.runtime import received, send_ahead, send_back, to_device, to_host
 
 GPU = torch.device("cuda", 0)
 
@@ -155,11 +155,3 @@ def test_a_full_gpu_is_told_of_when_the_tensor_is_needed_not_when_it_arrives(
 def test_nothing_is_sent_ahead_to_other_devices(name: str) -> None:
     tensor = torch.ones(3)
     assert received(send_ahead(tensor, torch.device(name))) is tensor
-
-
-def test_a_root_mean_square_shows_what_is_not_finite() -> None:
-    assert rms_of(torch.tensor([[3.0, -4.0], [0.0, 0.0]])) == 2.5
-    assert rms_of(torch.tensor([3.0, -3.0], dtype=torch.bfloat16)) == 3.0
-    assert rms_of(torch.empty(0)) == 0.0
-    assert not rms_of(torch.tensor([1.0, float("nan")])) >= 0.0
-    assert rms_of(torch.tensor([1.0, float("inf")])) == float("inf")

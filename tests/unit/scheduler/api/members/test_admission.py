@@ -20,7 +20,6 @@ from swarm.errors import (
     CertificateEnded,
     InvalidConfig,
     NotFound,
-    Revoked,
     RoleForbids,
     SchedulerUnreachable,
     WrongSwarm,
@@ -32,7 +31,6 @@ from swarm.pki.profiles import profile_folder
 from swarm.process.logs import get_logger
 from swarm.rpc.channel import connect, new_server, translate
 from swarm.rpc.members import renewed, vouched
-from swarm.types import PeerId
 from swarm.wire import members_pb2 as pb
 from swarm.wire import members_pb2_grpc
 from tests.support.members import LOOPBACK, SchedulerSide, scheduler_side
@@ -134,20 +132,6 @@ async def test_joins_are_written_down_and_a_flood_of_false_ones_does_not_fill_th
     refused = (line.id, "Join", f"{BadToken.code} the token is unknown, used or expired", "gpu-2")
     lines = [(actor.removeprefix("token "), *rest) for actor, *rest in audited(tmp_path / "data")]
     assert lines[1:] == [(line.id, "Join", "allowed", "stage-server/gpu-1"), refused, refused]
-
-
-async def test_the_scheduler_itself_takes_out_a_key_that_two_have(tmp_path: Path) -> None:
-    async with scheduler_side(tmp_path / "data") as side:
-        gpu = await asyncio.to_thread(vouched, side.address, side.admin, Role.STAGE_SERVER, "gpu-1", 10.0)
-        async with asyncio.TaskGroup() as tasks:
-            side.admission.revoke(tasks, PeerId("gpu-1"), "two have its key")
-        assert side.cut == [(PeerId("gpu-1"), "it was revoked: two have its key")]
-        assert isinstance(await error_of(side, gpu, "Renew", pb.RenewRequest()), Revoked)
-        line = await side.token(names="gpu-1")  # an admin lets one of them in again
-        await asyncio.to_thread(join, line, "gpu-1", Application("gpu-1"))
-        assert isinstance(await error_of(side, gpu, "Renew", pb.RenewRequest()), CertificateEnded)
-    lines = audited(tmp_path / "data")
-    assert ("the scheduler", "Revoked", "two have its key", "stage-server/gpu-1") in lines
 
 
 async def test_a_flood_of_refused_calls_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

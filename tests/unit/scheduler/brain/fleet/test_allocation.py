@@ -372,32 +372,6 @@ def test_the_stage_servers_of_a_site_are_placed_in_one_island() -> None:
     assert replace(job, unfit=frozenset({PeerId("b")})).plan(sited).plan is None
 
 
-def test_a_running_job_takes_nobody_who_would_give_an_inviter_more_than_a_minority() -> None:
-    """Also not where a stage lacks a replica; and those that just came in count."""
-    invited = {(0, "mallory"): 1, (0, "alice"): 1, (1, "alice"): 1, (1, "bob"): 1}
-    job = replace(running(A, 2, 2, min_replicas=3), per_inviter=1, invited=invited)
-    idle = [replace(one, inviter="mallory") for one in peers("m1", "m2")]
-    handed = allocate(idle, idle, [], [job], {})
-    assert given(handed) == {"m1": (A, 1)}, "stage 0 has one of that inviter, then so has stage 1"
-    assert "trust.inviter_quota" in handed.unused[PeerId("m2")][A]
-    assert given(allocate([replace(idle[0], inviter="carol")], idle, [], [job], {})) == {"m1": (A, 0)}
-
-
-def test_a_job_that_waits_starts_with_no_majority_of_one_inviter() -> None:
-    job = replace(waiting(B, 1), min_replicas=3, per_inviter=1)
-    some = [replace(one, inviter=who) for one, who in zip(peers("a", "b", "c", "d"), "mmmx", strict=True)]
-    assert job.plan(some).plan is None
-    assert len(job.least(some)) == 2
-    assert job.plan([*some, replace(peers("e")[0], inviter="y")]).plan is not None
-
-
-def test_as_many_peers_as_a_job_with_a_quota_of_inviters_needs_are_enough() -> None:
-    """Each stage needs one of a and one of d, so the one that stays idle is of d."""
-    invited = [replace(one, inviter=who) for one, who in zip(peers(*"tuvwxyz"), "aabcddd", strict=True)]
-    job = replace(waiting(B, 2), min_replicas=3, per_inviter=1, peers_max=6)
-    assert len(job.plan(invited).plan or {}) == 6
-
-
 # Fewer islands -------------------------------------------------------------------------------------------------------
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.brain.fleet import placement
-from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, sites_for_islands, whole_sites
+from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, place, sites_for_islands, whole_sites
 from swarm.types import Decision, Memory, PeerId
 from tests.support.memories import memories
 
@@ -178,61 +177,6 @@ def test_no_island_has_two_sites_and_order_does_not_matter(sites, count, stages,
     whole = [site for site in {*sites} - {""} if sites.count(site) >= stages]
     if len(whole) >= count:
         assert decision.plan is not None
-
-
-def of(**inviters: int) -> list[Candidate]:
-    """So many peers of each inviter."""
-    return [
-        Candidate(PeerId(f"{name}{number}"), inviter=name) for name, many in inviters.items() for number in range(many)
-    ]
-
-
-def shares(plan: Mapping[PeerId, int], candidates: Sequence[Candidate]) -> Counter[tuple[int, str]]:
-    """Replicas of each stage by inviter."""
-    inviters = {one.peer: one.inviter for one in candidates}
-    return Counter((stage, inviters[peer]) for peer, stage in plan.items())
-
-
-def test_no_inviter_has_a_majority_of_a_stage_however_many_he_brings() -> None:
-    candidates = of(mallory=9, alice=2, bob=2)
-    assert place(candidates, 2, 3, per_inviter=0).plan is not None
-    decision = place(candidates, 2, 3, per_inviter=1)
-    assert decision.plan is not None
-    assert shares(decision.plan, candidates) == {(at, who): 1 for at in (0, 1) for who in ("mallory", "alice", "bob")}
-    assert least(candidates, 2, 3, per_inviter=1) == set(decision.plan), "seven of one stay idle"
-
-
-def test_too_few_inviters_are_named_as_the_reason() -> None:
-    decision = place(of(mallory=9, alice=1), 1, 3, per_inviter=1)
-    assert decision.plan is None
-    assert "stage 0 needs 1 replica more" in decision.reason
-    assert "trust.inviter_quota a stage takes 1 at most" in decision.reason
-
-
-def test_a_pinned_peer_counts_among_those_of_its_inviter() -> None:
-    pinned = [Candidate(PeerId(f"m{number}"), pinned_stage=0, inviter="mallory") for number in range(2)]
-    decision = place([*pinned, *of(alice=1, bob=1)], 1, 3, per_inviter=1)
-    assert decision.plan is not None
-    assert len(decision.plan) == 3
-    assert "m1 is pinned to stage 0, where others are of its inviter" in decision.reason
-
-
-@example({"a": 1, "b": 2, "c": 1, "d": 2}, 2, 3)  # a b d and b c d
-@given(
-    st.dictionaries(st.sampled_from("abcde"), st.integers(1, 9), min_size=1),
-    st.integers(1, 4),
-    st.integers(3, 5),
-)
-def test_a_start_is_found_wherever_there_is_one_for_peers_that_hold_any_stage(
-    inviters: dict[str, int], stages: int, min_replicas: int
-) -> None:
-    """Of each inviter a stage takes so many at most: they are enough if and only if they are so for all stages."""
-    candidates, most = of(**inviters), (min_replicas - 1) // 2
-    decision = place(candidates, stages, min_replicas, per_inviter=most)
-    enough = sum(min(many, most * stages) for many in inviters.values()) >= stages * min_replicas
-    assert (decision.plan is not None) == enough
-    if decision.plan is not None:
-        assert max(shares(decision.plan, candidates).values()) <= most
 
 
 def test_the_sites_that_can_serve_an_island_alone_are_those_with_enough_that_is_large_enough() -> None:

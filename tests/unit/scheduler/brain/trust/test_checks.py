@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from scheduler.brain.outputs import Fail
-from scheduler.brain.trust.checks import ANSWER_S_MAX, ODD_MAX, SILENT_MAX, SILENT_S
+from scheduler.brain.trust.checks import ANSWER_S_MAX, SILENT_MAX, SILENT_S
 from swarm.errors import ReplicaDiverged
 from swarm.types import Microbatch, PeerId
-from swarm.wire.messages import Accumulated, Average, Check, Checked, Event, Route
+from swarm.wire.messages import Accumulated, Check, Checked, Event, Route
 from tests.support.obedient import MICROBATCHES, STEPS, Swarm
 
 Falsify = Callable[[PeerId, str, Microbatch, str], str]
@@ -59,55 +58,6 @@ def test_a_liar_among_three_is_proven_wrong_by_a_third_and_its_work_is_void(liar
     assert "spot check" in swarm.struck[0].evidence
 
 
-def test_the_first_hops_of_each_replica_are_all_computed_again_and_no_others() -> None:
-    swarm = Swarm(newcomer_hops=2, routing="uniform")
-    hops = Counter[PeerId]()
-    swarm.lie = lambda peer, event: (hops.update([peer] if isinstance(event, Accumulated) else []), event)[1]
-    swarm.start()
-    swarm.run()
-    swarm.assert_finished()
-    checked = swarm.brain._parts.checks._strikes.counts
-    assert all(checked[peer] >= min(2, count) for peer, count in hops.items())
-    assert checked.total() < hops.total() == 2 * STEPS * MICROBATCHES, "not all are checked"
-    liar = trained(falsify=falsifies("b", "y"), spot_check=0.0, newcomer_hops=2)
-    liar.assert_finished()
-    assert {(one.peer, one.is_proven) for one in liar.struck} == {("b", True)}
-    assert "check of a newcomer" in liar.struck[0].evidence
-
-
-@pytest.mark.parametrize(("liar", "kind"), [("b", "y"), ("e", "dx")])
-def test_who_made_a_tensor_without_a_size_is_checked_and_nobody_else_is(liar: str, kind: str) -> None:
-    swarm = Swarm(norm_band=True, routing="uniform")
-    swarm.falsify = falsifies(liar, kind)
-
-    def lie(peer: PeerId, event: Event) -> Event:
-        if isinstance(event, Accumulated):
-            took = event.digests[0 if kind == "y" else 2]
-            sizes = (float("nan"), 1.0) if kind == "y" else (1.0, float("nan"))
-            return replace(event, sizes=sizes) if took.startswith("false") else event
-        return event
-
-    swarm.lie = lie
-    swarm.start()
-    swarm.run()
-    swarm.assert_finished()
-    assert {(one.peer, one.is_proven) for one in swarm.struck} == {(liar, True)}
-    assert "a size that is not usual" in swarm.struck[0].evidence
-    asked = {command.stage for _, command in swarm.told if isinstance(command, Check)}
-    assert asked == {0 if kind == "y" else 1}
-
-
-def test_nobody_is_asked_while_all_sizes_are_usual_and_who_does_not_tell_them_is_not_heard() -> None:
-    swarm = trained(spot_check=0.0, norm_band=True)
-    swarm.assert_finished()
-    assert [command for _, command in swarm.told if isinstance(command, Check)] == []
-    silent = Swarm(norm_band=True)
-    silent.lie = lambda peer, event: replace(event, sizes=()) if isinstance(event, Accumulated) else event
-    silent.start()
-    silent.run(lambda: any("does not say how large" in note for note in silent.notes), most=400)
-    assert any("does not say how large" in note for note in silent.notes)
-
-
 def overdue(silent: str, fault: str = "", pools: tuple[str, ...] = ("ab", "c"), **changes: object) -> tuple[Swarm, int]:
     """A job with a checker that does not answer, or says why not; how many checks it was asked for."""
     swarm = Swarm(pools, routing="uniform", **changes)  # type: ignore[arg-type]
@@ -123,14 +73,6 @@ def overdue(silent: str, fault: str = "", pools: tuple[str, ...] = ("ab", "c"), 
     assert len(swarm.rows) == changes.get("steps", STEPS), swarm.notes[-5:]
     asked = [one for peer, one in swarm.told if isinstance(one, Check) and peer == silent == one.hops[one.stage].peer]
     return swarm, len(asked)
-
-
-@pytest.mark.parametrize("fault", ["", "busy"])
-def test_a_check_that_was_given_up_counts_for_a_newcomer(fault: str) -> None:
-    """The one that could check, and did not, had every hop of the other asked again, in every step."""
-    swarm, asked = overdue("b", fault, steps=STEPS, newcomer_hops=2)
-    assert 2 <= asked <= 2 + MICROBATCHES, "those of one step may be asked at once"
-    assert swarm.brain._parts.checks._given_up == {"a": asked}
 
 
 def test_a_checker_that_was_silent_three_times_is_not_asked_for_ten_minutes() -> None:
@@ -178,27 +120,9 @@ def test_a_neighbour_on_each_side_that_keeps_its_tensors_back_switches_no_checke
 
 
 def test_the_log_says_once_that_a_replica_is_not_checked() -> None:
-    swarm, _ = overdue("", pools=("a", "bc"), newcomer_hops=50)
+    swarm, _ = overdue("", pools=("a", "bc"), spot_check=1.0)
     said = [note for note in swarm.notes if "of a is not checked: no other replica of the stage could" in note]
     assert len(said) == 1
-
-
-@pytest.mark.parametrize("size", [float("nan"), float("inf"), 0.0])
-def test_one_replica_can_have_only_some_hops_of_a_step_checked_by_what_it_says_of_sizes(size: float) -> None:
-    swarm = Swarm(("ab", "cd"), routing="uniform", norm_band=True, microbatches=6 * ODD_MAX)
-    took = Counter[int]()
-
-    def lie(peer: PeerId, event: Event) -> Event:
-        if isinstance(event, Accumulated) and peer == "c":
-            took[event.microbatch.step] += 1
-            return replace(event, sizes=(size, 1.0))
-        return event
-
-    swarm.lie = lie
-    swarm.start()
-    swarm.run(lambda: any(isinstance(command, Average) for _, command in swarm.told))
-    hops = [(peer, one.hops[0].peer) for peer, one in swarm.told if isinstance(one, Check) and one.microbatch.step == 0]
-    assert sum(peer == checker for peer, checker in hops) == ODD_MAX < took[0]
 
 
 def test_a_step_is_not_committed_while_a_check_of_it_is_open() -> None:

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from swarm.errors import InvalidConfig
-from swarm.job.sections.trust import TrustSection
 from swarm.job.spec import JobSpec, parse_job
 
 
-def job(trust: dict[str, Any], *, reproducible: bool = True, min_replicas: int = 1) -> JobSpec:
+def job(trust: dict[str, Any], *, reproducible: bool = True) -> JobSpec:
     return parse_job(
         {
             "name": "t",
@@ -19,7 +18,6 @@ def job(trust: dict[str, Any], *, reproducible: bool = True, min_replicas: int =
             "data": {"source": "x"},
             "training": {"reproducible": reproducible},
             "pipeline": {"compression": "none"},
-            "limits": {"min_replicas": min_replicas},
             "trust": trust,
         }
     )
@@ -46,26 +44,6 @@ def test_results_that_need_not_be_equal_cannot_be_compared() -> None:
     with pytest.raises(InvalidConfig, match=r"compares results bit for bit") as refused:
         job({"spot_check": 0.02}, reproducible=False)
     assert "training.reproducible = true" in f"{refused.value}"
-
-
-@pytest.mark.parametrize(("key", "value"), [("newcomer_hops", 50), ("norm_band", True)])
-def test_hops_are_hashed_where_newcomers_or_unusual_sizes_are_checked(key: str, value: object) -> None:
-    assert job({key: value}).trust.hashes_hops
-    with pytest.raises(InvalidConfig, match=rf"trust\.{key} = (50|true) compares results bit for bit"):
-        job({key: value}, reproducible=False)
-
-
-@pytest.mark.parametrize(("replicas", "most"), [(3, 1), (4, 1), (5, 2), (9, 4)])
-def test_whoever_invited_several_has_a_minority_of_the_least_replicas(replicas: int, most: int) -> None:
-    assert TrustSection(inviter_quota=True).per_inviter(replicas) == most < replicas / 2
-    assert TrustSection().per_inviter(replicas) == 0
-
-
-def test_two_replicas_leave_no_inviter_a_minority() -> None:
-    with pytest.raises(InvalidConfig, match=r"no inviter a minority of 2 replicas") as refused:
-        job({"inviter_quota": True}, min_replicas=2)
-    assert "limits.min_replicas = 3" in f"{refused.value}"
-    assert job({"inviter_quota": True}, min_replicas=3, reproducible=False).trust.inviter_quota
 
 
 def test_sums_that_need_not_be_equal_cannot_be_recounted() -> None:
