@@ -1,29 +1,27 @@
 """The stage server: a session with the scheduler, tensors from neighbours, and at most one job at a time.
 
 When the session breaks, the replica works on with its neighbours for `orphan_timeout_s`. The server keeps dialling and
-says in Hello what it holds; the scheduler then brings it up to date or releases it. Decision: docs/decisions/006.
+says in Hello what it holds; the scheduler then brings it up to date or releases it. Decisions: docs/decisions/006, 053.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias, assert_never
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from stage_server.brain.passes import Place
-from stage_server.device import Device
+from stage_server.device import Device, DeviceDrain
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import Assignment, BuildStage, HubPolicy, MemoryBudget, ReplicaId, ReplicaPorts, Work
 from stage_server.replica.crossing import can_cross, crossed, to_load
 from stage_server.replica.replica import Replica
-from stage_server.session.aftermath import Aftermath
-from stage_server.session.event_queue import EventQueue
 from stage_server.session.gate import Passes, place_of
-from stage_server.session.others import Others
-from stage_server.session.overtaking import overtaking
 from stage_server.session.relays import KnownRelays
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
@@ -40,11 +38,22 @@ from swarm.errors import (
 from swarm.limits import LINKS_TOLD_EVERY
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger
-from swarm.rpc.links.peers import Moved, PeerLinks
-from swarm.rpc.session import SchedulerLink
+from swarm.rpc.links.peers import SHUNNED_S, Moved, PeerLinks
+from swarm.rpc.session import Pipe, SchedulerLink
 from swarm.types import NO_JOB, JobId
 from swarm.wire import messages
-from swarm.wire.messages import StateReply, StateRequest, TensorHeader
+from swarm.wire.messages import (
+    Command,
+    CutOff,
+    Event,
+    Logged,
+    StateReply,
+    StateRequest,
+    TakePass,
+    TensorHeader,
+    UseRelays,
+    Welcome,
+)
 
 REDIAL_S = 0.2  # after a session that was welcomed and ended
 REDIAL_WITH_JOB_S_MAX = 1.0  # others wait for us
@@ -95,7 +104,7 @@ class StageServer:
         self._ports = ports
         self._settings = settings
         self._tasks, self._log = ports.tasks, ports.log
-        self._others = Others(ports.links, ports.passes, ports.relays, ports.log)
+        self._others = PeerDirectory(ports.links, ports.passes, ports.relays, ports.log)
         self._connect_retry = wait_random_exponential(multiplier=0.2, max=settings.connect_retry_s_max)
         self._queue = EventQueue()
         self._was_welcomed = False
@@ -104,7 +113,7 @@ class StageServer:
         self._replica: Replica | None = None
         self._joiner: JoinClient | None = None
         self._work = Work(ports.tasks)  # of the present job
-        self._aftermath = Aftermath(ports.device)  # of those before
+        self._aftermath = DeviceDrain(ports.device)  # of those before
         self._reported = NO_JOB  # the job that the newest Hello told of
         self._leaving = ""  # why, once this stage server shall end
         self._free = asyncio.Event()  # of any job
@@ -217,7 +226,7 @@ class StageServer:
             return True
 
         try:
-            async with aclosing(overtaking(link.attach(self._events()), at_once)) as commands:
+            async with aclosing(urgent_first(link.attach(self._events()), at_once)) as commands:
                 async for epoch, command in commands:
                     if epoch < self._epoch:
                         self._log.warning("command of an older scheduler refused", epoch=epoch, newest=self._epoch)
@@ -494,3 +503,127 @@ class StageServer:
         if self._replica is None:
             raise StaleMessage(f"this stage server does not serve job {job}")
         return self._replica
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDirectory:
+    """What the scheduler says of others: who may be believed, who relays, who was revoked; None if there are none."""
+
+    links: PeerLinks
+    passes: Passes | None
+    relays: KnownRelays | None
+    log: Logger
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """A session begins: learn what was said while there was none."""
+        if self.passes is not None:
+            self.passes.welcomed(welcome)
+        for order in welcome.cut_off:
+            if welcome.unix_s - order.unix_s < SHUNNED_S:
+                self.links.cut_off(order.peer)
+        if self.relays is not None:
+            self.relays.know(welcome.relays)
+
+    def hear(self, command: TakePass | UseRelays | CutOff) -> None:
+        match command:
+            case TakePass(token=token):
+                if self.passes is not None:
+                    self.passes.take(token)
+                if self.relays is not None:
+                    self.relays.passed()
+            case UseRelays(relays=relays):
+                if self.relays is not None:
+                    self.relays.know(relays)
+            case CutOff(peer=peer):
+                self.log.warning("peer was revoked", peer=peer)
+                self.links.cut_off(peer)
+                if self.passes is not None:
+                    self.passes.cut_off(command)
+            case _:
+                assert_never(command)
+
+
+LINES_WAITING_MAX = 1000
+
+
+class EventQueue:
+    """Events on their way to the scheduler, in order, for one reader; log lines are left out when the link is slow.
+
+    Other events answer commands, so the scheduler's own work bounds their number. Beyond LINES_WAITING_MAX new log
+    lines are left out, and one line gives their number.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._lines = 0  # of the events
+        self._left_out = 0
+        self.ended = False
+        self._arrived = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, event: Event) -> None:
+        """Append an event; a log line only if there is room for it."""
+        if isinstance(event, Logged):
+            if self._lines >= LINES_WAITING_MAX:
+                self._left_out += 1
+                return
+            self._lines += 1
+            if self._left_out:
+                text = f"{self._left_out} log lines were left out: the link to the scheduler is slow"
+                self._events.append(replace(event, level="warning", message=text))
+                self._lines += 1
+                self._left_out = 0
+        self._events.append(event)
+        self._arrived.set()
+
+    def end(self) -> None:
+        """Nothing comes after the events that wait now."""
+        self.ended = True
+        self._arrived.set()
+
+    async def get(self) -> Event | None:
+        """The next event, once there is one; None after the end."""
+        while not self._events:
+            if self.ended:
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._events.popleft()
+        self._lines -= isinstance(event, Logged)
+        return event
+
+
+WAITING_MAX = 8192  # commands; then the session is read no further
+
+_Commands: TypeAlias = AsyncGenerator[tuple[int, Command], None]
+
+
+async def urgent_first(commands: _Commands, at_once: Callable[[int, Command], bool]) -> _Commands:
+    """The commands in order, without those that `at_once` carries out, as soon as they come, by giving True.
+
+    A commit waits for the device, and for a donor if the replica was no member of its rounds: seconds, or a minute.
+    Whoever was revoked would stay connected for as long.
+    """
+    waiting: Pipe[tuple[int, Command]] = Pipe(WAITING_MAX)
+
+    async def read() -> None:
+        try:
+            async with aclosing(commands):
+                async for epoch, command in commands:
+                    if not at_once(epoch, command):
+                        await waiting.put((epoch, command))
+            waiting.end()
+        except Exception as error:
+            waiting.fail(error)
+        finally:
+            waiting.fail(SchedulerUnreachable("the session was broken off"))  # without effect after an end
+
+    reading = asyncio.create_task(read(), name="commands")
+    try:
+        async for one in waiting:
+            yield one
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})

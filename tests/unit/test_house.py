@@ -55,7 +55,6 @@ COVERED_BY = {
     "unit/swarm/job/test_partition.py": ("swarm/job/families", "swarm/job/model_config"),
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
     "property/test_long_json.py": ("swarm/long_json",),
-    "unit/stage_server/session/test_server.py": ("stage_server/session/others",),
     "property/test_bulk_windows.py": ("swarm/rpc/window",),
     "property/test_rpc_frames.py": ("swarm/rpc/links/frames",),
     "security/test_relay.py": (
@@ -88,10 +87,9 @@ LONG = (
     *("stage_server.app.serve", "stage_server.replica.averaging.one_round.run_round"),
 )
 DOUBLED = """
-    Answers Arrived Batches Checkpoint Chunk Connection Donor Fact Failures File FileWriter Files Handler Held
-    Hop Identity Job Join Kept Lane Left Link Links LogLine Open Outbox OuterSteps OuterWeights Part Passes
-    Peer Place Places Plan Progress Round Row Scheduler Session Shares Span Stage Stand Standing Step UnderWay Window
-    Work
+    Answers Arrived Batches Checkpoint Chunk Connection Donor Fact Failures File FileWriter Files Handler Held Hop
+    Identity Job Join Kept Lane Left Link Links LogLine Open Outbox OuterSteps OuterWeights Part Passes Peer Place
+    Places Plan Progress Round Row Scheduler Session Shares Span Stage Stand Standing Step UnderWay Window Work
 """
 
 

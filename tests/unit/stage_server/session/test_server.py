@@ -16,8 +16,8 @@ from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
 from stage_server.session.gate import Passes
-from stage_server.session.server import REFUSAL, ServerPorts, ServerSettings, StageServer
-from swarm.errors import OutOfMemory, SwarmError
+from stage_server.session.server import REFUSAL, EventQueue, ServerPorts, ServerSettings, StageServer, urgent_first
+from swarm.errors import OutOfMemory, SchedulerUnreachable, SwarmError
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
 from swarm.model.stage import Stage
@@ -34,10 +34,12 @@ from swarm.wire.messages import (
     Event,
     Failed,
     FetchRequest,
+    Heartbeat,
     Hello,
     Leaving,
     Loaded,
     LoadStage,
+    Logged,
     Member,
     Release,
     Route,
@@ -537,3 +539,118 @@ def test_strangers_learn_neither_the_job_nor_its_timeline_and_shape_from_refusal
     assert len(told) == len(wrong) + 1
     assert {(error.message, error.hint) for error in told} == {(REFUSAL, "")}
     assert not any(character.isdigit() for character in REFUSAL)
+
+
+def _line(number: int) -> Logged:
+    return Logged(JobId("demo-1"), float(number), "info", f"line {number}")
+
+
+async def _all(queue: EventQueue) -> list[Event]:
+    return [await queue.get() for _ in range(len(queue))]
+
+
+async def test_log_lines_give_way_and_events_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage server that logs on while its link stands still grew without end."""
+    monkeypatch.setattr("stage_server.session.server.LINES_WAITING_MAX", 3)
+    queue = EventQueue()
+    for number in range(10):
+        queue.put(Heartbeat(number))
+        queue.put(_line(number))
+    seen = await _all(queue)
+    assert [event for event in seen if isinstance(event, Heartbeat)] == [Heartbeat(number) for number in range(10)]
+    assert [event for event in seen if isinstance(event, Logged)] == [_line(0), _line(1), _line(2)]
+    queue.put(_line(10))
+    told, last = await _all(queue)
+    assert isinstance(told, Logged)
+    assert (told.level, told.message) == ("warning", "7 log lines were left out: the link to the scheduler is slow")
+    assert last == _line(10)
+    queue.put(_line(11))
+    assert await _all(queue) == [_line(11)]
+
+
+async def test_a_reader_waits_for_the_next_event() -> None:
+    queue = EventQueue()
+    reader = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    assert not reader.done()
+    queue.put(Heartbeat(1))
+    assert await reader == Heartbeat(1)
+
+
+FIRST, SECOND = Release(JobId("a"), ""), Release(JobId("b"), "")
+URGENT = CutOff(PeerId("p"), 1.0)
+
+
+class ShortSession:
+    """Gives commands with a second between, then ends in its way."""
+
+    def __init__(self, *commands: Command, end: Exception | None = None) -> None:
+        self._commands, self._end = commands, end
+        self.closed = False
+
+    async def attach(self) -> AsyncGenerator[tuple[int, Command], None]:
+        try:
+            for command in self._commands:
+                yield 5, command
+                await asyncio.sleep(1.0)
+            if self._end is not None:
+                raise self._end
+        finally:
+            self.closed = True
+
+
+def carried_out(
+    session: ShortSession, work_s: float, *, only: int = 99
+) -> tuple[list[tuple[float, Command]], list[float]]:
+    """(when, which) of the commands in order when each takes so long, and when the urgent ones were carried out."""
+    inside: list[tuple[float, Command]] = []
+    urgent_s: list[float] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def at_once(epoch: int, command: Command) -> bool:
+            if command is URGENT:
+                urgent_s.append(loop.time())
+            return command is URGENT
+
+        commands = urgent_first(session.attach(), at_once)
+        try:
+            async for epoch, command in commands:
+                assert epoch == 5
+                inside.append((loop.time(), command))
+                await asyncio.sleep(work_s)
+                if len(inside) == only:
+                    break
+        finally:
+            await commands.aclose()
+
+    sim.run(main(), seed=1, limit_s=1000.0)
+    assert session.closed
+    return inside, urgent_s
+
+
+def test_a_command_that_must_not_wait_overtakes_those_that_wait() -> None:
+    inside, urgent_s = carried_out(ShortSession(FIRST, SECOND, URGENT), 60.0)
+    assert [command for _, command in inside] == [FIRST, SECOND]
+    assert urgent_s == [2.0]
+    assert inside[1][0] == 60.0
+
+
+def test_how_a_session_ends_is_told_behind_its_commands() -> None:
+    inside, _ = carried_out(ShortSession(FIRST, SECOND), 0.0)
+    assert len(inside) == 2
+    for end in (SchedulerUnreachable("broken"), ValueError("a fault of ours")):
+        with pytest.raises(type(end)):
+            carried_out(ShortSession(FIRST, end=end), 5.0)
+
+
+def test_a_session_that_is_left_early_is_closed() -> None:
+    assert len(carried_out(ShortSession(FIRST, SECOND, SECOND), 0.0, only=1)[0]) == 1
+
+
+def test_a_session_is_read_no_further_than_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stage_server.session.server.WAITING_MAX", 1)
+    inside, urgent_s = carried_out(ShortSession(FIRST, SECOND, FIRST, SECOND, URGENT), 60.0)
+    assert [command for _, command in inside] == [FIRST, SECOND, FIRST, SECOND]
+    assert urgent_s[0] > 60.0
