@@ -5,11 +5,11 @@
                    ▼
                Exchanging (exchange.py) ──▶ Exchanged, to every island ──▶ their rows, durable all or none ──▶ commits
 
-Each island is a JobBrain on a timeline of its own (swarm/job/islands.py), and knows nothing of the others. This brain
-has the door and the questions of a JobBrain, so drivers and views need not tell the two apart. An outer step is
-committed once every island at work has proposed; their rows are written together, as replicas of an island that lacks
-one could not merge. A job that is told to stop trains up to the next outer step, behind which all islands hold the
-same. An island that loses a stage is lost, and the others go on; it begins anew as a copy of another (forks.py).
+Each island is a JobBrain on a timeline of its own (swarm/job/islands.py) and knows nothing of the others. This brain
+has the interface of a JobBrain, so drivers and views treat both alike. An outer step is committed once every island at
+work has proposed. The rows are written together, because the replicas of an island without a row could not merge. A job
+that is to stop trains up to the next outer step, after which all islands hold the same weights. An island that loses a
+stage is lost, and the others go on; it begins anew as a copy of another (forks.py).
 
 Decisions: docs/decisions/064, 067, 090.
 """
@@ -55,7 +55,7 @@ class IslandsBrain:
     def __init__(
         self, settings: Sequence[BrainSettings], courses: Sequence[OuterCourse], rng: Random, least: int = 1
     ) -> None:
-        """`least`: with fewer islands at work the job stalls. Shares that follow speed are those of `courses`."""
+        """`least`: with fewer islands at work the job stalls. Shares that follow speed come with `courses`."""
         self.settings = settings[0]
         self.courses = tuple(courses)
         islands = [
@@ -162,7 +162,7 @@ class IslandsBrain:
 
     @property
     def _told_to_stop(self) -> Stopped | None:
-        """How the job is to end, whether its islands know or not."""
+        """How the job is to end; its islands may not know yet."""
         return self._stopping if self._asked is None else Stopped(self._asked.state, self._asked.reason)
 
     @property
@@ -176,7 +176,7 @@ class IslandsBrain:
         return min([*ahead_s, *(one.due_s for one in self._roster.at_work().values())], default=math.inf)
 
     def part_of(self, timeline: int) -> int:
-        """The number of an island's part of the checkpoint under way; -1 if the timeline has none."""
+        """The number of the island's part in the checkpoint under way; -1 if it has no part."""
         return self._checkpoints.number_of(self.timelines.index(timeline)) if timeline in self.timelines else -1
 
     def portion_of(self, timeline: int, step: int) -> int:
@@ -202,13 +202,13 @@ class IslandsBrain:
         coming: Mapping[PeerId, int] = MappingProxyType({}),
         sites: Mapping[PeerId, str] = MappingProxyType({}),
     ) -> Decision[int]:
-        """A stage of the island with the fewest replicas. Which island it will be is settled when the peer comes."""
+        """A stage of the island with the fewest replicas. The peer gets its island when it comes."""
         if barred := self._guests.bars(idle, self._roster, now_s):
             return Decision(None, barred)
         return self._roster.where_to_join(idle, fitting, now_s, coming, sites)
 
     def situation(self, now_s: float) -> Situation:
-        """All islands as one situation; its sentence gives the reason why each waits."""
+        """All islands as one situation, with the reason why each waits."""
         return view.situation(self._roster, self._outer, self.waiting_for(), now_s)
 
     def waiting_for(self) -> str:
@@ -264,12 +264,12 @@ class IslandsBrain:
         return decided
 
     def _told(self, peer: PeerId, happened: Input, now_s: float) -> list[Output]:
-        """Tell the island that the peer serves."""
+        """Pass an input to the island that the peer serves."""
         island = self._roster.island_of.get(peer)
         return [] if island is None else self._tell(island, happened, now_s)
 
     def _tell(self, island: int, happened: Input, now_s: float) -> list[Output]:
-        """Tell an island, and give what it decides as the job's decisions; rows are written by their island's name."""
+        """Pass an input to an island, and translate its decisions into decisions of the job."""
         if self.is_over or island in self._roster.lost:
             return []
         brain = self._roster.islands[island]
@@ -323,7 +323,7 @@ class IslandsBrain:
         return [outputs.Send(peer, Release(self.settings.job, reason)), outputs.Released(peer, reason)]
 
     def _end(self, end: Finish | Fail | Stopped, reason: str, now_s: float) -> list[Output]:
-        """End the job and release everybody; the first end stands."""
+        """End the job and release all peers; the first end stands."""
         self.is_over = True
         released = [one for island in self._roster.islands for one in island.step(inputs.Cancel(reason), now_s)]
         released += [one for each in self._divisions for peer in each.arrived for one in self._release(peer, reason)]
@@ -332,7 +332,7 @@ class IslandsBrain:
     # Saving and stopping ---------------------------------------------------------------------------------------------
 
     def _saves(self, island: int, output: Saving, now_s: float) -> list[Output]:
-        """Turn an island's decision about its part of a checkpoint into decisions about the whole."""
+        """Turn an island's decision about its part of a checkpoint into decisions about the whole checkpoint."""
         told = replace(output, version=self.courses[island].inner_steps(output.version))
         match output:
             case outputs.BeginCheckpoint(version=version):
@@ -352,13 +352,13 @@ class IslandsBrain:
                 return self._drop(output, now_s, already=island)
 
     def _drop(self, drop: DropCheckpoint, now_s: float, *, anew: bool = False, already: int = -1) -> list[Output]:
-        """Give a checkpoint up at all islands, but one that has `already`, and let those that waited for it save."""
+        """Give a checkpoint up at all islands but `already`, and let the islands save that waited for it."""
         gone, islands = self._checkpoints.drop(drop, anew=anew)
         told = [one for n in islands if n != already for one in self._tell_quietly(n, gone, now_s)]
         return [replace(drop, version=self.courses[0].inner_steps(drop.version)), *told]
 
     def _tell_quietly(self, island: int, gone: Gone, now_s: float) -> list[Output]:
-        """Let an island give up its part of a checkpoint without telling people again."""
+        """Let an island give up its part of a checkpoint without a second note for people."""
         told = (DropCheckpoint, Note, EnterState)
         return [one for one in self._tell(island, gone, now_s) if not isinstance(one, told)]
 
@@ -375,7 +375,7 @@ class IslandsBrain:
         return self._tell_all(inputs.CheckpointKept(version), now_s)
 
     def _stop(self, asked: inputs.Stop, now_s: float) -> list[Output]:
-        """Let all islands train up to the first version that none of them has passed, save it, and stop."""
+        """Let all islands train up to the first version that no island has passed, save it, and stop."""
         if self._roster.is_unsettled or self._divisions:
             return []  # how far they are is not known yet
         self._asked, self._stopping = None, Stopped(asked.state, asked.reason)
@@ -394,7 +394,7 @@ class IslandsBrain:
         return [EnterState(JobState.PAUSING, reason)]
 
     def _stuck(self, happened: inputs.Stuck, now_s: float) -> list[Output]:
-        """Nothing has moved for long: end the job, unless it waits for a checkpoint, or for guests."""
+        """Nothing has moved for long: stop waiting for guests, evict islands, save anew, or end the job."""
         if told := self._guests.waited_in_vain(happened.for_s, now_s):
             return [Note("warning", told)]
         if found := given_up(self._roster, self._outer, happened.for_s, now_s):
@@ -413,7 +413,7 @@ class IslandsBrain:
         return decided if failed is None else self._end(failed, failed.message, now_s)
 
     def _exchange(self, now_s: float) -> list[Output]:
-        """Exchange once all islands at work have come to the same outer step, and commit it when that is done."""
+        """Exchange once all islands at work have come to the same outer step, then commit the step."""
         if self._divisions:
             return []  # islands that are about to begin take part
         decided, exchanged = self._receive(now_s), None
@@ -432,14 +432,14 @@ class IslandsBrain:
         return [*decided, outputs.WriteRows(tuple(rows), forks, shares, self._outer.took_s)]
 
     def _receive(self, now_s: float) -> list[Output]:
-        """Let guests fetch the state in front of an exchange behind which islands may begin."""
+        """Let guests fetch the state before an exchange after which islands may begin."""
         step = self._roster.outer_step
         in_front = step is not None and not self.is_stopping and self._roster.may_begin_behind(step)
         joins = self._guests.look(self._roster, now_s, in_front=in_front)
         return [one for join in joins for one in self._told(join.replica.peer, join, now_s)]
 
     def _compare(self, now_s: float) -> list[Output]:
-        """Islands must begin with the same outer weights, and hold the same after each outer step: most are right."""
+        """Evict islands whose outer weights differ from the majority's; without a majority the job fails."""
         if not (odd := self._outer_weights.compare(self._roster.at_work(), forget=not self._divisions)):
             return []
         if len(self.present) - len(odd) >= max(1, self._roster.least):
@@ -450,7 +450,7 @@ class IslandsBrain:
     # Islands that are lost, and begin anew ---------------------------------------------------------------------------
 
     def _give_up(self, islands: Mapping[int, str], for_s: float, now_s: float) -> list[Output]:
-        """Go on without islands that are at work but get no further, or lie, and do not come back soon."""
+        """Evict islands that are at work but hang or lie; their sites rest before they may come back."""
         decided: list[Output] = []
         for island, why in islands.items():
             told = f"{why}; {self._guests.leave_out(island, self._roster, for_s, now_s)}"
@@ -459,7 +459,7 @@ class IslandsBrain:
         return decided
 
     def _lose(self, island: int, told: str, now_s: float) -> list[Output]:
-        """The others go on without an island: what it had trained since the last exchange does not count."""
+        """Go on without an island: what it trained since the last exchange does not count."""
         self._roster.lose(island, told)
         trained = "the others go on; what it has trained since the last exchange is left out"
         note = Note("warning", f"island {island} is lost: {told}; {trained}")
@@ -473,14 +473,14 @@ class IslandsBrain:
         return decided
 
     def _divide(self, step: int, now_s: float) -> list[Output]:
-        """Let lost islands begin anew behind an outer step, where others can give replicas for all their stages."""
+        """Let lost islands begin anew after an outer step, if others can spare replicas for every stage."""
         if self.is_stopping or not self._roster.may_begin_behind(step):
             return []
         leaves = self._divisions.begin(self._roster, step + 1, self._guests.resting(now_s))
         return [one for island, leave in leaves for one in self._tell(island, leave, now_s)]
 
     def _settle(self, now_s: float) -> list[Output]:
-        """Begin the islands whose replicas have all gone over; give up those that lack a stage."""
+        """Begin the islands whose replicas have all gone over; give up the islands that lack a stage."""
         decided: list[Output] = []
         for one in self._divisions.settled(self._roster):
             if one.is_whole(len(self.settings.split)):
@@ -491,7 +491,7 @@ class IslandsBrain:
         return decided
 
     def _fork(self, division: Division, now_s: float) -> list[Output]:
-        """An island begins with the replicas that went over."""
+        """Begin an island with the replicas that went over."""
         island = division.island
         like = self._roster.islands[self.present[0]]
         news: list[Input] = [inputs.RelaysHere(like.relays_here), inputs.Unreached(like.unreached)]

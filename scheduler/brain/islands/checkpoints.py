@@ -49,14 +49,14 @@ class JointCheckpoints:
 
     @property
     def first(self) -> int:
-        """The first island of those that have begun it."""
+        """The lowest of the islands that have begun it."""
         assert self._joint is not None
         return min(self._joint.begun)
 
     def begin(self, island: int, version: int, present: tuple[int, ...]) -> bool | Gone:
-        """An island begins its part: whether it is the first; or why it is to give up, as the others have.
+        """Begin an island's part. True if it is the first; a reason to give up if the others have given up.
 
-        `present`: the islands at work, each of which has a part in a checkpoint that begins now.
+        `present`: the islands at work, which all have a part in a checkpoint that begins now.
         """
         joint = self._joint
         if joint is not None and joint.version == version and island not in joint.begun:
@@ -67,12 +67,12 @@ class JointCheckpoints:
         return True
 
     def number_of(self, island: int) -> int:
-        """The number under which an island's part is kept; -1 if it has none. Islands are numbered without gaps."""
+        """The number of the island's part, counted without gaps; -1 if it has no part."""
         islands = () if self._joint is None else self._joint.islands
         return islands.index(island) if island in islands else -1
 
     def lose(self, island: int) -> int | None:
-        """An island is lost: the version that cannot become whole without it, or that no other island has begun."""
+        """Note a lost island. Returns the version that cannot become whole without it, or that no other began."""
         joint = self._joint
         self._waiting.discard(island)
         if joint is None:
@@ -82,16 +82,16 @@ class JointCheckpoints:
         return None if joint.failed is not None or (is_spared and joint.begun) else joint.version
 
     def wait(self, island: int) -> None:
-        """An island begins anew while one is open."""
+        """Let an island that begins anew wait until the open checkpoint is closed."""
         self._waiting.add(island)
 
     def waits(self, island: int) -> bool:
         return island in self._waiting
 
     def publish(self, island: int, part: PublishCheckpoint) -> PublishCheckpoint | CheckpointNotKept | None:
-        """An island has handed over its part: the checkpoint once it is the last one.
+        """Take an island's part. Returns the whole checkpoint with the last part, or a refusal if weights differ.
 
-        Behind an outer step the weights are the outer weights; if those of islands differ, it is not kept.
+        At a level version all islands hold the same outer weights.
         """
         joint = self._joint
         assert joint is not None
@@ -107,7 +107,7 @@ class JointCheckpoints:
         return PublishCheckpoint(part.version, first)
 
     def drop(self, drop: DropCheckpoint, *, anew: bool) -> tuple[Gone, list[int]]:
-        """It is given up: what is told to whom, those that have begun it and those that wait; to none if it was."""
+        """Give it up. Returns the message and the islands that get it: those that began, and those that wait."""
         gone = SaveAnew(drop.version) if anew else CheckpointNotKept(drop.version, drop.reason, drop.fault)
         joint = self._joint
         if joint is None or joint.version != drop.version or joint.failed is not None:

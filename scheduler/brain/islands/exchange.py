@@ -5,11 +5,11 @@
                                               └pause─┴── envoys failed or say nothing, one is lost, or holds other bytes
                                                          than the others
 
-Proposals depend on the weights at the outer step alone, and all replicas of a stage share these. So a round can
-be repeated with other envoys at any time until the step is committed.
+Proposals depend only on the weights at the outer step, which all replicas of a stage share. So a round can be repeated
+with other envoys until the step is committed.
 
-A round that failed goes on until the envoys of all islands but one have said how it went, or must have. Each of them
-names all that it missed, so it is known of each two islands whether they got through to each other.
+A failed round goes on until the envoys of all islands but one have reported, or their time is over. Each envoy names
+every island that it missed, so for each pair of islands it is known whether they reached each other.
 
 Decisions: docs/decisions/065, 193.
 """
@@ -39,7 +39,7 @@ HASTY = 7  # rounds of a unit that fail, in a minute and a half, before one wait
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """The replicas that may take part for an island, by stage. Its proposal counts by the tokens that it trained."""
+    """The replicas that may exchange for an island, by stage, and the tokens by which its proposal weighs."""
 
     timeline: int
     tokens: int
@@ -48,7 +48,7 @@ class Delegation:
 
 @dataclass(frozen=True, slots=True)
 class Rift:
-    """What kept an island, or two of them, from exchanging, as one envoy says."""
+    """Why an island, or a pair of islands, could not exchange, as an envoy reports it."""
 
     said: str
     by: int | None = None  # the timeline whose envoys alone say so, where those of the other one deny it
@@ -56,7 +56,7 @@ class Rift:
 
 @dataclass(slots=True)
 class _Round:
-    """One round of a unit, and what its envoys say of it."""
+    """One round of a unit, with the reports of its envoys."""
 
     number: Round
     envoys: tuple[Envoy, ...]
@@ -72,15 +72,15 @@ class _Round:
 
     @property
     def is_judged(self) -> bool:
-        """Whether it failed, and of each two islands one has said if they got through to each other."""
+        """Whether it failed, and for each pair of islands an envoy reported whether they reached each other."""
         return bool(self.missed) and len({one.timeline for one in self.silent()}) <= 1
 
     def silent(self) -> list[Envoy]:
-        """The envoys that have not spoken."""
+        """The envoys that have not reported."""
         return [one for one in self.envoys if one.peer not in self.reports and one.peer not in self.missed]
 
     def failed(self, peer: PeerId, event: RoundFailed) -> None:
-        """An envoy accuses one of another island; also once the round was given up, for what another one said."""
+        """Note an accusation. It counts even after the round was given up because of another report."""
         of, accused = self._timelines(), PeerId(event.accused)
         self.reports.pop(peer, None)
         blames = accused if of.get(accused, of[peer]) != of[peer] else peer
@@ -88,7 +88,7 @@ class _Round:
         self.trouble = self.trouble or f"{peer} says {event.reason}" + (f" (accuses {accused})" if accused else "")
 
     def overrules(self) -> bool:
-        """Whether most islands hold one mean, with all of their envoys: who holds another is at fault by itself."""
+        """Whether all envoys of most islands hold one mean. Envoys with another one count as failed then."""
         of, held = self._timelines(), dict[int, frozenset[Hashable]]()
         for peer, report in self.reports.items():
             held[of[peer]] = held.get(of[peer], frozenset()) | {average_of(report)}
@@ -102,7 +102,7 @@ class _Round:
         return True
 
     def rifts(self, now_s: float, must_speak_s: float) -> dict[frozenset[int], Rift]:
-        """Each timeline that was at fault by itself, and each two that did not get through to each other."""
+        """The timelines that failed by themselves, and the pairs that did not reach each other."""
         of, found = self._timelines(), dict[frozenset[int], Rift]()
         told: dict[frozenset[int], dict[int, str]] = {}
         for peer, missed in sorted(self.missed.items()):
@@ -142,12 +142,12 @@ class _UnitRounds:
         return self.is_under_way and self.newest[-1].is_complete
 
     def of(self, number: Round, peer: PeerId) -> _Round | None:
-        """The round of this number, if the peer is an envoy of it."""
+        """The round with this number, if the peer is one of its envoys."""
         found = (one for one in self.newest if one.number == number and any(each.peer == peer for each in one.envoys))
         return next(found, None)
 
     def rifts(self, now_s: float, must_speak_s: float) -> dict[frozenset[int], Rift]:
-        """What failed in all of the newest rounds that are over; if nothing did, what failed in the last one."""
+        """What failed in all of the newest finished rounds; if nothing did, what failed in the last one."""
         over = [one for one in self.newest if one is not self.under_way or now_s >= one.began_s + must_speak_s]
         if self.is_complete or not over:
             return {}
@@ -158,7 +158,7 @@ class _UnitRounds:
 
 
 class Exchanging:
-    """The rounds of the outer step that all islands have come to; `first` is the number of the first round."""
+    """The rounds of one outer step; `first` is the number of the first round."""
 
     def __init__(self, step: int, units: Mapping[UnitName, tuple[int, ...]], first: Round, timeout_s: float) -> None:
         self.step = step
@@ -175,7 +175,7 @@ class Exchanging:
         return self._next
 
     def begin(self, delegations: Iterable[Delegation], now_s: float) -> list[Output]:
-        """Give up the rounds that are late; start those that are due and for which every island has envoys."""
+        """Give up late rounds; start due rounds for which every island has envoys."""
         outputs: list[Output] = []
         known = list(delegations)
         for unit, one in self._rounds.items():
@@ -195,7 +195,7 @@ class Exchanging:
         return outputs
 
     def averaged(self, peer: PeerId, event: Averaged, now_s: float) -> list[Output]:
-        """An envoy has the mean proposal; Fail comes out if no majority of islands holds the same time and again."""
+        """An envoy has the mean proposal. Fails the job if repeatedly no majority of islands holds the same mean."""
         one = self._rounds.get(event.unit)
         made = None if one is None else one.of(event.round, peer)
         if one is None or made is None or all(each.peer != peer for each in made.silent()):
@@ -220,7 +220,7 @@ class Exchanging:
         return [*self._again(event.unit, told, now_s), *self._void(event.unit)]
 
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> list[Output]:
-        """An envoy could not exchange: again after a pause, with other envoys if there are any."""
+        """An envoy could not exchange: repeat the round after a pause, with other envoys if there are any."""
         one = self._rounds.get(event.unit)
         made = None if one is None else one.of(event.round, peer)
         if one is None or made is None:
@@ -229,7 +229,7 @@ class Exchanging:
         return self._again(event.unit, made.trouble, now_s) if one.under_way is made and made.is_judged else []
 
     def lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
-        """The peer is gone, or has forgotten its rounds with its session: its rounds are repeated."""
+        """The peer is gone, or lost its rounds with its session: repeat its rounds."""
         outputs, told = list[Output](), f"{peer} is lost: {reason}"
         for unit, one in self._rounds.items():
             for envoy in one.newest[-1].envoys if one.newest and one.newest[-1].ended_s == math.inf else ():
@@ -241,7 +241,7 @@ class Exchanging:
         return outputs
 
     def give_up(self, reason: str) -> list[Output]:
-        """Abort all rounds, complete or not: who proposes has changed."""
+        """Abort all rounds, complete or not, because the proposing islands have changed."""
         self.outcomes["aborted"] += sum(one.is_under_way for one in self._rounds.values())
         newest = [(unit, one.newest[-1]) for unit, one in self._rounds.items() if one.newest]
         aborts = [each for unit, made in newest for each in self._aborts(unit, made)]
@@ -259,7 +259,7 @@ class Exchanging:
         return Exchanged(self.step, tuple(rounds), not is_finite, math.sqrt(squared) if is_finite else 0.0)
 
     def rifts(self, now_s: float) -> dict[frozenset[int], Rift]:
-        """The timelines that cannot exchange, alone or by two, as envoys said of the newest rounds of all units."""
+        """The timelines, and pairs of timelines, that cannot exchange, by the newest rounds of all units."""
         found: dict[frozenset[int], Rift] = {}
         for one in self._rounds.values():
             found |= one.rifts(now_s, self._timeout_s + PAUSE_S)  # envoys begin at about the same time
@@ -309,7 +309,7 @@ class Exchanging:
         return [Note("warning", told)]
 
     def _void(self, unit: UnitName) -> list[Output]:
-        """Forget a unit's last round: it tells nothing of who reaches whom."""
+        """Discard the unit's last round; it says nothing about reachability."""
         return self._aborts(unit, self._rounds[unit].newest.pop())
 
     def _aborts(self, unit: UnitName, made: _Round) -> list[Output]:

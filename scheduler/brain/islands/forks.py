@@ -4,10 +4,10 @@
         ──each has made the commit of s, and left──▶ whole: the island begins with version s + 1, on a new timeline
         ──none of them is left at a stage──▶ given up
 
-Replicas of another site than the island's own go together, so an island is of one site (roster.py). Where a whole
-pipeline of a site without an island has joined one of several at another site, those of that one leave it.
+Replicas of one foreign site go together, so an island is of one site (roster.py). If a foreign site has filled every
+stage of an island whose own site has several, the own replicas leave that island to it.
 
-Behind an outer step all islands hold the outer weights and nothing else, so nothing of the other island counts twice,
+After an outer step all islands hold the outer weights and nothing else, so nothing of the other island counts twice,
 and no state has to travel. Pure. Decisions: docs/decisions/091, 105.
 """
 
@@ -40,13 +40,13 @@ class Division:
         return {one.stage for one in self.arrived.values()} == set(range(stages))
 
     def settings(self, roster: Roster) -> BrainSettings:
-        """Those of the island that begins. It saves when the others do, and one of them evaluates."""
+        """The settings of the island that begins. It saves when the others do, and does not evaluate."""
         before, saving = roster.islands[self.island].settings, roster.islands[self.origin].saving_rules
         timeline, first_step = self.fork.timeline, self.fork.version
         return replace(before, timeline=timeline, first_step=first_step, files=(), evaluates=False, saving=saving)
 
     def begin(self, roster: Roster, rng: Random) -> list[Note | Admitted]:
-        """The island is at work again, with the replicas that went over: they hold the outer weights."""
+        """Put the island to work again, with the replicas that went over; they hold the outer weights."""
         settings, course = self.settings(roster), roster.courses[self.island]
         roster.renew(self.island, JobBrain(settings, Random(rng.getrandbits(64)), course), self.arrived)
         told = f"island {self.island} begins anew after step {course.inner_steps(settings.first_step)}"
@@ -70,7 +70,7 @@ class Divisions:
         self._of.append(division)
 
     def begin(self, roster: Roster, version: int, resting: Collection[str] = ()) -> list[tuple[int, AskToLeave]]:
-        """Divide islands behind an outer step; gives who is to leave which island."""
+        """Divide islands after an outer step; returns the island and the order for each replica that is to leave."""
         leaves = []
         for one in plan(roster, version, resting):
             self.add(one)
@@ -79,7 +79,7 @@ class Divisions:
         return leaves or [(island, AskToLeave(peer, moved)) for island, peer in handed_over(roster, version, resting)]
 
     def settled(self, roster: Roster) -> list[Division]:
-        """Those for which nobody is awaited any more; they are forgotten here."""
+        """Remove and return the divisions that await no replica any more."""
         found = []
         for one in list(self._of):
             origin = roster.islands[one.origin]
@@ -92,7 +92,7 @@ class Divisions:
         return found
 
     def left(self, peer: PeerId, version: int | None) -> bool:
-        """A replica has left its island with this version; whether it goes over, and so is not released."""
+        """Note that a replica left its island with this version. Whether it goes over, so that it is not released."""
         for one in self._of:
             if peer in one.awaited and one.fork.version == version:
                 one.arrived[peer] = one.awaited.pop(peer)
@@ -100,18 +100,18 @@ class Divisions:
         return False
 
     def lost(self, peer: PeerId) -> bool:
-        """The peer is gone, or out of touch: it does not go over. Whether it had left its island."""
+        """The peer is gone or out of touch and does not go over. Returns whether it had left its island."""
         for one in self._of:
             one.awaited.pop(peer, None)
         return any(one.arrived.pop(peer, None) is not None for one in self._of)
 
 
 def plan(roster: Roster, version: int, resting: Collection[str] = ()) -> list[Division]:
-    """Which lost islands begin with `version` as copies of which others, and with which replicas.
+    """The lost islands that begin with `version`, each with the island that it copies and the replicas that go over.
 
-    An island gives those of another site than its own, else half of the replicas of each stage, if
-    `limits.min_replicas` remain on both sides; the one with the most comes first, and each gives to one. No
-    replica goes over that is `resting`, by its name or its site.
+    An island gives the replicas of one foreign site, else half of the replicas of each stage, if `limits.min_replicas`
+    remain on both sides. The largest island gives first, and each gives to one. Replicas that are `resting`, by name or
+    site, stay.
     """
     if not roster.lost:
         return []
@@ -131,10 +131,10 @@ def plan(roster: Roster, version: int, resting: Collection[str] = ()) -> list[Di
 
 
 def handed_over(roster: Roster, version: int, resting: Collection[str] = ()) -> list[tuple[int, PeerId]]:
-    """Who leaves which island with `version`, so that it is of one site.
+    """The islands and replicas to part with `version`, so that each island is of one site.
 
-    Where an island has `limits.min_replicas` for each stage of a site that is at no other island, those stay, and those
-    of sites that are at others go. A site that they leave is at one island fewer, so nobody leaves its last one.
+    If a site that serves no other island has `limits.min_replicas` at each stage, its replicas stay, and replicas of
+    sites that serve other islands leave. A site never leaves its last island.
     """
     least, able = roster.replicas_min, _able(roster, version, resting)
     sites = {island: {one.site for pool in pools for one in pool} - {""} for island, pools in able.items()}
@@ -148,7 +148,7 @@ def handed_over(roster: Roster, version: int, resting: Collection[str] = ()) -> 
 
 
 def _able(roster: Roster, version: int, resting: Collection[str]) -> dict[int, list[list[ReplicaRecord]]]:
-    """The replicas of each stage of each island that may leave it with `version`."""
+    """Per island and stage, the replicas that may leave with `version`."""
     found = {}
     for island, one in roster.at_work().items():
         pools = [one.may_divide(stage, version - 1) for stage in range(len(one.settings.split))]
@@ -157,12 +157,12 @@ def _able(roster: Roster, version: int, resting: Collection[str]) -> dict[int, l
 
 
 def _guests(pools: Sequence[Sequence[ReplicaRecord]], home: str, least: int) -> list[list[ReplicaRecord]]:
-    """Of each stage those from one other site than the island's home, if there are enough of them; else nobody."""
+    """Per stage, the replicas of one foreign site, if that site can fill every stage; otherwise none."""
     sites = sorted({one.site for pool in pools for one in pool} - {"", home})
     return next((found for site in sites if (found := _enough(pools, site, least))), [])
 
 
 def _enough(pools: Sequence[Sequence[ReplicaRecord]], site: str, least: int) -> list[list[ReplicaRecord]]:
-    """Those of a site for each stage; nobody if there are too few for some."""
+    """Per stage, the replicas of a site; none at all if some stage has too few."""
     of_site = [[one for one in pool if one.site == site] for pool in pools]
     return of_site if all(len(pool) >= least for pool in of_site) else []

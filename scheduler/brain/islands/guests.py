@@ -4,15 +4,15 @@
                │                                                                              └─▶ a replica: forks.py
                └──a second exchange without that──▶ fetches like any other
 
-An island that trains makes steps faster than a slow link carries the averaged gradient of one, so a guest would never
-come up with it. If it did, each step of that island would wait for the slow link. In front of an exchange an island
-stands still, so what a guest fetches stays the newest, and behind it the guests are an island of their own.
+An island makes steps faster than a slow link carries the averaged gradient of one, so a guest would never catch up. If
+it did, each step of that island would wait for the slow link. Before an exchange an island stands still, so the state
+that a guest fetches stays the newest. After the exchange the guests are an island of their own.
 
     an island is left out, as it did not get on with the others ──▶ its site rests ──▶ its stage servers may be guests
                     ▲──────────────again: twice as long──────────────────────────────────────┘
 
-An island that has lost a stage is whole again when it comes back. One that was left out may fail again at the next
-exchange, for which the others then wait as long. Pure.
+An island that lost a stage is whole when it comes back. An evicted island may fail again at the next exchange, and the
+others would wait as long again. Pure.
 
 Not chosen: a donor that freezes the state of an exchange while its island trains, because it would hold the optimizer's
 state twice; the outer weights alone, because the new island would begin without moments. Price: all islands wait once
@@ -46,7 +46,7 @@ class _Guest:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """Who was left out may not come back before `until_s`."""
+    """An evicted site, or peer without a site, may not come back before `until_s`."""
 
     until_s: float = -math.inf
     times: int = 0  # in a row
@@ -54,7 +54,7 @@ class _Rest:
 
 
 class Guests:
-    """The guests that are not replicas yet, and who may be none for now."""
+    """The guests that are not replicas yet, and the sites that may send none for now."""
 
     def __init__(self) -> None:
         self.awaited: list[PeerId] = []  # the exchange waits for them
@@ -63,7 +63,7 @@ class Guests:
         self._rests: dict[str, _Rest] = {}  # by site, or by peer that has said none
 
     def arrives(self, replica: ReplicaRecord, roster: Roster) -> Join:
-        """How a peer joins that the roster has admitted."""
+        """How a peer joins its island: as a guest it waits."""
         island = roster.island_of[replica.peer]
         counts = Counter(one.site for pool in roster.replicas(island) for one in pool)
         others = [count for site, count in counts.items() if site not in ("", replica.site)]
@@ -74,7 +74,7 @@ class Guests:
         return Join(replica, waits=is_guest)
 
     def look(self, roster: Roster, now_s: float, *, in_front: bool) -> list[Join]:
-        """Who fetches from now on; whom the exchange waits for, if all islands are in front of one."""
+        """The guests that may fetch from now on. Sets `awaited` if all islands stand `in_front` of an exchange."""
         self._forget(roster)
         self.awaited = sorted(self._wanted(roster, now_s)) if in_front else []
         may = [one for peer, one in self._guests.items() if peer in self.awaited or (in_front and one.exchanges)]
@@ -84,11 +84,11 @@ class Guests:
         return joins
 
     def waiting_for(self) -> str:
-        """What the exchange waits for, for a person; empty if for no guest."""
+        """What the exchange waits for, for people; empty if it waits for no guest."""
         return f"the exchange waits for {listed(self.awaited)} to fetch the state" if self.awaited else ""
 
     def exchanged(self, roster: Roster, now_s: float) -> None:
-        """An exchange was made, without those that wait. Who came back, and took part, is forgiven."""
+        """Count an exchange for the guests that still wait, and forgive sites that came back and took part."""
         for guest in self._guests.values():
             guest.exchanges += not guest.fetches
         for island in roster.present:
@@ -99,7 +99,7 @@ class Guests:
                     del self._rests[name]
 
     def leave_out(self, island: int, roster: Roster, for_s: float, now_s: float) -> str:
-        """The others waited so long for an island at work: it is not to come back soon. What people are told."""
+        """Let the stage servers of an evicted island rest, because the others waited `for_s`. Returns the log line."""
         longest_s, where = 0.0, roster.home(island)
         beside = {roster.timelines[n] for n in roster.present if n != island and roster.home(n) == where}
         for name in self._names(island, roster):
@@ -110,11 +110,11 @@ class Guests:
         return f"its stage servers{f', or others at {where},' if where else ''} may come back in {longest_s:g} s"
 
     def resting(self, now_s: float) -> set[str]:
-        """The sites, and peers that have said none, that may have no island now."""
+        """The sites, and peers without a site, that may form no island now."""
         return {name for name, rest in self._rests.items() if rest.until_s > now_s}
 
     def bars(self, idle: Candidate, roster: Roster, now_s: float) -> str:
-        """Why a peer may not join now; empty if it may. A site that has an island at work may complete it."""
+        """Why a peer may not join now; empty if it may. Peers may always complete an island at their own site."""
         if idle.site and any(roster.home(island) == idle.site for island in roster.present):
             return ""
         rest = self._rests.get(idle.site, self._rests.get(idle.peer, _Rest()))
@@ -123,19 +123,19 @@ class Guests:
 
     @staticmethod
     def _names(island: int, roster: Roster) -> Collection[str]:
-        """The site of an island at work; if it is at none, its replicas."""
+        """The names under which an island rests: its site, or else its replicas."""
         home = roster.home(island)
         return [home] if home else [peer for pool in roster.islands[island].peers for peer in pool]
 
     def waited_in_vain(self, for_s: float, now_s: float) -> str:
-        """Nothing has moved for so long: exchanges wait for nobody of these sites for a while. What people are told."""
+        """Stop waiting for the awaited guests for a while: nothing moved for `for_s`. Returns the log line."""
         for peer in self.awaited:
             self._rest_until_s[self._guests[peer].replica.site] = now_s + REST_TIMES * for_s
         told = f"{listed(self.awaited)} did not fetch the state within {for_s:g} s: the exchange waits no longer"
         return told if self.awaited else ""
 
     def _wanted(self, roster: Roster, now_s: float) -> Iterator[PeerId]:
-        """The guests of each site that would have an island with them, if exchanges wait for its guests."""
+        """The guests that complete an island of their site, where exchanges wait for that site."""
         for island, site in {(one.island, one.replica.site) for one in self._guests.values()}:
             if now_s < self._rest_until_s.get(site, now_s) or site in self.resting(now_s):
                 continue
@@ -152,7 +152,7 @@ class Guests:
         return all(count + coming[stage] >= roster.replicas_min for stage, count in enumerate(here))
 
     def _forget(self, roster: Roster) -> None:
-        """Forget those that are replicas now, or do not join any more."""
+        """Forget guests that are replicas now, or have stopped joining."""
         for peer, guest in list(self._guests.items()):
             brain = roster.serves(peer)
             joins = brain is not None and brain.is_joining(peer) and brain.stage_of(peer) is None

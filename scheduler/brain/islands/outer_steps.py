@@ -44,7 +44,7 @@ class OuterSteps:
         return island is not None and self._roster.courses[island].is_outer(event.step)
 
     def heard(self, peer: PeerId, event: Averaged | RoundFailed, now_s: float) -> list[Output]:
-        """An envoy speaks of an outer round; Fail comes out if envoys differ time and again."""
+        """An envoy reports on an outer round. Fails the job if envoys differ repeatedly."""
         exchanging, island = self._exchanging, self._roster.serves(peer)
         if exchanging is None or island is None:
             return []
@@ -61,12 +61,12 @@ class OuterSteps:
         return [] if self._exchanging is None else self._exchanging.lost(peer, reason, now_s)
 
     def released(self, made: Iterable[Output], now_s: float) -> list[Output]:
-        """An island lets go of replicas, in order or not: they drop what they hold with their stage."""
+        """Repeat the rounds of replicas that an island released: they drop what they hold."""
         gone = [one for one in made if isinstance(one, Released)]
         return [output for one in gone for output in self.lost(one.peer, f"it was released ({one.reason})", now_s)]
 
     def advance(self, now_s: float) -> tuple[list[Output], Exchanged | None]:
-        """Begin what can begin; with what all envoys agree on once all rounds are complete."""
+        """Begin the rounds that can begin. Returns the exchange too once all rounds are complete."""
         outer = self._roster.captured()
         if outer is None:
             return [], None
@@ -93,7 +93,7 @@ class OuterSteps:
         return decided, exchanged
 
     def begin_again(self, reason: str) -> list[Output]:
-        """Who proposes has changed: also rounds that are complete are void, as all units have the same contributors."""
+        """Void all rounds, complete or not: the islands have changed, and all units need the same ones."""
         if self._exchanging is None:
             return []
         aborts = self._exchanging.give_up(reason)
@@ -106,11 +106,11 @@ class OuterSteps:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """How many rounds ended how."""
+        """The number of rounds by outcome."""
         return self._outcomes + (Counter() if self._exchanging is None else self._exchanging.outcomes)
 
     def rifts(self, now_s: float) -> dict[frozenset[int], Rift]:
-        """The islands that cannot exchange, by themselves or with one another, and what an envoy says of that."""
+        """The islands, and pairs of islands, that cannot exchange, with an envoy's report."""
         found = {} if self._exchanging is None else self._exchanging.rifts(now_s)
         by = {one: None if rift.by is None else self._island(rift.by) for one, rift in found.items()}
         return {frozenset(map(self._island, one)): replace(rift, by=by[one]) for one, rift in found.items()}
@@ -122,7 +122,7 @@ class OuterSteps:
         return [] if self._exchanging is None else self._exchanging.retries_s()
 
     def waiting_for(self) -> str:
-        """What the exchange waits for, for a person; empty if for nothing, or if there is none."""
+        """What the exchange waits for, for people; empty if there is no exchange or it waits for nothing."""
         if self._exchanging is None or all(one.outer_step is None for one in self._roster.at_work().values()):
             return ""
         steps = self._roster.courses[0].inner_steps(self._exchanging.step)

@@ -1,9 +1,9 @@
-"""How much of a step each island trains behind an outer step, where shares follow speed (`swarm.job.shares`).
+"""The share of each island in the steps after an outer step, where shares follow speed (`swarm.job.shares`).
 
     rows of an outer step are durable: all begin ──inner steps──▶ each comes to the next outer step: that took it
         ──exchanged──▶ the next shares, durable with the rows of that outer step
 
-How long an island needs is measured anew between any two outer steps, and forgotten. Pure.
+The time of an island is measured anew between any two outer steps. Pure.
 
 Decision: docs/decisions/126.
 """
@@ -19,7 +19,7 @@ from swarm.job.shares import Shares, next_shares
 
 
 class Pacing:
-    """`shares` are those of the courses of all islands; None: they are equal for ever."""
+    """`shares` belongs to the courses of all islands; None: shares stay equal."""
 
     def __init__(self, roster: Roster, shares: Shares | None) -> None:
         self._roster, self._shares = roster, shares
@@ -28,7 +28,7 @@ class Pacing:
         self._next: tuple[int, ...] = ()
 
     def note(self, now_s: float) -> None:
-        """Look which islands have come to the outer step."""
+        """Record which islands have come to the outer step."""
         if self._shares is None or self._began_s is None:
             return
         for island, one in self._roster.at_work().items():
@@ -36,7 +36,7 @@ class Pacing:
                 self._took_s.setdefault(island, now_s - self._began_s)
 
     def decide(self, step: int, divisions: Iterable[Division]) -> tuple[int, ...]:
-        """The shares behind the outer step `step`, which was just exchanged, also of islands that begin there."""
+        """The shares after the outer step `step`, which was just exchanged; islands that begin there have one."""
         if self._shares is None:
             return ()
         course = self._roster.courses[0]
@@ -49,7 +49,7 @@ class Pacing:
         return self._next
 
     def durable(self, rows: Sequence[CommitRow], now_s: float) -> None:
-        """If these rows are of an outer step, the shares that were decided hold from here on."""
+        """Apply the decided shares if these rows are of an outer step."""
         course = self._roster.courses[0]
         if self._shares is None or not self._next or not course.is_outer(rows[0].step):
             return

@@ -1,4 +1,4 @@
-"""Whether islands hold the same outer weights: where they begin, and behind each outer step."""
+"""Whether islands hold the same outer weights, at their beginning and after each outer step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from swarm.job.course import OuterCourse
 
 
 class OuterWeights:
-    """What replicas say of the outer weights that they hold, by hash."""
+    """The digests of outer weights that replicas report."""
 
     def __init__(self, courses: Sequence[OuterCourse]) -> None:
         self._courses = courses
         self._held: dict[tuple[int, int], dict[int, str]] = {}  # by version and stage: of each island
 
     def compare(self, islands: Mapping[int, JobBrain], *, forget: bool) -> dict[int, str]:
-        """The islands that hold others than most do, and what is wrong, for a person; all if nobody knows which.
+        """The islands whose outer weights differ from the majority's, with the fault; all islands without a majority.
 
-        `forget` what all `islands` have behind them.
+        `forget`: drop versions that all `islands` have passed.
         """
         for number, one in islands.items():
             version = one.agreed

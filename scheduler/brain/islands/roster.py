@@ -1,12 +1,12 @@
-"""The islands of a job: which are at work, who serves which, and what those at work come to together.
+"""The islands of a job: which are at work, which peers serve them, and how far they are together.
 
     at work ──it has lost a stage──▶ lost ──others had replicas to spare, behind an outer step──▶ at work, a new life
 
-Each life of an island has a timeline of its own, so nothing of an earlier one is taken for it. Questions only, but for
-the two arrows.
+Each life of an island has a timeline of its own, so no message of an earlier life counts. Only the two arrows change
+something; all else are questions.
 
-The home of an island is a site. A peer joins the island at its site. If there is none, it joins one whose site has
-several, or any while one is lost: behind an exchange that island is its site's (forks.py).
+The home of an island is a site. A peer joins the island at its site. If its site has no island, it joins an island
+whose site has several, or any island while one is lost. After the next exchange its site has an island (forks.py).
 
 Decision: docs/decisions/105.
 """
@@ -65,7 +65,7 @@ class Roster:
 
     @property
     def timelines(self) -> tuple[int, ...]:
-        """The timeline of each island; of a lost one that of its last life."""
+        """The current timeline of each island; for a lost island, its last one."""
         return tuple(one.settings.timeline for one in self.islands)
 
     def serves(self, peer: PeerId) -> JobBrain | None:
@@ -83,7 +83,7 @@ class Roster:
         return self.timelines[island] // len(self.islands) >= TIMELINES_MAX
 
     def next_timeline(self, island: int) -> int:
-        """A timeline for the island's next life; no two are alike, whatever becomes of them."""
+        """A timeline for the island's next life, never given before."""
         newest = max(self.timelines[island], self._given.get(island, 0))
         self._given[island] = newest + TIMELINES_MAX * len(self.islands)
         return self._given[island]
@@ -93,7 +93,7 @@ class Roster:
         return island * len(self._stages) + stage
 
     def can_spare(self, island: int, *, was_loading: bool) -> bool:
-        """Whether the others go on without the island. A job that has not begun with all of them is placed again."""
+        """Whether the others go on without the island. A job that still loads is placed again instead."""
         return (not was_loading or self.is_fork(island)) and len(self.present) > self.least
 
     @property
@@ -135,7 +135,7 @@ class Roster:
     def neediest(
         self, stages: Iterable[int], sent: Mapping[int, Mapping[PeerId, int]] = MappingProxyType({})
     ) -> list[int]:
-        """The islands, those with the fewest in these stages first: replicas, joiners, and peers `sent` to each."""
+        """The islands, fewest peers in these stages first; replicas, joiners and peers `sent` to an island count."""
         wanted, islands = set(stages), self.at_work()
         coming = {number: [*sent.get(number, {}).values()] for number in islands}
         held = {n: sum(len(one.present(at)) + coming[n].count(at) for at in wanted) for n, one in islands.items()}
@@ -147,17 +147,17 @@ class Roster:
         return max(1, self.islands[0].settings.rebalance.min_replicas)
 
     def replicas(self, island: int) -> list[list[ReplicaRecord]]:
-        """The replicas of each stage of an island at work, without those that leave or are out of touch."""
+        """Per stage, the replicas of an island at work that neither leave nor are out of touch."""
         one = self.islands[island]
         return [one.delegates(stage, one.begun) for stage in self._stages]
 
     def home(self, island: int) -> str:
-        """The site of most replicas of an island at work, of those that say where they are; empty if none does."""
+        """The site where most of the island's replicas are; empty if no replica names a site."""
         counts = Counter(one.site for stage in self._stages for one in self.islands[island].present(stage) if one.site)
         return min(counts, key=lambda site: (-counts[site], site)) if counts else ""
 
     def open_to(self, site: str) -> list[int]:
-        """The islands that a peer of a site may join: those of its site, else one that may become its site's."""
+        """The islands that a peer of a site may join: its site's own, else islands that may become its site's."""
         homes = {island: self.home(island) for island in self.present}
         if not site or not any(homes.values()):
             return list(homes)
@@ -168,7 +168,7 @@ class Roster:
         return own or guests or nobodys or doubled or (list(homes) if self.lost else [])
 
     def admit(self, replica: ReplicaRecord) -> None:
-        """The peer joins: settle in which island."""
+        """Assign the joining peer to an island."""
         able = self.open_to(replica.site) or self.present
         self.island_of[replica.peer] = next(one for one in self.neediest([replica.stage]) if one in able)
 
@@ -180,9 +180,9 @@ class Roster:
         coming: Mapping[PeerId, int],
         sites: Mapping[PeerId, str] = MappingProxyType({}),
     ) -> Decision[int]:
-        """A stage of the island with the fewest replicas, of those that are open to the peer's site.
+        """A stage of the island with the fewest replicas that is open to the peer's site.
 
-        `sites` has where those are that are `coming`. Those of one site come to one island.
+        `sites`: the sites of the peers that are `coming`. Peers of one site come to one island.
         """
         islands = self.at_work()
         sent: dict[int, dict[PeerId, int]] = {number: {} for number in islands}
@@ -206,14 +206,14 @@ class Roster:
         return decision
 
     def _open_to(self, site: str, joined: Iterable[int]) -> list[int]:
-        """The islands that a peer of a site may join, if others of its site are on their way to those `joined`."""
+        """The islands that a peer of a site may join, if peers of its site are on their way to the islands `joined`."""
         able = self.open_to(site)
         if not site or any(self.home(island) == site for island in able):
             return able
         return [island for island in joined if island in able] or able
 
     def _lacking(self, island: int, site: str, fitting: Sequence[int], coming: Sequence[int]) -> Sequence[int]:
-        """Of the stages, those with the fewest of a site that is not the island's own: it needs one for each stage."""
+        """The stages with the fewest guests. A guest site needs one peer per stage before it can form an island."""
         if not site or self.home(island) in ("", site):
             return fitting
         counts = Counter(dict.fromkeys(fitting, 0))
@@ -226,7 +226,7 @@ class Roster:
         return range(len(self.islands[0].settings.split))
 
     def delegations(self, step: int) -> list[Delegation]:
-        """Who may go for each island to an outer step, and for how many tokens."""
+        """The replicas that may exchange for each island at an outer step, and the tokens that its proposal counts."""
         found = []
         for number, one in self.at_work().items():
             course, settings = self.courses[number], one.settings
@@ -240,7 +240,7 @@ class Roster:
     def allies(self, island: int, peer: PeerId, step: int, envoys: set[PeerId]) -> list[Hop]:
         """Replicas of other islands that hold, or will hold, the mean proposals for the peer's stage, envoys first.
 
-        Only an envoy holds them until others have fetched them. If it is lost then, those of other islands have them.
+        Until others have fetched the mean, only envoys hold it. If an envoy is lost then, other islands still have it.
         """
         stage = self.islands[island].stage_of(peer)
         others = [one for number, one in self.at_work().items() if number != island and stage is not None]
@@ -254,9 +254,9 @@ def still_at_work(
 ) -> tuple[Resumed | None, ...]:
     """How each island goes on after a restart of the scheduler, on a timeline that began with `first_version`.
 
-    None if the others have exchanged without it, or if it has neither made a step nor a stage server: it was not placed
-    when the timeline began, or lost at once. An island that others have just left for it has none either, but a newer
-    version.
+    None if the others have exchanged without it, or if it has neither a step nor a stage server: it was not placed when
+    the timeline began, or lost at once. An island that is about to
+    fork has no stage server either, but a newer version.
     """
     exchanged = max(path.outer_before(one.committed) for path, one in zip(courses, resumed, strict=True))
     began = [bool(one.known) or one.committed > first_version for one in resumed]

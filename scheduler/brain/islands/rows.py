@@ -4,8 +4,8 @@ island 0    step 0   1   2  outer  3        a step of the job is complete, and t
 island 1    step 0   1                      outer steps are not told
 job         step 0   1
 
-The rows of an outer step say which islands took part in it. What another one made since the outer step before does not
-count, and what was told of that is taken back. Decision: docs/decisions/064.
+The rows of an outer step say which islands took part. What another island made since the outer step before does not
+count, and people see it undone. Decision: docs/decisions/064.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from swarm.job.outer_log import OuterRecord
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Steps that are complete now, and how many tokens that were told before do not count after all.
+    """Steps that are complete now, and the tokens of earlier ones that do not count after all.
 
-    `left_out`: how many steps have no part of an island that was lost, by island.
+    `left_out`: by lost island, the number of steps without its part.
     """
 
     rows: tuple[CommitRow, ...]

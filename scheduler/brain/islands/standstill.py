@@ -1,9 +1,9 @@
-"""Islands without which the others go on, once nothing has moved for `limits.no_progress_s`. Pure.
+"""The islands to evict once nothing has moved for `limits.no_progress_s`. Pure.
 
-the others wait at the outer step, or have trained all ──▶ those that have not come so far
+the others wait at the outer step, or have trained all ──▶ the islands that have not come so far
 envoys say nothing in round after round ──▶ their island
-envoys do not reach each other ──▶ all but the largest group in which none failed to reach another
-the last checkpoint lacks parts, a second time ──▶ those that did not hand them over
+envoys do not reach each other ──▶ all but the largest group in which no island failed to reach another
+the last checkpoint lacks parts, a second time ──▶ the islands that did not hand them over
 
 island 0 ── island 1
      ╲         ╱
@@ -27,7 +27,7 @@ HINT = "raise averaging.timeout_s and limits.no_progress_s if they are only slow
 
 
 def given_up(roster: Roster, outer: OuterSteps, for_s: float, now_s: float) -> dict[int, str]:
-    """Who is given up, and why; empty if too few would be left, or nobody is known to be at fault."""
+    """The islands to evict, each with the reason. Empty if too few would remain or the fault is unknown."""
     found = _at_fault(roster, outer, for_s, now_s)
     if len(roster.present) - len(found) < max(1, roster.least):
         return {}
@@ -53,10 +53,10 @@ def _at_fault(roster: Roster, outer: OuterSteps, for_s: float, now_s: float) -> 
 def largest_group(
     sizes: Mapping[int, int], apart: Collection[frozenset[int]], *doubts: Mapping[int | None, int]
 ) -> tuple[int, ...]:
-    """The largest group of islands of which no two are `apart`, and none by itself.
+    """The largest group of islands in which no island, and no pair, is in `apart`.
 
-    Of several the one whose islands have the fewest `doubts`, of one kind after the other; then the one with the most
-    stage servers, by `sizes`; then the one with the lowest numbers.
+    Among equals, the group whose islands have the fewest `doubts`, one kind after the other; then the most stage
+    servers (`sizes`); then the lowest numbers.
     """
     groups = [group for many in range(len(sizes) + 1) for group in combinations(sorted(sizes), many)]
     able = [group for group in groups if not any(one.issubset(group) for one in apart)]
@@ -69,7 +69,7 @@ def largest_group(
 
 
 def doubts(apart: Iterable[frozenset[int]]) -> Counter[int | None]:
-    """With how many others each island could not exchange, now or when one of the two was left out."""
+    """With how many islands each could not exchange, now or when one of the pair was evicted."""
     return Counter(island for pair in apart if len(pair) > 1 for island in pair)
 
 

@@ -13,9 +13,9 @@ from swarm.wire.messages import Commit, LoadStage
 
 
 def of_job(output: Output, island: int, roster: Roster, envoys: set[PeerId]) -> Output:
-    """An island's decision as the job's: rows, places and words name the island; replicas know what others hold.
+    """An island's decision as the job's: rows, places and notes name the island, and commits name donors elsewhere.
 
-    `envoys`: of the newest outer step.
+    `envoys`: the envoys of the newest outer step.
     """
     course = roster.courses[island]
     match output:

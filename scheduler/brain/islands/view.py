@@ -1,4 +1,4 @@
-"""What people are told of a job with islands, put together from the brains of those that are at work."""
+"""A job with islands as people see it, put together from the brains of the islands at work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REJOINS = "begins anew behind an exchange, once its site has a stage server for 
 
 
 def situation(roster: Roster, outer: OuterSteps, waiting_for: str, now_s: float) -> Situation:
-    """The islands at work as one, and why others are lost."""
+    """The islands at work as one situation, and why others are lost."""
     islands, courses, state = roster.at_work(), roster.courses, states(roster)
     of = {number: one.situation(now_s) for number, one in islands.items()}
     standings = [
@@ -86,7 +86,7 @@ def story(islands: Sequence[JobBrain], courses: Sequence[OuterCourse], step: int
 
 
 def _share(course: OuterCourse, version: int) -> tuple[int, int] | None:
-    """What the island trains of the step behind a version, where shares follow speed."""
+    """The island's share of the step after a version, where shares follow speed."""
     shares, island = course.inner.shares, course.inner.island
     return None if shares is None else (shares.at(course.inner_steps(version))[island], shares.microbatches)
 

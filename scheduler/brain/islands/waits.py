@@ -26,13 +26,13 @@ class Waits:
         self._noted_s = 0.0
 
     def note(self, now_s: float) -> None:
-        """Look what each island waits for; until the next look it waits for that."""
+        """Record what each island waits for; it counts until the next call."""
         self._seconds = {island: dict(self.of(island, now_s)) for island in range(len(self._roster.islands))}
         found = states(self._roster)
         self._waiting, self._noted_s = {one: state for one, state in found.items() if state in WAITS}, now_s
 
     def of(self, island: int, now_s: float) -> Mapping[IslandState, float]:
-        """How long an island has waited, by its state."""
+        """Seconds that an island has waited, by state."""
         waited = dict.fromkeys(WAITS, 0.0) | self._seconds.get(island, {})
         if island in self._waiting:
             waited[self._waiting[island]] += now_s - self._noted_s
