@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import assert_never
 
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState
@@ -39,7 +40,12 @@ def is_of_the_past(event: Event, settings: BrainSettings) -> bool:
             | messages.Committed()
         ):
             return 0 <= event.timeline < settings.timeline
-    return False
+        case messages.Hello() | messages.Loaded() | messages.Saved() | messages.Hashed():
+            return False  # whoever hears them asks for the timeline
+        case messages.Heartbeat() | messages.Logged() | messages.Failed() | messages.Leaving() | messages.ChaosBegun():
+            return False
+        case _:
+            assert_never(event)
 
 
 def fault_of(peer: PeerId, event: Event, settings: BrainSettings, committed: int) -> str:
@@ -108,7 +114,9 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
             yield _outside("step", event.step, 0, newest)
             yield _outside("version", event.version, 0, settings.steps)
             yield _outside("stage", event.stage, 0, last)
-        case messages.Loaded() | messages.Saved() | messages.Hashed() if event.job == settings.job:
+        case messages.Loaded() | messages.Saved() | messages.Hashed():
+            if event.job != settings.job:
+                return
             yield _outside("timeline", event.timeline, 0, settings.timeline)
             yield _outside("stage", event.stage, 0, last)
             yield _outside("version", event.version, 0, settings.steps)
@@ -117,8 +125,13 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
                 for size in event.units:
                     yield "" if size.unit in settings.units else _unknown_unit(size.unit)
                     yield "" if size.elements > 0 else f"says that unit {size.unit} has {size.elements} elements"
-        case messages.Hello() if event.job == settings.job:
-            yield from _hello(event, settings, newest)
+        case messages.Hello():
+            if event.job == settings.job:
+                yield from _hello(event, settings, newest)
+        case messages.Heartbeat() | messages.Logged() | messages.Failed() | messages.Leaving() | messages.ChaosBegun():
+            pass  # they name nothing
+        case _:
+            assert_never(event)
 
 
 def _hello(hello: messages.Hello, settings: BrainSettings, newest: int) -> Iterator[str]:
