@@ -14,8 +14,7 @@ import grpc.aio
 import torch
 
 from stage_server.chaos import Harm, HarmedDevice, HarmedLinks, HarmedReceiver
-from stage_server.device import Device, ThreadDevice
-from stage_server.memory_watch import watch_memory
+from stage_server.device import Device, ThreadDevice, watch_memory
 from stage_server.metrics import StageServerMetrics
 from stage_server.options import StageServerOptions
 from stage_server.ports import HubPolicy, MemoryBudget

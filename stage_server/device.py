@@ -2,6 +2,8 @@
 
 With one thread, work happens in the order in which it was handed over; the rules about sealing and voiding rely on
 that. The event loop stays free to answer (measured: heartbeats are late by 4 ms at most).
+
+Decision: docs/decisions/017.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from stage_server.metrics import StageServerMetrics
 from swarm.errors import OutOfMemory
 from swarm.model.runtime import release_memory
+from swarm.process.logs import Logger
+from swarm.text import size
 
 T = TypeVar("T")
 
@@ -146,3 +151,28 @@ class DeviceDrain:
         """Return when it is over."""
         if self._end is not None:
             await asyncio.wait({self._end})
+
+
+WATCH_S = 5.0
+
+
+async def watch_memory(
+    used_bytes: Callable[[], int], offered_bytes: int, device: Device, metrics: StageServerMetrics, log: Logger
+) -> None:
+    """Over the offer: give back what nothing uses. If that is not enough, warn and count, once until it is."""
+    is_over = False
+    while True:
+        await asyncio.sleep(WATCH_S)
+        if used_bytes() <= offered_bytes:
+            is_over = False
+        elif not is_over:
+            device.release()
+            await asyncio.sleep(WATCH_S)
+            held = used_bytes()
+            is_over = held > offered_bytes
+            if is_over:
+                metrics.memory_exceeded()
+                log.warning(
+                    f"this process holds {size(held)}, more than the {size(offered_bytes)} that it "
+                    "offers: use more stages, or a smaller model",
+                )

@@ -40,11 +40,9 @@ from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.step import UnitAveraging
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging.deadline import Deadline
-from stage_server.replica.averaging.leftovers import Leftovers
+from stage_server.replica.averaging.all_reduce import Deadline, Reduction, run_round
+from stage_server.replica.averaging.error_feedback import ErrorFeedback
 from stage_server.replica.averaging.mailbox import Mailbox
-from stage_server.replica.averaging.one_round import run_round
-from stage_server.replica.averaging.reduction import Reduction
 from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.links.peer_service import add_peer_service
@@ -267,7 +265,7 @@ class _Member:
 
     async def _ours(self) -> Tensor:
         stage: Any = _Sums(self._sums)
-        own = (self._device, self._links, self._mailbox, Leftovers("none"), Deadline(self._command.timeout_s))
+        own = (self._device, self._links, self._mailbox, ErrorFeedback("none"), Deadline(self._command.timeout_s))
         mean = await run_round(self._command, self._me, stage, Reduction(None), *own)
         self._mailbox.close(self._command.step)
         self._rates = mean.rates

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stage_server.brain.slice_chunks import Chunk
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging.leftovers import Coded
+from stage_server.replica.averaging.error_feedback import Coded
 from swarm.errors import RetryElsewhere
 from swarm.model import codec
 from swarm.model.runtime import to_host

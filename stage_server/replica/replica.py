@@ -6,15 +6,19 @@ them out: it keeps the tensors, calls the device, and packs and sends the result
     Route, tensors ─▶ CellTable ─▶ Compute ─▶ WorkQueue ─▶ device ─▶ CellTable ─▶ Emit ─▶ neighbours
                                                                              └─▶ Report ─▶ scheduler
 
-Decision: docs/decisions/039.
+Decisions: docs/decisions/039, 091.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections import deque
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 from typing import TypeAlias, assert_never
+
+from torch import Tensor
 
 from stage_server.brain import cell
 from stage_server.brain.commitments import Commitments
@@ -26,18 +30,18 @@ from stage_server.brain.work_queue import WorkQueue
 from stage_server.device import Timed
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.admission import HeaderChecks
-from stage_server.replica.applying import averages, commit
-from stage_server.replica.averaging.leftovers import Leftovers
+from stage_server.replica.averaging.all_reduce import Mean, Reduction
+from stage_server.replica.averaging.error_feedback import ErrorFeedback
 from stage_server.replica.averaging.mailbox import Mailbox
-from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.rounds import RoundRunner, expected_set
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.packing import Letter, Packed, boundary, encode, pack, pack_encoded, question
-from stage_server.replica.reports import Reports
 from stage_server.replica.side_worker import Ids, SideWorker
-from stage_server.state.donor import Donor
+from stage_server.state.donor import CommitRecord, Donor
+from stage_server.state.joiner import missed_record
 from stage_server.state.saving import Saving
 from swarm.errors import (
+    OutOfMemory,
     Refused,
     RetryElsewhere,
     StaleMessage,
@@ -45,11 +49,12 @@ from swarm.errors import (
 )
 from swarm.job.spec import LOWERED
 from swarm.model import codec
+from swarm.model.islands.exchange import merge_of
 from swarm.model.runtime import SentAhead, received
 from swarm.model.stage import Stage
-from swarm.types import Direction, Hop, Microbatch
+from swarm.types import Direction, Hop, Microbatch, UnitName
 from swarm.wire import messages
-from swarm.wire.messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
+from swarm.wire.messages import Boundary, Commit, EvaluationBoundary, LoadStage, Need, Slice, TensorHeader
 
 # How often to ask for what was lost between two neighbours; what has been lacking for less may be on its way.
 REPAIR_S = 2.0
@@ -107,7 +112,7 @@ class Replica:
         self._side = SideWorker(assignment, stage, self.cells, self._deliveries, ports, self._ready)
         self._commitments = Commitments(is_on=spec.trust.hashes_hops)
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness + assignment.course.steps_ahead)
-        leftovers = Leftovers(spec.averaging.compression)
+        leftovers = ErrorFeedback(spec.averaging.compression)
         reduction = Reduction(assignment.sum_bits, clips=spec.averaging.aggregate == "centered_clip")
         self._rounds = RoundRunner(me, stage, reduction, ports, self._reports.fail, mailbox, leftovers)
         self.admission = HeaderChecks(assignment, stage, mailbox, self._neighbours, self._side.table)
@@ -468,3 +473,109 @@ class Replica:
             lambda: letter,
             lambda: self.cells.concerns(ask.microbatch, side, ask.to),
         )
+
+
+async def averages(
+    command: Commit, means: Mapping[UnitName, Mean] | None, assignment: Assignment, stage: Stage, ports: ReplicaPorts
+) -> dict[UnitName, Tensor]:
+    """The averaged gradients that a commit makes effective: the `means` held here, or from the log of a member.
+
+    StaleMessage if no member has them.
+    """
+    if means is not None:
+        return {unit: mean.gradient for unit, mean in means.items() if unit in stage.units}
+    try:
+        record = await missed_record(command.step, assignment, command.donors, stage, ports.links)
+    except SwarmError as error:
+        raise StaleMessage(f"step {command.step} was averaged without this replica: {error.message}") from error
+    places = stage.places_at(command.step)
+    return await ports.device.aside(lambda: places.means_of(record.gradients))
+
+
+def commit(
+    assignment: Assignment, stage: Stage, donor: Donor, command: Commit, means: Mapping[UnitName, Tensor]
+) -> CommitRecord:
+    """`apply`; gives what the donor is to remember of it."""
+    apply(assignment, stage, command, means)
+    return donor.record(command, means)
+
+
+def apply(assignment: Assignment, stage: Stage, command: Commit, means: Mapping[UnitName, Tensor]) -> None:
+    """Commit the step with the averages of its units, none if it is skipped."""
+    if assignment.course.is_outer(command.step):
+        means_made = None if command.skip else means
+        stage.merge(command.step, merge_of(stage, assignment.spec, command.step, means_made))
+        return
+    rate, scale = command.learning_rate, command.scale
+    stage.apply(command.step, means, learning_rate=rate, scale=scale, skip=command.skip)
+
+
+class Reports:
+    """A replica's newest reports of itself to the scheduler, repeated in each new session."""
+
+    def __init__(self, loaded: messages.Loaded, ports: ReplicaPorts) -> None:
+        self._loaded = loaded
+        self._ports = ports
+        self._committed: deque[messages.Committed] = deque(
+            maxlen=2
+        )  # a commit is written when that of two steps ago is agreed
+        self._failed: messages.Failed | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    def tell(self, command: Commit, stage: Stage) -> None:
+        """Report a commit with the digest of the state, which is made beside the microbatches that use it first."""
+        self._telling = self._ports.work.start(self._tell(command, stage))
+
+    async def told(self) -> None:
+        """Until the newest digest is made, the state must stay as it is."""
+        if self._telling is not None:
+            await asyncio.wait([self._telling])
+
+    async def _tell(self, command: Commit, stage: Stage) -> None:
+        try:
+            digest = await self._ports.device.aside(stage.digest)
+        except SwarmError as error:
+            self.fail(error)
+            return
+        self._committed.append(messages.Committed(command.timeline, command.step, command.version, stage.stage, digest))
+        self._ports.emit(self._committed[-1])
+
+    def fail(self, error: SwarmError) -> None:
+        if isinstance(error, OutOfMemory):
+            self._ports.metrics.out_of_memory()
+        self._ports.log.error("cannot go on", error_code=error.code, reason=error.message)
+        self._failed = messages.Failed(self._loaded.job, error.code, error.message, error.hint)
+        self._ports.emit(self._failed)
+
+    def again(self) -> tuple[messages.Event, ...]:
+        failed = () if self._failed is None else (self._failed,)
+        return (self._loaded, *self._committed, *failed)
+
+
+def can_fork(replica: Replica | None, command: LoadStage) -> bool:
+    """Whether the replica holds what the island that `command` names begins with."""
+    if replica is None or not command.held:
+        return False
+    held = (replica.job, replica.me.stage, replica.cells.stages, replica.cells.version)
+    return held == (command.job, command.stage, len(command.split), command.held)
+
+
+def to_load(command: LoadStage) -> LoadStage:
+    """The command of a replica that cannot fork; StaleMessage if it may not load the stage instead."""
+    if command.held:
+        raise StaleMessage(f"version {command.held} of stage {command.stage} is not held here")
+    return command
+
+
+async def fork_replica(before: Replica, command: LoadStage, ports: ReplicaPorts) -> Replica:
+    """The replica on the timeline of another island, with the outer weights; it has reported itself.
+
+    An island begins as a copy of the one to which the replica belonged, with the optimizer's state of that one. What
+    the replica has trained and not merged stays behind, as it counts in the other island. Its work must have ended.
+    """
+    digest = await ports.device.run(before.stage.begin_anew)  # behind whatever was queued
+    loaded = replace(before.loaded, timeline=command.timeline, version=command.held, digest=digest, join=0)
+    after = Replica(Assignment.of(command, before.me), before.stage, loaded, ports)
+    ports.emit(loaded)
+    ports.log.info("goes over to another island", timeline=command.timeline, version=command.held)
+    return after

@@ -19,8 +19,7 @@ from stage_server.brain.passes import Place
 from stage_server.device import Device, DeviceDrain
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import Assignment, BuildStage, HubPolicy, MemoryBudget, ReplicaId, ReplicaPorts, Work
-from stage_server.replica.crossing import can_cross, crossed, to_load
-from stage_server.replica.replica import Replica
+from stage_server.replica.replica import Replica, can_fork, fork_replica, to_load
 from stage_server.session.gate import Passes, place_of
 from stage_server.session.relays import KnownRelays
 from stage_server.state.joiner import JoinClient
@@ -356,10 +355,10 @@ class StageServer:
 
     async def _take(self, command: messages.LoadStage) -> None:
         """Serve a stage: another one than before, or (`held`) the same in another island."""
-        if (before := self._replica) is not None and can_cross(before, command):
+        if (before := self._replica) is not None and can_fork(before, command):
             await self._work.close()
             self._load_stage = command
-            self._replica = await crossed(before, command, self._replica_ports(command))
+            self._replica = await fork_replica(before, command, self._replica_ports(command))
             return
         await self._drop("another job")
         self._load_stage = command

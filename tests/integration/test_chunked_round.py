@@ -11,11 +11,9 @@ from torch import Tensor
 from stage_server.brain.slice_chunks import CHUNK_ELEMENTS_MIN, chunks_of
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging.deadline import Deadline
-from stage_server.replica.averaging.leftovers import Leftovers
+from stage_server.replica.averaging.all_reduce import Deadline, Mean, Reduction, run_round
+from stage_server.replica.averaging.error_feedback import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
-from stage_server.replica.averaging.one_round import Mean, run_round
-from stage_server.replica.averaging.reduction import Reduction
 from swarm.model.exact_sums import mean_of_parts
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.links.peer_service import add_peer_service

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging.deadline import Deadline
-from stage_server.replica.averaging.leftovers import Leftovers
+from stage_server.replica.averaging.all_reduce import Deadline, Mean, Reduction, run_round
+from stage_server.replica.averaging.error_feedback import ErrorFeedback
 from stage_server.replica.averaging.mailbox import Mailbox
-from stage_server.replica.averaging.one_round import Mean, run_round
-from stage_server.replica.averaging.reduction import Reduction
 from swarm.types import JobId, PeerId, UnitName
 from swarm.wire.messages import Average, ParameterNorm, Slice, TensorHeader
 from tests.support.devices import SimDevice
@@ -49,7 +47,7 @@ class Fleet:
         self.names = [str(member.peer) for member in command.members]
         self.stages = {name: Sums(name, command.members[-1].stop, bits) for name in self.names}
         self.mailboxes = {name: Mailbox(PeerId(name), 0, 1) for name in self.names}
-        self.leftovers = {name: Leftovers(codec_name) for name in self.names}
+        self.leftovers = {name: ErrorFeedback(codec_name) for name in self.names}
         self.arrived: list[Slice] = []
         self.copies = 1
         self.silent = ""

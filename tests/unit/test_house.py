@@ -84,7 +84,7 @@ COVERED_BY = {
 CIRCLES = (("scheduler.storage.shares", "scheduler.storage.database"), ("swarm.job.sections.islands", "swarm.job.spec"))
 LONG = (
     *("scheduler.app.serve", "scheduler.brain.hearing.hear", "scheduler.metrics.__init__"),
-    *("stage_server.app.serve", "stage_server.replica.averaging.one_round.run_round"),
+    *("stage_server.app.serve", "stage_server.replica.averaging.all_reduce.run_round"),
 )
 DOUBLED = """
     Answers Arrived Batches Checkpoint Chunk Connection Donor Fact Failures File FileWriter Files Handler Held Hop

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging.deadline import Deadline
+from stage_server.replica.averaging.all_reduce import Deadline, Mean, send_slice
 from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
-from stage_server.replica.averaging.one_round import Mean, send_slice
 from stage_server.replica.packing import proposal
 from swarm.errors import Refused, RoundBroken
 from swarm.model.islands.exchange import decoded, mean_proposal, proposed

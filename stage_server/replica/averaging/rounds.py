@@ -20,12 +20,10 @@ from functools import partial
 from torch import Tensor
 
 from stage_server.ports import ReplicaId, ReplicaPorts
-from stage_server.replica.averaging.deadline import Deadline
+from stage_server.replica.averaging.all_reduce import Deadline, Mean, Reduction, run_round
+from stage_server.replica.averaging.error_feedback import ErrorFeedback
 from stage_server.replica.averaging.exchange import run_exchange, travelled
-from stage_server.replica.averaging.leftovers import Leftovers
 from stage_server.replica.averaging.mailbox import Mailbox
-from stage_server.replica.averaging.one_round import Mean, run_round
-from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.second_owner import answer_to, reduce_again, send_part
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.model.islands.exchange import proposal_bytes
@@ -54,7 +52,7 @@ class RoundRunner:
         ports: ReplicaPorts,
         fail: Callable[[SwarmError], None],
         mailbox: Mailbox,
-        leftovers: Leftovers,
+        leftovers: ErrorFeedback,
     ) -> None:
         self.mailbox = mailbox
         self._leftovers = leftovers

@@ -19,11 +19,9 @@ from torch import Tensor
 from stage_server.brain.slice_chunks import Chunk, chunks_of
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging.deadline import Deadline
-from stage_server.replica.averaging.leftovers import coded
+from stage_server.replica.averaging.all_reduce import Deadline, Reduction, joined
+from stage_server.replica.averaging.error_feedback import coded
 from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
-from stage_server.replica.averaging.one_round import joined
-from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import Refused
 from swarm.model.state import raw_bytes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stage_server.replica.replica import REPAIR_S
+from stage_server.replica.replica import REPAIR_S, can_fork, to_load
 from swarm.errors import StaleMessage
 from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, set_digest
 from swarm.wire.messages import (
@@ -19,6 +20,7 @@ from swarm.wire.messages import (
     Commit,
     Committed,
     Failed,
+    LoadStage,
     Member,
     Need,
     StateRequest,
@@ -193,3 +195,29 @@ def test_a_neighbour_that_says_nothing_is_asked() -> None:
         assert (asked.direction, asked.stage) == (Direction.FORWARD, 0)
 
     play(2, act)
+
+
+COMMAND = LoadStage(JobId("job"), 32769, 1, (2, 2), 3, "{}", held=3)
+
+
+def replica(version: int = 3, stage: int = 1, job: str = "job", stages: int = 2) -> Any:
+    cells = SimpleNamespace(version=version, stages=stages)
+    return SimpleNamespace(job=JobId(job), me=SimpleNamespace(stage=stage), cells=cells)
+
+
+def test_whoever_holds_the_stage_at_that_version_goes_over() -> None:
+    assert can_fork(replica(), COMMAND)
+
+
+def test_nobody_else_does() -> None:
+    assert not can_fork(None, COMMAND)
+    assert not can_fork(replica(), replace(COMMAND, held=0)), "it is to load the stage"
+    for other in (replica(version=4), replica(version=2), replica(stage=0), replica(job="other"), replica(stages=3)):
+        assert not can_fork(other, COMMAND)
+
+
+def test_what_is_not_held_is_not_loaded_instead() -> None:
+    with pytest.raises(StaleMessage, match="version 3 of stage 1 is not held here"):
+        to_load(COMMAND)
+    load = replace(COMMAND, held=0)
+    assert to_load(load) == load

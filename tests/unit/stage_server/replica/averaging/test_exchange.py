@@ -12,9 +12,8 @@ from torch import Tensor
 
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging import exchange
-from stage_server.replica.averaging.deadline import Deadline
+from stage_server.replica.averaging.all_reduce import Deadline, Mean
 from stage_server.replica.averaging.mailbox import Mailbox
-from stage_server.replica.averaging.one_round import Mean
 from stage_server.replica.packing import proposal
 from swarm.errors import PeerUnavailable, Refused, RoundBroken
 from swarm.model import codec

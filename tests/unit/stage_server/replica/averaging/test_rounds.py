@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging.leftovers import Leftovers
+from stage_server.replica.averaging.all_reduce import Mean, Reduction
+from stage_server.replica.averaging.error_feedback import ErrorFeedback
 from stage_server.replica.averaging.mailbox import Mailbox
-from stage_server.replica.averaging.one_round import Mean
-from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
 from swarm.model.codec import PROPOSAL_DTYPE
@@ -89,7 +88,7 @@ class Table:
     rounds: RoundRunner
     stage: Numbers
     device: SimDevice
-    leftovers: Leftovers
+    leftovers: ErrorFeedback
     told: list[Averaged | RoundFailed | Rechecked] = field(default_factory=list)
 
 
@@ -105,7 +104,7 @@ async def table(codec_name: str = "none") -> AsyncIterator[Table]:
         device = SimDevice(lambda: 1.0)
         computing = tasks.create_task(device.work_forever())
         ports = ports_of(device, network.peer_links("at a"), told.append, tasks)
-        leftovers = Leftovers(codec_name)
+        leftovers = ErrorFeedback(codec_name)
         rounds = RoundRunner(ME, stage, Reduction(None), ports, fail, Mailbox(ME.peer, 0, 2), leftovers)
         yield Table(rounds, stage, device, leftovers, told)
         rounds.abort_all()

@@ -14,9 +14,8 @@ from torch import Tensor
 from stage_server.brain import slice_chunks
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging.deadline import Deadline
+from stage_server.replica.averaging.all_reduce import Deadline, Reduction
 from stage_server.replica.averaging.mailbox import Mailbox
-from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.averaging.second_owner import reduce_again, send_part
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.state import raw_bytes

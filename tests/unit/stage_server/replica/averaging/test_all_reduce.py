@@ -15,16 +15,15 @@ from torch import Tensor
 from stage_server.brain import slice_chunks
 from stage_server.device import Device, ThreadDevice
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging.deadline import Deadline
-from stage_server.replica.averaging.leftovers import Leftovers, together
+from stage_server.replica.averaging.all_reduce import STRETCH_MAX, Deadline, Mean, Reduction, run_round
+from stage_server.replica.averaging.error_feedback import ErrorFeedback, together
 from stage_server.replica.averaging.mailbox import Mailbox
-from stage_server.replica.averaging.one_round import Mean, run_round
-from stage_server.replica.averaging.reduction import Reduction
 from swarm.model.codec import SLICE_CODECS
 from swarm.rpc.links.peers import Moved
 from swarm.types import JobId, PeerId, Round, UnitName
 from swarm.wire.messages import Average, Member, ParameterNorm, Slice
 from tests.support.devices import SimDevice, noted_threads
+from tests.support.sim import loop as sim
 
 UNIT = UnitName("stage-0")
 ELEMENTS, TOKENS = 1000, 7
@@ -54,7 +53,7 @@ class Side:
         self.me = ReplicaId(JobId("job"), PeerId(name), 1, 0)
         self.stage: Any = Sums(Random(name).getrandbits(32))
         self.mailbox = Mailbox(self.me.peer, 0, 1)
-        self.leftovers = Leftovers(codec_name)
+        self.leftovers = ErrorFeedback(codec_name)
 
 
 class Table:
@@ -172,3 +171,62 @@ async def test_chunks_are_put_together_beside_the_event_loop(clips: bool, monkey
         device.close()
     assert joining
     assert threading.main_thread() not in joining
+
+
+def order(*microbatches: int) -> Average:
+    members = tuple(
+        Member(PeerId(f"peer-{at}"), 1, "", 0, 0, "", stage=1, microbatches=count)
+        for at, count in enumerate(microbatches)
+    )
+    return Average(0, 0, UnitName("stage-1"), Round(1, 1), members, 8, 3.0)
+
+
+def test_parts_are_added_unless_the_job_wants_them_clipped() -> None:
+    parts = [torch.ones(64), torch.full((64,), 1.5), torch.ones(64) * 1.25, torch.full((64,), 1e9)]
+    assert Reduction(None).reduce(parts, order(1, 1, 1, 1))[0] > 1e8
+    assert Reduction(None, clips=True).reduce(parts, order(1, 1, 1, 1))[0] < 2.0
+
+
+def test_how_many_microbatches_a_part_is_of_the_scheduler_says() -> None:
+    """Each of these is a sum of gradients of 1: nothing strays."""
+    parts = [torch.full((64,), float(count)) for count in (1, 100, 2)]
+    assert torch.equal(Reduction(None, clips=True).reduce(parts, order(1, 100, 2)), torch.full((64,), 103 / 8))
+
+
+async def waited_s(deadline: Deadline, moves_s: list[float]) -> float:
+    """How long a wait under the deadline takes if the round moves at these times."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    deadline.begin()
+    for at_s in moves_s:
+        loop.call_at(began_s + at_s, deadline.moved)
+    with pytest.raises(TimeoutError):
+        async with deadline.limit():
+            await asyncio.Event().wait()
+    return loop.time() - began_s
+
+
+@pytest.mark.parametrize(
+    ("moves_s", "expected_s"),
+    [
+        ([], 60.0),
+        ([50.0], 110.0),
+        ([50.0, 100.0], 160.0),
+        ([61.0], 60.0),
+        ([float(at) for at in range(0, 900, 9)], 600.0),
+    ],
+)
+def test_what_makes_progress_has_its_seconds_again_but_not_for_ever(moves_s: list[float], expected_s: float) -> None:
+    """8 MiB take more than a minute over 1 Mbit/s, and a round had a minute: it failed for ever."""
+    assert STRETCH_MAX == 10
+    assert sim.run(waited_s(Deadline(60.0), moves_s), seed=0) == pytest.approx(expected_s, abs=0.5)
+
+
+def test_progress_before_the_step_is_full_starts_no_clock() -> None:
+    async def main() -> None:
+        deadline = Deadline(1.0)
+        deadline.moved()
+        async with deadline.limit():
+            await asyncio.sleep(5.0)
+
+    sim.run(main(), seed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stage_server.replica.averaging.leftovers import Leftovers, coded, together
+from stage_server.replica.averaging.error_feedback import ErrorFeedback, coded, together
 from swarm.model.codec import SLICE_CODECS
 from swarm.types import UnitName
 
@@ -21,7 +21,7 @@ def test_what_is_rounded_away_at_one_step_comes_at_a_later_one(codec_name: str) 
     """A gradient that is small beside its neighbours is rounded to zero each time; alone it would never count."""
     gradient = torch.full((256,), 1e-3)
     gradient[0] = 1.0
-    leftovers, arrived, alone = Leftovers(codec_name), torch.zeros(256), torch.zeros(256)
+    leftovers, arrived, alone = ErrorFeedback(codec_name), torch.zeros(256), torch.zeros(256)
     for step in range(64):
         part = together(gradient, leftovers.lend(UNIT, step))
         received = coded(part, codec_name).received
@@ -41,7 +41,7 @@ def test_without_compression_nothing_is_left_and_the_tensor_itself_is_sent() -> 
 
 
 def test_a_step_that_is_averaged_again_begins_with_the_same_leftovers() -> None:
-    leftovers = Leftovers("int8")
+    leftovers = ErrorFeedback("int8")
     leftovers.committed(0, {UNIT: tensor(1.0)})
     assert leftovers.lend(UNIT, 1) == leftovers.lend(UNIT, 1) == (tensor(1.0),)
     leftovers.committed(1, {UNIT: tensor(2.0)})
@@ -49,7 +49,7 @@ def test_a_step_that_is_averaged_again_begins_with_the_same_leftovers() -> None:
 
 
 def test_two_open_steps_do_not_share_them() -> None:
-    leftovers = Leftovers("int8")
+    leftovers = ErrorFeedback("int8")
     leftovers.committed(0, {UNIT: tensor(1.0), OTHER: tensor(5.0)})
     assert leftovers.lend(UNIT, 1) == (tensor(1.0),)
     assert leftovers.lend(UNIT, 2) == ()
@@ -62,7 +62,7 @@ def test_two_open_steps_do_not_share_them() -> None:
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_however_many_steps_are_open_each_leftover_is_used_once(ahead: int) -> None:
     """Each step begins `ahead` steps before the one that it follows is committed."""
-    leftovers, used, steps = Leftovers("int8"), 0.0, 50
+    leftovers, used, steps = ErrorFeedback("int8"), 0.0, 50
     for step in range(steps + ahead):
         if step < steps:
             used += float(together(tensor(0.0), leftovers.lend(UNIT, step)))
@@ -73,7 +73,7 @@ def test_however_many_steps_are_open_each_leftover_is_used_once(ahead: int) -> N
 
 
 def test_a_step_that_is_skipped_or_averaged_without_this_replica_leaves_them_alone() -> None:
-    leftovers = Leftovers("int8")
+    leftovers = ErrorFeedback("int8")
     leftovers.committed(0, {UNIT: tensor(1.0)})
     assert leftovers.lend(UNIT, 1) == (tensor(1.0),)
     leftovers.committed(1, {})

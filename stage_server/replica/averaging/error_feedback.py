@@ -48,7 +48,7 @@ class _Left:
     lent_to: int | None = None  # an open step, whose commit uses it up
 
 
-class Leftovers:
+class ErrorFeedback:
     """The leftovers of one replica, by unit. Of two open steps, the later one gets what the earlier one has not."""
 
     def __init__(self, codec_name: str) -> None:

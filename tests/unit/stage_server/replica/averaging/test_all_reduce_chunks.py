@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stage_server.brain import slice_chunks
-from stage_server.replica.averaging.one_round import Mean
+from stage_server.replica.averaging.all_reduce import Mean
 from swarm.errors import Refused, RoundBroken
 from swarm.model.exact_sums import mean_of_parts
 from swarm.types import JobId, PeerId, Round, UnitName

@@ -24,7 +24,8 @@ Decision: docs/decisions/040.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -37,12 +38,12 @@ from stage_server.brain.round_meter import RoundMeter
 from stage_server.brain.slice_chunks import Chunk, chunks_of, under_way_max
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging.deadline import Deadline
-from stage_server.replica.averaging.leftovers import Coded, Leftovers, coded, together
+from stage_server.replica.averaging.error_feedback import Coded, ErrorFeedback, coded, together
 from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
-from stage_server.replica.averaging.reduction import Reduction
 from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import NoWay, Refused, RoundBroken, SwarmError
+from swarm.model.exact_sums import mean_of_parts
+from swarm.model.robust import Share, clipped_mean
 from swarm.model.stage import Stage
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import PeerId, UnitName
@@ -69,7 +70,7 @@ async def run_round(
     device: Device,
     links: PeerLinks,
     mailbox: Mailbox,
-    leftovers: Leftovers,
+    leftovers: ErrorFeedback,
     deadline: Deadline,
 ) -> Mean:
     """Carry out one round as a member; gives the averaged gradient of the unit.
@@ -230,3 +231,69 @@ async def send_slice(links: PeerLinks, to: Member | Envoy, letter: Letter, deadl
     except SwarmError as error:
         told = f"{to.peer} took no {what}: {error.message}"
         raise RoundBroken(told, accused=to.peer, lacks_relay=isinstance(error, NoWay)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How an owner makes one mean of all parts of its slice.
+
+    `bits` is the fixed-point grid of the sums, None in ordinary mode, in which alone false parts can be clipped.
+    """
+
+    bits: int | None
+    clips: bool = False
+
+    def reduce(self, parts: Sequence[Tensor], average: Average) -> Tensor:
+        """The mean of the parts, which are in the order of the round's members."""
+        if not self.clips:
+            return mean_of_parts(parts, average.tokens, self.bits)
+        return clipped_mean(parts, [Share(one.stage, one.microbatches) for one in average.members], average.tokens)
+
+
+STRETCH_MAX = 10  # times as long may a round take that makes progress
+_MOVED_S = 1.0  # progress within less than that changes nothing
+
+
+class Deadline:
+    """When a member gives a round up: some seconds after the step is full, or after the round last made progress.
+
+    A member may be at work on a round before that, and then waits for others as long as they need to compute. On a slow
+    line a slice takes longer than a round may stand still, so whatever has come of one counts as progress.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._at_s: float | None = None
+        self._last_s = 0.0
+        self._waits: set[asyncio.Timeout] = set()
+
+    def begin(self) -> None:
+        """The seconds count from now; only the first call counts."""
+        if self._at_s is None:
+            now_s = asyncio.get_running_loop().time()
+            self._last_s = now_s + STRETCH_MAX * self._after_s
+            self._set(now_s + self._after_s)
+
+    def moved(self) -> None:
+        """The round makes progress: the seconds count from now, but not for ever."""
+        if self._at_s is None:
+            return
+        at_s = min(asyncio.get_running_loop().time() + self._after_s, self._last_s)
+        if at_s > self._at_s + _MOVED_S:
+            self._set(at_s)
+
+    def _set(self, at_s: float) -> None:
+        self._at_s = at_s
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(at_s)
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """TimeoutError if what is done within takes until the deadline."""
+        async with asyncio.timeout_at(self._at_s) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
