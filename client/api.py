@@ -116,11 +116,12 @@ class Client:
 
     def cancel(self, job: str | Job, *, checkpoint: bool = True) -> Job:
         """Save the job, unless `checkpoint` is False, and stop it."""
-        return self._scheduler.cancel(_id(job), "cancelled by its user", no_checkpoint=not checkpoint)
+        request = pb.CancelRequest(job=_id(job), reason="cancelled by its user", no_checkpoint=not checkpoint)
+        return self._scheduler.job("Cancel", request)
 
     def pause(self, job: str | Job) -> Job:
         """Save the job and free its stage servers; `watch` tells when it is paused."""
-        return self._scheduler.pause(_id(job))
+        return self._scheduler.job("Pause", pb.JobRequest(job=_id(job)))
 
     def resume(self, job: str | Job, *, step: int | None = None, changes: Mapping[str, Any] | None = None) -> Job:
         """Continue a job from its newest sound checkpoint, or from that of a step, perhaps with other values."""
@@ -130,11 +131,12 @@ class Client:
             keys = [f"{key}=" for key in changes]
             after = _changed(changed_values(deepcopy(before), keys), changes)
             spec_json = changed_spec(before, after, "changes").model_dump_json()
-        return self._scheduler.resume(name, LATEST if step is None else str(step), spec_json)
+        which = LATEST if step is None else str(step)
+        return self._scheduler.job("Resume", pb.ResumeRequest(job=name, spec_json=spec_json, **{"from": which}))
 
     def remove(self, job: str | Job) -> int:
         """Remove an ended job with everything that it made; gives the bytes that this freed."""
-        return int(self._scheduler.remove(_id(job)).freed_bytes)
+        return int(self._scheduler.call("Remove", pb.JobRequest(job=_id(job))).freed_bytes)
 
     # What they made and did ------------------------------------------------------------------------------------------
 
@@ -162,7 +164,7 @@ class Client:
 
     def explain(self, about: str | Job | Peer) -> Explanation:
         """Why a job waits or is slow, or why a stage server gets little work or none."""
-        return record(Explanation, self._scheduler.explain(pb.ExplainRequest(about=_id(about))))
+        return record(Explanation, self._scheduler.call("Explain", pb.ExplainRequest(about=_id(about))))
 
     # Stage servers ---------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ def jobs(values: dict[str, Any], incomplete: str) -> list[str]:
     """Ids of jobs, the newest first; `values` are the flags and arguments so far, by name."""
     try:
         with dial(_shell(values), ANSWER_S_MAX) as scheduler:
-            found, _ = scheduler.jobs(all=True, state="", limit=OFFERED_MAX)
+            found, _ = scheduler.jobs(all=True, limit=OFFERED_MAX)
     except _UNANSWERED:
         return []
     return _beginning((job.id for job in found), incomplete)
@@ -45,7 +45,7 @@ def steps(values: dict[str, Any], incomplete: str) -> list[str]:
         return []
     try:
         with dial(_shell(values), ANSWER_S_MAX) as scheduler:
-            found = [str(one.step) for one in scheduler.checkpoints(job, verify=False)]
+            found = [str(one.step) for one in scheduler.checkpoints(job)]
     except _UNANSWERED:
         return []
     return _beginning(iter(["latest", *reversed(found)]), incomplete)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -39,15 +40,15 @@ from swarm.text import printable
 from swarm.types import PROTOCOL_VERSION
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc, members_pb2_grpc
-from swarm.wire import members_pb2 as members_pb
 
 # Uploads and streams may take longer than a plain call. Each ends with its connection, and keep-alive notices within
 # seconds that a connection is dead.
 CHUNK_BYTES = 1 << 20
 # A shard may take this long per MiB (64 kbit/s), and never less than the deadline.
 SECONDS_PER_MIB = 128.0
-# Calls for which the scheduler reads whole checkpoints may take this long.
+# Calls for which the scheduler reads whole checkpoints, or removes files, may take this long.
 READING_S_MAX = 3600.0
+READING = ("Resume", "Remove", "Collect")  # beside some of Submit and Checkpoints
 PROBE_S_MAX = 5.0
 REDIAL_S = 0.5
 CROWDED_S_MAX = 2 * PLACE_WAIT_S  # that a call waits for a place where it cannot say so
@@ -192,15 +193,14 @@ class Scheduler:
         self._jobs: Any = jobs_pb2_grpc.JobsStub(self._channel)  # type: ignore[no-untyped-call]
         self._members: Any = members_pb2_grpc.MembersStub(self._channel)  # type: ignore[no-untyped-call]
 
-    @property
-    def _stub(self) -> Any:
-        """The Jobs service, on a connection whose certificate is young enough."""
+    def _method(self, name: str) -> Any:
+        """A method of Jobs or Members, on a connection whose certificate is young enough."""
         if self._identity is not None and time.time() >= self._identity.renews_unix_s:
             younger = self._renew()
             if younger is not None and younger is not self._identity:
                 self._channel.close()
                 self._dial(younger)
-        return self._jobs
+        return getattr(self._jobs, name, None) or getattr(self._members, name)
 
     def __enter__(self) -> Scheduler:
         return self
@@ -213,12 +213,19 @@ class Scheduler:
     def close(self) -> None:
         self._channel.close()
 
-    def version(self) -> pb.VersionReply:
-        return cast(pb.VersionReply, self._call(self._stub.Version, pb.VersionRequest()))
+    def call(self, method: str, request: Message, timeout_s: float = 0.0) -> Any:
+        """The reply of a method of Jobs or Members, safe to show."""
+        timeout_s = max(timeout_s or self.timeout_s, READING_S_MAX if method in READING else 0.0)
+        with self._translated():
+            return printed(self._method(method)(request, timeout=timeout_s))
+
+    def _stream(self, method: str, request: Message, timeout_s: float | None = None) -> Iterator[Any]:
+        with self._translated():
+            yield from map(printed, self._method(method)(request, timeout=timeout_s))
 
     def check_protocol(self) -> pb.VersionReply:
         """The scheduler's version; IncompatibleVersion if it speaks another protocol than this client."""
-        reply = self.version()
+        reply: pb.VersionReply = self.call("Version", pb.VersionRequest())
         if reply.protocol != PROTOCOL_VERSION:
             raise IncompatibleVersion(
                 f"the scheduler at {self.address} ({reply.product}) speaks protocol {reply.protocol}, this client "
@@ -226,10 +233,6 @@ class Scheduler:
                 hint="install the same version of swarm on both sides",
             )
         return reply
-
-    def missing_shards(self, shards: Sequence[pb.Shard]) -> list[pb.Shard]:
-        reply: pb.ShardList = self._call(self._stub.MissingShards, pb.ShardList(shards=shards))
-        return list(reply.shards)
 
     def put_shard(
         self, shard: pb.Shard, payload: Callable[[int], Iterable[bytes]], say: Callable[[str], None] = lambda _: None
@@ -240,61 +243,44 @@ class Scheduler:
         on from the byte that has arrived.
         """
         timeout_s = max(self.timeout_s, SECONDS_PER_MIB * shard.size_bytes / CHUNK_BYTES)
-        waits, line = False, Unsteady(self.timeout_s)
-        while True:
+        sending = Sending(shard, payload)
+
+        def replies() -> Iterator[pb.PutShardReply]:
+            nonlocal sending
             sending = Sending(shard, payload)
             try:
-                with self._translated():
-                    for reply in self._stub.PutShard(sending.chunks(), timeout=timeout_s):
-                        if not reply.sha256:
-                            sending.arrived(reply.held_bytes)
-                return
-            except Crowded as error:
-                if not waits:
-                    say(f"{error.message}; waiting for a place")
-                waits = True
-                time.sleep(REDIAL_S)
-            except SchedulerUnreachable:
-                if not line.goes_on(sending.has_progressed):
-                    raise
-                time.sleep(REDIAL_S)
+                for reply in self._method("PutShard")(sending.chunks(), timeout=timeout_s):
+                    if not reply.sha256:
+                        sending.arrived(reply.held_bytes)
+                    yield reply
             finally:
                 sending.end()
 
-    def check(self, request: pb.SubmitRequest) -> str:
-        """The spec (JSON) as the scheduler would resolve it now; raises what `submit` would, but for uploads."""
-        reply: pb.CheckReply = self._call(self._stub.Check, request)
-        return reply.spec_json
+        deque(self._insisting(replies, lambda: sending.has_progressed, say), maxlen=0)
+
+    def job(self, method: str, request: Message, timeout_s: float = 0.0) -> Job:
+        """The job that a method of Jobs answers with: Get, Submit, Cancel, Pause, Resume."""
+        return record(Job, self.call(method, request, timeout_s))
 
     def submit(self, request: pb.SubmitRequest) -> Job:
         # From a checkpoint, sent along or of another job: the scheduler reads all of it first.
         reads = bool(request.files) or bool(json.loads(request.spec_json)["checkpoint"]["resume_from"])
-        timeout_s = max(self.timeout_s, READING_S_MAX) if reads else self.timeout_s
-        return record(Job, self._call(self._stub.Submit, request, timeout_s=timeout_s))
+        return self.job("Submit", request, READING_S_MAX if reads else 0.0)
 
-    def jobs(self, *, all: bool, state: str, limit: int) -> tuple[list[Job], list[str]]:
-        """Jobs, the newest first, and the scheduler's troubles."""
-        reply: pb.JobList = self._call(self._stub.List, pb.ListRequest(all=all, state=state, limit=limit))
+    def jobs(self, *, all: bool, state: str = "", limit: int) -> tuple[list[Job], list[str]]:
+        """Jobs, the newest first, and what keeps the scheduler from its database or its broker."""
+        reply: pb.JobList = self.call("List", pb.ListRequest(all=all, state=state, limit=limit))
         return [record(Job, view) for view in reply.jobs], list(reply.troubles)
 
-    def troubles(self) -> list[str]:
-        """What keeps the scheduler from its database or its broker."""
-        return self.jobs(all=False, state="", limit=1)[1]
-
     def get(self, job: str) -> Job:
-        return record(Job, self._call(self._stub.Get, pb.JobRequest(job=job)))
-
-    def watch(self, job: str) -> Iterator[Job]:
-        """The job now and after every change, until it ends."""
-        with self._translated():
-            for view in self._stub.Watch(pb.JobRequest(job=job)):
-                yield record(Job, printed(view))
+        return self.job("Get", pb.JobRequest(job=job))
 
     def follow(self, job: str, say: Callable[[str], None]) -> Iterator[Job]:
-        """The job until it ends, over as many connections as it takes; as `_lasting`."""
-        for view in self._lasting(lambda: self.watch(job), self.timeout_s, say):
-            yield view
-            if view.has_ended:
+        """The job now and after every change, until it ends, over as many connections as it takes; as `_lasting`."""
+        for view in self._lasting(lambda: self._stream("Watch", pb.JobRequest(job=job)), self.timeout_s, say):
+            seen = record(Job, view)
+            yield seen
+            if seen.has_ended:
                 return
 
     def _lasting(
@@ -331,35 +317,33 @@ class Scheduler:
                     raise
                 time.sleep(REDIAL_S)
 
-    def cancel(self, job: str, reason: str, *, no_checkpoint: bool = False) -> Job:
-        request = pb.CancelRequest(job=job, reason=reason, no_checkpoint=no_checkpoint)
-        return record(Job, self._call(self._stub.Cancel, request))
+    def _insisting(
+        self, begin: Callable[[], Iterator[T]], has_progressed: Callable[[], bool], say: Callable[[str], None]
+    ) -> Iterator[T]:
+        """What calls with many bytes answer; `begin` begins one, which `has_progressed` once bytes have arrived.
 
-    def pause(self, job: str) -> Job:
-        return record(Job, self._call(self._stub.Pause, pb.JobRequest(job=job)))
+        It waits while there are too many, and `say` hears of that. If the line breaks while bytes arrive, it begins
+        another one.
+        """
+        waits, line = False, Unsteady(self.timeout_s)
+        while True:
+            try:
+                with self._translated():
+                    yield from begin()
+                return
+            except Crowded as error:
+                if not waits:
+                    say(f"{error.message}; waiting for a place")
+                waits = True
+            except SchedulerUnreachable:
+                if not line.goes_on(has_progressed()):
+                    raise
+            time.sleep(REDIAL_S)
 
-    def resume(self, job: str, which: str, spec_json: str) -> Job:
-        """Continue a job from a checkpoint. The scheduler first reads all of the checkpoint."""
-        request = pb.ResumeRequest(job=job, spec_json=spec_json, **{"from": which})
-        return record(Job, self._call(self._stub.Resume, request, timeout_s=max(self.timeout_s, READING_S_MAX)))
-
-    def remove(self, job: str) -> pb.RemovedView:
-        """Remove an ended job; its files may take the scheduler a while."""
-        timeout_s = max(self.timeout_s, READING_S_MAX)
-        return cast(pb.RemovedView, self._call(self._stub.Remove, pb.JobRequest(job=job), timeout_s=timeout_s))
-
-    def collect(self, *, dry_run: bool) -> list[pb.Waste]:
-        """Remove jobs and files that are no longer needed, or only name them."""
-        timeout_s = max(self.timeout_s, READING_S_MAX)
-        request = pb.CollectRequest(dry_run=dry_run)
-        reply: pb.CollectReply = self._call(self._stub.Collect, request, timeout_s=timeout_s)
-        return list(reply.waste)
-
-    def checkpoints(self, job: str, *, verify: bool) -> list[Checkpoint]:
+    def checkpoints(self, job: str, *, verify: bool = False) -> list[Checkpoint]:
         """A job's checkpoints, oldest first; with `verify` the scheduler reads them all."""
-        timeout_s = max(self.timeout_s, READING_S_MAX) if verify else self.timeout_s
         request = pb.CheckpointsRequest(job=job, verify=verify)
-        reply: pb.CheckpointList = self._call(self._stub.Checkpoints, request, timeout_s=timeout_s)
+        reply: pb.CheckpointList = self.call("Checkpoints", request, READING_S_MAX if verify else 0.0)
         return [record(Checkpoint, view) for view in reply.checkpoints]
 
     def history(self, job: str, every: int = 0, after: int = 0) -> Iterator[Step]:
@@ -371,53 +355,25 @@ class Scheduler:
 
         def steps() -> Iterator[Step]:
             nonlocal behind
-            request = pb.HistoryRequest(job=job, every=every, after=behind)
-            with self._translated():
-                for reply in self._stub.History(request, timeout=READING_S_MAX):
-                    for step in reply.steps:
-                        behind = step.step
-                        yield record(Step, step)
+            for reply in self._stream("History", pb.HistoryRequest(job=job, every=every, after=behind), READING_S_MAX):
+                for step in reply.steps:
+                    behind = step.step
+                    yield record(Step, step)
 
         return self._lasting(steps)
 
     def peers(self, *, state: str = "", stage: int = -1) -> list[Peer]:
-        reply: pb.PeerList = self._call(self._stub.Peers, pb.PeersRequest(state=state, stage=stage))
+        reply: pb.PeerList = self.call("Peers", pb.PeersRequest(state=state, stage=stage))
         return [record(Peer, view) for view in reply.peers]
 
     def drain(self, peer: str, reason: str, timeout_s: float) -> Iterator[pb.DrainView]:
         """Ask a stage server to hand its work over, and report progress until it serves no job."""
-        ends_s = time.monotonic() + timeout_s
-
-        def views() -> Iterator[pb.DrainView]:
-            left_s = max(0.0, ends_s - time.monotonic())
-            with self._translated():
-                yield from map(printed, self._stub.Drain(pb.DrainRequest(peer=peer, reason=reason), timeout=left_s))
-
-        return self._lasting(views)
-
-    def undrain(self, peer: str) -> Peer:
-        """Give a drained stage server that serves no job stages again."""
-        return record(Peer, self._call(self._stub.Undrain, pb.UndrainRequest(peer=peer)))
-
-    def free_peer(self, peer: str) -> str:
-        """Give a quarantined stage server stages again; its name."""
-        reply: pb.FreePeerReply = self._call(self._stub.FreePeer, pb.FreePeerRequest(peer=peer))
-        return reply.peer
-
-    def explain(self, request: pb.ExplainRequest) -> pb.Explanation:
-        return cast(pb.Explanation, self._call(self._stub.Explain, request))
-
-    def trace(self, job: str, step: int) -> pb.StepTrace:
-        """Where the time of a step went; 0: the newest."""
-        return cast(pb.StepTrace, self._call(self._stub.Trace, pb.TraceRequest(job=job, step=step)))
-
-    def chaos(self, request: pb.ChaosRequest) -> pb.ChaosReport:
-        """Harm a stage server; answers once its job has recovered."""
-        return cast(pb.ChaosReport, self._call(self._stub.Chaos, request))
+        request, ends_s = pb.DrainRequest(peer=peer, reason=reason), time.monotonic() + timeout_s
+        return self._lasting(lambda: self._stream("Drain", request, max(0.0, ends_s - time.monotonic())))
 
     def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
         """The scheduler's clock, bytes from it, and whether it can dial this machine."""
-        reply: pb.ProbeReply = self._call(self._stub.Probe, request)
+        reply: pb.ProbeReply = self.call("Probe", request)
         if not has_date(reply.unix_s):
             raise CorruptFrame(f"the clock of the scheduler at {self.address} shows no time")
         return reply
@@ -428,10 +384,9 @@ class Scheduler:
         asked.CopyFrom(request)
 
         def entries() -> Iterator[pb.LogEntry]:
-            with self._translated():
-                for entry in self._stub.Logs(asked, timeout=None if follows else self.timeout_s):
-                    asked.after = entry.number
-                    yield printed(entry)
+            for entry in self._stream("Logs", asked, None if follows else self.timeout_s):
+                asked.after = entry.number
+                yield entry
 
         return self._lasting(entries, self.timeout_s if follows else 0.0, say)
 
@@ -442,38 +397,28 @@ class Scheduler:
 
         It waits while too many pull or follow, and `say` hears of that.
         """
-        seen, start, line = set[str](), 0, Unsteady(self.timeout_s)
-        waits = False
-        while True:
+        seen, start, arrived_bytes = set[str](), 0, 0
+
+        def chunks() -> Iterator[pb.FileChunk]:
+            nonlocal step, start, arrived_bytes
             asked: SimpleQueue[pb.PullRequest | None] = SimpleQueue()
+            start, arrived_bytes = start + arrived_bytes, 0
             asked.put(pb.PullRequest(job=job, step=step, start=start))
-            arrived_bytes = 0
             try:
-                with self._translated():
-                    for chunk in self._stub.Pull(iter(asked.get, None)):
-                        if chunk.payload:
-                            arrived_bytes += len(chunk.payload)
-                            asked.put(pb.PullRequest(arrived=arrived_bytes))
-                        elif start and chunk.header.path in seen:
-                            continue
-                        if chunk.HasField("header"):
-                            seen.add(chunk.header.path)
-                            step = str(chunk.header.step) if chunk.header.step else step
-                        yield chunk
-                return
-            except Crowded as error:
-                if not waits:
-                    say(f"{error.message}; waiting for a place")
-                waits = True
-                start += arrived_bytes
-                time.sleep(REDIAL_S)
-            except SchedulerUnreachable:
-                if not line.goes_on(arrived_bytes > 0):
-                    raise
-                start += arrived_bytes
-                time.sleep(REDIAL_S)
+                for chunk in self._method("Pull")(iter(asked.get, None)):
+                    if chunk.payload:
+                        arrived_bytes += len(chunk.payload)
+                        asked.put(pb.PullRequest(arrived=arrived_bytes))
+                    elif start and chunk.header.path in seen:
+                        continue
+                    if chunk.HasField("header"):
+                        seen.add(chunk.header.path)
+                        step = str(chunk.header.step) if chunk.header.step else step
+                    yield chunk
             finally:
                 asked.put(None)
+
+        return self._insisting(chunks, lambda: arrived_bytes > 0, say)
 
     def _why_unreachable(self, found: SwarmError) -> SwarmError:
         was_shut = found.code == SchedulerUnreachable.code and (found.hint or "failed to connect" in found.message)
@@ -483,34 +428,6 @@ class Scheduler:
             return _stranger(self.address)
         kind = ERROR_BY_CODE[found.code]
         return kind(found.message, hint=found.hint) if found.hint else _nobody(self.address)
-
-    # Members ---------------------------------------------------------------------------------------------------------
-
-    def create_token(self, request: members_pb.CreateTokenRequest) -> members_pb.TokenLine:
-        return cast(members_pb.TokenLine, self._call(self._members.CreateToken, request))
-
-    def tokens(self) -> list[members_pb.TokenView]:
-        reply: members_pb.TokenList = self._call(self._members.ListTokens, members_pb.ListTokensRequest())
-        return list(reply.tokens)
-
-    def revoke_token(self, token_id: str) -> members_pb.TokenView:
-        request = members_pb.RevokeTokenRequest(id=token_id)
-        return cast(members_pb.TokenView, self._call(self._members.RevokeToken, request))
-
-    def members(self) -> list[members_pb.MemberView]:
-        reply: members_pb.MemberList = self._call(self._members.ListMembers, members_pb.ListMembersRequest())
-        return list(reply.members)
-
-    def revoke_member(self, name: str, reason: str) -> members_pb.MemberView:
-        request = members_pb.RevokeMemberRequest(name=name, reason=reason)
-        return cast(members_pb.MemberView, self._call(self._members.RevokeMember, request))
-
-    def authority(self) -> members_pb.AuthorityView:
-        return cast(members_pb.AuthorityView, self._call(self._members.ShowAuthority, members_pb.AuthorityRequest()))
-
-    def _call(self, method: Any, request: Any, timeout_s: float = 0.0) -> Any:
-        with self._translated():
-            return printed(method(request, timeout=timeout_s or self.timeout_s))
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -128,7 +128,7 @@ def network(scheduler: Scheduler, identity: Identity | None, port: int) -> Itera
 
 def swarm(scheduler: Scheduler) -> Iterator[Finding]:
     """Findings about the scheduler's storage and broker, its stage servers and its jobs."""
-    jobs, troubles = scheduler.jobs(all=False, state="", limit=1000)
+    jobs, troubles = scheduler.jobs(all=False, limit=1000)
     for trouble in troubles:
         yield rules.failed("scheduler", trouble, "see the log of the scheduler, and of what it names")
     if not troubles:

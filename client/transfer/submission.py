@@ -62,7 +62,7 @@ def resolved_now(scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> JobSpec
         vocabulary_size=corpus.tokenizer.vocabulary_size,
         end_of_text=corpus.tokenizer.end_of_text,
     )
-    return spec_from_json(scheduler.check(request))
+    return spec_from_json(scheduler.call("Check", request).spec_json)
 
 
 def _send(

@@ -52,7 +52,8 @@ def upload(shell: Shell, scheduler: Scheduler, files: Mapping[str, File], what: 
     The scheduler keeps what has arrived, so a repeated upload sends only the rest.
     """
     by_hash = {file.sha256: file for file in files.values()}
-    missing = {shard.sha256 for shard in scheduler.missing_shards([file.shard for file in by_hash.values()])}
+    asked = pb.ShardList(shards=[file.shard for file in by_hash.values()])
+    missing = {shard.sha256 for shard in scheduler.call("MissingShards", asked).shards}
     lacking = [file for sha256, file in by_hash.items() if sha256 in missing]
     listed = [pb.JobFile(path=path, sha256=file.sha256, size_bytes=file.size_bytes) for path, file in files.items()]
     if not lacking:

@@ -378,7 +378,7 @@ class Crew:
     def _token(self) -> str:
         request = pb.CreateTokenRequest(role=Role.STAGE_SERVER, ttl_s=TOKEN_S, uses=1)
         with dial(self._shell) as scheduler:
-            return scheduler.create_token(request).line
+            return str(scheduler.call("CreateToken", request).line)
 
     def _noted(self, name: str, tail: str) -> str:
         """Keep the end of a log here; where."""

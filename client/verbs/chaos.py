@@ -70,7 +70,7 @@ def chaos(
     request = pb.ChaosRequest(fault=fault, peer=peer, for_s=for_, factor=factor, seed=seed, against=against)
     with dial(shell, max(shell.timeout_s, for_ + WATCH_S_MAX)) as scheduler:
         shell.say(f"{what} ...")
-        report = scheduler.chaos(request)
+        report = scheduler.call("Chaos", request)
     if shell.json:
         shell.data(chaos_values(report))
     else:

@@ -40,8 +40,8 @@ def cancel(
         if ids and not shell.yes and sys.stdin.isatty() and sys.stderr.isatty():
             lost = ", losing what was trained since the last checkpoint" if no_checkpoint else ""
             typer.confirm(f"cancel {', '.join(ids)}{lost}?", abort=True, err=True)
-        cancel = partial(scheduler.cancel, reason="cancelled by its user", no_checkpoint=no_checkpoint)
-        cancelled, more = each(shell, ids, cancel)
+        ask = partial(pb.CancelRequest, reason="cancelled by its user", no_checkpoint=no_checkpoint)
+        cancelled, more = each(shell, ids, lambda job: scheduler.job("Cancel", ask(job=job)))
     if shell.json and (cancelled or len(jobs) > 1):
         shell.data([job_values(view) for view in cancelled])
     for view in cancelled:
@@ -53,7 +53,7 @@ def pause(context: typer.Context, job: JobName) -> int:
     """Commit the open steps, write a checkpoint and free the stage servers; `swarm resume` continues the job."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
-        view = scheduler.pause(scheduler.get(job).id)
+        view = scheduler.job("Pause", pb.JobRequest(job=scheduler.get(job).id))
         if view.state == JobState.PAUSING:
             shell.say(f"job {view.id}: {view.state}: {view.reason}")
             for seen in scheduler.follow(view.id, shell.say):
@@ -101,7 +101,8 @@ def resume(
         if set_:
             values = apply_overrides(changed_values(view.spec, set_), set_)
             spec_json = changed_spec(view.spec, values, "--set").model_dump_json()
-        view = scheduler.resume(view.id, from_, spec_json)
+        request = pb.ResumeRequest(job=view.id, spec_json=spec_json, **{"from": from_})
+        view = scheduler.job("Resume", request)
         if shell.json:
             shell.data(job_values(view))
         commands = f"follow: swarm status -w {view.id}{shell.scheduler_flag}"

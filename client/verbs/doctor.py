@@ -96,7 +96,7 @@ def _all(shell: Shell, port: int, broker: str, job: Path | None, swarm: dict[str
         yield from probes.guarded("network", probes.network(scheduler, identity, port))
         yield from probes.guarded("swarm", probes.swarm(scheduler))
         with suppress(SwarmError):  # which is among the findings
-            views, troubles = scheduler.jobs(all=True, state="", limit=JOBS_IN_BUNDLE)
+            views, troubles = scheduler.jobs(all=True, limit=JOBS_IN_BUNDLE)
             swarm["jobs"] = [job_values(view) for view in views]
             swarm["peers"] = [peer_values(view) for view in scheduler.peers()]
             swarm["troubles"] = troubles

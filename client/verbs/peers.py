@@ -126,7 +126,7 @@ def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:
 def undrain(shell: Shell, peer: str) -> None:
     """Give a drained stage server stages again; NotAllowed while it hands its work over."""
     with dial(shell) as scheduler:
-        view = scheduler.undrain(peer)
+        view = record(Peer, scheduler.call("Undrain", pb.UndrainRequest(peer=peer)))
     if shell.json:
         shell.data(peer_values(view))
     shell.say(f"stage server {view.id} is given stages again")

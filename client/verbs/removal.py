@@ -34,7 +34,7 @@ def rm(context: typer.Context, jobs: JobNames) -> int:
         ids = list(dict.fromkeys(view.id for view in sorted(found, key=lambda view: -view.created_unix_s)))
         if ids:
             shell.confirm(f"remove {', '.join(ids)} with all weights, checkpoints and logs")
-        removed, more = each(shell, ids, scheduler.remove)
+        removed, more = each(shell, ids, lambda job: scheduler.call("Remove", pb.JobRequest(job=job)))
     if shell.json and (removed or len(jobs) > 1):
         shell.data([{"id": one.id, "freed_bytes": one.freed_bytes, "left": one.left or None} for one in removed])
     for one in removed:
@@ -52,12 +52,12 @@ def gc(
     themselves, uploads after a day. Scripts pass --yes."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
-        waste = scheduler.collect(dry_run=True)
+        waste = scheduler.call("Collect", pb.CollectRequest(dry_run=True)).waste
         if waste and not shell.json:
             shell.out.print(_table(waste))
         if waste and not dry_run:
             shell.confirm(f"remove this, {_total(waste)}")
-            waste = scheduler.collect(dry_run=False)
+            waste = scheduler.call("Collect", pb.CollectRequest()).waste
     if shell.json:
         shell.data([{"kind": one.kind, "name": one.name, "size_bytes": one.size_bytes} for one in waste])
     elif waste:

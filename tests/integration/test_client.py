@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -16,15 +17,19 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import structlog
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
 
 from client.cli import VERBS, run
 from client.connection import Scheduler
@@ -73,50 +78,99 @@ def _view(**facts: Any) -> pb.JobView:
     return pb.JobView(**(values | facts))
 
 
+AMBIGUOUS = NotAllowed("a names 2 open jobs: a-1, a-2", hint="give the id")
+JOBS = pb.DESCRIPTOR.services_by_name["Jobs"]
+PEER = pb.PeerView(id="p1", state="serving", job="tiny-1a2b3c", stage=1, device="cpu", threads=2, pace_s=0.02)
+IDLE = pb.PeerView(id="p2", state="idle", stage=-1, device="cpu")
 DONE = _view(state="succeeded", reason="trained", step=20, loss=2.25, tokens_per_s=100.0, eta_s=0.0, weights_sha256=SHA)
 
 
 @dataclass
-class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated code has no types
-    """Answers from values; remembers what it was sent."""
+class FakeJobs:
+    """Answers each method of the Jobs service from values; remembers what it was sent."""
 
     views: list[pb.JobView] = field(default_factory=lambda: [DONE])
     protocol: int = PROTOCOL_VERSION
     shards: dict[str, bytes] = field(default_factory=dict)
-    submitted: list[pb.SubmitRequest] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    misfit: SwarmError | None = None  # Check refuses with it
-    offers: list[pb.PeerView] = field(default_factory=list)  # in the place of the usual two stage servers
+    asked: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))  # by method, unless refused
+    refused: dict[str, SwarmError] = field(default_factory=dict)  # METHOD, "METHOD JOB", or "" for all
+    offers: list[pb.PeerView] = field(default_factory=lambda: [PEER, IDLE])
     patience_s: list[float] = field(default_factory=list)  # of each Submit
-    cancelled: list[str] = field(default_factory=list)
-    ended: set[str] = field(default_factory=set)  # Cancel refuses these
-    ambiguous: set[str] = field(default_factory=set)  # Get refuses these
-    requests: list[Any] = field(default_factory=list)
     files: list[pb.FileChunk] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
-    error: SwarmError | None = None
     pause_s: float = 0.0
     hold: threading.Event | None = None  # Watch says this much and then waits
     broken_streams: int = 0
     uploads_left: int = 1000  # then the line is cut
 
-    def _perhaps_fail(self, context: grpc.ServicerContext) -> None:
+    def __getattr__(self, method: str) -> Callable[[Any, grpc.ServicerContext], Any]:
+        if method not in JOBS.methods_by_name:
+            raise AttributeError(method)
+        return partial(self._answer, JOBS.methods_by_name[method])
+
+    @property
+    def submitted(self) -> list[pb.SubmitRequest]:
+        return self.asked["Submit"]
+
+    def _answer(self, method: MethodDescriptor, request: Any, context: grpc.ServicerContext) -> Any:
         time.sleep(self.pause_s)
-        if self.error is not None:
-            self._fail(context, self.error)
+        for key in ("", method.name, f"{method.name} {getattr(request, 'job', '')}"):
+            if error := self.refused.get(key):
+                context.set_trailing_metadata((("swarm-code", error.code), ("swarm-hint-bin", error.hint.encode())))
+                context.abort(status_of(error), error.message)
+        self.asked[method.name].append(request)
+        answers = self._answers(method.name, request, context)
+        return answers if method.server_streaming else next(answers)
 
-    def _fail(self, context: grpc.ServicerContext, error: SwarmError) -> None:
-        context.set_trailing_metadata((("swarm-code", error.code), ("swarm-hint-bin", error.hint.encode())))
-        context.abort(status_of(error), error.message)
+    def _answers(self, method: str, request: Any, context: grpc.ServicerContext) -> Iterator[Message]:
+        match method:
+            case "Version":
+                yield pb.VersionReply(product="9.9.9", protocol=self.protocol, epoch=4)
+            case "MissingShards":
+                yield pb.ShardList(shards=[shard for shard in request.shards if shard.sha256 not in self.shards])
+            case "PutShard":
+                yield from self._put_shard(request, context)
+            case "Remove":
+                yield pb.RemovedView(id=request.job, freed_bytes=5)
+            case "Check":
+                yield pb.CheckReply(spec_json=request.spec_json)
+            case "Submit":
+                self.patience_s.append(context.time_remaining())
+                yield _view(state="queued", reason="waits for peers")
+            case "List":
+                yield pb.JobList(jobs=self.views, troubles=self.troubles)
+            case "Get":
+                yield _view(id=request.job) if f"Cancel {request.job}" in self.refused else self.views[-1]
+            case "Watch":
+                yield from self.views[:1] if self.broken_streams else self.views
+                if self.broken_streams:
+                    self.broken_streams -= 1
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+                if self.hold is not None:
+                    self.hold.wait(30)
+            case "Cancel":
+                yield _view(state="cancelling", reason=request.reason)
+            case "Peers":
+                yield pb.PeerList(peers=self.offers)
+            case "Explain":
+                fact = pb.Fact(topic="stage 0", text="it limits the job")
+                yield pb.Explanation(kind="job", id=request.about, facts=[fact])
+            case "History":
+                losses = ((1, 4.0, math.nan), (2, 3.0, 2.5), (3, 2.0, math.nan))
+                for step, loss, evaluation_loss in losses:
+                    made = pb.StepView(step=step, loss=loss, tokens=32, evaluation_loss=evaluation_loss)
+                    yield pb.StepList(steps=[made])
+            case "Checkpoints":
+                yield pb.CheckpointList(checkpoints=[pb.CheckpointView(step=10), pb.CheckpointView(step=20)])
+            case "Logs" if request.peer in ("", "p1"):
+                yield pb.LogEntry(time_unix_s=1_700_000_000, level="info", stage=-1, message="job accepted")
+                line = pb.LogEntry(level="warning", peer="p1", stage=1, message="slow\x1b[2J\n")
+                line.time_unix_s = 1_700_000_001
+                yield line
+            case "Pull":
+                yield from self.files
 
-    def Version(self, request: pb.VersionRequest, context: grpc.ServicerContext) -> pb.VersionReply:
-        self._perhaps_fail(context)
-        return pb.VersionReply(product="9.9.9", protocol=self.protocol, epoch=4)
-
-    def MissingShards(self, request: pb.ShardList, context: grpc.ServicerContext) -> pb.ShardList:
-        return pb.ShardList(shards=[shard for shard in request.shards if shard.sha256 not in self.shards])
-
-    def PutShard(self, request: Iterator[pb.ShardChunk], context: grpc.ServicerContext) -> Iterator[pb.PutShardReply]:
+    def _put_shard(self, request: Iterator[pb.ShardChunk], context: grpc.ServicerContext) -> Iterator[Message]:
         if not self.uploads_left:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
         self.uploads_left -= 1
@@ -130,77 +184,6 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
         assert len(content) == shard.size_bytes
         self.shards[shard.sha256] = content
         yield pb.PutShardReply(sha256=shard.sha256)
-
-    def Remove(self, request: pb.JobRequest, context: grpc.ServicerContext) -> pb.RemovedView:
-        self.removed.append(request.job)
-        return pb.RemovedView(id=request.job, freed_bytes=5)
-
-    def Check(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.CheckReply:
-        if self.misfit is not None:
-            self._fail(context, self.misfit)
-        return pb.CheckReply(spec_json=request.spec_json)
-
-    def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.JobView:
-        self.submitted.append(request)
-        self.patience_s.append(context.time_remaining())
-        return _view(state="queued", reason="waits for peers")
-
-    def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.JobList:
-        self._perhaps_fail(context)
-        self.requests.append(request)
-        return pb.JobList(jobs=self.views, troubles=self.troubles)
-
-    def Get(self, request: pb.JobRequest, context: grpc.ServicerContext) -> pb.JobView:
-        self._perhaps_fail(context)
-        self.requests.append(request)
-        if request.job in self.ambiguous:
-            self._fail(context, NotAllowed(f"{request.job} names 2 open jobs: a-1, a-2", hint="give the id"))
-        return _view(id=request.job) if request.job in self.ended else self.views[-1]
-
-    def Watch(self, request: pb.JobRequest, context: grpc.ServicerContext) -> Iterator[pb.JobView]:
-        if self.broken_streams:
-            self.broken_streams -= 1
-            yield self.views[0]
-            context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
-        yield from self.views
-        if self.hold is not None:
-            self.hold.wait(30)
-
-    def Cancel(self, request: pb.CancelRequest, context: grpc.ServicerContext) -> pb.JobView:
-        if request.job in self.ended:
-            self._fail(context, NotAllowed(f"job {request.job} has ended", hint="nothing is left to cancel"))
-        self._perhaps_fail(context)
-        self.cancelled.append(request.job)
-        return _view(state="cancelling", reason=request.reason)
-
-    def Peers(self, request: pb.PeersRequest, context: grpc.ServicerContext) -> pb.PeerList:
-        self.requests.append(request)
-        peer = pb.PeerView(id="p1", state="serving", job="tiny-1a2b3c", stage=1, device="cpu", threads=2, pace_s=0.02)
-        idle = pb.PeerView(id="p2", state="idle", stage=-1, device="cpu")
-        return pb.PeerList(peers=self.offers or [peer, idle])
-
-    def Explain(self, request: pb.ExplainRequest, context: grpc.ServicerContext) -> pb.Explanation:
-        return pb.Explanation(kind="job", id=request.about, facts=[pb.Fact(topic="stage 0", text="it limits the job")])
-
-    def History(self, request: pb.HistoryRequest, context: grpc.ServicerContext) -> Iterator[pb.StepList]:
-        self.requests.append(request)
-        made = [pb.StepView(step=at, loss=5.0 - at, tokens=32, evaluation_loss=float("nan")) for at in range(1, 4)]
-        made[1].evaluation_loss = 2.5
-        yield pb.StepList(steps=made[:2])
-        yield pb.StepList(steps=made[2:])
-
-    def Checkpoints(self, request: pb.CheckpointsRequest, context: grpc.ServicerContext) -> pb.CheckpointList:
-        return pb.CheckpointList(checkpoints=[pb.CheckpointView(step=10), pb.CheckpointView(step=20)])
-
-    def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogEntry]:
-        self.requests.append(request)
-        if request.peer not in ("", "p1"):
-            return
-        yield pb.LogEntry(time_unix_s=1_700_000_000, level="info", stage=-1, message="job accepted")
-        yield pb.LogEntry(time_unix_s=1_700_000_001, level="warning", peer="p1", stage=1, message="slow\x1b[2J\n")
-
-    def Pull(self, request: Iterator[pb.PullRequest], context: grpc.ServicerContext) -> Iterator[pb.FileChunk]:
-        yield from self.files
 
 
 @pytest.fixture
@@ -273,7 +256,7 @@ def test_submit_sends_what_the_job_needs_and_follows_it(swarm: Any, fake: FakeJo
 def test_a_job_that_the_scheduler_refuses_is_refused_before_a_byte_of_data_is_sent(swarm: Any, fake: FakeJobs) -> None:
     """The client tokenised and uploaded all data, a night's work with 100 GB, before it heard that the model fits
     nowhere."""
-    fake.misfit = OutOfMemory("no cut fits", hint="lower training.microbatch_sequences")
+    fake.refused["Check"] = OutOfMemory("no cut fits", hint="lower training.microbatch_sequences")
     code, _, err = swarm("submit", "job.toml", "--dry-run")
     assert code == 9
     assert "memory: the largest stage takes about" in err
@@ -457,7 +440,7 @@ def test_nothing_is_sent_when_the_file_is_wrong(swarm: Any, fake: FakeJobs, tmp_
 
 
 def test_a_start_that_the_scheduler_lacks_is_refused_before_any_work(swarm: Any, fake: FakeJobs) -> None:
-    fake.ambiguous = {"other"}
+    fake.refused["Get other"] = AMBIGUOUS
     code, _, err = swarm("submit", "job.toml", "--resume-from", "other:500")
     assert (code, fake.shards) == (10, {})
     assert "tokens in" not in err
@@ -648,7 +631,7 @@ def test_ls_lists_jobs(swarm: Any, fake: FakeJobs) -> None:
     code, out, _ = swarm("ls", "-a", "--limit", "7")
     assert code == 0
     assert re.search(r"tiny-1a2b3c +running +5/20 +2.5000 +50 +1m01s", out)
-    assert (fake.requests[0].all, fake.requests[0].limit) == (True, 7)
+    assert (fake.asked["List"][0].all, fake.asked["List"][0].limit) == (True, 7)
     rows = _data(swarm("ls", "-o", "json")[1])
     assert [row["state"] for row in rows] == ["running", "succeeded"]
     assert rows[0]["created"] == "2023-11-14T22:13:20.000Z"
@@ -707,7 +690,7 @@ def test_peers_shows_stage_servers(swarm: Any, fake: FakeJobs) -> None:
     assert code == 0
     assert re.search(r"p1 +serving +1 +tiny-1a2b3c", out)
     assert re.search(r"p2 +idle +- +-", out)
-    assert fake.requests[0].stage == 1
+    assert fake.asked["Peers"][0].stage == 1
     assert [peer["stage"] for peer in _data(swarm("peers", "-o", "json")[1])] == [1, None]
 
 
@@ -720,7 +703,7 @@ def test_logs_pass_the_filter_on_and_neutralise_control_characters(swarm: Any, f
     assert "scheduler: job accepted" in out
     assert "p1 stage 1: slow [2J" in out
     assert "\x1b" not in out
-    request = next(request for request in fake.requests if isinstance(request, pb.LogsRequest))
+    request = fake.asked["Logs"][0]
     assert (request.job, request.tail, request.peer, request.stage, request.level) == ("tiny", 5, "p1", 1, "warning")
     assert request.since_unix_s == pytest.approx(now_unix_s - 120, abs=20)
     entries = [_data(line) for line in swarm("logs", "tiny", "-o", "json")[1].splitlines()]
@@ -750,14 +733,14 @@ def test_version_tells_both_sides(swarm: Any, fake: FakeJobs) -> None:
 def test_cancel_and_its_alias_stop(swarm: Any, fake: FakeJobs) -> None:
     assert swarm("cancel", "tiny")[0] == 0
     assert swarm("stop", "-y", "tiny", "tiny")[0] == 0
-    assert fake.cancelled == ["tiny-1a2b3c"] * 3
+    assert [one.job for one in fake.asked["Cancel"]] == ["tiny-1a2b3c"] * 3
 
 
 def test_a_job_that_cannot_be_cancelled_keeps_no_other_from_it(swarm: Any, fake: FakeJobs) -> None:
-    fake.ended = {"old-1"}
-    fake.ambiguous = {"a"}
+    ended = NotAllowed("job old-1 has ended", hint="nothing is left to cancel")
+    fake.refused |= {"Cancel old-1": ended, "Get a": AMBIGUOUS}
     code, _, err = swarm("cancel", "old-1", "a", "tiny")
-    assert (code, fake.cancelled) == (NotAllowed.exit_code, ["tiny-1a2b3c"])
+    assert (code, [one.job for one in fake.asked["Cancel"]]) == (NotAllowed.exit_code, ["tiny-1a2b3c"])
     assert "job old-1 has ended" in err
     assert "a names 2 open jobs: a-1, a-2" in err
     assert "job tiny-1a2b3c: cancelling" in err
@@ -884,7 +867,7 @@ def test_a_pull_that_went_wrong_leaves_nothing(
 def test_errors_of_the_scheduler_keep_their_code_text_and_hint(
     swarm: Any, fake: FakeJobs, error: SwarmError, code: int
 ) -> None:
-    fake.error = error
+    fake.refused[""] = error
     exit_code, _, err = swarm("status", "tiny")
     assert exit_code == code
     assert err == f"error[{error.code}]: {error.message}\nhint: {error.hint}\n"
@@ -986,9 +969,9 @@ def test_removing_wants_a_yes_where_nobody_can_be_asked(swarm: Any, fake: FakeJo
     assert code == NotAllowed.exit_code
     assert "this would remove tiny-1a2b3c with all weights, checkpoints and logs" in err
     assert "--yes" in err
-    assert fake.removed == []
+    assert not fake.asked["Remove"]
     assert swarm("rm", "tiny-1a2b3c", "-y")[0] == 0
-    assert fake.removed == ["tiny-1a2b3c"]
+    assert [one.job for one in fake.asked["Remove"]] == ["tiny-1a2b3c"]
 
 
 def test_help_lists_the_verbs_in_groups_before_the_flags(swarm: Any) -> None:
@@ -1223,7 +1206,7 @@ def test_history_is_a_table_csv_or_json(swarm: Any, fake: FakeJobs) -> None:
     assert "STEP" in out
     assert "2.0000" in out
     swarm("history", "tiny", "--every", "7")
-    assert fake.requests[-1].every == 7
+    assert fake.asked["History"][-1].every == 7
     assert swarm("history", "tiny", "--csv", "-o", "json")[0] == 2
 
 

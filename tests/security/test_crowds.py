@@ -78,7 +78,7 @@ def _watches(cluster: Cluster, name: str, channels: contextlib.ExitStack) -> Ite
     """Without end, a function that begins to watch a job as a new viewer of this name."""
     with Scheduler(cluster.address, 30.0, find_profile(cluster.address)) as scheduler:
         asked = members_pb.CreateTokenRequest(role=Role.VIEWER, ttl_s=60.0, uses=1, names=name)
-        identity = join(parse_line(scheduler.create_token(asked).line), name, Application(name)).identity
+        identity = join(parse_line(scheduler.call("CreateToken", asked).line), name, Application(name)).identity
 
     def watch(channel: grpc.Channel, job: str) -> Iterator[Any]:
         stub: Any = jobs_pb2_grpc.JobsStub(channel)  # type: ignore[no-untyped-call]

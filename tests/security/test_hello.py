@@ -40,7 +40,7 @@ def member(cluster: Cluster, name: str) -> Identity:
     """The certificate of a stage server that joins with a token."""
     asked = members_pb.CreateTokenRequest(role=Role.STAGE_SERVER, ttl_s=60.0, uses=1, names=name)
     with Scheduler(cluster.address, 30.0, find_profile(cluster.address)) as admin:
-        line = parse_line(admin.create_token(asked).line)
+        line = parse_line(admin.call("CreateToken", asked).line)
     return join(line, name, Application(name)).identity
 
 

@@ -50,7 +50,7 @@ class People:
     def joins(self, name: str, role: Role) -> None:
         with self.of("local") as scheduler:
             asked = members_pb.CreateTokenRequest(role=role, ttl_s=60.0, uses=1, names=name)
-            line = parse_line(scheduler.create_token(asked).line)
+            line = parse_line(scheduler.call("CreateToken", asked).line)
         self.identities[name] = join(line, name, Application(name)).identity
 
     def send(self, name: str) -> None:
@@ -126,21 +126,30 @@ def outcome(call: Callable[[], Any]) -> str:
     return "ok"
 
 
+def cancel(scheduler: Scheduler, job: str) -> None:
+    scheduler.call("Cancel", pb.CancelRequest(job=job))
+
+
+def missing(scheduler: Scheduler, shards: list[pb.Shard]) -> list[pb.Shard]:
+    return list(scheduler.call("MissingShards", pb.ShardList(shards=shards)).shards)
+
+
 def calls(scheduler: Scheduler, job: str) -> dict[str, str]:
     """What each method that names a job comes to; those that change it last."""
+    named = pb.JobRequest(job=job)
     methods: dict[str, Callable[[], Any]] = {
-        "Get": lambda: scheduler.get(job),
-        "Watch": lambda: scheduler.watch(job),
+        "Get": lambda: scheduler.call("Get", named),
+        "Watch": lambda: scheduler.follow(job, print),
         "Logs": lambda: scheduler.logs(pb.LogsRequest(job=job, stage=-1)),
-        "Explain": lambda: scheduler.explain(pb.ExplainRequest(about=job)),
-        "Checkpoints": lambda: scheduler.checkpoints(job, verify=False),
+        "Explain": lambda: scheduler.call("Explain", pb.ExplainRequest(about=job)),
+        "Checkpoints": lambda: scheduler.checkpoints(job),
         "History": lambda: scheduler.history(job),
         "Verify": lambda: scheduler.checkpoints(job, verify=True),
         "Pull": lambda: scheduler.pull(job),
-        "Remove": lambda: scheduler.remove(job),
-        "Pause": lambda: scheduler.pause(job),
-        "Resume": lambda: scheduler.resume(job, "latest", ""),
-        "Cancel": lambda: scheduler.cancel(job, ""),
+        "Remove": lambda: scheduler.call("Remove", named),
+        "Pause": lambda: scheduler.call("Pause", named),
+        "Resume": lambda: scheduler.call("Resume", pb.ResumeRequest(job=job, **{"from": "latest"})),
+        "Cancel": lambda: cancel(scheduler, job),
     }
     return {name: outcome(call) for name, call in methods.items()}
 
@@ -151,9 +160,7 @@ def test_people_see_every_job_and_change_their_own(people: People) -> None:
     reads = {"Get", "Watch", "Logs", "Explain", "Checkpoints", "History"}
     for name, code in (("carl", NotOwner.code), ("vera", RoleForbids.code)):
         with people.of(name) as other:
-            assert [(one.id, one.owner) for one in other.jobs(all=True, state="", limit=9)[0]] == [
-                (anns, "submitter/ann")
-            ]
+            assert [(one.id, one.owner) for one in other.jobs(all=True, limit=9)[0]] == [(anns, "submitter/ann")]
             told = calls(other, anns)
             assert {method for method, words in told.items() if words == "ok"} == reads
             assert told.pop("Verify").startswith(NotOwner.code)
@@ -167,7 +174,7 @@ def test_people_see_every_job_and_change_their_own(people: People) -> None:
     people.send("carl")
     carls = people.submit("carl", job="other")
     with people.of("local") as admin:
-        assert outcome(lambda: admin.cancel(carls, "")) == "ok"
+        assert outcome(lambda: cancel(admin, carls)) == "ok"
     wanted = {"Cancel", "Pause", "Resume", "Pull", "Remove", "Checkpoints"}
     wait_for(lambda: {one["action"] for one in audited(people) if one["result"].startswith(NotOwner.code)} >= wanted)
     (submit,) = [one for one in audited(people) if one["action"] == "Submit" and one["target"] == anns]
@@ -196,9 +203,9 @@ def test_submits_at_the_same_time_open_no_more_jobs_than_one_person_may_have(peo
             return outcome(lambda: (one if number % 2 else other).submit(people.request))
 
         told = Counter(threads.map(submit, range(tries)))
-        mine = [job.id for job in one.jobs(all=False, state="", limit=1000)[0] if job.owner.endswith("/dora")]
+        mine = [job.id for job in one.jobs(all=False, limit=1000)[0] if job.owner.endswith("/dora")]
         for job in mine:
-            one.cancel(job, "", no_checkpoint=True)
+            one.call("Cancel", pb.CancelRequest(job=job, no_checkpoint=True))
     assert (told["ok"], len(mine)) == (JOBS_OPEN_OF_ONE_MAX, JOBS_OPEN_OF_ONE_MAX), told
     assert all(words == "ok" or words.startswith(QuotaReached.code) for words in told), told
 
@@ -208,11 +215,11 @@ def test_two_open_jobs_of_one_name_are_told_apart_by_id(people: People) -> None:
     people.send("carl")
     both = [people.submit(name, job="same") for name in ("ann", "carl")]
     with people.of("ann") as ann:
-        for call in (lambda: ann.get("same"), lambda: ann.cancel("same", "")):
+        for call in (lambda: ann.get("same"), lambda: cancel(ann, "same")):
             told = outcome(call)
             assert told.startswith(NotFound.code)
             assert all(job in told for job in both)
-        ann.cancel(both[0], "")
+        cancel(ann, both[0])
         assert ann.get("same").id == both[1]
 
 
@@ -223,8 +230,8 @@ def test_nobody_learns_of_or_uses_what_others_have_uploaded(people: People) -> N
     request = people.request
     with people.of("ann") as ann, people.of("carl") as carl:
         ann.put_shard(shard, lambda start: [content[start:]])
-        assert ann.missing_shards([shard]) == []
-        assert carl.missing_shards([shard, nothing]) == [shard, nothing]
+        assert missing(ann, [shard]) == []
+        assert missing(carl, [shard, nothing]) == [shard, nothing]
         told = []
         for one in (shard, nothing):
             for path in ("shard", "model/tokenizer.json", "model/model.safetensors", "manifest.json"):
@@ -238,7 +245,7 @@ def test_nobody_learns_of_or_uses_what_others_have_uploaded(people: People) -> N
         assert told[:4] == told[4:]
         assert told[0].startswith(InvalidData.code)
         carl.put_shard(shard, lambda start: [content[start:]])
-        assert carl.missing_shards([shard, nothing]) == [nothing]
+        assert missing(carl, [shard, nothing]) == [nothing]
 
 
 def test_jobs_are_removed_by_their_owner_once_they_have_ended(
@@ -255,15 +262,17 @@ def test_jobs_are_removed_by_their_owner_once_they_have_ended(
     folders = [people.folder / "scheduler" / "jobs" / job for job in jobs]
     with people.of("ann") as ann, people.of("carl") as carl:
         for job in jobs[:2]:
-            carl.cancel(job, "")
-        assert outcome(lambda: ann.remove(jobs[0])).startswith(NotOwner.code)
-        assert "only a job that has ended can be removed" in outcome(lambda: carl.remove(jobs[2]))
-        assert carl.remove(jobs[0]).freed_bytes > 0
+            cancel(carl, job)
+        assert outcome(lambda: ann.call("Remove", pb.JobRequest(job=jobs[0]))).startswith(NotOwner.code)
+        assert "only a job that has ended can be removed" in outcome(
+            lambda: carl.call("Remove", pb.JobRequest(job=jobs[2]))
+        )
+        assert carl.call("Remove", pb.JobRequest(job=jobs[0])).freed_bytes > 0
         assert outcome(lambda: carl.get(jobs[0])).startswith(NotFound.code)
         shards = [pb.Shard(sha256=sha256) for sha256 in people.contents]
-        assert carl.missing_shards(shards) == [], "others name the same"
+        assert missing(carl, shards) == [], "others name the same"
         assert [folder.exists() for folder in folders] == [False, True, True]
-        carl.cancel(jobs[2], "")
+        cancel(carl, jobs[2])
     code, told = swarm("rm", jobs[2], jobs[1], "none", "--yes")
     assert (code, [one.get("code") for one in told[:1]]) == (7, [NotFound.code])
     assert [one["id"] for one in told[1]] == [jobs[2], jobs[1]]
@@ -278,8 +287,8 @@ def test_a_revoked_person_is_told_no_more_of_a_job_that_he_follows(people: Peopl
     people.send("carl")
     job = people.submit("carl", job="followed")
     with people.of("eve") as eve, people.of("local") as admin:
-        views = eve.watch(job)
+        views = eve.follow(job, print)
         assert next(views).id == job
-        admin.revoke_member("viewer/eve", "she left")
-        admin.cancel(job, "")
+        admin.call("RevokeMember", members_pb.RevokeMemberRequest(name="viewer/eve", reason="she left"))
+        cancel(admin, job)
         assert outcome(lambda: list(views)).startswith(Revoked.code)

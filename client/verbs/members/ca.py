@@ -16,6 +16,7 @@ from swarm.home import known_data_folder
 from swarm.pki.authority import CERTIFICATE_FILE
 from swarm.process.lifecycle import lock_folder
 from swarm.text import duration
+from swarm.wire.members_pb2 import AuthorityRequest
 
 
 def ca(
@@ -43,7 +44,7 @@ def ca(
 def _show(shell: Shell) -> None:
     check_proved(shell)
     with dial(shell) as scheduler:
-        view = scheduler.authority()
+        view = scheduler.call("ShowAuthority", AuthorityRequest())
     if shell.json:
         values = {"swarm": view.swarm, "pins": list(view.pins), "ca_pem": view.ca_pem.decode()}
         shell.data(values | {"ends_unix_s": view.ends_unix_s})

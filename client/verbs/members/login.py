@@ -24,6 +24,7 @@ from swarm.pki.profiles import SCHEDULER_FILE, profile_folder
 from swarm.pki.tokens import read_line
 from swarm.text import duration, is_loopback, seconds
 from swarm.wire import members_pb2 as pb
+from swarm.wire.jobs_pb2 import FreePeerRequest
 
 
 def login(
@@ -79,7 +80,7 @@ def token(
             raise UsageError("missing --role", hint=f"one of: {', '.join(MEMBERS)}")
         request = pb.CreateTokenRequest(role=check_role(role), ttl_s=_seconds(ttl), uses=uses, names=name)
         with dial(shell) as scheduler:
-            made = scheduler.create_token(request)
+            made = scheduler.call("CreateToken", request)
         if shell.json:
             shell.data({"line": made.line} | _token_values(made.token))
         else:
@@ -88,7 +89,10 @@ def token(
         shell.say(f"good for {duration(_seconds(ttl))}; on the other machine: {command}")
         return 0
     with dial(shell) as scheduler:
-        tokens = [scheduler.revoke_token(_given(id, "ID"))] if action == "revoke" else scheduler.tokens()
+        if action == "revoke":
+            tokens = [scheduler.call("RevokeToken", pb.RevokeTokenRequest(id=_given(id, "ID")))]
+        else:
+            tokens = scheduler.call("ListTokens", pb.ListTokensRequest()).tokens
     if shell.json:
         shell.data([_token_values(one) for one in tokens])
     elif action == "revoke":
@@ -125,7 +129,10 @@ def identity(
     if action == "show":
         return _show_self(shell)
     with dial(shell) as scheduler:
-        members = [scheduler.revoke_member(_given(name, "NAME"), reason)] if action == "revoke" else scheduler.members()
+        if action == "revoke":
+            members = [scheduler.call("RevokeMember", pb.RevokeMemberRequest(name=_given(name, "NAME"), reason=reason))]
+        else:
+            members = scheduler.call("ListMembers", pb.ListMembersRequest()).members
     if shell.json:
         shell.data([_member_values(one) for one in members])
     elif action == "revoke":
@@ -138,7 +145,7 @@ def identity(
 
 def _release(shell: Shell, name: str) -> int:
     with dial(shell) as scheduler:
-        freed = scheduler.free_peer(name)
+        freed = scheduler.call("FreePeer", FreePeerRequest(peer=name)).peer
     if shell.json:
         shell.data({"name": freed})
     shell.say(f"stage server {freed} is given stages again; nothing is held against it any more")

@@ -46,7 +46,7 @@ def explain(
     if microbatch:
         request.microbatch.CopyFrom(microbatch_name(microbatch))
     with dial(shell) as scheduler:
-        found = scheduler.explain(request)
+        found = scheduler.call("Explain", request)
     if shell.json:
         shell.data(explanation_values(found))
     else:

@@ -15,6 +15,7 @@ from client.verbs.watching.follow import follow
 from client.views import job_table, job_values, jobs_table
 from swarm.errors import SwarmError, UsageError
 from swarm.types import PROTOCOL_VERSION, JobState
+from swarm.wire.jobs_pb2 import VersionRequest
 
 VERSION_S_MAX = 5.0
 
@@ -49,7 +50,7 @@ def status(
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         view = scheduler.get(job)
-        _say_troubles(shell, scheduler.troubles())
+        _say_troubles(shell, scheduler.jobs(all=False, limit=1)[1])
         if watch:
             view = follow(shell, scheduler, view.id)
     if not shell.json:
@@ -71,7 +72,7 @@ def version(context: typer.Context) -> None:
     answer = None
     try:
         with dial(shell, min(shell.timeout_s, VERSION_S_MAX)) as scheduler:
-            answer = scheduler.version()
+            answer = scheduler.call("Version", VersionRequest())
     except SwarmError as error:
         shell.say(error.message)
     if shell.json:

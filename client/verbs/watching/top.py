@@ -48,14 +48,14 @@ def top(
 
 def look(scheduler: Scheduler, name: str) -> Board:
     """The swarm now."""
-    jobs, troubles = scheduler.jobs(all=False, state="", limit=JOBS_LISTED_MAX)
+    jobs, troubles = scheduler.jobs(all=False, limit=JOBS_LISTED_MAX)
     focus = scheduler.get(name) if name else _newest_at_work(jobs)
     board = Board(scheduler.address, time.time(), jobs, troubles, scheduler.peers())
     if focus is None:
         return board
     every = max(1, focus.step // CURVE_COLUMNS)
     steps = list(scheduler.history(focus.id, every))
-    why = record(Explanation, scheduler.explain(pb.ExplainRequest(about=focus.id)))
+    why = record(Explanation, scheduler.call("Explain", pb.ExplainRequest(about=focus.id)))
     return Board(board.address, board.now_unix_s, jobs, troubles, board.peers, focus, steps, why)
 
 

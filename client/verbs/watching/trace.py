@@ -41,7 +41,7 @@ def trace(
     row, commit. Open it at https://ui.perfetto.dev, which keeps it on your machine."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
-        found = scheduler.trace(job, step or 0)
+        found = scheduler.call("Trace", pb.TraceRequest(job=job, step=step or 0))
     path = out or Path(f"{file_name(found.job)}-step-{found.step}.json")
     try:
         path.write_text(json.dumps(chrome_trace(found)) + "\n")

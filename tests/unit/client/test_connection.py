@@ -82,7 +82,7 @@ def test_a_file_waits_for_a_place_and_is_sent_from_its_start(scheduler: Schedule
 def test_whoever_follows_waits_for_a_place_as_the_job_goes_on(scheduler: Scheduler) -> None:
     tries, said = [], list[str]()
 
-    def watch(request: Any) -> Iterator[pb.JobView]:
+    def watch(request: Any, timeout: float | None) -> Iterator[pb.JobView]:
         tries.append(request.job)
         if len(tries) < 3:
             raise Crowded("64 of your calls follow jobs already")

@@ -19,6 +19,7 @@ from swarm.hf.pretrained import ground, weight_files
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.state import read_span
+from swarm.wire import jobs_pb2 as pb
 from tests.support.model_folders import write_model
 from tests.support.tokenizer import write_tokenizer
 
@@ -253,8 +254,8 @@ class Heard:
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def missing_shards(self, _shards: object) -> list[Any]:
-        return []
+    def call(self, _method: str, _request: object) -> pb.ShardList:
+        return pb.ShardList()
 
 
 def test_submit_shows_the_names_of_the_files_that_it_sends(folder: Path) -> None:

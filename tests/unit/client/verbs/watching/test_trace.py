@@ -71,7 +71,7 @@ def test_the_summary_has_each_kind_once() -> None:
 
 def test_a_job_with_the_name_of_a_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Liar:
-        def trace(self, job: str, step: int) -> pb.StepTrace:
+        def call(self, method: str, request: pb.TraceRequest) -> pb.StepTrace:
             return pb.StepTrace(job=str(tmp_path / "j"), step=13)
 
     monkeypatch.setattr(verb, "dial", lambda shell: nullcontext(Liar()))
