@@ -9,12 +9,14 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
 import pytest
 
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.jobs.job import Job
 from swarm.checkpoint.reader import Checkpoint
+from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId, PeerState
 from tests.support.effort import others
@@ -25,65 +27,82 @@ from tests.support.islands import (
     log_of,
     peers_of,
     run,
+    streaming,
     tokens_that_count,
+    trained,
     until,
 )
 from tests.support.reference import reference
 from tests.support.simulated import Rig, Tokens, write_text
 
+Mode: TypeAlias = Callable[..., JobSpec]
+
+NARROW = {"pipeline__stages": 1, "outer__compression": "int8", "config__attention_dropout": 0.1}
+TIED = {"config__tie_word_embeddings": True}
+ALONE = {"pipeline__stages": 1, "outer__compression": "none"}
+
 
 @pytest.mark.parametrize(
-    ("islands", "peers", "changes"),
+    ("mode", "islands", "peers", "changes"),
     [
-        (3, 3, {"pipeline__stages": 1, "outer__compression": "int8", "config__attention_dropout": 0.1}),
-        (2, 6, {"pipeline__overlap": 1, "outer__every_steps": 3, "training__steps": 8}),
+        (diloco, 3, 3, NARROW),
+        (diloco, 2, 6, {"pipeline__overlap": 1, "outer__every_steps": 3, "training__steps": 8}),
+        (streaming, 3, 3, NARROW),
+        (streaming, 2, 4, {"outer__compression": "bfloat16", "outer__every_steps": 5, "outer__overlap_steps": 2}),
+        (streaming, 2, 6, {"pipeline__overlap": 1, "training__eval_every_steps": 1}),
         *others(
-            (2, 8, {"config__tie_word_embeddings": True}),
-            (1, 3, {"pipeline__stages": 1, "outer__compression": "none"}),
+            (diloco, 2, 8, TIED),
+            (diloco, 1, 3, ALONE),
+            (streaming, 2, 8, TIED),
+            (streaming, 1, 3, ALONE | {"outer__mixing": 0.0}),
+            (streaming, 2, 2, {"pipeline__stages": 1, "outer__overlap_steps": 0, "outer__fragments": 1}),
         ),
     ],
 )
 def test_a_swarm_with_islands_ends_with_the_weights_of_one_process(
-    tmp_path: Path, islands: int, peers: int, changes: dict[str, object]
+    tmp_path: Path, mode: Mode, islands: int, peers: int, changes: dict[str, object]
 ) -> None:
-    spec = diloco(write_text(tmp_path), islands, **changes)
-    tokens = Tokens.make(tmp_path, spec)
-    job, _ = run(spec, tokens, peers)
-    check(job, reference(spec, tokens))
+    spec = mode(write_text(tmp_path), islands, **changes)
+    job = trained(tmp_path, spec, peers)
     assert job.record.timeline == 0, "it was taken back"
-    portions = range(spec.training.steps * islands)
-    assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(portion) for portion in portions)
+    tokens_of = Tokens.make(tmp_path, spec).batches(spec).tokens_of
+    assert job.progress.tokens == sum(map(tokens_of, range(spec.training.steps * islands)))
 
 
 def in_an_exchange(job: Job) -> bool:
     return job.brain is not None and "exchange" in job.brain.waiting_for()
 
 
+def is_exchanging(job: Job) -> bool:
+    """Rounds run; islands that stream train on meanwhile."""
+    brain = job.brain
+    return isinstance(brain, IslandsBrain) and brain._outer._exchanging is not None
+
+
 def test_a_replica_of_an_island_may_die(tmp_path: Path) -> None:
     spec = diloco(write_text(tmp_path), pipeline__stages=1)
-    tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)
         rig.kill(sorted(rig.servers)[0])
 
-    job, _ = run(spec, tokens, 4, story)
-    check(job, reference(spec, tokens))
+    job = trained(tmp_path, spec, 4, story)
     assert job.record.timeline == 0
 
 
-def test_an_envoy_that_dies_in_an_exchange_is_replaced(tmp_path: Path) -> None:
-    spec = diloco(write_text(tmp_path), pipeline__stages=1)
-    tokens = Tokens.make(tmp_path, spec)
-
+@pytest.mark.parametrize(("mode", "number"), [(diloco, 0), (streaming, 0), *others((streaming, 1))])
+def test_an_envoy_that_dies_in_an_exchange_is_replaced_by_one_that_holds_the_proposal(
+    tmp_path: Path, mode: Mode, number: int
+) -> None:
     async def story(rig: Rig, job: Job) -> None:
-        await until(rig, job, in_an_exchange)
-        assert job.brain is not None
-        named = job.brain.waiting_for()
-        rig.kill(next(peer for peer in sorted(rig.servers) if peer in named))
+        await until(rig, job, is_exchanging)
+        assert isinstance(job.brain, IslandsBrain)
+        exchanging = job.brain._outer._exchanging
+        assert exchanging is not None
+        (envoys,) = (one.newest[-1].envoys for one in exchanging._rounds.values())
+        rig.kill(envoys[number].peer)
 
-    job, _ = run(spec, tokens, 4, story)
-    check(job, reference(spec, tokens))
+    job = trained(tmp_path, mode(write_text(tmp_path), pipeline__stages=1), 4, story, number + 1)
     assert job.record.timeline == 0
 
 
@@ -93,7 +112,6 @@ def test_a_job_with_too_few_islands_goes_back_to_its_newest_checkpoint(
 ) -> None:
     changes = {"pipeline__stages": 1, "checkpoint__every_steps": every, "training__steps": 7, "islands__min": 2}
     spec = diloco(write_text(tmp_path), **changes)
-    tokens = Tokens.make(tmp_path, spec)
     reasons = []
 
     async def story(rig: Rig, job: Job) -> None:
@@ -105,35 +123,36 @@ def test_a_job_with_too_few_islands_goes_back_to_its_newest_checkpoint(
         assert job.progress.steps_done == back_to
         rig.add_peer(PeerId("another"), rig.tasks, Random(7))
 
-    job, _ = run(spec, tokens, 2, story)
-    check(job, reference(spec, tokens))
+    job = trained(tmp_path, spec, 2, story)
     assert job.record.timeline == 1
     assert job.record.first_steps[-1] == back_to
     assert "island 0: stage server peer-0" in reasons[0]
 
 
 @pytest.mark.parametrize(
-    ("moment", "late"),
+    ("mode", "peers", "moment", "changes"),
     [
-        (in_the_second_step, 1),
-        (in_an_exchange, 0),
-        *others((in_the_second_step, 0), (in_an_exchange, 1)),
+        (diloco, 2, in_the_second_step, {"pipeline__overlap": 1, "training__steps": 5}),
+        (diloco, 2, in_an_exchange, {"pipeline__overlap": 0, "training__steps": 5}),
+        (streaming, 4, is_exchanging, {}),
+        *others(
+            (diloco, 2, in_the_second_step, {"pipeline__overlap": 0, "training__steps": 5}),
+            (diloco, 2, in_an_exchange, {"pipeline__overlap": 1, "training__steps": 5}),
+            (streaming, 4, lambda job: job.progress.steps_done >= 4, {}),
+            (streaming, 4, lambda job: job.progress.steps_done >= 6 and is_exchanging(job), {}),
+        ),
     ],
 )
 def test_a_scheduler_that_is_killed_goes_on_with_its_islands(
-    tmp_path: Path, moment: Callable[[Job], bool], late: int
+    tmp_path: Path, mode: Mode, peers: int, moment: Callable[[Job], bool], changes: dict[str, object]
 ) -> None:
-    spec = diloco(write_text(tmp_path), pipeline__stages=1, pipeline__overlap=late, training__steps=5)
-    tokens = Tokens.make(tmp_path, spec)
-
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, moment)
         await rig.kill_scheduler()
         await asyncio.sleep(0.2)
         await rig.start_scheduler()
 
-    job, _ = run(spec, tokens, 2, story)
-    check(job, reference(spec, tokens))
+    job = trained(tmp_path, mode(write_text(tmp_path), pipeline__stages=1, **changes), peers, story)
     assert job.record.timeline == 0
 
 
@@ -164,7 +183,6 @@ def test_a_paused_job_goes_on_where_all_islands_were_with_another_number_of_stag
 
 def test_a_cancel_saves_and_a_second_one_does_not_wait(tmp_path: Path) -> None:
     spec = diloco(write_text(tmp_path), pipeline__stages=1, training__steps=5)
-    tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)
@@ -181,14 +199,12 @@ def test_a_cancel_saves_and_a_second_one_does_not_wait(tmp_path: Path) -> None:
         await until(rig, job, lambda one: len(rig.membership.idle_peers()) == 2)
         await rig.jobs.resume(job, "", None)
 
-    job, _ = run(spec, tokens, 2, story)
-    check(job, reference(spec, tokens))
+    job = trained(tmp_path, spec, 2, story)
     assert job.record.first_steps[2:] == (2,)
 
 
 def test_a_job_whose_time_is_up_is_saved_behind_an_exchange(tmp_path: Path) -> None:
     spec = diloco(write_text(tmp_path), pipeline__stages=1, limits__max_runtime_s=0.7, training__steps=9)
-    tokens = Tokens.make(tmp_path, spec)
     pauses = []
 
     async def story(rig: Rig, job: Job) -> None:
@@ -199,15 +215,13 @@ def test_a_job_whose_time_is_up_is_saved_behind_an_exchange(tmp_path: Path) -> N
             pauses.append(job.record.first_steps[-1])
             await rig.jobs.resume(job, "", None)
 
-    job, _ = run(spec, tokens, 2, story)
-    check(job, reference(spec, tokens))
+    trained(tmp_path, spec, 2, story)
     assert len(pauses) > 1, "each time it gets a little further"
 
 
 def test_a_job_that_is_to_pause_if_it_stalls_goes_on_when_it_is_told(tmp_path: Path) -> None:
     changes = {"limits__on_stall": "pause", "checkpoint__every_steps": 2, "training__steps": 5, "islands__min": 2}
     spec = diloco(write_text(tmp_path), pipeline__stages=1, **changes)
-    tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, lambda one: one.newest is not None)
@@ -218,32 +232,37 @@ def test_a_job_that_is_to_pause_if_it_stalls_goes_on_when_it_is_told(tmp_path: P
         rig.add_peer(PeerId("another"), rig.tasks, Random(7))
         await rig.jobs.resume(job, "", None)
 
-    job, _ = run(spec, tokens, 2, story)
-    check(job, reference(spec, tokens))
+    job = trained(tmp_path, spec, 2, story)
     assert job.record.first_steps == (0, 2)
 
 
-@pytest.mark.parametrize("seed", [1, *others(2)])
-def test_an_idle_stage_server_joins_the_island_that_lost_one(tmp_path: Path, seed: int) -> None:
-    """It fetches weights, moments and outer state while its island trains and merges; then the other one may die."""
-    spec = diloco(write_text(tmp_path), pipeline__stages=1, training__steps=24, outer__every_steps=3)
-    tokens = Tokens.make(tmp_path, spec)
-    islands = []
+@pytest.mark.parametrize(
+    ("mode", "changes", "seed"),
+    [
+        (diloco, {"outer__every_steps": 3}, 1),
+        (streaming, {"outer__every_steps": 12, "outer__overlap_steps": 5, "outer__compression": "int8"}, 1),
+        *others((diloco, {"outer__every_steps": 3}, 2)),
+    ],
+)
+def test_an_idle_stage_server_joins_the_island_that_lost_one(
+    tmp_path: Path, mode: Mode, changes: dict[str, object], seed: int
+) -> None:
+    """It fetches weights, moments, outer state and what its island proposes while that trains and merges; then the
+    other one may die."""
+    spec = mode(write_text(tmp_path), pipeline__stages=1, training__steps=24, **changes)
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)
-        lost, left = (peer for peer, place in sorted(job.record.peers.items()) if place == 1)
+        lost, left = peers_of(job, 1)
         rig.kill(lost)
         await until(rig, job, lambda _: rig.membership.find(lost).state is PeerState.SUSPECT)
         rig.add_peer(PeerId("another"), rig.tasks, Random(7))
         await until(rig, job, lambda one: "another" in one.record.peers)
-        islands.append(job.record.peers[PeerId("another")])
         await until(rig, job, lambda _: rig.membership.find("another").state is PeerState.SERVING)
         rig.kill(left)
 
-    job, _ = run(spec, tokens, 4, story, seed)
-    check(job, reference(spec, tokens))
-    assert (job.record.timeline, islands) == (0, [1])
+    job = trained(tmp_path, spec, 4, story, seed)
+    assert (job.record.timeline, job.record.peers[PeerId("another")]) == (0, 1)
 
 
 # Lost islands --------------------------------------------------------------------------------------------------------
@@ -269,23 +288,22 @@ def test_the_others_go_on_without_an_island_that_is_lost(
     assert job.record.timeline == 0, "it was not taken back"
 
 
-@pytest.mark.parametrize("lost", [0, *others(1)])
-def test_an_island_begins_anew_with_replicas_of_another(tmp_path: Path, lost: int) -> None:
-    spec = diloco(write_text(tmp_path), training__steps=16, config__tie_word_embeddings=True)
-    tokens = Tokens.make(tmp_path, spec)
+@pytest.mark.parametrize(
+    ("mode", "steps", "lost"), [(diloco, 16, 0), (streaming, 20, 0), *others((diloco, 16, 1), (streaming, 20, 1))]
+)
+def test_an_island_begins_anew_with_replicas_of_another(tmp_path: Path, mode: Mode, steps: int, lost: int) -> None:
+    spec = mode(write_text(tmp_path), training__steps=steps, config__tie_word_embeddings=True)
 
     async def story(rig: Rig, job: Job) -> None:
-        await until(rig, job, in_the_second_step)
+        await until(rig, job, lambda one: one.progress.steps_done == (1 if mode is diloco else 4 + lost))
         for peer in peers_of(job, lost):  # those of the other stage join the island that is left
             rig.kill(peer)
 
-    job, _ = run(spec, tokens, 8, story)
-    log = log_of(job)
-    other = 1 - lost
+    job = trained(tmp_path, spec, 8, story, with_log=True)
+    log, other = log_of(job), 1 - lost
     assert log[0].islands == (other,)
     assert [one.begins for one in log if one.begins] == [{lost: other}]
-    assert log[-1].after_step < 14, "both islands are there in the end"
-    check(job, reference(spec, tokens, log))
+    assert log[-1].after_step < steps - 2, "both islands are there in the end"
     assert job.record.timeline == 0
 
 
@@ -311,7 +329,6 @@ def test_an_island_that_begins_anew_knows_that_no_relay_is_here(tmp_path: Path) 
 @pytest.mark.parametrize("seed", [2, *others(1, 3)])
 def test_a_scheduler_that_is_killed_knows_which_island_is_lost_and_which_began_anew(tmp_path: Path, seed: int) -> None:
     spec = diloco(write_text(tmp_path), pipeline__stages=1, training__steps=18)
-    tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)
@@ -322,10 +339,9 @@ def test_a_scheduler_that_is_killed_knows_which_island_is_lost_and_which_began_a
         await asyncio.sleep(0.2)
         await rig.start_scheduler()
 
-    job, _ = run(spec, tokens, 4, story, seed)
+    job = trained(tmp_path, spec, 4, story, seed, with_log=True)
     log = log_of(job)
     assert [one.begins for one in log if one.begins] == [{1: 0}]
-    check(job, reference(spec, tokens, log))
     assert job.record.timeline == 0
 
 
@@ -453,7 +469,6 @@ def test_a_job_that_stalled_goes_on_with_as_many_islands_as_there_are_stage_serv
 def test_a_job_whose_islands_all_come_back_in_time_goes_on_with_all(tmp_path: Path) -> None:
     every = {"checkpoint__every_steps": 4, "training__steps": 12}
     spec = diloco(write_text(tmp_path), **{"pipeline__stages": 1, **every, **PATIENT})
-    tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, lambda one: one.newest is not None)
@@ -466,8 +481,7 @@ def test_a_job_whose_islands_all_come_back_in_time_goes_on_with_all(tmp_path: Pa
         assert job.record.state is JobState.STALLED
         rig.add_peer(PeerId("late"), rig.tasks, Random(2))
 
-    job, _ = run(spec, tokens, 2, story)
-    check(job, reference(spec, tokens))
+    job = trained(tmp_path, spec, 2, story)
     assert job.record.first_steps == (0, 4)
 
 
@@ -491,3 +505,90 @@ def test_the_first_start_waits_for_all_islands_and_a_resumed_job_does_not(tmp_pa
     assert [one.islands for one in log_of(job)] == [(0,)]
     check(job, reference(spec, tokens, log_of(job)))
     assert job.record.first_steps == (0, 4)
+
+
+# Islands that merge fragments in turn while they train on ----------------------------------------------------------
+
+
+def test_a_job_that_streams_is_paused_and_goes_on_with_the_bits_that_it_would_have_had(tmp_path: Path) -> None:
+    """Islands differ where it is saved: each has weights of its own, and has trained what it will propose."""
+    spec = streaming(write_text(tmp_path), training__steps=16, checkpoint__every_steps=3)
+    tokens, kept = Tokens.make(tmp_path, spec), list[Checkpoint]()
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 4)
+        await rig.jobs.pause(job, "a break")
+        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+        assert job.newest is not None
+        assert {"weights", "islands/01/weights"} <= {file.path.rpartition("/")[0] for file in job.newest.files}
+        kept.append(job.newest)
+        await rig.jobs.resume(job, "", None)
+
+    job, _ = run(spec, tokens, 4, story)
+    check(job, reference(spec, tokens))
+    assert job.record.first_steps == (0, kept[0].step)
+    resumed = reference(spec, tokens, start=kept[0])
+    assert resumed.sha256 == job.record.weights_sha256
+    assert resumed.losses == reference(spec, tokens).losses[kept[0].step :]
+
+
+def test_a_job_that_was_paused_amid_its_last_period_goes_on_with_as_many_steps_only(tmp_path: Path) -> None:
+    """With more of them islands divide the data of this period otherwise: some was trained twice, and some never."""
+    spec = streaming(write_text(tmp_path), training__steps=10)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done >= 8)
+        await rig.jobs.pause(job, "a break")
+        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+        assert job.newest is not None
+        assert job.newest.step == 9
+        values = job.spec.model_dump()
+        values["training"] |= {"steps": 16}
+        with pytest.raises(InvalidConfig, match="would be trained twice"):
+            await rig.jobs.resume(job, "", JobSpec.model_validate(values))
+        await rig.jobs.resume(job, "", None)
+
+    trained(tmp_path, spec, 4, story)
+
+
+@pytest.mark.parametrize("seed", [1, *others(2)])
+def test_a_killed_scheduler_knows_which_of_the_islands_that_stream_was_lost(tmp_path: Path, seed: int) -> None:
+    spec = streaming(write_text(tmp_path), 3, pipeline__stages=1, training__steps=14)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, is_exchanging)
+        rig.kill(peers_of(job, seed)[0])
+        await until(rig, job, lambda one: one.progress.steps_done >= 5 + seed)
+        await rig.kill_scheduler()
+        await asyncio.sleep(0.2)
+        await rig.start_scheduler()
+
+    job = trained(tmp_path, spec, 3, story, seed, with_log=True)
+    log = log_of(job)
+    assert {one.islands for one in log} == {tuple({0, 1, 2} - {seed})}, "for want of a second stage server"
+    assert job.record.timeline == 0
+
+
+@pytest.mark.parametrize("late", [1, *others(0)])
+def test_a_checkpoint_without_an_island_counts_what_another_has_trained_once(tmp_path: Path, late: int) -> None:
+    """Whoever has no weights of its own there begins with the outer ones, and with the optimizer's state of another.
+
+    With late microbatches an exchange once overwrote weights that were still evaluated, and the job waited for ever.
+    """
+    spec = streaming(write_text(tmp_path), pipeline__stages=1, training__steps=14, pipeline__overlap=late)
+    tokens, paused = Tokens.make(tmp_path, spec), list[Checkpoint]()
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, in_the_second_step)
+        rig.kill(peers_of(job, 0)[0])
+        await until(rig, job, lambda one: one.progress.steps_done == 5)
+        await rig.jobs.pause(job, "a break")
+        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+        assert job.newest is not None
+        paused.append(job.newest)
+        rig.add_peer(PeerId("another"), rig.tasks, Random(7))
+        await rig.jobs.resume(job, "", None)
+
+    job, _ = run(spec, tokens, 2, story)
+    expected = reference(spec, tokens, start=paused[0])
+    assert (job.record.state, job.record.weights_sha256) == (JobState.SUCCEEDED, expected.sha256)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, permutations
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -62,21 +63,33 @@ def test_a_slow_island_trains_less_of_each_step_where_shares_follow_speed() -> N
 BOTH_WAYS = {"out": True, "into": True}
 
 
-def apart(
-    shape: Shape, far: Callable[[PeerId], bool], until_s: float = math.inf, **ways: bool
-) -> tuple[World, list[str]]:
-    """Play to the end; stage servers that are `far` do not reach others from the start. What people are told."""
-    world, notes = World(replace(shape, splits=0), 0), []
-    carry_out = world._carry_out
+def calm(shape: Shape, **changes: Any) -> World:
+    """A world of this shape, in which islands are cut off or freeze only as a test says."""
+    return World(replace(shape, **changes, splits=0, freezes=0), 0)
 
-    def listening(output: object, decided: object) -> None:
-        notes.append(str(output))
-        carry_out(output, decided)  # type: ignore[arg-type]
 
-    world._carry_out = listening  # type: ignore[assignment]
-    world.harm(Harmed(frozenset(filter(far, world.replicas)), until_s, **(ways or BOTH_WAYS)))
+def apart(shape: Shape, *far: int, until_s: float = math.inf, **ways: bool) -> World:
+    """Stage servers of islands that are `far` do not reach others from the start."""
+    world = calm(shape)
+    harm(world, *far, until_s=until_s, **(ways or BOTH_WAYS))
+    return world
+
+
+def harm(world: World, *islands: int, until_s: float = math.inf, **ways: bool) -> None:
+    """These islands are cut off from others, or freeze."""
+    world.harm(Harmed(frozenset(filter(of_island(*islands), world.replicas)), until_s, **ways))
+
+
+def goes_on(world: World, *islands: int) -> None:
+    """Play to the end: these islands take part in each exchange, and all counts once."""
     world.finish()
-    return world, notes
+    assert took_part(world.history, world.shape) == [list(islands)] * 6
+    counts_once(world)
+
+
+def counts_once(world: World) -> None:
+    world.finish()
+    assert faults(world.history, replace(world.shape, losses=1)) == []
 
 
 def of_island(*numbers: int) -> Callable[[PeerId], bool]:
@@ -92,40 +105,31 @@ def took_part(history: History, shape: Shape) -> list[list[int]]:
 @pytest.mark.parametrize("far", [0, 1, 2])
 def test_an_island_that_cannot_exchange_is_left_out(far: int, shape: Shape, ways: dict[str, bool]) -> None:
     """The whole job stalled and began again, with the same island, until it failed."""
-    shape = replace(shape, replicas=1)
-    world, notes = apart(shape, of_island(far), **ways)
+    world = apart(replace(shape, replicas=1), far, **ways)
     rest = sorted({0, 1, 2} - {far})
-    assert took_part(world.history, shape) == [rest] * len(exchanges(world.history, shape))
-    assert faults(world.history, shape) == []
-    (told,) = [one for one in notes if f"island {far} is lost: " in one]
+    counts_once(world)
+    assert took_part(world.history, world.shape) == [rest] * len(exchanges(world.history, world.shape))
+    (told,) = [one for one in world.told if f"island {far} is lost: " in one]
     assert f"it could not exchange with islands {rest[0]}, {rest[1]} for 60 s: " in told
     assert "says no proposal came (look at the links between them; raise averaging.timeout_s and limits.no" in told
 
 
 def test_of_two_islands_that_do_not_reach_each_other_the_first_goes_on() -> None:
-    shape = replace(SPLIT, islands=2, replicas=1)
-    world, _ = apart(shape, of_island(0))
-    assert took_part(world.history, shape) == [[0]] * 6
-    assert faults(world.history, shape) == []
+    goes_on(apart(replace(SPLIT, islands=2, replicas=1), 0), 0)
 
 
 def test_of_two_islands_that_do_not_reach_each_other_the_one_with_more_stage_servers_goes_on() -> None:
-    shape = replace(SPLIT, islands=2, replicas=2)
-    world = World(replace(shape, splits=0), 0)
-    world.harm(Harmed(frozenset(filter(of_island(0), world.replicas)), math.inf, out=True, into=True))
+    world = calm(SPLIT, islands=2, replicas=2)
+    harm(world, 0, **BOTH_WAYS)
     world.kill(PeerId("i0-s0-0"))
     while world.brain.present == (0, 1) and not world.over:
         world.turn()
     assert world.brain.present == (1,)
-    world.finish()
-    assert faults(world.history, shape) == []
+    counts_once(world)
 
 
 def test_of_two_sites_with_two_islands_each_those_of_one_go_on() -> None:
-    shape = replace(SPLIT, islands=4, replicas=1)
-    world, _ = apart(shape, of_island(2, 3))
-    assert took_part(world.history, shape) == [[0, 1]] * 6
-    assert faults(world.history, shape) == []
+    goes_on(apart(replace(SPLIT, islands=4, replicas=1), 2, 3), 0, 1)
 
 
 def links(rng: Random, islands: int) -> set[tuple[int, int]]:
@@ -158,30 +162,25 @@ def test_a_largest_group_that_reach_each_other_goes_on_and_nobody_of_it_is_left_
         if not any(pair in cut for pair in permutations(group, 2))
     ]
     assert world.brain.present in [group for group in together if len(group) == len(together[-1])], cut
-    world.finish()
-    assert faults(world.history, shape) == []
+    counts_once(world)
 
 
 def test_an_envoy_that_hangs_costs_no_island_that_has_another_one() -> None:
     """The others had its proposal and waited for its word, until its island was left out. And as the envoys of all
     islands changed in step, one that hung in each of two islands kept them apart for good."""
-    shape = replace(SPLIT, islands=2, replicas=2)
-    world = World(replace(shape, splits=0), 0)
+    world = calm(SPLIT, islands=2, replicas=2)
     exchange = world._exchange
 
     def hanging(one: Replica, command: Exchange) -> Event | None:
         return None if one.record.peer in ("i0-s0-0", "i1-s0-1") else exchange(one, command)
 
     world._exchange = hanging  # type: ignore[method-assign]
-    world.finish()
-    assert took_part(world.history, shape) == [[0, 1]] * 6
-    assert faults(world.history, shape) == []
+    goes_on(world, 0, 1)
 
 
 def test_an_island_whose_envoy_names_what_does_not_exist_in_each_round_is_left_out() -> None:
     """Each of these rounds was void, so nobody was at fault: the whole job stalled, three times, and failed."""
-    shape = replace(SPLIT, islands=2, replicas=1)
-    world = World(replace(shape, splits=0), 0)
+    world = calm(SPLIT, islands=2, replicas=1)
     exchange = world._exchange
 
     def lying(one: Replica, command: Exchange) -> Event | None:
@@ -191,9 +190,7 @@ def test_an_island_whose_envoy_names_what_does_not_exist_in_each_round_is_left_o
         return event
 
     world._exchange = lying  # type: ignore[method-assign]
-    world.finish()
-    assert took_part(world.history, shape) == [[1]] * 6
-    assert faults(world.history, shape) == []
+    goes_on(world, 1)
 
 
 def hello(one: Replica) -> Hello:
@@ -204,8 +201,7 @@ def hello(one: Replica) -> Hello:
 
 def test_an_island_whose_envoy_loses_its_session_in_each_round_is_left_out() -> None:
     """It forgets its rounds with its session. Nobody was at fault here either."""
-    shape = replace(SPLIT, islands=2, replicas=1)
-    world = World(replace(shape, splits=0), 0)
+    world = calm(SPLIT, islands=2, replicas=1)
     exchange = world._exchange
 
     def forgetful(one: Replica, command: Exchange) -> Event | None:
@@ -218,17 +214,14 @@ def test_an_island_whose_envoy_loses_its_session_in_each_round_is_left_out() -> 
         return None
 
     world._exchange = forgetful  # type: ignore[method-assign]
-    world.finish()
-    assert took_part(world.history, shape) == [[1]] * 6
-    assert faults(world.history, shape) == []
+    goes_on(world, 1)
 
 
 @pytest.mark.parametrize("before", [(), (PeerSuspect(PeerId("i0-s1-0"), "silent"), PeerBack(PeerId("i0-s1-0")))])
 def test_an_envoy_that_dials_before_its_session_is_seen_to_break_costs_no_island(before: tuple[Input, ...]) -> None:
     """A link that is cut is silent before its session breaks, and a stage server may dial first. It had forgotten its
     round and the others waited for its word, until its island was left out."""
-    shape = replace(SPLIT, islands=2, replicas=1)
-    world, dialled = World(replace(shape, splits=0), 0), list[PeerId]()
+    world, dialled = calm(SPLIT, islands=2, replicas=1), list[PeerId]()
     exchange = world._exchange
 
     def forgetful(one: Replica, command: Exchange) -> Event | None:
@@ -241,15 +234,13 @@ def test_an_envoy_that_dials_before_its_session_is_seen_to_break_costs_no_island
         return None
 
     world._exchange = forgetful  # type: ignore[method-assign]
-    world.finish()
+    goes_on(world, 0, 1)
     assert dialled
-    assert took_part(world.history, shape) == [[0, 1]] * 6
-    assert faults(world.history, shape) == []
 
 
 def exchanging(shape: Shape) -> World:
     """An exchange has begun."""
-    world = World(replace(shape, splits=0), 0)
+    world = calm(shape)
     while not any(isinstance(one, Exchange) for replica in world.replicas.values() for one in replica.commands):
         world.turn()
     return world
@@ -258,18 +249,15 @@ def exchanging(shape: Shape) -> World:
 def test_an_exchange_does_not_wait_for_an_envoy_that_is_drained() -> None:
     """It had been released in front of the outer step, and nobody told the exchange. So all islands waited for its word
     and the others for what it proposes, for as long as `averaging.timeout_s`."""
-    shape = replace(SPLIT, islands=2, replicas=2)
-    world = exchanging(shape)
+    world = exchanging(replace(SPLIT, islands=2, replicas=2))
     began_s, drained = world.now_s, PeerId("i0-s0-0")
     assert any(isinstance(one, Exchange) for one in world.replicas[drained].commands), "it is an envoy"
     world.tell(AskToLeave(drained, "drained"))
     world.replicas[drained].commands.clear()  # it drops its rounds with its stage
-    while not took_part(world.history, shape):
+    while not took_part(world.history, world.shape):
         world.turn()
     assert world.now_s < began_s + TIMEOUT_S
-    world.finish()
-    assert took_part(world.history, shape) == [[0, 1]] * 6
-    assert faults(world.history, shape) == []
+    goes_on(world, 0, 1)
 
 
 def test_people_are_told_for_which_island_another_one_waits_once_the_exchange_is_over() -> None:
@@ -283,34 +271,28 @@ def test_people_are_told_for_which_island_another_one_waits_once_the_exchange_is
 
 def test_a_mean_is_made_again_if_all_that_hold_it_leave_before_it_is_merged() -> None:
     """Rows were written that named them, nobody else could merge, and the job stalled."""
-    shape = replace(streaming(SPLIT), islands=2, replicas=2)
-    world = exchanging(shape)
+    world = exchanging(replace(streaming(SPLIT), islands=2, replicas=2))
     while (under_way := world.brain._outer._exchanging) is None or (made := under_way.result()) is None:
         world.turn()
     for peer in sorted({envoy for one in made.rounds for envoy in one.envoys}):
         world.tell(AskToLeave(peer, "drained"))
-    world.finish()
-    assert faults(world.history, shape) == []
-    assert {len(islands) for islands in took_part(world.history, shape)} == {2}
+    counts_once(world)
+    assert {len(islands) for islands in took_part(world.history, world.shape)} == {2}
 
 
 @pytest.mark.parametrize("frozen_s", [8.0, 20.0, 55.0])
 def test_an_island_that_is_frozen_in_an_exchange_and_wakes_in_time_takes_part(frozen_s: float) -> None:
     """Its word came once the round had been given up, and was not taken: the job stalled with all islands at work."""
-    shape = replace(SPLIT, islands=2, replicas=1)
-    world = World(replace(shape, splits=0), 0)
+    world = calm(SPLIT, islands=2, replicas=1)
     while (exchange := world.brain._outer._exchanging) is None or exchange.next_round.number == 1:
         world.turn()
-    world.harm(Harmed(frozenset(filter(of_island(1), world.replicas)), world.now_s + frozen_s))
-    world.finish()
-    assert took_part(world.history, shape) == [[0, 1]] * 6
-    assert faults(world.history, shape) == []
+    harm(world, 1, until_s=world.now_s + frozen_s)
+    goes_on(world, 0, 1)
 
 
 def test_an_envoy_that_accuses_another_island_falsely_has_its_own_left_out() -> None:
     """The accused one was left out, and then the next one."""
-    shape = replace(SPLIT, replicas=1)
-    world = World(replace(shape, splits=0), 0)
+    world = calm(SPLIT, replicas=1)
     exchange = world._exchange
 
     def lying(one: Replica, command: Exchange) -> Event | None:
@@ -320,16 +302,13 @@ def test_an_envoy_that_accuses_another_island_falsely_has_its_own_left_out() -> 
         return RoundFailed(command.timeline, command.step, command.unit, command.round, "no proposal came", accused)
 
     world._exchange = lying  # type: ignore[method-assign]
-    world.finish()
-    assert took_part(world.history, shape) == [[1, 2]] * 6
-    assert faults(world.history, shape) == []
+    goes_on(world, 1, 2)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_envoy_that_says_it_holds_another_mean_costs_its_own_island_at_most(replicas: int) -> None:
     """It failed the job of three islands in its third round. If another one can go for its island, that stays."""
-    shape = replace(SPLIT, replicas=replicas)
-    world = World(replace(shape, splits=0), 0)
+    world = calm(SPLIT, replicas=replicas)
     exchange = world._exchange
 
     def lying(one: Replica, command: Exchange) -> Event | None:
@@ -339,15 +318,12 @@ def test_an_envoy_that_says_it_holds_another_mean_costs_its_own_island_at_most(r
         return event
 
     world._exchange = lying  # type: ignore[method-assign]
-    world.finish()
-    assert took_part(world.history, shape) == [[0, 2] if replicas == 1 else [0, 1, 2]] * 6
-    assert faults(world.history, shape) == []
+    goes_on(world, *([0, 2] if replicas == 1 else [0, 1, 2]))
 
 
 def test_an_envoy_that_sends_nothing_to_one_island_after_the_other_has_one_of_them_left_out() -> None:
     """Whom it sent nothing looked like the liar, so it could have all other islands left out, one after the other."""
-    shape = replace(SPLIT, islands=4, replicas=1)
-    world = World(replace(shape, splits=0), 0)
+    world = calm(SPLIT, islands=4, replicas=1)
     exchange = world._exchange
 
     def reaches(sender: PeerId, receiver: PeerId) -> bool:
@@ -358,19 +334,16 @@ def test_an_envoy_that_sends_nothing_to_one_island_after_the_other_has_one_of_th
         return exchange(one, command)
 
     world._exchange = lying  # type: ignore[method-assign]
-    world.finish()
-    assert took_part(world.history, shape) == [[2, 3]] * 6
-    assert faults(world.history, shape) == []
+    goes_on(world, 2, 3)
 
 
 def test_islands_that_reach_each_other_again_in_time_go_on_together() -> None:
-    world, _ = apart(SPLIT, of_island(1), STILL_S / 2)
-    assert took_part(world.history, SPLIT) == [[0, 1, 2]] * 6
-    assert faults(world.history, SPLIT) == []
+    goes_on(apart(SPLIT, 1, until_s=STILL_S / 2), 0, 1, 2)
 
 
 def test_a_job_that_is_to_have_all_its_islands_stalls_until_they_reach_each_other() -> None:
-    world, _ = apart(replace(SPLIT, least=3), of_island(1))
+    world = apart(replace(SPLIT, least=3), 1)
+    world.finish()
     ended = world.history[-1]
     assert isinstance(ended, Ended)
     assert ended.state == "stalled"
@@ -380,9 +353,8 @@ def test_a_job_that_is_to_have_all_its_islands_stalls_until_they_reach_each_othe
 def test_the_others_have_as_long_again_once_an_island_is_lost_in_an_exchange_that_does_not_get_on() -> None:
     """The limit passed just after the loss: nobody had failed in the exchange that had just begun again, so nobody was
     to blame, and the whole job stalled."""
-    shape = replace(SPLIT, islands=4, replicas=1)
-    world = World(replace(shape, splits=0), 0)
-    world.harm(Harmed(frozenset(filter(of_island(3), world.replicas)), math.inf, **BOTH_WAYS))
+    world = calm(SPLIT, islands=4, replicas=1)
+    harm(world, 3, **BOTH_WAYS)
     while world.brain._roster.outer_step is None:
         world.turn()
     while world.watchdog.due_s() - world.now_s > 2.0:
@@ -393,27 +365,26 @@ def test_the_others_have_as_long_again_once_an_island_is_lost_in_an_exchange_tha
     assert world.brain.present == (0, 1, 3)
     world.finish()
     assert world.brain.present == (0, 1)
-    assert faults(world.history, shape) == []
+    counts_once(world)
 
 
 def test_an_island_whose_envoys_say_nothing_is_left_out() -> None:
     """Its stage servers are heard, and answer nothing any more; others had the mean, and waited for its word."""
-    world = World(replace(FROZEN, freezes=0), 0)
+    world = calm(FROZEN)
     while world.brain._roster.outer_step is None:
         world.turn()
-    world.harm(Harmed(frozenset(filter(of_island(1), world.replicas)), math.inf))
+    harm(world, 1)
     while world.brain.present == (0, 1, 2) and not world.over:
         world.turn()
     assert world.brain.present == (0, 2)
-    world.finish()
-    assert faults(world.history, FROZEN) == []
+    counts_once(world)
 
 
 @pytest.mark.parametrize("is_handed_over", [False, True])
 def test_an_island_that_hangs_in_an_exchange_is_left_out_though_a_checkpoint_is_open(is_handed_over: bool) -> None:
     """The job was taken for one that waits for its checkpoint alone. So it waited for a storage that hung, and a part
     that still came put off the limit of `limits.no_progress_s`."""
-    world = World(replace(FROZEN, freezes=0, every=2), 0)
+    world = calm(FROZEN, every=2)
     while world.collecting is None or (is_handed_over and world.writing is None):
         world.turn()
     late = [] if is_handed_over else [save for one in world.replicas.values() if (save := withheld(one)) is not None]
@@ -422,7 +393,7 @@ def test_an_island_that_hangs_in_an_exchange_is_left_out_though_a_checkpoint_is_
         world.turn()
     assert world.collecting is not None
     assert not any(world.brain.awaits(saver, saved) for saver, saved in late)
-    world.harm(Harmed(frozenset(filter(of_island(1), world.replicas)), math.inf))
+    harm(world, 1)
     began_s = world.now_s
     while world.brain.present == (0, 1, 2):
         assert world.now_s < began_s + 1.5 * STILL_S
@@ -444,36 +415,30 @@ def test_an_island_that_hangs_is_left_out_though_others_fail_at_once_to_reach_it
 ) -> None:
     """With the defaults of both limits. The other one was left out, and the job stalled with the one that hung."""
     monkeypatch.setattr("tests.simulation.engine.islands.TIMEOUT_S", 60.0)
-    shape = replace(FROZEN, islands=2, replicas=1, still_s=300.0)
-    world = World(replace(shape, freezes=0), 0)
+    world = calm(FROZEN, islands=2, replicas=1, still_s=300.0)
     while world.brain._roster.outer_step is None:
         world.turn()
-    hung = frozenset(filter(of_island(0), world.replicas))
-    for harm in (Harmed(hung, math.inf), Harmed(hung, math.inf, out=True)):
-        world.harm(harm)
-    world.finish()
-    assert took_part(world.history, shape) == [[1]] * 6
-    assert faults(world.history, shape) == []
+    harm(world, 0)
+    harm(world, 0, out=True)
+    goes_on(world, 1)
 
 
 def test_an_island_that_does_not_hand_over_its_part_of_the_last_checkpoint_is_left_out() -> None:
     """The job failed, as its final weights could not be saved, though the other islands had handed them over."""
-    shape = replace(FROZEN, replicas=1)
-    world = World(replace(shape, freezes=0), 0)
+    world = calm(FROZEN, replicas=1)
     while not all(one.saves_only for one in world.brain._roster.islands):
         world.turn()
-    world.harm(Harmed(frozenset(filter(of_island(0), world.replicas)), math.inf))
-    world.finish()
-    assert faults(world.history, shape) == []
+    harm(world, 0)
+    counts_once(world)
     assert world.brain.present == (1, 2)
 
 
 def saving_the_end(frozen: int, until_s: float) -> World:
     """An island has trained all, and hands over nothing for a while."""
-    world = World(replace(FROZEN, freezes=0), 0)
+    world = calm(FROZEN)
     while not world.brain._roster.islands[frozen].saves_only:
         world.turn()
-    world.harm(Harmed(frozenset(filter(of_island(frozen), world.replicas)), world.now_s + until_s))
+    harm(world, frozen, until_s=world.now_s + until_s)
     return world
 
 
@@ -490,26 +455,20 @@ def test_an_island_that_owes_its_part_once_is_asked_again_though_another_one_owe
     """Once any island had not handed over its part in time, the next one that was late was left out at once."""
     world = saving_the_end(0, 1.5 * STILL_S)
     asked_again(world)
-    late = Harmed(frozenset(filter(of_island(1), world.replicas)), world.now_s + 1.75 * STILL_S)
-    world.harm(late)
+    until_s = world.now_s + 1.75 * STILL_S
+    harm(world, 1, until_s=until_s)
     world.finish()
-    assert world.now_s > late.until_s, "it was waited for"
+    assert world.now_s > until_s, "it was waited for"
     assert world.brain.present == (0, 1, 2)
-    assert faults(world.history, FROZEN) == []
+    counts_once(world)
 
 
 def test_an_island_that_owes_its_part_twice_is_left_out_and_people_are_told_whose_it_is() -> None:
-    world, notes = saving_the_end(0, math.inf), []
-    carry_out = world._carry_out
-
-    def listening(output: object, decided: object) -> None:
-        notes.append(str(output))
-        carry_out(output, decided)  # type: ignore[arg-type]
-
-    world._carry_out = listening  # type: ignore[assignment]
+    world = saving_the_end(0, math.inf)
     world.finish()
     assert world.brain.present == (1, 2)
-    assert any("i0-s0-1, i0-s1-1 handed over no part of the checkpoint for 60 s, a second time" in one for one in notes)
+    blamed = "i0-s0-1, i0-s1-1 handed over no part of the checkpoint for 60 s, a second time"
+    assert any(blamed in one for one in world.told)
 
 
 # Who was left out, and comes back ------------------------------------------------------------------------------------

@@ -82,29 +82,26 @@ def rounds(history: History) -> list[object]:
 # Single stories ------------------------------------------------------------------------------------------------------
 
 
-def play_until(world: World, says: Callable[[World], bool], turns_max: int = 4000) -> None:
-    for _ in range(turns_max):
-        if says(world):
-            return
-        world.turn()
-    raise AssertionError(world.brain.waiting_for())
-
-
-def lose(world: World, island: int, stage: int = 0) -> list[str]:
-    """Kill a stage of an island; what people are told."""
-    notes: list[str] = []
-    carry_out = world._carry_out
-
-    def listening(output: outputs.Output, decided: object) -> None:
-        notes.append(str(output))
-        carry_out(output, decided)  # type: ignore[arg-type]
-
-    world._carry_out = listening  # type: ignore[assignment]
+def lose(world: World, island: int, stage: int = 0) -> None:
+    """Kill a stage of an island."""
     for peer, one in sorted(world.replicas.items()):
         if (world.brain.island_of(peer), one.record.stage) == (island, stage):
             del world.replicas[peer]
             world.tell(inputs.PeerGone(peer, "killed"))
-    return notes
+
+
+def with_a_loss(shape: Shape, stage: int = 0) -> World:
+    """Island 1 lost a stage after its first step."""
+    world = World(shape, 0)
+    world.play_until(lambda one: bool(one.database[1]))
+    lose(world, 1, stage)
+    return world
+
+
+def counts_once(world: World) -> None:
+    """Play to the end."""
+    world.finish()
+    assert faults(world.history, replace(world.shape, losses=1)) == []
 
 
 def in_exchange(world: World) -> bool:
@@ -122,16 +119,15 @@ def test_an_island_that_loses_a_stage_is_lost_and_the_others_go_on(moment: Calla
     """Also in an exchange: a unit that was complete is exchanged again, as all units have the same contributors."""
     shape = Shape(replicas=1, losses=1)
     world = World(replace(shape, losses=0), 0)
-    play_until(world, moment)
-    notes = lose(world, 1)
-    assert any("island 1 is lost: stage server i1-s0-0 (stage 0) is gone: killed" in one for one in notes)
+    world.play_until(moment)
+    lose(world, 1)
+    assert any("island 1 is lost: stage server i1-s0-0 (stage 0) is gone: killed" in one for one in world.told)
     assert world.brain.present == (0,)
     assert isinstance(world.replicas[PeerId("i1-s1-0")].commands[-1], Release), "who is left is free"
     assert "island 1 is lost" in world.brain.waiting_for() or in_exchange(world)
     (standing,) = [one for one in world.brain.situation(1.0).islands if one.number == 1]
     assert standing.waiting_for.startswith("lost: stage server i1-s0-0")
-    play_until(world, lambda one: one.over)
-    assert faults(world.history, shape) == []
+    counts_once(world)
     assert {len(rows) for rows in exchanges(world.history, shape).values()} == {1}
 
 
@@ -139,21 +135,18 @@ def test_an_island_whose_only_machine_for_a_stage_is_too_small_is_lost_and_the_o
     """It ended the job, though a death of the same process would have ended the island only."""
     shape = Shape(replicas=1, losses=1)
     world = World(replace(shape, losses=0), 0)
-    play_until(world, lambda one: bool(one.database[1]))
+    world.play_until(lambda one: bool(one.database[1]))
     failed = Failed(JOB, OutOfMemory.code, "needs 9 GiB, has 8", "use more stages")
     world.tell(inputs.Happened(PeerId("i1-s0-0"), failed))
     assert world.brain.present == (0,)
     (standing,) = [one for one in world.brain.situation(1.0).islands if one.number == 1]
     assert "i1-s0-0 (stage 0) cannot go on: needs 9 GiB, has 8" in standing.waiting_for
-    play_until(world, lambda one: one.over)
-    assert faults(world.history, shape) == []
+    counts_once(world)
 
 
 def test_what_a_lost_island_still_says_is_refused() -> None:
     """A replica that was cut off comes back with steps of its own: they have no place any more."""
-    world = World(Shape(replicas=1), 0)
-    play_until(world, lambda one: bool(one.database[1]))
-    lose(world, 1)
+    world = with_a_loss(Shape(replicas=1))
     late = PeerId("i1-s1-0")
     hello = Hello(late, 1, PROTOCOL_VERSION, "", "", "", "cpu", 1, 0, -1, JOB, 1, 1, (), 1)
     assert not world.brain.admits(hello)
@@ -163,20 +156,17 @@ def test_what_a_lost_island_still_says_is_refused() -> None:
 
 
 def test_an_island_begins_anew_with_half_of_the_replicas_of_another() -> None:
-    world = World(Shape(replicas=3, steps=9), 0)
-    play_until(world, lambda one: bool(one.database[1]))
-    lose(world, 1, stage=1)
-    play_until(world, lambda one: bool(forks(one.history)))
+    world = with_a_loss(Shape(replicas=3, steps=9), stage=1)
+    world.play_until(lambda one: bool(forks(one.history)))
     (fork,) = forks(world.history)
     assert fork == Fork(1 + 2 * TIMELINES_MAX, 0, 3)
-    play_until(world, lambda one: one.brain.present == (0, 1) and not any_loads(one))
+    world.play_until(lambda one: one.brain.present == (0, 1) and not any_loads(one))
     assert [sum(one.island == island for one in world.replicas.values() if not one.is_free) for island in (0, 1)] == [
         4,
         2,
     ]
     assert world.brain.timelines == (0, fork.timeline)
-    play_until(world, lambda one: one.over)
-    assert faults(world.history, replace(world.shape, losses=1)) == []
+    counts_once(world)
     took_part = [len(rows) for _, rows in sorted(exchanges(world.history, world.shape).items())]
     assert took_part == [1, 2, 2, 2, 2], "the exchange behind the loss was without it"
 
@@ -185,7 +175,7 @@ def test_an_island_that_another_site_has_joined_is_left_to_it_behind_an_exchange
     """Both islands were at lyon; a replica for each stage of the second is at berlin."""
     sites = {f"i{i}-s{stage}-{number}": "lyon" for i in range(2) for stage in range(2) for number in range(2)}
     world = World(Shape(steps=12), 0, sites | {"i1-s0-0": "berlin", "i1-s1-1": "berlin"})
-    play_until(world, lambda one: one.over)
+    world.finish()
     assert faults(world.history, world.shape) == []
     assert {peer for peer, one in world.replicas.items() if one.is_free} == {"i1-s0-1", "i1-s1-0"}
 
@@ -195,57 +185,47 @@ def any_loads(world: World) -> bool:
 
 
 def test_an_island_gives_no_replica_that_it_cannot_spare() -> None:
-    world = World(Shape(replicas=1, steps=9), 0)
-    play_until(world, lambda one: bool(one.database[1]))
-    lose(world, 1)
-    play_until(world, lambda one: one.over)
+    world = with_a_loss(Shape(replicas=1, steps=9))
+    world.finish()
     assert forks(world.history) == []
 
 
 def test_a_replica_that_dies_while_it_goes_over_may_cost_the_new_island_but_nothing_else() -> None:
-    world = World(Shape(replicas=2, steps=12), 0)
-    play_until(world, lambda one: bool(one.database[1]))
-    lose(world, 1)
-    play_until(world, lambda one: bool(forks(one.history)))
+    world = with_a_loss(Shape(replicas=2, steps=12))
+    world.play_until(lambda one: bool(forks(one.history)))
     going = sorted(peer for one in world.brain._divisions for peer in (*one.awaited, *one.arrived))
     assert going == ["i0-s0-1", "i0-s1-1"]
     del world.replicas[PeerId("i0-s0-1")]
     world.tell(inputs.PeerGone(PeerId("i0-s0-1"), "killed"))
-    play_until(world, lambda one: not one.brain._divisions)
+    world.play_until(lambda one: not one.brain._divisions)
     assert world.brain.present == (0,)
     assert world.replicas[PeerId("i0-s1-1")].is_free or any(
         isinstance(one, Release) for one in world.replicas[PeerId("i0-s1-1")].commands
     )
-    play_until(world, lambda one: one.over)
-    assert faults(world.history, replace(world.shape, losses=1)) == []
+    counts_once(world)
 
 
 @pytest.mark.parametrize("has_left", [False, True])
 def test_a_stage_server_that_is_drained_while_it_goes_over_serves_no_island(has_left: bool) -> None:
     """Nobody heard of it: it served the new island, and who had asked waited for ever."""
-    world = World(Shape(steps=12), 0)
-    play_until(world, lambda one: bool(one.database[1]))
-    lose(world, 1)
-    play_until(world, lambda one: bool(one.brain._divisions))
+    world = with_a_loss(Shape(steps=12))
+    world.play_until(lambda one: bool(one.brain._divisions))
     (division,), stays = world.brain._divisions, PeerId("i0-s1-0")
     if has_left:
         world.tell(inputs.PeerSuspect(stays, "silent"))  # so the other one of its stage cannot leave yet
-        play_until(world, lambda one: bool(division.arrived))
+        world.play_until(lambda one: bool(division.arrived))
     drained = PeerId("i0-s0-1")
     assert drained in (division.arrived if has_left else division.awaited)
     world.tell(inputs.AskToLeave(drained, "drained"))
     world.tell(inputs.PeerBack(stays))
-    play_until(world, lambda one: one.replicas[drained].is_free)
+    world.play_until(lambda one: one.replicas[drained].is_free)
     assert not any(drained in pool for one in world.brain._roster.islands for pool in one.peers)
-    play_until(world, lambda one: one.over)
-    assert faults(world.history, replace(world.shape, losses=1)) == []
+    counts_once(world)
 
 
 def test_a_new_island_that_is_lost_before_it_trains_is_lost_once_more() -> None:
-    world = World(Shape(replicas=2, steps=12), 0)
-    play_until(world, lambda one: bool(one.database[1]))
-    lose(world, 1)
-    play_until(world, lambda one: one.brain.present == (0, 1))
+    world = with_a_loss(Shape(replicas=2, steps=12))
+    world.play_until(lambda one: one.brain.present == (0, 1))
     assert any(
         isinstance(command, LoadStage) and command.held == 3
         for one in world.replicas.values()
@@ -253,18 +233,15 @@ def test_a_new_island_that_is_lost_before_it_trains_is_lost_once_more() -> None:
     )
     lose(world, 1)
     assert world.brain.present == (0,)
-    play_until(world, lambda one: one.over)
-    assert faults(world.history, replace(world.shape, losses=1)) == []
+    counts_once(world)
     assert world.history[-1] == Ended("succeeded", "")
 
 
 def test_a_pause_waits_for_an_island_that_is_about_to_begin() -> None:
-    world = World(Shape(replicas=2, steps=12), 0)
-    play_until(world, lambda one: bool(one.database[1]))
-    lose(world, 1)
-    play_until(world, lambda one: bool(one.brain._divisions))
+    world = with_a_loss(Shape(replicas=2, steps=12))
+    world.play_until(lambda one: bool(one.brain._divisions))
     world.tell(inputs.Stop(JobState.PAUSED, "enough"))
-    play_until(world, lambda one: one.over)
+    world.finish()
     assert world.history[-1] == Ended("paused", "enough")
     found = faults(world.history, replace(world.shape, losses=1))
     assert [one[:2] for one in found] == ["E1", "it"], "but that it did not come to its end"
@@ -273,13 +250,11 @@ def test_a_pause_waits_for_an_island_that_is_about_to_begin() -> None:
 @pytest.mark.parametrize("has_gone_over", [False, True])
 def test_a_pause_does_not_wait_for_ever_for_an_island_that_does_not_begin(has_gone_over: bool) -> None:
     """One of its stage servers hangs before it leaves the island that it is of, or as it is to load."""
-    world = World(Shape(replicas=2, steps=12, still_s=30.0), 0)
-    play_until(world, lambda one: bool(one.database[1]))
-    lose(world, 1)
-    play_until(world, lambda one: bool(one.brain._divisions))
+    world = with_a_loss(Shape(replicas=2, steps=12, still_s=30.0))
+    world.play_until(lambda one: bool(one.brain._divisions))
     (division,) = world.brain._divisions
     if has_gone_over:
-        play_until(world, lambda one: one.brain.present == (0, 1))
+        world.play_until(lambda one: one.brain.present == (0, 1))
     hangs = min([*division.awaited, *division.arrived])
     world.harm(Harmed(frozenset({hangs}), math.inf))
     world.tell(inputs.Stop(JobState.PAUSED, "enough"))
@@ -292,12 +267,11 @@ def test_a_pause_does_not_wait_for_ever_for_an_island_that_does_not_begin(has_go
 
 def test_an_island_behind_which_the_others_wait_in_vain_is_given_up() -> None:
     world = World(Shape(replicas=1), 0)
-    play_until(world, lambda one: bool(one.database[0]) and bool(one.database[1]))
+    world.play_until(lambda one: bool(one.database[0]) and bool(one.database[1]))
     play_until_waits(world, 0)
     world.tell(inputs.Stuck(300.0))
     assert world.brain.present == (0,)
-    play_until(world, lambda one: one.over)
-    assert faults(world.history, replace(world.shape, losses=1)) == []
+    counts_once(world)
 
 
 def play_until_waits(world: World, island: int) -> None:
@@ -312,7 +286,7 @@ def play_until_waits(world: World, island: int) -> None:
 
 def test_proposals_of_a_lost_island_are_in_no_later_round() -> None:
     world = World(Shape(replicas=1), 0)
-    play_until(world, half_way)
+    world.play_until(half_way)
     before = max(one.round for one in asked(world))
     lose(world, 1)
     units = {one.unit: {envoy.timeline for envoy in one.envoys} for one in asked(world) if one.round > before}
@@ -341,11 +315,10 @@ def test_a_restarted_scheduler_waits_for_no_island_that_was_not_there_at_first(r
     world = World(shape, 0)
     (standing,) = [one for one in world.brain.situation(1.0).islands if one.number == 1]
     assert standing.waiting_for.startswith("lost: ")
-    play_until(world, lambda one: len(one.database[0]) == 2)
+    world.play_until(lambda one: len(one.database[0]) == 2)
     world.restart()
     assert world.brain.present == (0,)
-    play_until(world, lambda one: one.over)
-    assert faults(world.history, shape) == []
+    counts_once(world)
     assert len(forks(world.history)) == replicas - 1
 
 
@@ -384,14 +357,14 @@ def written_at_once(world: World) -> bool:
 def test_an_island_that_begins_anew_while_its_old_part_is_written_waits_for_that() -> None:
     """It replaced the checkpoint under way by its own, and each island waited for another one for ever."""
     world = World(SAVING, 1)
-    play_until(world, begins_writing)
+    world.play_until(begins_writing)
     version = world.writing
     lose(world, 1)
-    play_until(world, begun_anew)
+    world.play_until(begun_anew)
     turns = len(world.database[0])
-    play_until(world, lambda one: len(one.database[0]) >= turns + 6 and begins_writing(one))
+    world.play_until(lambda one: len(one.database[0]) >= turns + 6 and begins_writing(one))
     assert (world.writing, world.collecting) == (version, version), "the steps go on, and no other is begun"
-    play_until(world, written_at_once)
+    world.play_until(written_at_once)
     assert faults(world.history, replace(SAVING, losses=1)) == []
     assert len([one for one in world.history if isinstance(one, Kept)]) > 2
 
@@ -400,30 +373,30 @@ def test_an_island_without_part_in_a_slow_checkpoint_saves_the_end_with_the_othe
     """It was refused six times, and the job failed."""
     shape = replace(SAVING, steps=8)
     world = World(shape, 1)
-    play_until(world, lambda one: len(one.database[1]) > 0)
+    world.play_until(lambda one: len(one.database[1]) > 0)
     lose(world, 1)
-    play_until(world, begins_writing)
-    play_until(world, begun_anew)
-    play_until(world, lambda one: begins_writing(one) and all(each.saves_only for each in one.brain._roster.islands))
+    world.play_until(begins_writing)
+    world.play_until(begun_anew)
+    world.play_until(lambda one: begins_writing(one) and all(each.saves_only for each in one.brain._roster.islands))
     for _ in range(300):
         world.turn()
     world.tell(inputs.Stuck(300.0))
     assert not world.over, "it waits for the storage"
-    play_until(world, written_at_once)
+    world.play_until(written_at_once)
     assert faults(world.history, replace(shape, losses=1)) == []
 
 
 def test_that_a_checkpoint_is_not_kept_is_heard_although_the_first_island_is_lost() -> None:
     """It was told to the lost one, and the others waited for ever."""
     world = World(SAVING, 1)
-    play_until(world, begins_writing)
+    world.play_until(begins_writing)
     version = world.writing
     assert version is not None
     lose(world, 0)
     world.writing = None
     world.tell(inputs.CheckpointNotKept(version, "disk_full", "full"))
     assert world.collecting is None
-    play_until(world, written_at_once)
+    world.play_until(written_at_once)
     assert faults(world.history, replace(SAVING, losses=1)) == []
     assert [one for one in world.history if isinstance(one, Kept)], "later ones are kept"
 
@@ -437,15 +410,16 @@ def test_a_pause_is_kept_although_an_island_is_lost_while_it_is_saved(
     """It was forgotten, and nobody told."""
     shape = replace(SAVING, replicas=replicas, every=0)
     world = World(shape, 3)
-    play_until(world, lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
+    world.play_until(lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
     world.tell(inputs.Stop(state, "enough"))
-    play_until(world, lambda one: one.collecting is not None and one.writing is None)
+    world.play_until(lambda one: one.collecting is not None and one.writing is None)
     version = world.collecting
-    notes = lose(world, island)
-    assert sum("DropCheckpoint" in one for one in notes) == 1
+    before = len(world.told)
+    lose(world, island)
+    assert sum("DropCheckpoint" in one for one in world.told[before:]) == 1
     assert world.brain.is_stopping
-    play_until(world, lambda one: one.collecting == version)  # saved anew, without the lost island
-    play_until(world, written_at_once)
+    world.play_until(lambda one: one.collecting == version)  # saved anew, without the lost island
+    world.play_until(written_at_once)
     assert world.history[-1] == Ended(state.value, "enough")
     assert not any(isinstance(one, GoesOn) for one in world.history)
     assert [one.steps for one in world.history if isinstance(one, Kept)] == [version]
@@ -457,11 +431,9 @@ def test_a_pause_is_kept_although_an_island_is_lost_while_it_is_saved(
 SPLIT = Shape(replicas=3, steps=9)
 
 
-def with_a_loss() -> History:
-    world = World(SPLIT, 0)
-    play_until(world, lambda one: bool(one.database[1]))
-    lose(world, 1)
-    play_until(world, lambda one: one.over)
+def lossy() -> History:
+    world = with_a_loss(SPLIT)
+    world.finish()
     return world.history
 
 
@@ -509,6 +481,6 @@ def lost_island_has_a_part(history: History) -> History:
     ],
 )
 def test_a_checker_objects_to_a_doctored_history(checker: Checker, doctor: Callable[[History], History]) -> None:
-    shape, history = replace(SPLIT, losses=1), with_a_loss()
+    shape, history = replace(SPLIT, losses=1), lossy()
     assert list(checker(history, shape)) == []
     assert list(checker(doctor(history), shape)) != []

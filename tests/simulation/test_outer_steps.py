@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -78,14 +77,6 @@ def test_islands_begin_each_checkpoint_together_however_their_clocks_and_steps_l
 # Single stories ------------------------------------------------------------------------------------------------------
 
 
-def play_until(world: World, says: Callable[[World], bool], turns_max: int = 2000) -> None:
-    for _ in range(turns_max):
-        if says(world):
-            return
-        world.turn()
-    raise AssertionError(world.brain.waiting_for())
-
-
 def exchanging(world: World) -> bool:
     return "exchange between islands" in world.brain.waiting_for()
 
@@ -98,12 +89,12 @@ def end_of(world: World) -> Ended:
 
 def spoil(world: World) -> None:
     """A stage of island 1 holds other outer weights than the others, once there is an exchange; play to the end."""
-    play_until(world, lambda one: any(replica.log for replica in one.replicas.values()))
+    world.play_until(lambda one: any(replica.log for replica in one.replicas.values()))
     for replica in world.replicas.values():
         if (replica.island, replica.record.stage) == (1, 0):
             replica.theta[99] = 1
             replica.said.clear()
-    play_until(world, lambda one: one.over)
+    world.finish()
 
 
 def test_an_island_whose_outer_weights_differ_ends_the_job_which_says_how() -> None:
@@ -117,17 +108,9 @@ def test_an_island_whose_outer_weights_differ_from_those_of_most_is_left_out() -
     """It failed the job of all: one stage server that said something else was enough."""
     shape = replace(CALM, islands=3)
     world = World(shape, 0)
-    carry_out, told = world._carry_out, list[str]()
-
-    def noted(output: outputs.Output, decided: deque[outputs.Output]) -> None:
-        if isinstance(output, outputs.Note):
-            told.append(output.message)
-        carry_out(output, decided)
-
-    world._carry_out = noted  # type: ignore[method-assign]
     spoil(world)
     assert end_of(world).state == "succeeded"
-    (lost,) = [one for one in told if "island 1 is lost" in one]
+    (lost,) = [one for one in world.told if "island 1 is lost" in one]
     assert "islands differ in the outer weights of stage 0 after step 2" in lost
     assert {one[:2] for one in faults(world.history, shape)} == {"E4"}, "island 1 did differ; nothing else is wrong"
 
@@ -136,13 +119,13 @@ def test_islands_that_do_not_begin_alike_end_the_job() -> None:
     world = World(CALM, 0)
     for replica in world.replicas.values():
         replica.start = f"start of {replica.island}"
-    play_until(world, lambda one: one.over)
+    world.finish()
     assert "islands differ in the outer weights of stage 0 after step 0" in end_of(world).reason
 
 
 def test_proposals_weigh_by_the_tokens_of_their_span() -> None:
     world = World(CALM, 0)
-    play_until(world, exchanging)
+    world.play_until(exchanging)
     found = {
         (envoy.timeline, envoy.tokens)
         for replica in world.replicas.values()
@@ -156,7 +139,7 @@ def test_proposals_weigh_by_the_tokens_of_their_span() -> None:
 @pytest.mark.parametrize("moment", [exchanging, lambda world: bool(world.database[1])])
 def test_a_job_with_too_few_islands_stalls(moment: Callable[[World], bool]) -> None:
     world = World(replace(CALM, replicas=1, least=2), 0)
-    play_until(world, moment)
+    world.play_until(moment)
     lost = PeerId("i1-s0-0")
     del world.replicas[lost]
     world.tell(inputs.PeerGone(lost, "no heartbeat"))
@@ -167,7 +150,7 @@ def test_a_job_with_too_few_islands_stalls(moment: Callable[[World], bool]) -> N
 
 def test_a_job_in_which_nothing_moves_says_what_the_exchange_waits_for() -> None:
     world = World(CALM, 0)
-    play_until(world, exchanging)
+    world.play_until(exchanging)
     world.tell(inputs.Stuck(300.0))
     assert (end_of(world).state, "waits for the exchange between islands: i0-s0-" in end_of(world).reason) == (
         "stalled",
@@ -185,7 +168,7 @@ def test_a_job_that_is_told_to_stop_saves_where_no_island_has_been_yet(state: Jo
     begun = max(row.step for rows in world.database.values() for row in rows)
     world.tell(inputs.Stop(state, "enough"))
     assert world.brain.is_stopping
-    play_until(world, lambda one: one.over)
+    world.finish()
     assert end_of(world) == Ended(state.value, "enough")
     steps = max(one.steps for one in world.history if isinstance(one, Kept))
     trained = {one.portion for one in world.history if isinstance(one, Trained)}
@@ -203,21 +186,21 @@ def test_a_job_that_is_told_to_stop_before_it_trains_stops_at_once() -> None:
 
 def test_a_pause_that_cannot_be_saved_is_given_up_by_all_islands() -> None:
     world = World(replace(CALM, refusals=1000), 0)
-    play_until(world, lambda one: bool(one.database[0]))
+    world.play_until(lambda one: bool(one.database[0]))
     world.tell(inputs.Stop(JobState.PAUSED, "enough"))
-    play_until(world, lambda one: not one.brain.is_stopping)
+    world.play_until(lambda one: not one.brain.is_stopping)
     world.shape = CALM
-    play_until(world, lambda one: one.over)
+    world.finish()
     assert end_of(world).state == "succeeded"
 
 
 def test_a_restarted_scheduler_that_is_to_stop_waits_until_it_knows_how_far_islands_are() -> None:
     world = World(CALM, 0)
-    play_until(world, lambda one: len(one.database[0]) == 2)
+    world.play_until(lambda one: len(one.database[0]) == 2)
     told = len(world.history)
     world.restart(told=[inputs.Stop(JobState.PAUSED, "enough")])
     assert world.brain.is_stopping
-    play_until(world, lambda one: one.over)
+    world.finish()
     assert end_of(world) == Ended("paused", "enough")
     assert [one.steps for one in world.history[told:] if isinstance(one, Kept)] == [2]
 
@@ -229,39 +212,34 @@ def test_a_job_that_is_to_stop_does_although_a_stage_is_lost_before_islands_can_
 ) -> None:
     """A cancelled job stalled and trained on, if the scheduler was restarted and a stage did not return."""
     world = World(replace(CALM, least=2), 0)
-    play_until(world, lambda one: len(one.database[0]) == 2)
+    world.play_until(lambda one: len(one.database[0]) == 2)
     for peer, one in list(world.replicas.items()):
         if (one.island, one.record.stage) == (1, 0):
             del world.replicas[peer]
     world.on_stall = on_stall
     world.restart(told=[inputs.Stop(state, "enough")])
-    play_until(world, lambda one: one.over)
+    world.finish()
     assert end_of(world).state == state.value
     assert end_of(world).reason.startswith("enough; island 1: ")
 
 
 def test_a_checkpoint_with_different_weights_is_not_kept() -> None:
     world = World(replace(CALM, every=2), 0)
-    notes: list[str] = []
-    save, carry_out = world._save, world._carry_out
+    save = world._save
 
     def odd(one: Replica, version: int, number: int) -> Saved:
         one.pending = (99,) if one.island else ()
         return save(one, version, number)
 
-    def listening(output: outputs.Output, decided: deque[outputs.Output]) -> None:
-        notes.append(str(output))
-        carry_out(output, decided)
-
-    world._save, world._carry_out = odd, listening  # type: ignore[method-assign]
-    play_until(world, lambda one: one.over or len(one.database[0]) == 5)
-    assert any("islands 0 and 1 handed over different weights" in one for one in notes)
+    world._save = odd  # type: ignore[method-assign]
+    world.play_until(lambda one: one.over or len(one.database[0]) == 5)
+    assert any("islands 0 and 1 handed over different weights" in one for one in world.told)
     assert not any(isinstance(one, Kept) for one in world.history)
 
 
 def test_a_job_that_waits_for_parts_of_a_checkpoint_only_gives_it_up() -> None:
     world = World(replace(CALM, steps=2), 0)
-    play_until(world, lambda one: one.collecting is not None and one.brain._roster.islands[1].saves_only)
+    world.play_until(lambda one: one.collecting is not None and one.brain._roster.islands[1].saves_only)
     for _ in range(3):
         world.tell(inputs.Tick())
     assert not world.over
@@ -272,13 +250,13 @@ def test_a_job_that_waits_for_parts_of_a_checkpoint_only_gives_it_up() -> None:
     assert checkpoint.version == 2, "steps of the job"
     world.tell(inputs.Stuck(300.0))
     assert world.collecting is None
-    play_until(world, lambda one: one.over)
+    world.finish()
     assert end_of(world).state == "succeeded"
 
 
 def test_whoever_joins_does_so_in_the_island_with_the_fewest_replicas() -> None:
     world = World(CALM, 0)
-    play_until(world, lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
+    world.play_until(lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
     del world.replicas[PeerId("i1-s1-0")]
     world.tell(inputs.PeerGone(PeerId("i1-s1-0"), "killed"))
     brain = world.brain
@@ -298,7 +276,7 @@ def test_whoever_joins_does_so_in_the_island_with_the_fewest_replicas() -> None:
 
 def test_several_that_come_at_once_are_sent_where_each_will_be_needed() -> None:
     world = World(CALM, 0)
-    play_until(world, lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
+    world.play_until(lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
     brain = world.brain
     coming: dict[PeerId, int] = {}
     for number in range(4):
@@ -316,7 +294,7 @@ def test_several_that_come_at_once_are_sent_where_each_will_be_needed() -> None:
 
 def test_questions_are_answered_for_all_islands() -> None:
     world = World(CALM, 0)
-    play_until(world, lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
+    world.play_until(lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
     brain = world.brain
     situation = brain.situation(1.0)
     assert {one.peer for one in situation.replicas} == set(world.replicas)

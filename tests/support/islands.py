@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from random import Random
 
 from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
@@ -14,9 +13,9 @@ from swarm.job.outer_log import OUTER_LOG, OuterRecord, TookPart, read
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId
-from tests.support.reference import Reference
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec
+from tests.support.reference import Reference, reference
+from tests.support.scenes import play
+from tests.support.simulated import Rig, Tokens, small_spec
 
 
 def diloco(source: Path, islands: int = 2, **changes: object) -> JobSpec:
@@ -33,6 +32,18 @@ def diloco(source: Path, islands: int = 2, **changes: object) -> JobSpec:
     return resolve(small_spec(source, **changes), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
 
 
+def streaming(source: Path, islands: int = 2, **changes: object) -> JobSpec:
+    """Two fragments, each captured every 4 steps and merged 1 step later."""
+    changes = {
+        "averaging__mode": "streaming",
+        "outer__every_steps": 4,
+        "outer__fragments": 2,
+        "outer__overlap_steps": 1,
+        "training__steps": 11,
+    } | changes
+    return diloco(source, islands, **changes)
+
+
 Story = Callable[[Rig, Job], Awaitable[None]]
 
 
@@ -43,27 +54,24 @@ async def nothing(rig: Rig, job: Job) -> None:
 def run(spec: JobSpec, tokens: Tokens, peers: int, story: Story = nothing, seed: int = 1) -> tuple[Job, Rig]:
     """Play the job to its end while `story` goes on."""
 
-    async def main() -> tuple[Job, Rig]:
-        result = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, peers, tasks, Random(seed))
-                while len(rig.membership.idle_peers()) < peers:
-                    await asyncio.sleep(0.1)
-                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
-                telling = tasks.create_task(story(rig, job))
-                await telling
-                job = rig.jobs.registry.find(job.record.id)
-                await rig.finished(job)
-                result = job, rig
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-        assert result is not None
-        return result
+    async def act(rig: Rig) -> tuple[Job, Rig]:
+        job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+        await rig.tasks.create_task(story(rig, job))
+        job = rig.jobs.registry.find(job.record.id)
+        await rig.finished(job)
+        return job, rig
 
-    return sim.run(main(), seed=seed, limit_s=200.0)
+    return play(tokens, peers, act, seed=seed, limit_s=200.0)
+
+
+def trained(
+    folder: Path, spec: JobSpec, peers: int, story: Story = nothing, seed: int = 1, *, with_log: bool = False
+) -> Job:
+    """The job as it ended: with the weights of one process, which knows what became of islands if there is a log."""
+    tokens = Tokens.make(folder, spec)
+    job, _ = run(spec, tokens, peers, story, seed)
+    check(job, reference(spec, tokens, log_of(job)) if with_log else reference(spec, tokens))
+    return job
 
 
 def check(job: Job, expected: Reference) -> None:

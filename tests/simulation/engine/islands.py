@@ -319,6 +319,7 @@ class World:
             )
             for island, stage, peer in peers
         }
+        self.decided: list[Output] = []  # but for rows and what replicas are sent
         self.collecting: int | None = None  # as a sink: the checkpoint that takes files
         self.writing: int | None = None  # the one that is being written
         self.written = 0  # of a thousand turns: those in which it is done
@@ -403,10 +404,16 @@ class World:
                 case outputs.IslandLost():
                     self.watchdog.moved(self.now_s)
                 case _:
-                    self._carry_out(output, decided)
+                    self._carry_out(output)
             self.brain.validate()
 
-    def _carry_out(self, output: Output, decided: deque[Output]) -> None:
+    @property
+    def told(self) -> list[str]:
+        """What people are told, among other decisions."""
+        return [str(output) for output in self.decided]
+
+    def _carry_out(self, output: Output) -> None:
+        self.decided.append(output)
         match output:
             case outputs.BeginCheckpoint(version=version):
                 assert self.collecting is None, "one at a time"
@@ -497,13 +504,16 @@ class World:
                 self.watchdog.moved(self.now_s)
             self.tell(inputs.Happened(one.record.peer, event))
 
-    def finish(self, turns_max: int = 20_000) -> None:
-        """Play to the end."""
+    def play_until(self, says: Callable[[World], bool], turns_max: int = 4000) -> None:
         for _ in range(turns_max):
-            if self.over:
+            if says(self):
                 return
             self.turn()
-        raise AssertionError(f"the job did not end: {self.brain.waiting_for()}")
+        raise AssertionError(f"it does not come to that: {self.brain.waiting_for()}")
+
+    def finish(self, turns_max: int = 20_000) -> None:
+        """Play to the end."""
+        self.play_until(lambda world: world.over, turns_max)
 
     def pass_time(self) -> None:
         """A second passes, and nothing else happens; as a driver, look whether nothing moved for too long."""
