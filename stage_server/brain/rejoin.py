@@ -22,16 +22,36 @@ Rules for the flow that carries the orders out
 
 Each joiner asks the donor that it asked least, so that hundreds of joiners do not ask the same one. Ties, and the order
 of chunks, are decided by hashes of the joiner's own id.
+
+How the state of a stage is cut, so that a joiner can fetch it from several donors and update each part.
+
+      tensors    |      a      | b |        c         |      in the stage's order, flat
+      chunks     |   0   |   1   |   2   |   3   | 4  |      fixed size; with `whole_tensors` cut at tensors only
+
+A chunk is a range of parameters together with their optimizer state (and the older weights, if two versions are kept),
+because a commit changes these together and element by element. Per-tensor state of the optimizer (a counter of updates)
+travels with each chunk that has a part of the tensor. Optimizers that look at a whole tensor (LAMB) need
+`whole_tensors`. Cutting the same tensors by the same sizes gives the same chunks, so an index names a chunk.
+
+Donors cut at tensors only: a vector loop treats the end of an array otherwise than its middle, and bits must not depend
+on where a chunk ends.
+
+A replica's log of past commits, bounded in bytes: per step the averaged gradient and the Commit.
+
+      record of step   4   5   6   7        takes a state from version 4 to 5, ..., 7 to 8
+                       └ reach              a state of version 4 or newer can be brought up to date
+
+The oldest records go when the bytes run out. The log knows only their sizes; the flow keeps their contents.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stage_server.brain.chunks import Chunk
 from swarm.types import PeerId
 
 MISSING = -1  # version of a chunk that has not arrived
@@ -367,3 +387,100 @@ class Rejoin:
         """64 bits that differ between joiners."""
         text = "|".join(map(str, (self._joiner, self._mismatches, *what)))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSize:
+    name: str
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, stop) of a parameter, flat."""
+
+    tensor: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`size_bytes` is the size of its snapshot, `record_bytes` its share of one averaged gradient."""
+
+    index: int
+    pieces: tuple[Piece, ...]
+    size_bytes: int
+    record_bytes: int
+
+
+def cut(
+    tensors: Sequence[TensorSize],
+    *,
+    chunk_bytes: int,
+    element_bytes: int,
+    gradient_bytes: int,
+    whole_tensors: bool = False,
+) -> tuple[Chunk, ...]:
+    """Chunks of at most `chunk_bytes` (one element or, with `whole_tensors`, one tensor may be more), in order.
+
+    `element_bytes` is the size of an element in a snapshot, `gradient_bytes` that in a record of the log.
+    """
+    assert min(chunk_bytes, element_bytes, gradient_bytes) >= 1
+    assert len({tensor.name for tensor in tensors}) == len(tensors), "a tensor is listed once"
+    room = max(1, chunk_bytes // element_bytes)
+    groups: list[list[Piece]] = []
+    filled = room
+    for tensor in tensors:
+        start = 0
+        while start < tensor.elements:
+            left = room - filled
+            if left <= 0 or (whole_tensors and tensor.elements > left):
+                groups.append([])
+                filled, left = 0, room
+            stop = tensor.elements if whole_tensors else min(tensor.elements, start + left)
+            groups[-1].append(Piece(tensor.name, start, stop))
+            filled += stop - start
+            start = stop
+    return tuple(
+        Chunk(index, tuple(pieces), elements * element_bytes, elements * gradient_bytes)
+        for index, pieces in enumerate(groups)
+        for elements in (sum(piece.stop - piece.start for piece in pieces),)
+    )
+
+
+class CommitLog:
+    def __init__(self, limit_bytes: int, version: int = 0) -> None:
+        assert limit_bytes >= 0
+        self._limit_bytes = limit_bytes
+        self._sizes: deque[int] = deque()
+        self._version = version
+        self.size_bytes = 0
+
+    @property
+    def version(self) -> int:
+        """The newest version: a replay of the whole log leads there."""
+        return self._version
+
+    @property
+    def reach(self) -> int:
+        """The oldest version that the log can bring up to date; equal to `version` if the log is empty."""
+        return self._version - len(self._sizes)
+
+    def append(self, step: int, size_bytes: int) -> range:
+        """Remember a commit; gives the steps whose records must be dropped, perhaps the new one too."""
+        assert step == self._version, f"the log is at version {self._version}, its next record is not of step {step}"
+        assert size_bytes >= 0
+        before = self.reach
+        self._version = step + 1
+        self._sizes.append(size_bytes)
+        self.size_bytes += size_bytes
+        while self.size_bytes > self._limit_bytes:
+            self.size_bytes -= self._sizes.popleft()
+        return range(before, self.reach)
+
+    def steps(self, start: int, stop: int) -> range | None:
+        """The steps whose records bring version `start` towards `stop`; None if the log does not reach back."""
+        if start < self.reach:
+            return None
+        return range(start, max(start, min(stop, self._version)))

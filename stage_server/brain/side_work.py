@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import Generic, TypeAlias, TypeVar
 
 from stage_server.brain.cell import CellTable
-from stage_server.brain.early_inputs import Claim
+from stage_server.brain.neighbours import Claim
 from swarm.errors import StaleMessage
 from swarm.types import Direction, EvaluationBatch, Hop, Microbatch, PeerId
 from swarm.wire.messages import Check, Evaluate

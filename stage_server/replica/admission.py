@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
-from stage_server.brain.early_inputs import Claim
 from stage_server.brain.link_codecs import allowed
-from stage_server.brain.neighbours import Neighbours, Standing
+from stage_server.brain.neighbours import Claim, ClaimStatus, Neighbours
 from stage_server.brain.side_work import SideWork
 from stage_server.ports import Assignment
 from stage_server.replica.averaging.mailbox import Mailbox
@@ -46,7 +45,7 @@ class HeaderChecks:
                 if self._side_work.wants(header.microbatch, header.direction, header.sender, header.incarnation):
                     return None
                 claim = Claim(header.sender, header.incarnation, header.attempt)
-                if self._neighbours.judge(header.microbatch, header.direction, claim) is Standing.FALSE:
+                if self._neighbours.judge(header.microbatch, header.direction, claim) is ClaimStatus.FALSE:
                     raise StaleMessage(f"{claim} is not the neighbour of {header.microbatch} on that side")
             case EvaluationBoundary():
                 self._check_boundary(header)

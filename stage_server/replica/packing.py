@@ -11,7 +11,7 @@ import torch
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 from torch import Tensor
 
-from stage_server.brain.slice_chunks import Chunk
+from stage_server.brain.slices import SliceChunk
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.error_feedback import Coded
 from swarm.errors import RetryElsewhere
@@ -104,7 +104,7 @@ def question(me: ReplicaId, microbatch: Microbatch, direction: Direction, attemp
     return Letter(Need(me.job, microbatch, direction, asked, attempt, me.peer, me.incarnation), b"")
 
 
-def round_slice(me: ReplicaId, command: Average, chunk: Chunk, coded: Coded, *, averaged: bool) -> Letter:
+def round_slice(me: ReplicaId, command: Average, chunk: SliceChunk, coded: Coded, *, averaged: bool) -> Letter:
     """A part of a chunk for the owner of its slice, or the mean of a chunk of our own slice."""
     of_round = (command.timeline, command.step, command.unit, command.round)
     content = (coded.dtype, chunk.elements, coded.payload.nbytes)

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from stage_server.brain import cell
 from stage_server.brain.commitments import Commitments
-from stage_server.brain.early_inputs import Claim, EarlyInputs
 from stage_server.brain.held_outputs import HeldOutputs
 from stage_server.brain.link_codecs import LinkCodecs
-from stage_server.brain.neighbours import Neighbours, Standing
+from stage_server.brain.neighbours import Claim, ClaimStatus, EarlyInputs, Neighbours
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.device import Timed
 from stage_server.ports import Assignment, ReplicaPorts
@@ -261,7 +260,7 @@ class Replica:
             case Need(microbatch=microbatch, direction=direction):
                 asker = Hop(header.sender, header.incarnation, header.attempt, "")
                 lent = self._side.table.may_ask(microbatch, direction, asker.peer, asker.incarnation)
-                if lent or self._neighbours.asks(microbatch, direction, asker) is Standing.NAMED:
+                if lent or self._neighbours.asks(microbatch, direction, asker) is ClaimStatus.NAMED:
                     self._carry_out(self.cells.need(microbatch, direction, asker))
             case _:
                 assert_never(header)
@@ -272,12 +271,12 @@ class Replica:
         microbatch, direction = header.microbatch, header.direction
         claim = Claim(header.sender, header.incarnation, header.attempt)
         standing = self._neighbours.judge(microbatch, direction, claim)
-        if standing is Standing.EARLY and self.cells.is_open(microbatch):
+        if standing is ClaimStatus.EARLY and self.cells.is_open(microbatch):
             known = self._deliveries.knows(header.sender, header.incarnation)
             if not self.early.put((microbatch, direction), claim, (header, payload), payload.nbytes, is_known=known):
                 raise RetryElsewhere(f"{len(self.early)} inputs wait for their routes already")
             return
-        if standing is Standing.FALSE:
+        if standing is ClaimStatus.FALSE:
             raise StaleMessage(f"{claim} is not the neighbour of {microbatch} on that side")
         arrival = self.cells.arrived(microbatch, direction, header.attempt)
         if not arrival.accepted and not arrival.duplicate:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stage_server.brain.cell import CellTable
 from stage_server.brain.commitments import digest_of
-from stage_server.brain.early_inputs import Claim, EarlyInputs
+from stage_server.brain.neighbours import Claim, EarlyInputs
 from stage_server.brain.side_work import SideWork, Task, Timing
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.deliveries import Deliveries

@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from stage_server.brain.chunks import Chunk, TensorSize, cut
-from stage_server.brain.commit_log import CommitLog
+from stage_server.brain.rejoin import Chunk, CommitLog, TensorSize, cut
 from stage_server.device import Device
 from stage_server.ports import Assignment
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage

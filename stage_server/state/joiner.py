@@ -18,7 +18,7 @@ from typing import assert_never
 from torch import Tensor
 
 from stage_server.brain import rejoin
-from stage_server.brain.chunks import Chunk
+from stage_server.brain.rejoin import Chunk
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, sizes_in, unpack_records
 from stage_server.state.loading import build_and_probe, unit_sizes

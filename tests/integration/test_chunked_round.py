@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stage_server.brain.slice_chunks import CHUNK_ELEMENTS_MIN, chunks_of
+from stage_server.brain.slices import CHUNK_ELEMENTS_MIN, chunks_of
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.all_reduce import Deadline, Mean, Reduction, run_round

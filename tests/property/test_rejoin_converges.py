@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage_server.brain.chunks import Chunk
-from stage_server.brain.commit_log import CommitLog
 from stage_server.brain.rejoin import (
     AskChunk,
     AskRecords,
+    Chunk,
+    CommitLog,
     Digest,
     Drop,
     GiveUp,

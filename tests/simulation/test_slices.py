@@ -15,7 +15,7 @@ import pytest
 from scheduler.brain.commit import rounds
 from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord
-from stage_server.brain import round_meter, slice_chunks
+from stage_server.brain import slices
 from swarm.errors import SwarmError
 from swarm.job.sections.trust import TrustSection
 from swarm.reference.trainer import train_local
@@ -75,7 +75,7 @@ def cut_unequally(monkeypatch: pytest.MonkeyPatch) -> None:
         return plan_round(replicas, sets, elements, shares)
 
     monkeypatch.setattr(rounds, "plan_round", planned)
-    monkeypatch.setattr(slice_chunks, "CHUNK_ELEMENTS_MIN", 256)
+    monkeypatch.setattr(slices, "CHUNK_ELEMENTS_MIN", 256)
 
 
 @pytest.mark.parametrize("overlap", [0, 3])
@@ -89,7 +89,7 @@ def test_members_die_between_two_chunks_of_their_means(tmp_path: Path, overlap: 
 
     train(task, 8, 1, watch)
     assert seen.killed == 3
-    assert seen.most > slice_chunks.CHUNKS_MAX // 2
+    assert seen.most > slices.CHUNKS_MAX // 2
 
 
 def test_sessions_break_while_chunks_travel(tmp_path: Path) -> None:
@@ -105,11 +105,11 @@ def test_sessions_break_while_chunks_travel(tmp_path: Path) -> None:
 
     run = train(task, 6, 1, cut)
     assert run.rig.network.counts.sessions_broken > 1
-    assert seen.most > slice_chunks.CHUNKS_MAX // 2
+    assert seen.most > slices.CHUNKS_MAX // 2
 
 
 def test_members_report_what_their_links_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_meter, "MEASURED_BYTES_MIN", 4096)
+    monkeypatch.setattr(slices, "MEASURED_BYTES_MIN", 4096)
     task, seen = Task.make(tmp_path, training__steps=6), Chunks()
 
     async def watch(run: Run) -> None:

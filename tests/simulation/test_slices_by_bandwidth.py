@@ -16,7 +16,7 @@ from scheduler.brain.commit.shares import ROUNDS_MIN, Shares
 from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.step import UnitAveraging
-from stage_server.brain import round_meter, slice_chunks
+from stage_server.brain import slices
 from swarm.types import PeerId, Round, UnitName
 from swarm.wire.messages import Average, Averaged
 from tests.support.brain import Swarm
@@ -30,8 +30,8 @@ NAMES = "abcdefgh"
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slice_chunks, "CHUNK_ELEMENTS_MIN", 256)
-    monkeypatch.setattr(round_meter, "MEASURED_BYTES_MIN", 1024)
+    monkeypatch.setattr(slices, "CHUNK_ELEMENTS_MIN", 256)
+    monkeypatch.setattr(slices, "MEASURED_BYTES_MIN", 1024)
 
 
 def lines_of(*rates: float) -> list[Line]:

@@ -87,9 +87,9 @@ LONG = (
     *("stage_server.app.serve", "stage_server.replica.averaging.all_reduce.run_round"),
 )
 DOUBLED = """
-    Answers Arrived Batches Checkpoint Chunk Connection Donor Fact Failures File FileWriter Files Handler Held Hop
-    Identity Job Join Kept Lane Left Link Links LogLine Open Outbox OuterSteps OuterWeights Part Passes Peer Place
-    Places Plan Progress Round Row Scheduler Session Shares Span Stage Stand Standing Step UnderWay Window Work
+    Answers Arrived Batches Checkpoint Connection Donor Fact Failures File FileWriter Files Handler Held Hop Identity
+    Job Join Kept Lane Left Link Links LogLine Open Outbox OuterSteps OuterWeights Part Passes Peer Place Places Plan
+    Progress Round Row Scheduler Session Shares Span Stage Stand Step UnderWay Window Work
 """
 
 

@@ -7,7 +7,7 @@
     a: mean 0 = (a0 + b0) / tokens    b: mean 1 = (a1 + b1) / tokens
     a -> b: mean 0      b -> a: mean 1                       all-gather
 
-A slice travels in chunks (`stage_server/brain/slice_chunks.py`), and the mean of each leaves when its own parts have
+A slice travels in chunks (`stage_server/brain/slices.py`), and the mean of each leaves when its own parts have
 arrived: so the all-gather begins while the reduce-scatter still goes on, and both directions of a link work. Where
 parts are clipped (`Reduction`), a slice is reduced as a whole.
 
@@ -34,8 +34,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from stage_server.brain.round_meter import RoundMeter
-from stage_server.brain.slice_chunks import Chunk, chunks_of, under_way_max
+from stage_server.brain.slices import RoundMeter, SliceChunk, chunks_of, under_way_max
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.error_feedback import Coded, ErrorFeedback, coded, together
@@ -92,9 +91,9 @@ async def run_round(
     others = [member for member in command.members if member.peer != me.peer]
     chunks = {member.peer: chunks_of(member, command.members) for member in command.members}
     if not others:
-        chunks = {me.peer: (Chunk(0, part.numel()),)}  # nothing travels
+        chunks = {me.peer: (SliceChunk(0, part.numel()),)}  # nothing travels
 
-    async def arrived(sender: Member, chunk: Chunk, *, averaged: bool) -> Tensor:
+    async def arrived(sender: Member, chunk: SliceChunk, *, averaged: bool) -> Tensor:
         try:
             async with deadline.limit():
                 came = await mailbox.get(_key(command, sender, chunk, averaged=averaged))
@@ -103,7 +102,7 @@ async def run_round(
             raise RoundBroken(message, accused=sender.peer) from None
         return await device.aside(came.values) if lossy else came.values()
 
-    async def encoded(values: Tensor, chunk: Chunk, tokens: int) -> Coded:
+    async def encoded(values: Tensor, chunk: SliceChunk, tokens: int) -> Coded:
         """The coded values to send; `tokens` turns an error of a mean into one of a sum."""
 
         def encode() -> Coded:
@@ -114,7 +113,7 @@ async def run_round(
 
         return await device.aside(encode) if lossy else encode()
 
-    async def reduced(some: Sequence[Chunk]) -> Tensor:
+    async def reduced(some: Sequence[SliceChunk]) -> Tensor:
         came = []
         for member in command.members:
             if member.peer == me.peer:
@@ -134,7 +133,7 @@ async def run_round(
                 if chunk is not None:
                     made = await encoded(part[chunk.span], chunk, 1)
                     parts_to[owner.peer].send(round_slice(me, command, chunk, made, averaged=False))
-        means: dict[Chunk, Tensor] = {}
+        means: dict[SliceChunk, Tensor] = {}
         whole = await reduced(chunks[me.peer]) if reduction.clips and chunks[me.peer] else None
         for chunk in chunks[me.peer]:
             mean = await reduced([chunk]) if whole is None else whole[chunk.within(chunks[me.peer][0])]
@@ -186,7 +185,7 @@ def _word(*, averaged: bool) -> str:
     return "mean" if averaged else "part"
 
 
-def _key(command: Average, sender: Member, chunk: Chunk, *, averaged: bool) -> SliceKey:
+def _key(command: Average, sender: Member, chunk: SliceChunk, *, averaged: bool) -> SliceKey:
     return SliceKey(
         command.timeline,
         command.step,

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stage_server.brain.early_inputs import Claim, EarlyInputs
-from stage_server.brain.round_meter import RoundMeter
-from stage_server.brain.slice_chunks import chunks_of
+from stage_server.brain.neighbours import Claim, EarlyInputs
+from stage_server.brain.slices import RoundMeter, chunks_of
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
 from swarm.model import codec
 from swarm.types import PeerId, Round, UnitName

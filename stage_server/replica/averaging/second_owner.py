@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from stage_server.brain.slice_chunks import Chunk, chunks_of
+from stage_server.brain.slices import SliceChunk, chunks_of
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.all_reduce import Deadline, Reduction, joined
@@ -101,7 +101,7 @@ async def reduce_again(
     return replace(answer_to(command), took=took, computed=computed, held=mean)
 
 
-def key_of(average: Average, sender: Member, chunk: Chunk) -> SliceKey:
+def key_of(average: Average, sender: Member, chunk: SliceChunk) -> SliceKey:
     """The part of a member that goes into a chunk of a slice."""
     of_round = (average.timeline, average.step, average.unit, average.round)
     return SliceKey(*of_round, False, sender.peer, sender.incarnation, chunk.start)

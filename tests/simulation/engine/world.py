@@ -30,7 +30,7 @@ from scheduler.storage.checkpoints.catalog import CheckpointCatalog
 from scheduler.storage.database import Database, _next_epoch
 from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
-from stage_server.brain.early_inputs import EARLY_BYTES_MAX
+from stage_server.brain.neighbours import EARLY_BYTES_MAX
 from stage_server.brain.work_queue import ORDERS_MAX
 from stage_server.metrics import StageServerMetrics
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from stage_server.brain.chunks import Chunk
 from stage_server.brain.rejoin import (
     AskChunk,
     AskRecords,
+    Chunk,
+    CommitLog,
     Digest,
     Drop,
     GiveUp,
     Order,
+    Piece,
     ReadyToJoin,
     Rejoin,
     RejoinSettings,
     Replay,
     StoreChunk,
+    TensorSize,
+    cut,
 )
 from swarm.types import PeerId
 
@@ -232,3 +239,100 @@ def test_a_digest_of_a_state_that_was_dropped_is_no_digest_of_the_next_one() -> 
     assert isinstance(anew, Digest)
     assert rejoin.digested(sixth.ticket, "of what was dropped", 0.0) == []
     assert rejoin.digested(anew.ticket, "six", 0.0) == [ReadyToJoin(6, 6)]
+
+
+def elements_of(chunks: Sequence[Chunk]) -> list[tuple[str, int]]:
+    return [(piece.tensor, at) for chunk in chunks for piece in chunk.pieces for at in range(piece.start, piece.stop)]
+
+
+sizes = st.lists(st.integers(0, 40), max_size=8).map(
+    lambda counts: [TensorSize(f"t{number}", count) for number, count in enumerate(counts)]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes, st.integers(1, 200), st.integers(1, 16), st.booleans())
+def test_each_element_is_in_one_chunk_in_order_and_chunks_are_small(
+    tensors: list[TensorSize], chunk_bytes: int, element_bytes: int, whole_tensors: bool
+) -> None:
+    chunks = cut(
+        tensors,
+        chunk_bytes=chunk_bytes,
+        element_bytes=element_bytes,
+        gradient_bytes=4,
+        whole_tensors=whole_tensors,
+    )
+    assert elements_of(chunks) == [(tensor.name, at) for tensor in tensors for at in range(tensor.elements)]
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    for chunk in chunks:
+        count = len(elements_of([chunk]))
+        assert count >= 1
+        assert (chunk.size_bytes, chunk.record_bytes) == (count * element_bytes, count * 4)
+        if whole_tensors:
+            assert all((piece.start, piece.stop) == (0, dict(_sizes(tensors))[piece.tensor]) for piece in chunk.pieces)
+            assert len(chunk.pieces) == 1 or chunk.size_bytes <= chunk_bytes
+        else:
+            assert chunk.size_bytes <= max(chunk_bytes, element_bytes)
+
+
+def _sizes(tensors: Sequence[TensorSize]) -> list[tuple[str, int]]:
+    return [(tensor.name, tensor.elements) for tensor in tensors]
+
+
+def test_small_tensors_share_a_chunk_and_large_ones_are_cut() -> None:
+    tensors = [TensorSize("norm", 2), TensorSize("bias", 1), TensorSize("weight", 8)]
+    pieces = [chunk.pieces for chunk in cut(tensors, chunk_bytes=64, element_bytes=16, gradient_bytes=8)]
+    assert pieces == [
+        (Piece("norm", 0, 2), Piece("bias", 0, 1), Piece("weight", 0, 1)),
+        (Piece("weight", 1, 5),),
+        (Piece("weight", 5, 8),),
+    ]
+
+
+def test_a_tensor_listed_twice_is_a_programming_error() -> None:
+    with pytest.raises(AssertionError, match="listed once"):
+        cut([TensorSize("a", 1)] * 2, chunk_bytes=1, element_bytes=1, gradient_bytes=1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 50), max_size=40), st.integers(0, 120), st.integers(0, 1000))
+def test_the_newest_records_that_fit_are_kept(sizes: list[int], limit: int, first: int) -> None:
+    log = CommitLog(limit, first)
+    kept: dict[int, int] = {}
+    for step, size in enumerate(sizes, first):
+        kept[step] = size
+        for dropped in log.append(step, size):
+            assert dropped == min(kept)
+            del kept[dropped]
+        assert log.size_bytes == sum(kept.values()) <= limit
+        assert log.version == step + 1
+        assert list(kept) == list(range(log.reach, log.version))
+    older = log.reach - 1
+    if older >= first:  # one more record would not have fitted
+        assert log.size_bytes + sizes[older - first] > limit
+
+
+def test_it_gives_the_records_that_it_has_and_says_when_it_does_not_reach_back() -> None:
+    log = CommitLog(30, 4)
+    for step in range(4, 9):
+        log.append(step, 10)
+    assert (log.reach, log.version) == (6, 9)
+    assert log.steps(5, 9) is None
+    assert log.steps(6, 8) == range(6, 8)
+    assert log.steps(7, 20) == range(7, 9)
+    assert list(log.steps(9, 20) or ()) == []
+    assert list(log.steps(11, 20) or ()) == []  # the asker is ahead of this replica
+
+
+def test_a_record_over_the_limit_leaves_an_empty_log_and_is_dropped_itself() -> None:
+    log = CommitLog(10)
+    log.append(0, 5)
+    assert log.append(1, 11) == range(2)
+    assert (log.reach, log.version, log.size_bytes) == (2, 2, 0)
+
+
+def test_a_gap_is_a_programming_error() -> None:
+    log = CommitLog(100, 3)
+    log.append(3, 10)
+    with pytest.raises(AssertionError, match="at version 4"):
+        log.append(5, 10)

@@ -8,7 +8,7 @@ import pytest
 
 from stage_server.brain import side_work
 from stage_server.brain.cell import CellTable
-from stage_server.brain.early_inputs import Claim
+from stage_server.brain.neighbours import Claim
 from stage_server.brain.side_work import SideWork, Subject, Timing
 from swarm.errors import StaleMessage
 from swarm.types import Direction, EvaluationBatch, Hop, Microbatch, PeerId

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stage_server.brain.early_inputs import EARLY_BYTES_MAX, EARLY_MAX
+from stage_server.brain.neighbours import EARLY_BYTES_MAX, EARLY_MAX
 from swarm.errors import RetryElsewhere, StaleMessage
 from swarm.types import Direction, Hop, Microbatch, PeerId
 from swarm.wire.messages import Accumulated, Boundary, Route

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from stage_server.brain.chunks import TensorSize, cut
+from stage_server.brain.rejoin import TensorSize, cut
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.state.donor import SERVED_MAX, Donor, Record, chunks_of, names_of, pack_records, unpack_records
 from stage_server.state.joiner import missed_record

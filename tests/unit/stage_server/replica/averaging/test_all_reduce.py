@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from stage_server.brain import slice_chunks
 from stage_server.device import Device, ThreadDevice
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.all_reduce import STRETCH_MAX, Deadline, Mean, Reduction, run_round
@@ -157,7 +156,7 @@ async def test_a_member_without_microbatches_keeps_what_it_has_left_over_where_p
 @pytest.mark.parametrize("clips", [False, True], ids=["added", "clipped"])
 async def test_chunks_are_put_together_beside_the_event_loop(clips: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where parts are clipped, the event loop copied all parts of a slice before it was reduced."""
-    monkeypatch.setattr(slice_chunks, "CHUNK_ELEMENTS_MIN", 256)
+    monkeypatch.setattr("stage_server.brain.slices.CHUNK_ELEMENTS_MIN", 256)
     device = ThreadDevice(torch.device("cpu"), 1)
     joining = noted_threads(monkeypatch, torch, "cat")
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stage_server.brain import slice_chunks
+from stage_server.brain.slices import CHUNKS_UNDER_WAY_MIN
 from stage_server.replica.averaging.all_reduce import Mean
 from swarm.errors import Refused, RoundBroken
 from swarm.model.exact_sums import mean_of_parts
@@ -38,12 +38,12 @@ def lines_of(*rates: float) -> dict[str, Line]:
 
 
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slice_chunks, "CHUNKS_MAX", 1)
+    monkeypatch.setattr("stage_server.brain.slices.CHUNKS_MAX", 1)
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slice_chunks, "CHUNK_ELEMENTS_MIN", 256)
+    monkeypatch.setattr("stage_server.brain.slices.CHUNK_ELEMENTS_MIN", 256)
 
 
 @pytest.mark.parametrize("shares", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
@@ -105,7 +105,7 @@ def test_a_mean_leaves_while_parts_still_arrive() -> None:
 
 def test_few_large_chunks_are_under_way_to_one_member_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """All chunks of a slice were begun at once, and took turns: so all of them arrived at the end."""
-    monkeypatch.setattr(slice_chunks, "UNDER_WAY_BYTES", 0)
+    monkeypatch.setattr("stage_server.brain.slices.UNDER_WAY_BYTES", 0)
     fleet = Fleet(average(EQUAL), "none", None, lines_of(*[4e4] * 4))
     under_way = dict.fromkeys(((way, other) for way in (False, True) for other in "bcd"), 0)
     most = 0
@@ -123,7 +123,7 @@ def test_few_large_chunks_are_under_way_to_one_member_at_a_time(monkeypatch: pyt
     monkeypatch.setattr(fleet.network, "links", lambda owner: links if owner == "a" else others(owner))
     monkeypatch.setattr(links, "send", send)
     fleet.run()
-    assert most == slice_chunks.CHUNKS_UNDER_WAY_MIN
+    assert most == CHUNKS_UNDER_WAY_MIN
 
 
 def test_a_member_that_sends_no_chunk_ends_the_round_with_its_name() -> None:

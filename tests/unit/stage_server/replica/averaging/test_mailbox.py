@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stage_server.brain.early_inputs import EARLY_BYTES_MAX, EARLY_BYTES_OF_SENDER_MAX
+from stage_server.brain.neighbours import EARLY_BYTES_MAX, EARLY_BYTES_OF_SENDER_MAX
 from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
 from swarm.model.codec import SLICE_CODECS, decode_slice, encode_slice

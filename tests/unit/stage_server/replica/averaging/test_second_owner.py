@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from stage_server.brain import slice_chunks
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.all_reduce import Deadline, Reduction
@@ -40,7 +39,7 @@ PARTS = {
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadDevice]:
-    monkeypatch.setattr(slice_chunks, "CHUNK_ELEMENTS_MIN", 256)
+    monkeypatch.setattr("stage_server.brain.slices.CHUNK_ELEMENTS_MIN", 256)
     made = ThreadDevice(torch.device("cpu"), 1)
     yield made
     made.close()
