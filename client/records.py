@@ -51,7 +51,7 @@ class Island:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody serves it until it begins anew; its steps and exchanges mean nothing."""
+        """Whether it has no replicas until it begins anew; its steps and exchanges mean nothing."""
         return not self.peers
 
 

@@ -175,7 +175,7 @@ class Unreached:
 class Join:
     """An idle peer was given to the job: it fetches the stage's state and becomes a replica when it has it.
 
-    `waits`: it builds its stage, and fetches nothing before it is told to join once more.
+    `waits`: it builds its stage, and fetches nothing before a second Join.
     """
 
     replica: ReplicaRecord

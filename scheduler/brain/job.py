@@ -187,7 +187,7 @@ class JobBrain:
     def where_to_join(
         self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int] = MappingProxyType({})
     ) -> Decision[int]:
-        """The stage that an idle peer should join, among those that fit into its memory; or why none.
+        """The stage that an idle peer should join, among the stages that fit into its memory; or why none.
 
         `coming`: peers that were just sent to a stage, of which this brain has not heard yet.
         """
@@ -235,7 +235,7 @@ class JobBrain:
         return tuple(tuple(pool) for pool in self._state.pool.by_stage)
 
     def present(self, stage: int) -> list[ReplicaRecord]:
-        """The replicas of a stage that are heard, and those that join it."""
+        """The replicas of a stage that are heard, and its joiners."""
         joining = [joiner.replica for joiner in self._state.joiners if joiner.replica.stage == stage]
         return self._state.pool.heard(stage) + joining
 

@@ -76,7 +76,7 @@ class WriteRows:
 
 @dataclass(frozen=True, slots=True)
 class IslandLost:
-    """The others go on without an island, and have as long again for what they do; people are told by a Note."""
+    """The others go on without an island, and their time limit begins anew. A Note goes beside it."""
 
     island: int
 
@@ -180,7 +180,7 @@ class PublishCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Vouch:
-    """The checkpoint of `version` may hold these files (sha256 by path) and those of its other Vouch outputs."""
+    """The checkpoint of `version` may hold these files (sha256 by path), and the files of its other Vouch outputs."""
 
     version: int
     files: Mapping[str, str]
@@ -188,7 +188,7 @@ class Vouch:
 
 @dataclass(frozen=True, slots=True)
 class DropCheckpoint:
-    """Forget what was collected of `version`, because of `fault`; `reason` as that of CheckpointFailed."""
+    """Forget what was collected of `version`, because of `fault`; `reason` as in CheckpointFailed."""
 
     version: int
     reason: str

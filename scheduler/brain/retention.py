@@ -94,9 +94,9 @@ def expired(jobs: Sequence[HeldJob], keep_s: float, now_unix_s: float) -> list[J
 
 
 def surplus(jobs: Sequence[HeldJob], most: int) -> list[JobId]:
-    """The ended jobs without weights that their owner has beside the `most` that ended last and that may be removed.
+    """The removable ended jobs without weights that an owner has beyond the `most` that ended last.
 
-    Over plaintext nobody is known, and all stay.
+    Over plaintext jobs have no owners, and all stay.
     """
     light: dict[str, list[HeldJob]] = {}
     for job in sorted(jobs, key=lambda one: one.since_unix_s):

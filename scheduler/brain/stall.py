@@ -161,7 +161,7 @@ def lost_in(reason: str) -> str:
 
 
 def stalled_hint(job: JobId, stalls: Stalls = Stalls(), stages: int | None = None) -> str:
-    """Advice for a person about a stalled job, which could go on with what is here if it had so many `stages`."""
+    """Advice for people about a stalled job, which could go on with the present peers if it had `stages` stages."""
     if stalls.standstills:
         return f"it goes on by itself; {STUCK_HINT}{job}; or stop it: swarm cancel {job}"
     if stalls.count > 1:
@@ -174,7 +174,7 @@ def stalled_hint(job: JobId, stalls: Stalls = Stalls(), stages: int | None = Non
 
 
 def resume_hint(job: JobId, newest_step: int | None) -> str:
-    """How to resume a job that paused because of a lost stage; `newest_step` is that of its newest checkpoint."""
+    """How to resume a job that paused because of a lost stage; `newest_step` is the step of its newest checkpoint."""
     if newest_step is None:
         return f"begin again at the start with: swarm resume {job} --from 0"
     return f"go on from step {newest_step} with: swarm resume {job}"

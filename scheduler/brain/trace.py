@@ -27,9 +27,9 @@ SCHEDULER = "scheduler"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took its time; times are those of the job's clock.
+    """A stretch of time, by the job's clock.
 
-    `stage` and `index` are -1 where none is meant. Spans of one `track` do not overlap, but for those `beside` it.
+    `stage` and `index` are -1 where they do not apply. Spans of one `track` do not overlap, but for those `beside` it.
     """
 
     name: str

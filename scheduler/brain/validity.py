@@ -67,7 +67,7 @@ def strike(state: BrainState, peer: PeerId, fault: str) -> bool:
 
 
 def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[str]:
-    """The things in the event that do not exist; none for events of another job, and for those that name nothing."""
+    """The things in the event that do not exist; none for events of another job, and for events that name nothing."""
     newest = min(settings.steps - 1, committed + settings.staleness)  # a later step was never begun
     last = len(settings.split) - 1
     match event:

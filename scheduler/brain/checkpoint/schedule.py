@@ -100,12 +100,12 @@ class CheckpointSchedule:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a checkpoint is open, or this island waits for that of the others."""
+        """Whether a checkpoint is open, or this island waits for the others' checkpoint."""
         return self.open is not None or self.others is not None
 
     @property
     def of_copy(self) -> SavingRules:
-        """The rules of an island that begins as a copy: its checkpoints are due when those of this one are."""
+        """The rules of an island that begins as a copy: its checkpoints are due when this island's are."""
         has_begun = self._pause_s == self.rules.every_s
         return replace(self.rules, since_s=self._last_s, has_begun=has_begun)
 

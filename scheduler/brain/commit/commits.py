@@ -133,7 +133,7 @@ class Commits:
     def _holds(self, peer: PeerId, run: StepRun) -> bool:
         """Whether the replica is known to have the averaged gradients that the step's commit applies.
 
-        Who took part in the rounds of an earlier scheduler start is not known.
+        The members of rounds of an earlier scheduler start are unknown.
         """
         stage, rounds = self._state.pool.stage_of(peer), run.rounds if run.row is None else run.row.rounds
         units = [unit for unit in self._units[stage] if unit in rounds]
@@ -159,7 +159,7 @@ class Commits:
         return self.compare(run, [stage])
 
     def compare(self, run: StepRun, stages: Iterable[int] = ()) -> list[Remedy]:
-        """Remedies for replicas whose commit differs from that of their stage; `stages` are all by default."""
+        """Remedies for replicas whose commit differs from their stage's; all `stages` by default."""
         pool, settings = self._state.pool, self._state.settings
         for stage in stages or range(len(pool.by_stage)):
             if any(self._owes(peer, run) for peer in reversed(pool.by_stage[stage])):
@@ -184,7 +184,7 @@ class Commits:
         return self._state.version_of(later.step, count - 1) > run.step
 
     def owing(self, run: StepRun) -> list[PeerId]:
-        """Replicas that have yet to report the step's commit; those that joined with a later version never will."""
+        """Replicas that have yet to report the step's commit; replicas that joined with a later version never will."""
         return [peer for peer in self._state.pool if self._owes(peer, run)]
 
     def is_owed(self, run: StepRun) -> bool:

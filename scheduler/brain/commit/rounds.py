@@ -118,7 +118,7 @@ class Rounds:
     # What members say --------------------------------------------------------------------------------------------
 
     def averaged(self, peer: PeerId, event: Averaged, now_s: float) -> list[Remedy]:
-        """A member has the mean; once all have reported, gives remedies for those that differ."""
+        """Note that a member has the mean. Once all have reported, returns remedies for members that differ."""
         averaging, run = self._present(peer, event), self._state.progress.runs.get(event.step)
         if averaging is None or run is None or peer in averaging.reports:
             self._state.ledger.duplicates += 1
@@ -182,7 +182,7 @@ class Rounds:
             run.turn(StepEvent.REOPENED, cause)
 
     def start_over(self, run: StepRun, cause: str, now_s: float) -> None:
-        """Strike out all contributions to a step without a row, since the wrong one cannot be told."""
+        """Strike out all contributions to a step without a row, because the wrong one is unknown."""
         if run.phase is Phase.DECIDED:
             self._abort_all(run)
             run.turn(StepEvent.REOPENED, cause)
@@ -206,7 +206,7 @@ class Rounds:
                 self._undecide(run, now_s)
 
     def _complete(self, run: StepRun, unit: UnitName, averaging: UnitAveraging, now_s: float) -> list[Remedy]:
-        """Once all members of a round have reported, gives remedies for those that differ.
+        """Once all members of a round have reported, returns remedies for members that differ.
 
         Without a majority the round is repeated, then the step computed again, before the job stops.
         """
@@ -290,7 +290,7 @@ class Rounds:
             self._state.outbox.send(peer, command)
 
     def _is_as_told(self, run: StepRun, ahead: Ahead) -> bool:
-        """Whether the full step is what its members were told ahead."""
+        """Whether the full step is what its members heard ahead."""
         present = {unit: {(one.peer, one.incarnation) for one in self._members(run, unit)} for unit in ahead.rounds}
         told = {
             unit: {(member.peer, member.incarnation) for member in averaging.members}

@@ -95,8 +95,8 @@ class _Unit:
         self.pause_rounds = min(2 * self.pause_rounds, AGAIN_ROUNDS[1])
 
     def followed_by(self, members: Sequence[PeerId]) -> _Unit:
-        """The same unit among other members. Shares that nobody could judge yet were of no use, or a member whose
-        links are slow would try again with each change."""
+        """The record for a new member set. Shares that were not judged before the change count as useless; otherwise a
+        member with slow links would try again with each change."""
         if self.shares is not None and len(self.shared_s) < ROUNDS_MIN:
             self.pause()
         return _Unit(frozenset(members), equal_rounds=self.equal_rounds, pause_rounds=self.pause_rounds)

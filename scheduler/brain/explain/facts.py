@@ -89,7 +89,7 @@ class IslandStanding:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody serves it until it begins anew; its steps and exchanges mean nothing."""
+        """Whether it has no replicas until it begins anew; its steps and exchanges mean nothing."""
         return not self.peers
 
     @property
@@ -101,7 +101,7 @@ class IslandStanding:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A running job as its brain sees it; times are those of the scheduler's clock."""
+    """A running job as its brain sees it; times are by the scheduler's clock."""
 
     is_running: bool  # not loading, saving its last checkpoint or gathering after a restart
     stages: int
@@ -129,9 +129,9 @@ class Situation:
         return sorted((one for one in self.replicas if one.stage == stage), key=lambda one: one.peer)
 
     def capacity(self, stage: int) -> float | None:
-        """Microbatches per second of the replicas that get work; None if none of them was ever measured.
+        """Microbatches per second of the replicas that get work; None if no replica was ever measured.
 
-        Unmeasured ones count like the fastest of the stage, as in routing.
+        Unmeasured replicas count like the fastest of the stage, as in routing.
         """
         at_work = [one for one in self.of_stage(stage) if one.gets_work]
         measured = [one.pace_s for one in at_work if one.pace_s > 0.0]
@@ -437,7 +437,7 @@ def _checkpoint(held: OpenCheckpoint | None, now_s: float) -> list[Fact]:
 def explain_peer(
     known: Peer, situation: Situation | None, idle: IdlePeer | None, waiting: Mapping[JobId, str], now_s: float
 ) -> list[Fact]:
-    """Why a peer gets little work or none; `situation` is that of its job, `waiting` the jobs that want peers."""
+    """Why a peer gets little work or none; `situation` belongs to its job, `waiting` are the jobs that want peers."""
     peer, for_s = known.hello.peer, now_s - known.since_s
     facts = [Fact("state", f"{known.state.value} for {spoken_duration(for_s)}: {known.reason}", {"for_s": for_s})]
     if known.state is PeerState.SUSPECT:

@@ -13,7 +13,7 @@ AWAITS_DATABASE = "waits for the database, which takes no writes; nothing is los
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The replicas of a job, and those that come."""
+    """The replicas of a job, present and coming."""
 
     replicas: int
     suspects: int = 0

@@ -32,7 +32,7 @@ class Counts:
 
     @classmethod
     def of_islands(cls, of: Sequence[Counts]) -> Counts:
-        """Those of a job from those of its islands."""
+        """The job's counts from its islands' counts."""
         reroutes: Counter[tuple[int, str]] = Counter()
         for one in of:
             reroutes.update(one.reroutes)

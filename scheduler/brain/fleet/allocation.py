@@ -108,7 +108,7 @@ class PendingJob:
         return next((one for one in (self, *self.fewer) if one.plan(peers).plan is not None), None)
 
     def least(self, peers: Sequence[Candidate]) -> frozenset[PeerId]:
-        """The peers that bring the job nearest to a start, and no more than it needs to start."""
+        """The fewest peers that bring the job nearest to a start."""
         groups = self._groups(peers)
         peers = next((group for group in groups if self._plan(group).plan is not None), groups[0])
         peers, homes = self._at_home(peers)
@@ -127,7 +127,7 @@ class PendingJob:
         return [at_home(one, homes, stages) for one in able], homes
 
     def _within(self, peers: Sequence[Candidate], homes: Sequence[str], room: int) -> list[Candidate]:
-        """As many as there is room for, with those that the job needs to start."""
+        """As many peers as there is room for, including the peers that the job needs to start."""
         needed = least(peers, len(self.needs), self.min_replicas, self.needs, homes)
         ordered = sorted(peers, key=lambda one: (one.peer not in needed, -one.speed, one.peer))
         return ordered[:room]
@@ -135,7 +135,7 @@ class PendingJob:
 
 @dataclass(frozen=True, slots=True)
 class ActiveJob:
-    """A running job; `replicas` counts per stage the replicas that stay or are on their way, not those that leave.
+    """A running job; `replicas` counts per stage the replicas that stay or are on their way, without leavers.
 
     `where_to_join(peer, stages, coming)` asks its brain for the best of the stages that fit a peer. The brain has not
     yet heard of the peers in `coming`, which were just sent to stages.
@@ -228,7 +228,7 @@ class UnfitPeers:
 
 
 class StartTurn:
-    """One turn of the waiting jobs, in the order in which they come: who can start, and what is kept from whom.
+    """One turn of the waiting jobs, in their order: which can start, and which peers are reserved against which jobs.
 
         priority 5    offer, offer, ...    whoever starts takes its peers
                       descend              those that still wait keep theirs from all below
@@ -250,7 +250,7 @@ class StartTurn:
         self._keepers: list[JobId] = []
 
     def only(self, idle: Collection[Candidate]) -> None:
-        """Of the peers, no others are idle any more: some were given away, or are gone."""
+        """Keep only these peers as idle: the others were given away, or are gone."""
         self._left = [one for one in self._left if one in idle]
         self._free = [one for one in self._free if one in idle]
 
@@ -271,7 +271,7 @@ class StartTurn:
         return next(((many, one) for many, one in decided if one.plan is not None), (0, Decision(None, "")))
 
     def descend(self, waiting: Iterable[PendingJob]) -> Iterator[None]:
-        """Jobs of lower priority come next; `waiting` are those of this one that still wait. Rests after each."""
+        """Go on to jobs of lower priority; `waiting` are the jobs of this one that still wait. Rests after each."""
         self._free, self._keepers = self._left, list(self._above)
         for job in waiting:
             if not self._free:
@@ -298,8 +298,8 @@ def allocate(
 ) -> Allocation:
     """The idle peers that join running jobs, after the waiting jobs have started as far as they could.
 
-    `present` are all peers that are here, stay and may serve, idle or busy. Jobs are in the order in which they come:
-    those of the highest priority first, of equal ones the oldest.
+    `present` are all peers that are here, stay and may serve, idle or busy. Jobs are in their order: the
+    highest priority first, among equals the oldest.
     """
     deciding = _Deciding(running, reserved)
     moving = [one for one in idle if one.peer in reserved]

@@ -39,7 +39,7 @@ class _Origin:
     connection: str
 
     def shows_end_of(self, one: Peer) -> bool:
-        """Whether nobody would listen at the peer's address if its process had ended."""
+        """Whether the peer's address would refuse connections if its process had ended."""
         host, hello = unquote(self.connection).partition(":")[2].rpartition(":")[0], one.hello
         is_own = hello.address.rpartition(":")[0] == host and not hello.forwarded
         return is_own and hello.incarnation == self.incarnation and not one.unreached

@@ -81,7 +81,7 @@ TRANSITIONS: dict[tuple[PeerState, Happening], PeerState | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A peer changed state; `job` and `stage` are those that it had before."""
+    """A peer changed state; `job` and `stage` are what it had before."""
 
     peer: PeerId
     incarnation: int

@@ -31,7 +31,7 @@ _Slot: TypeAlias = tuple[Memory, ...]  # each of them must hold the stage
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """The costs of a model, from which those of the stages of any cut follow."""
+    """The costs of a model, from which the costs of the stages of any cut follow."""
 
     layers: int
     layer_flops: int  # multiply-adds per token, forward

@@ -93,8 +93,8 @@ def sites_for_islands(
     needs_for: Callable[[int, Sequence[Candidate], int], Sequence[Memory]],
     min_replicas: int,
 ) -> tuple[int, Sequence[Candidate]] | None:
-    """How many islands a job has, one for each site that can serve it alone, and the site whose cut of the model that
-    many sites can serve: the smallest of the largest ones first. None if it has one island.
+    """The number of islands of a job, one for each site that can serve it alone, and the site whose cut of the model
+    that many sites can serve: the smallest of the largest sites. None if the job has one island.
 
     `most` gives the most islands that the job divides into, up to a number. `needs_for` gives what a replica needs of
     each stage, for a number of islands, with the cut for a site's memory, and with so many peers in an island; none if
@@ -128,7 +128,7 @@ def serves_alone(site: Sequence[Candidate], needs: Sequence[Memory], min_replica
 
 
 def at_home(one: Candidate, homes: Sequence[str], stages: int) -> Candidate:
-    """The peer pinned to its stage of the first island at its site, instead of that of the first island."""
+    """The peer pinned to its stage of the first island at its site."""
     if one.pinned_stage == ANY_STAGE or not one.site or one.site not in homes:
         return one
     return replace(one, pinned_stage=homes.index(one.site) // stages * stages + one.pinned_stage)
@@ -174,7 +174,7 @@ def least(
     needs: Sequence[Memory] = (),
     homes: Sequence[str] = (),
 ) -> frozenset[PeerId]:
-    """The peers with which a job would start, or come nearest to a start, and no more than it needs."""
+    """The fewest peers with which a job would start, or come nearest to a start."""
     needs, homes = needs or (Memory(),) * stages, homes or ("",) * stages
     members, _, _ = _must_have(candidates, stages, min_replicas, needs, homes)
     return frozenset(one.peer for pool in members for one in pool[:min_replicas])

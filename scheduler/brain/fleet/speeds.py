@@ -14,9 +14,9 @@ from swarm.job.overlap import UNMEASURED, FleetSpeed
 
 
 def fleet_speed(peers: Sequence[Peer]) -> FleetSpeed:
-    """The medians of what these peers compute and of the links between them; nothing, if one of these is not known.
+    """The medians of these peers' paces and of the links between them; nothing if one of these is unknown.
 
-    Medians, as a stage server may claim any speed for its links, and nobody knows yet which links a job will use.
+    Medians, because a stage server may claim any speed, and it is unknown which links a job will use.
     """
     here = {peer.hello.peer for peer in peers}
     links = [link for peer in peers for link in peer.measured.links if link.to in here]

@@ -107,7 +107,7 @@ class JointCheckpoints:
         return PublishCheckpoint(part.version, first)
 
     def drop(self, drop: DropCheckpoint, *, anew: bool) -> tuple[Gone, list[int]]:
-        """Give it up. Returns the message and the islands that get it: those that began, and those that wait."""
+        """Give it up. Returns the message and the islands that get it: the islands that began or wait."""
         gone = SaveAnew(drop.version) if anew else CheckpointNotKept(drop.version, drop.reason, drop.fault)
         joint = self._joint
         if joint is None or joint.version != drop.version or joint.failed is not None:

@@ -340,12 +340,12 @@ class Exchanging:
 
 
 def _pause_s(failures: int) -> float:
-    """How long a unit rests before its next round, after so many that failed before the last one."""
+    """Seconds that a unit rests before its next round, by the number of failures before the last one."""
     return min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(failures, 10))
 
 
 def _turn(failures: int, island: int, many: int) -> int:
-    """Which of `many` replicas goes for an island: most often the next one, so that those of two islands try all pairs.
+    """The index of the replica that goes for an island, of `many`: envoys of two islands try all pairs.
 
     In step only like pairs would be tried. Each digit of `island`, to the base `many`, is by how much its turns run
     ahead of those of island 0 each time that a digit of `failures` changes; so any two islands run apart.

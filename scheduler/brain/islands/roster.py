@@ -89,7 +89,7 @@ class Roster:
         return self._given[island]
 
     def place(self, island: int, stage: int) -> int:
-        """The number of an island's stage among those of all islands."""
+        """The number of an island's stage among the stages of all islands."""
         return island * len(self._stages) + stage
 
     def can_spare(self, island: int, *, was_loading: bool) -> bool:

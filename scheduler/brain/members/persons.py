@@ -48,7 +48,7 @@ LOOKS = frozenset({"Get", "Watch", "Logs", "Explain", "Checkpoints", "History", 
 
 
 def check_owner(person: Person, method: str, job: str, owner: str) -> None:
-    """NotOwner if the method is for the job's owner, and the caller is neither he nor an admin."""
+    """NotOwner if the method is for the job's owner, and the caller is neither the owner nor an admin."""
     if method in LOOKS or person.role is Role.ADMIN or owner == person.owner:
         return
     raise NotOwner(
@@ -57,9 +57,9 @@ def check_owner(person: Person, method: str, job: str, owner: str) -> None:
 
 
 def check_share(owner: str, own_jobs: int, other_jobs: int, most: int) -> None:
-    """QuotaReached if a person has JOBS_OPEN_OF_ONE_MAX jobs, or half of those that others leave free of `most`.
+    """QuotaReached if a person has JOBS_OPEN_OF_ONE_MAX jobs, or half of what others leave free of `most`.
 
-    Over plaintext nobody is known, and all share them.
+    Over plaintext callers have no names and share them.
     """
     if owner and own_jobs >= JOBS_OPEN_OF_ONE_MAX:
         raise QuotaReached(
@@ -78,9 +78,8 @@ def check_room(
 ) -> None:
     """QuotaReached if a person would have UPLOADED_OF_ONE_MAX files, or more than half of the disk's room.
 
-    `room_bytes` are those that no other person has or was promised. A slow upload holds what it was promised for long.
-    `held_bytes` are what the person's files count as, `files` their number, with those under way. Over plaintext
-    nobody is known, and all share the room.
+    `room_bytes`: what no other person has or was promised; a slow upload holds its promise for long. `held_bytes` and
+    `files`: the person's files, with uploads under way. Over plaintext callers have no names and share the room.
     """
     if owner and files >= UPLOADED_OF_ONE_MAX:
         raise QuotaReached(

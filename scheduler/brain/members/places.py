@@ -47,7 +47,7 @@ class _Wait:
 class Places:
     """At most `most` places, `most_of_one` of them for one person; `what` says what they are, such as "files wait".
 
-    Over plaintext nobody is known, so only `most` counts. Times are those of one monotonic clock, in seconds.
+    Over plaintext callers have no names, so only `most` counts. Times are by one monotonic clock, in seconds.
     """
 
     def __init__(self, most: int, most_of_one: int, what: str) -> None:
@@ -57,7 +57,7 @@ class Places:
 
     @contextmanager
     def taken(self, person: Person, now_s: float) -> Iterator[None]:
-        """A place while the block runs, which nobody ends; Crowded if there is none."""
+        """A place while the block runs, which is never ended from outside; Crowded if there is none."""
         place = self.take(person, now_s)
         try:
             yield
@@ -65,7 +65,7 @@ class Places:
             self.leave(place)
 
     def take(self, person: Person, now_s: float) -> Place:
-        """Take a place; Crowded if there is none, or if others who have fewer wait for those that are free."""
+        """Take a place; Crowded if there is none, or if callers with fewer places wait for the free ones."""
         counts = Counter(place.person for place in self._taken)
         if person.name and counts[person] >= self._most_of_one:
             raise Crowded(f"{self._most_of_one} of your {self._what} already", hint="end some of them")
@@ -86,10 +86,10 @@ class Places:
         self._taken.remove(place)
 
     def end_one(self, now_s: float) -> Place | None:
-        """The place that is ended now for somebody who has waited for PLACE_WAIT_S, if there is one.
+        """The place to end now for a caller that has waited for PLACE_WAIT_S, if there is one.
 
-        It is the slowest of the person who has most, and at least two more than he who waits; of equally slow ones the
-        oldest. Its holder is to leave.
+        It is the slowest place of the person with the most places, if that is at least two more than the waiting person
+        has; among equally slow places the oldest. Its holder is to leave.
         """
         counts = Counter(place.person for place in self._taken if not place.is_ended)
         due = sorted(

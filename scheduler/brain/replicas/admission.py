@@ -55,7 +55,7 @@ class Admission:
         self._tell(joiner)
 
     def tell(self, stage: int | None = None) -> None:
-        """There is a new version, or the digest of a stage is known: all joiners, or those of the stage, hear of it."""
+        """Send a new version to all joiners, or the known digest of a stage to its joiners."""
         for joiner in self._state.joiners:
             if stage is None or joiner.replica.stage == stage:
                 self._tell(joiner)

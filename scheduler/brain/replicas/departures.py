@@ -79,7 +79,7 @@ class Departures:
         self.lose(peer, cause, reason, now_s)
 
     def remedy(self, found: Sequence[Remedy], now_s: float) -> None:
-        """Replicas differ: go on without those that are outvoted, or end the job.
+        """Replicas differ: go on without the outvoted ones, or end the job.
 
         What passed through them may be wrong at other stages too, so all that has no row yet is computed again.
         """

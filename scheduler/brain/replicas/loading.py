@@ -72,7 +72,7 @@ class Loading:
         return {one.loaded.stage: one.loaded.digest for one in self._state.pool.standings() if one.loaded is not None}
 
     def loaded(self, peer: PeerId, event: Loaded) -> list[Remedy]:
-        """A replica has loaded; gives a remedy if it loaded another state than it was told to."""
+        """Note that a replica has loaded. Returns a remedy if it loaded another state than ordered."""
         pool, settings = self._state.pool, self._state.settings
         replica, name = pool[peer].replica, pool.name(peer)
         expected = {unit for unit, stages in settings.units.items() if replica.stage in stages}

@@ -58,7 +58,7 @@ class Moves:
     def where_to_join(
         self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int]
     ) -> Decision[int]:
-        """The stage that an idle peer should join, of those that fit into its memory; or why none."""
+        """The stage that an idle peer should join, among the stages that fit into its memory; or why none."""
         fits = set(fitting)
         if idle.pinned_stage >= 0:
             fits &= {idle.pinned_stage}

@@ -86,8 +86,8 @@ class StagePool:
 class Move:
     """Take `peer` out of stage `source` and make it a replica of `target`.
 
-    Rates are those of the pipeline in microbatches per second: now, and once all `moves` of the plan are made. This is
-    the first of them."""
+    Rates are the pipeline's, in microbatches per second: now, and once all `moves` of the plan are made. This is the
+    first move."""
 
     peer: PeerId
     source: int

@@ -211,7 +211,7 @@ class Dispatch:
             self._send_route(run.step, index, now_s)
 
     def evaluate(self, now_s: float) -> None:
-        """Feed evaluation microbatches; replicas that lost their place on a route are told too."""
+        """Feed evaluation microbatches; also inform replicas that lost their place on a route."""
         if self._evaluations.is_idle:
             return
         any_fails = self._state.links.any(now_s)
@@ -318,7 +318,7 @@ class Dispatch:
         return Hop(peer, replica.incarnation, self._state.ledger.attempt(step), replica.address)
 
     def _send_route(self, step: int, index: int, now_s: float) -> None:
-        """Send the route to all replicas on it, and to those that it displaced."""
+        """Send the route to all replicas on it, and to the replicas that it displaced."""
         hops = tuple(hop for hop in self._state.ledger.hops(step, index) if hop is not None)
         assert len(hops) == self._stages
         held = [self._state.ledger.holder(step, stage, index) == hop.peer for stage, hop in enumerate(hops)]

@@ -96,7 +96,7 @@ class Lanes:
         return [peer for peer in self._order[first:last] if self._of[peer].meets(lane)]
 
     def fits(self, paces_s: Mapping[PeerId, float]) -> bool:
-        """Whether these are the replicas that may get work, and their paces are about those that are known."""
+        """Whether these are the replicas that may get work, with about the known paces."""
         drawn_s = self._pace_s
         return drawn_s.keys() == paces_s.keys() and all(
             drawn_s[peer] / DRIFT <= pace_s <= drawn_s[peer] * DRIFT for peer, pace_s in paces_s.items()

@@ -137,7 +137,7 @@ class Loads:
         return ReplicaLoad(peer, self._state.ledger.outstanding(peer), pace_s, may_work)
 
     def _enter(self, peer: PeerId, stage: int, load: ReplicaLoad | None) -> None:
-        """Replace the load of a replica, and move it to its place among those of its stage; None: it is gone."""
+        """Replace the load of a replica and move it to its rank within its stage; None: it is gone."""
         ranked, before = self._ranked[stage], self._loads.pop(peer, None) if load is None else self._loads.get(peer)
         if before is not None and before.has_credit:
             del ranked[bisect_left(ranked, (before.completion_s, peer))]

@@ -50,8 +50,8 @@ class ReplicaLoad:
 class StageLoad:
     """The replicas that may take the hop at one stage; ties between them are listed in their order.
 
-    `kept_ranked` has those with credit by (completion_s, peer). With it and `kept_lanes` a policy need not sort them
-    anew; where replicas are unequal, it still looks at those of a lane.
+    `kept_ranked` has the replicas with credit by (completion_s, peer). With it and `kept_lanes` a policy need not sort
+    anew; where replicas are unequal, it still looks at the replicas of a lane.
     """
 
     stage: int
@@ -104,8 +104,8 @@ class RoutingPolicy(Protocol):
     ) -> Decision[tuple[PeerId, ...]]:
         """One replica with credit per stage, or no plan and why. All randomness comes from `rng`.
 
-        `to_do`: the microbatches that are in flight or can be fed before the next commit. `of_step`: those of this
-        microbatch's step and older ones. `links`: given while any link fails; a route then has as few failing links
+        `to_do`: the microbatches that are in flight or can be fed before the next commit. `of_step`: the ones of this
+        microbatch's step and older steps. `links`: given while any link fails; a route then has as few failing links
         as can be.
         """
 
@@ -371,7 +371,7 @@ def _cheapest_path(
 
 
 def _nearest(costs_s: Mapping[PeerId, float]) -> tuple[float, list[PeerId]]:
-    """The least cost, and those that have it."""
+    """The least cost, and the replicas that have it."""
     least_s = min(costs_s.values())
     return least_s, [peer for peer, cost_s in costs_s.items() if cost_s == least_s]
 

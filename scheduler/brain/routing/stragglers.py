@@ -72,7 +72,7 @@ class Stragglers:
         self._look_beside(step, stage, index, now_s)
 
     def expired(self, now_s: float) -> list[Overdue]:
-        """Turns that take too long, each reported once, and those that are due to be reported again."""
+        """Turns that take too long, each reported once, and turns that are due to be reported again."""
         again = [late for late, due_s in self._again.items() if due_s <= now_s]
         for late in again:
             del self._again[late]

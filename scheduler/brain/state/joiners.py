@@ -96,7 +96,7 @@ class Joiners:
         return True
 
     def answer(self, joiner: Joiner) -> None:
-        """The report was too old: it is dropped, and the joiner is told so."""
+        """Drop a report that was too old, and tell the joiner so."""
         assert joiner.report is not None
         joiner.answered_version = joiner.report.version
         joiner.report = None

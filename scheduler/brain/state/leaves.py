@@ -27,7 +27,7 @@ class Leave:
 
 
 class Leaves:
-    """Replicas that leave, and those that wait to leave."""
+    """Replicas that leave or wait to leave."""
 
     def __init__(self) -> None:
         self._leaves: dict[PeerId, Leave] = {}

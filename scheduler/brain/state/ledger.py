@@ -320,9 +320,9 @@ class Ledger:
         return any(peer in entry.offered for _, _, entry in self._entries(self._steps[step]))
 
     def superfluous(self, step: int) -> PeerId | None:
-        """Of a pair that both hold one microbatch, the one whose contribution to the step is smaller; None if no pair.
+        """Of a pair that holds one microbatch, the replica with the smaller contribution; None if there is no pair.
 
-        Equal contributions: the one that the newest route no longer names, then the greater peer id.
+        Equal contributions: the replica that the newest route no longer names, then the greater peer id.
         """
         opened = self._steps[step]
         if not opened.doubles:

@@ -90,7 +90,7 @@ class UnitAveraging:
 
 @dataclass(slots=True)
 class Ahead:
-    """Rounds that members were told of before the step was full."""
+    """Rounds that were announced to members before the step was full."""
 
     rounds: dict[UnitName, UnitAveraging]
     sets: dict[PeerId, frozenset[int]]  # of microbatches, which each member will hold
