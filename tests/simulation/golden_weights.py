@@ -34,7 +34,7 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
         5,
         {"model__family": "qwen3", "pipeline__stages": 2, "pipeline__routing": "uniform", "training__optimizer": "sgd"},
     ),
-    "gemma2, nadamw": (2, {"model__family": "gemma2", "pipeline__stages": 2, "training__optimizer": "nadamw"}),
+    "gemma2, adamw": (2, {"model__family": "gemma2", "pipeline__stages": 2}),
     "gpt2, dropout, int8": (3, {"model__family": "gpt2", "pipeline__stages": 3, "pipeline__compression": "int8"}),
     "gpt_neox, lamb": (3, {"model__family": "gpt_neox", "pipeline__stages": 1, "training__optimizer": "lamb"}),
     "bfloat16 boundaries": (4, {"pipeline__stages": 2, "pipeline__compression": "bfloat16"}),
