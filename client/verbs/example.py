@@ -47,13 +47,12 @@ upload_shard_bytes = "64MiB"    # 1MiB to 1GiB: the unit of upload
 steps = 200                     # default 1000: optimizer steps
 global_batch_sequences = 32     # default 256: sequences per step
 microbatch_sequences   = "auto" # or a divisor of the global batch
-optimizer     = "adamw"         # adamw, sgd, nadamw, lamb or muon
+optimizer     = "adamw"         # adamw, sgd, lamb or muon
 learning_rate = 1e-3            # default 3e-4
 betas         = [0.9, 0.95]
 eps           = 1e-8            # betas and eps: all but sgd
 lookahead     = 0.3             # adamw: the share of the fresh gradient in its numerator; 0 = torch's AdamW
 momentum      = 0.0             # sgd only, below 1
-muon_products = "fast"          # muon: exact has the same bits on all processors, so that unlike ones share a stage
 optimizer_on  = "auto"          # device | host: its state is in the memory beside a GPU's, and steps take longer;
                                 # auto: host if the memory on offer asks for it
 weight_decay  = 0.1             # sgd adds it to the gradient; the others shrink the weights by it: all of them, also

@@ -95,7 +95,6 @@ class BrainSettings:
     clips: bool = False  # averaging cuts false parts
     second_owner: float = 0.0  # the share of rounds of which another member reduces a slice once more
     second_hash: bool = False  # other replicas say by hash what one of them hands over
-    alike_with: str = ""  # the line of the job file with which more kinds of devices step alike, if it lacks that
 
     @property
     def hashes_hops(self) -> bool:

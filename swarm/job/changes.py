@@ -14,7 +14,7 @@ from swarm.errors import InvalidConfig
 from swarm.job.islands import course_of
 from swarm.job.lengths import check_lengths
 from swarm.job.model_config import common_name
-from swarm.job.spec import JobSpec, parse_job
+from swarm.job.spec import GONE_VALUES, JobSpec, parse_job
 
 JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")  # names a checkpoint of a scheduler's job
 # Sections and keys that a job keeps for its whole life, and why; all others may change when it goes on.
@@ -111,9 +111,10 @@ def check_state(state: Mapping[str, Any], spec: JobSpec) -> None:
         expected["training.optimizer"] = (optimizer.get("name"), training.optimizer)
     for key, (held, wanted) in expected.items():
         if held is not None and held != wanted:
+            may = "" if isinstance(held, str) and (key, held) in GONE_VALUES else f"set {key} = {held!r}; "
             raise InvalidConfig(
                 f"{key} = {wanted!r}, but the checkpoint was trained with {held!r}: its step would mean something else",
-                hint=f"set {key} = {held!r}; to train on from its weights alone, set model.id to its model/ folder",
+                hint=f"{may}to train on from its weights alone, set model.id to its model/ folder",
             )
 
 

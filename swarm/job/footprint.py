@@ -48,8 +48,7 @@ from swarm.types import Memory
 MARGIN = 1.1
 HOST_STEP_S = 2.9e-9  # of AdamW for one parameter on one core, measured; a host with more cores takes less
 SHARES = {"float32": 1.0, "bfloat16": 0.8, LOWERED: 0.75}
-EXACT_MUON_BYTES = 24  # for each element of the matrix that steps
-STATE_BYTES = {"adamw": 8, "nadamw": 8, "lamb": 8, "muon": 8, "sgd": 0}
+STATE_BYTES = {"adamw": 8, "lamb": 8, "muon": 8, "sgd": 0}
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
 ATTENTION_DROPOUT = 4.0
 HIDDEN_DROPOUT = 3.0
@@ -111,14 +110,11 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     graphs = 1 if last else in_flight
     whole = graph_bytes(spec, layers, last=last)
     kept = whole + graphs * boundary * 4 if spec.model.recompute else graphs * whole
-    # Exact products of Muon take this much while a matrix steps (swarm/model/exact_muon.py).
-    matrix = spec.model.config["hidden_size"] * max(layer_widths(spec).inner, spec.model.config["hidden_size"])
-    stepping = EXACT_MUON_BYTES * matrix if training.muon_products == "exact" else 0
     # While a computation runs it also needs the gradients of the widest tensors.
     widest: int = max(spec.model.config["vocab_size"] if last else 0, layer_widths(spec).inner)
     return Footprint(
         weights=(4 + 2 * (1 + staleness) if lowered else 4 * (1 + staleness)) * parameters,
-        optimizer=(STATE_BYTES[training.optimizer] + momentum) * parameters + stepping,
+        optimizer=(STATE_BYTES[training.optimizer] + momentum) * parameters,
         mean=4 * parameters,
         sums=sum_bytes * open_steps * parameters,
         gradients=(2 if lowered else 4) * parameters,

@@ -34,7 +34,7 @@ END_OF_TEXT = 256  # token id of the byte tokenizer's end of text
 AUTO_MICROBATCHES = 16
 AUTO_MICROBATCH_TOKENS = 8192
 # Optimizers whose numerator has a part of the fresh gradient: they bear stale ones (docs/convergence.md).
-LOOKS_AHEAD = ("adamw", "nadamw", "muon")
+LOOKS_AHEAD = ("adamw", "muon")
 # What a Route may carry as token ids and targets of 4 bytes each (swarm.rpc refuses longer messages).
 MICROBATCH_BYTES_MAX = 4 << 20
 # Of an element of a boundary tensor, by pipeline.compression; with "auto" at most.

@@ -93,13 +93,12 @@ class TrainingSection(Section):
     steps: Annotated[int, Field(ge=1, le=10**9)] = 1000
     global_batch_sequences: Annotated[int, Field(ge=1, le=10**6)] = 256
     microbatch_sequences: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    optimizer: Literal["adamw", "sgd", "nadamw", "lamb", "muon"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "lamb", "muon"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     betas: Annotated[tuple[Beta, Beta], _FROM_LIST] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     lookahead: Annotated[float, Field(ge=0, lt=1)] = 0.3  # adamw: share of the fresh gradient in the numerator
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # sgd only
-    muon_products: Literal["fast", "exact"] = "fast"  # exact: the same bits on every processor
     optimizer_on: Auto | Literal["device", "host"] = "auto"  # host: its state is in the memory beside the device's
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -124,11 +123,6 @@ class TrainingSection(Section):
             raise ValueError(
                 f'momentum = {self.momentum} does nothing for optimizer = "{self.optimizer}": '
                 'remove training.momentum, or set training.optimizer = "sgd"'
-            )
-        if self.muon_products != "fast" and self.optimizer != "muon":
-            raise ValueError(
-                f'muon_products = "{self.muon_products}" does nothing for optimizer = "{self.optimizer}": '
-                'remove training.muon_products, or set training.optimizer = "muon"'
             )
         size = self.microbatch_sequences
         if size != "auto" and self.global_batch_sequences % size:
@@ -375,10 +369,13 @@ class JobSpec(Section):
 _CHECKED = "leave it out; trust.spot_check computes a share of all hops again"
 # The keys that earlier versions had: the default that their specs contain, and what to do instead.
 GONE: Mapping[str, tuple[object, str]] = {
+    "training.muon_products": ("fast", "leave it out, and let each stage have stage servers of one kind of processor"),
     "trust.newcomer_hops": (0, _CHECKED),
     "trust.norm_band": (False, _CHECKED),
     "trust.inviter_quota": (False, "leave it out; give tokens only to people who may have most replicas of a stage"),
 }
+# The values that earlier versions had, and what to do instead.
+GONE_VALUES: Mapping[tuple[str, object], str] = {("training.optimizer", "nadamw"): 'set it to "adamw", for example'}
 SHOWN_CHARACTERS_MAX = 200  # of a value that is refused
 CLIPPED_MIN = 4  # replicas of a stage: of fewer, one false part is no small minority
 
@@ -464,6 +461,9 @@ def _key(fault: ErrorDetails) -> str:
 def _explain(faults: list[ErrorDetails]) -> tuple[str, str]:
     """Message and hint for the faults of one key; several are the alternatives of a union."""
     fault, key = faults[0], _key(faults[0])
+    given = fault["input"]
+    if isinstance(given, str) and (key, given) in GONE_VALUES:
+        return f"there is no {key} = {given!r} any more", GONE_VALUES[key, given]
     match fault["type"]:
         case "extra_forbidden":
             if key in GONE:

@@ -1,14 +1,12 @@
 """The optimizers: the state that each keeps for a parameter, and how parameters take one step.
 
 One tensor at a time, never fused: a parameter's step must not depend on its neighbours, because they depend on the cut
-into stages. AdamW, SGD, NAdamW and Muon are torch's own functional forms and give the bits of the classes in
-torch.optim; torch has no LAMB, and no Muon with the same bits on every processor (exact_muon.py). Without
-reproducible mode, small tensors on a CUDA GPU step in groups, to save launches (torch's foreach): AdamW, SGD and NAdamW
-do. An element's step is the same in any group.
+into stages. AdamW, SGD and Muon are torch's own functional forms and give the bits of the classes in torch.optim; torch
+has no LAMB. Without reproducible mode, small tensors on a CUDA GPU step in groups, to save launches (torch's foreach):
+AdamW and SGD do. An element's step is the same in any group. Muon's products have other bits on other processors.
 
     optimizer   state of a parameter p
     adamw       first moment, second moment, updates
-    nadamw      first moment, second moment, product of momenta, updates
     lamb        first moment, second moment, updates
     muon        momentum, of the matrices of decoder layers; all other parameters step as with adamw
     sgd         momentum buffer; nothing if training.momentum is 0
@@ -30,19 +28,20 @@ import torch
 from torch import Tensor
 from torch.optim._muon import muon
 from torch.optim.adamw import adamw
-from torch.optim.nadam import nadam
 from torch.optim.sgd import sgd
 
 from swarm.errors import InvalidModel
 from swarm.job.spec import TrainingSection
-from swarm.model.exact_muon import COEFFICIENTS, ITERATIONS, MOMENTUM, NORM_MIN, step_exactly
 from swarm.model.exact_sums import TILE_ELEMENTS, squared_norms
 
 State: TypeAlias = dict[str, Tensor]
 """The optimizer's tensors for one parameter, by name, in a fixed order."""
 
-# How fast NAdam's momentum approaches beta1: the default of torch.optim.NAdam.
-MOMENTUM_DECAY = 4e-3
+# The defaults of torch.optim.Muon.
+MUON_MOMENTUM = 0.95
+MUON_COEFFICIENTS = (3.4445, -4.775, 2.0315)
+MUON_ITERATIONS = 5
+MUON_NORM_MIN = 1e-7
 
 # Where steps are grouped, and how many elements are a group. A larger tensor keeps a GPU busy alone.
 GROUPED_ON = frozenset({"cuda"})
@@ -134,12 +133,6 @@ def _moments(parameter: Tensor, _training: TrainingSection) -> State:
         "second_moment": torch.zeros_like(parameter, requires_grad=False),
         "updates": torch.zeros(()),
     }
-
-
-def _moments_and_product(parameter: Tensor, training: TrainingSection) -> State:
-    moments = _moments(parameter, training)
-    updates = moments.pop("updates")
-    return {**moments, "momentum_product": torch.ones(()), "updates": updates}
 
 
 def _momentum(parameter: Tensor, training: TrainingSection) -> State:
@@ -280,25 +273,6 @@ def _tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(one[start : start + TILE_ELEMENTS] for one in flat)
 
 
-def _nadamw(group: Sequence[Held], training: TrainingSection, learning_rate: float, grouped: bool) -> None:
-    nadam(
-        [one.parameter for one in group],
-        [one.gradient for one in group],
-        _kept(group, "first_moment"),
-        _kept(group, "second_moment"),
-        _kept(group, "momentum_product"),
-        _kept(group, "updates"),
-        decoupled_weight_decay=True,
-        foreach=grouped,
-        beta1=training.betas[0],
-        beta2=training.betas[1],
-        lr=learning_rate,
-        weight_decay=training.weight_decay,
-        momentum_decay=MOMENTUM_DECAY,
-        eps=training.eps,
-    )
-
-
 def _sgd(group: Sequence[Held], training: TrainingSection, learning_rate: float, grouped: bool) -> None:
     """Weight decay is added to the gradient and so enters the momentum, as in torch.optim.SGD."""
     sgd(
@@ -349,10 +323,6 @@ def _lamb_direction(one: Held, training: TrainingSection) -> Tensor:
 
 def _muon(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
     """The momentum of a matrix, made orthogonal; its scale is that of an AdamW step, so one learning rate fits all."""
-    if training.muon_products == "exact":
-        decay = training.weight_decay
-        step_exactly(parameter, gradient, state["momentum"], learning_rate=learning_rate, weight_decay=decay)
-        return
     muon(
         [parameter],
         [gradient],
@@ -360,11 +330,11 @@ def _muon(parameter: Tensor, gradient: Tensor, state: State, training: TrainingS
         foreach=False,
         lr=learning_rate,
         weight_decay=training.weight_decay,
-        momentum=MOMENTUM,
+        momentum=MUON_MOMENTUM,
         nesterov=True,
-        ns_coefficients=COEFFICIENTS,
-        ns_steps=ITERATIONS,
-        eps=NORM_MIN,
+        ns_coefficients=MUON_COEFFICIENTS,
+        ns_steps=MUON_ITERATIONS,
+        eps=MUON_NORM_MIN,
         adjust_lr_fn="match_rms_adamw",
         has_complex=False,
     )
@@ -380,7 +350,6 @@ def rule_of(optimizer: str, name: str, parameter: Tensor) -> Rule:
 OPTIMIZERS: dict[str, Rule] = {
     "adamw": Rule(_moments, _groups(_adamw)),
     "sgd": Rule(_momentum, _groups(_sgd)),
-    "nadamw": Rule(_moments_and_product, _groups(_nadamw)),
     "lamb": Rule(_moments, _lamb),
     "muon": Rule(_buffer, _each(_muon)),
 }

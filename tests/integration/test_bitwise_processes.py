@@ -25,7 +25,7 @@ TWO_ISLANDS = {"islands__count": 2}
 ROWS: list[tuple[int, int, dict[str, object]]] = [
     (2, 1, {"config__tie_word_embeddings": True, "pipeline__staleness": 0, "pipeline__compression": "int8"}),
     (1, 2, {"training__optimizer": "lamb", "model__recompute": True}),
-    (2, 2, {"config__tie_word_embeddings": True, "training__optimizer": "nadamw", "pipeline__routing": "iwrr"}),
+    (2, 2, {"config__tie_word_embeddings": True, "training__optimizer": "muon", "pipeline__routing": "iwrr"}),
     # Two islands, so every stage has a replica of each.
     (2, 2, {"config__tie_word_embeddings": True, "averaging__mode": "diloco", "outer__every_steps": 4} | TWO_ISLANDS),
     (3, 2, {"pipeline__compression": "bfloat16", "training__optimizer": "sgd", "training__momentum": 0.9}),

@@ -94,10 +94,8 @@ def test_losses_and_weights_are_the_same_bits_at_any_number_of_stages(
     [
         ("sgd", {}),
         ("sgd", {"momentum": 0.9}),
-        ("nadamw", {}),
         ("lamb", {}),
         ("muon", {}),
-        ("muon", {"muon_products": "exact"}),
     ],
 )
 def test_no_optimizer_sees_the_cut(optimizer: str, values: dict[str, Any]) -> None:

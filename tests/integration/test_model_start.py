@@ -280,7 +280,7 @@ def listed(folder: Path) -> list[WeightFile]:
 
 @pytest.mark.parametrize(
     ("tied", "staleness", "optimizer"),
-    [(True, 1, "adamw"), (False, 0, "adamw"), (False, 1, "nadamw"), (True, 0, "sgd")],
+    [(True, 1, "adamw"), (False, 0, "adamw"), (False, 1, "muon"), (True, 0, "sgd")],
 )
 def test_training_goes_on_from_a_checkpoint_at_another_cut_with_the_same_bits(
     tied: bool, staleness: int, optimizer: str, tmp_path: Path
@@ -343,8 +343,8 @@ def test_a_checkpoint_of_another_optimizer_or_with_a_file_missing_is_refused(tmp
     train_step(stages, spec, batches_of(spec), PLAIN.at(0))
     checkpoint(spec, stages, tmp_path / "saved")
     files = listed(tmp_path / "saved")
-    other = spec_of(tmp_path / "hf", training__optimizer="nadamw")
-    with pytest.raises(InvalidModel, match="nadamw keeps"):
+    other = spec_of(tmp_path / "hf", training__optimizer="sgd")
+    with pytest.raises(InvalidModel, match="sgd keeps"):
         Stage(other, 0, CPU, read_files(other, 0, files))
     with pytest.raises(InvalidModel, match=r"lacks optimizer/head\.safetensors"):
         read_files(spec, 0, [file for file in files if "head" not in file.path])

@@ -58,19 +58,19 @@ LOWERED = "bfloat16_parameters"
 ROWS = [
     Row("llama", "adamw", "none", 3, "uniform", 3, False, 0, True, "float32"),
     Row("mistral", "sgd", "bfloat16", 2, "uniform", 1, True, 1, True, "float32"),
-    Row("qwen2", "nadamw", "float16", 3, "least_completion", 2, True, 1, True, LOWERED),
+    Row("qwen2", "muon", "float16", 3, "least_completion", 2, True, 1, True, LOWERED),
     Row("qwen3", "lamb", "int8", 1, "iwrr", 2, False, 1, False, LOWERED),
     Row("gemma2", "adamw", "bfloat16", 2, "iwrr", 2, True, 0, True, "float32"),
     Row("gemma2", "sgd", "none", 1, "least_completion", 2, True, 1, True, LOWERED),
-    Row("gemma2", "nadamw", "int8", 3, "uniform", 1, True, 0, False, LOWERED),
+    Row("gemma2", "muon", "int8", 3, "uniform", 1, True, 0, False, LOWERED),
     Row("gemma2", "lamb", "float16", 2, "uniform", 3, False, 1, True, "float32"),
     Row("gpt2", "adamw", "float16", 1, "iwrr", 1, False, 1, False, LOWERED),
     Row("gpt2", "sgd", "int8", 2, "uniform", 2, False, 1, False, "float32"),
-    Row("gpt2", "nadamw", "none", 2, "iwrr", 3, True, 1, True, LOWERED),
+    Row("gpt2", "muon", "none", 2, "iwrr", 3, True, 1, True, LOWERED),
     Row("gpt2", "lamb", "bfloat16", 3, "least_completion", 3, True, 0, False, LOWERED),
     Row("gpt_neox", "adamw", "int8", 1, "least_completion", 3, True, 1, True, "float32"),
     Row("gpt_neox", "sgd", "float16", 3, "iwrr", 3, True, 0, True, "float32"),
-    Row("gpt_neox", "nadamw", "bfloat16", 1, "uniform", 2, False, 0, True, "float32"),
+    Row("gpt_neox", "muon", "bfloat16", 1, "uniform", 2, False, 0, True, "float32"),
     Row("gpt_neox", "lamb", "none", 2, "least_completion", 1, False, 1, False, LOWERED),
 ]
 

@@ -3,9 +3,9 @@
 Torch and its libraries choose their kernels by the processor. Hashes that are to hold on every x86-64 need the kernels
 that every one of them has; `PORTABLE` asks for them and must be in the environment before torch is loaded. Square roots
 differ all the same: MKL makes them from the approximation of the processor, and these differ between makers. So
-there is a set of hashes for each; the second lacks a job that came when no such processor was at hand. Where no set fits,
-record one with the code of before: `python -m tests.simulation.test_golden_weights`. It also adds the jobs that a set
-lacks. A change that means to train otherwise removes the old sets.
+there is a set of hashes for each; the second lacks a job that came when no such processor was at hand. Where no set
+fits, record one with the code of before: `python -m tests.simulation.test_golden_weights`. It also adds the jobs that a
+set lacks. A change that means to train otherwise removes the old sets.
 """
 
 from __future__ import annotations

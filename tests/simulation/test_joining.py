@@ -21,7 +21,7 @@ SHAPES = [
     {"pipeline__overlap": 3, "pipeline__sync_steps": 2},
     {"pipeline__staleness": 1, "config__tie_word_embeddings": True, "training__optimizer": "lamb"},
     {"pipeline__staleness": 1, "pipeline__stages": 1, "config__tie_word_embeddings": True},
-    {"pipeline__staleness": 0, "pipeline__stages": 3, "training__optimizer": "nadamw"},
+    {"pipeline__staleness": 0, "pipeline__stages": 3, "training__optimizer": "muon"},
     {"training__optimizer": "sgd", "training__momentum": 0.9},
     {"pipeline__overlap": 3, "pipeline__sync_steps": 2, "model__dtype": "bfloat16_parameters"},
 ]

@@ -39,7 +39,7 @@ def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
 @pytest.mark.parametrize(
     ("staleness", "optimizer", "tied", "counts", "dtype"),
     [
-        (1, "nadamw", True, (2, 3, 1), "float32"),
+        (1, "muon", True, (2, 3, 1), "float32"),
         (0, "sgd", False, (3,), "float32"),
         (1, "adamw", True, (2,), "bfloat16_parameters"),
     ],
@@ -47,7 +47,7 @@ def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
 def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
     tmp_path: Path, staleness: int, optimizer: str, tied: bool, counts: tuple[int, ...], dtype: str
 ) -> None:
-    """NAdamW keeps every kind of state that AdamW and LAMB do, and one more; SGD keeps its momentum."""
+    """Muon keeps the momentum of matrices, and for the rest what AdamW and LAMB do; SGD keeps its momentum."""
     spec = make_spec(
         tmp_path,
         pipeline__stages=4,
@@ -415,7 +415,7 @@ def test_a_step_that_is_not_finite_can_pause_the_job(tmp_path: Path, monkeypatch
 
 
 def test_the_reference_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, checkpoint__every_steps=2, training__optimizer="nadamw", pipeline__stages=1)
+    spec = make_spec(tmp_path, checkpoint__every_steps=2, training__optimizer="muon", pipeline__stages=1)
     tokens = Tokens.make(tmp_path, spec)
     batches = tokens.batches(spec)
     said: list[str] = []

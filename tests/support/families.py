@@ -37,7 +37,7 @@ def train(folder: Path) -> dict[str, str]:
             model__config=config,
             model__recompute=bool(number % 2),
             training__steps=2,
-            training__optimizer=("adamw", "sgd", "nadamw", "lamb")[number % 4],
+            training__optimizer=("adamw", "sgd", "muon", "lamb")[number % 4],
             pipeline__stages=2,
         )
         spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)

@@ -16,7 +16,6 @@ from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model import codec, exact_sums, optimizers
 from swarm.model.digests import digest_of
-from swarm.model.exact_muon import step_exactly
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.optimizers import OPTIMIZERS
 from swarm.model.probe import probe_digest
@@ -30,7 +29,6 @@ MICROBATCH = Microbatch(0, 0, 0)
 TOKENS = torch.arange(32, dtype=torch.int32).view(2, 16)
 OPTIMIZERS_COUNTED: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in OPTIMIZERS} | {
     "adamw without lookahead": {"optimizer": "adamw", "lookahead": 0.0},
-    "muon exactly": {"optimizer": "muon", "muon_products": "exact"},
     "sgd with momentum": {"optimizer": "sgd", "momentum": 0.9},
     "float32 sums": {"optimizer": "adamw", "reproducible": False},
 }
@@ -54,7 +52,6 @@ def main() -> None:
             | {"bfloat16 parameters": [_step(far, layers, {}, dtype="bfloat16_parameters") for layers in (2, 4)]},
             "decoded": {name: _decoded(far, name) for name in codec.CODECS},
             "groups": {name: _groups(far, values) for name, values in OPTIMIZERS_COUNTED.items()},
-            "exact muon": [_exact_muon(far, *shape) for shape in ((40, 60), (60, 40))],
             "large tensors": [_large(far, blocks) for blocks in (2, 40)],
             "not finite": _not_finite(far),
             "snapshot": _snapshot(far),
@@ -179,22 +176,6 @@ def _groups(far: Far, values: dict[str, Any]) -> dict[str, list[Any]]:
         found["probes"].append([probe_digest(training, device) for device in (CPU, far_device())])
     optimizers.GROUPED_ON = before
     return found
-
-
-def _exact_muon(far: Far, rows: int, columns: int) -> dict[str, Any]:
-    """One step with a matrix: has it the bits of the CPU, and what did it take?"""
-    near = [torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    there = [one.to(far_device()) for one in near]
-    far.taken()
-    sent, divided = far.sent_bytes, far.divided_by_numbers
-    for tensors in (near, there):
-        step_exactly(*tensors, learning_rate=0.01, weight_decay=0.1)
-    found = {
-        "waits": far.taken(),
-        "sent": far.sent_bytes - sent,
-        "divided by numbers": far.divided_by_numbers - divided,
-    }
-    return found | {"same bits": all(torch.equal(one, other.cpu()) for one, other in zip(near, there, strict=True))}
 
 
 def _large(far: Far, blocks: int) -> dict[str, Any]:

@@ -37,13 +37,8 @@ def step_places(devices: Sequence[Sequence[str]], together: Sequence[tuple[int, 
     return tuple("device" if len(found) == 1 else "cpu" for found in kinds)
 
 
-def explain_probes(
-    probes: Mapping[PeerId, str], devices: Mapping[PeerId, str], stages: tuple[int, ...], alike_with: str = ""
-) -> str:
-    """Why replicas with these probes cannot serve together; empty if they can.
-
-    `alike_with` is the line of the job file with which more kinds of devices step alike, if there is one.
-    """
+def explain_probes(probes: Mapping[PeerId, str], devices: Mapping[PeerId, str], stages: tuple[int, ...]) -> str:
+    """Why replicas with these probes cannot serve together; empty if they can."""
     alike: dict[str, list[PeerId]] = {}
     for peer in sorted(probes):
         alike.setdefault(probes[peer], []).append(peer)
@@ -56,8 +51,7 @@ def explain_probes(
         where = f"stage {stages[0]}"
     else:
         where = f"stages {' and '.join(map(str, stages))}, which share the tied embedding,"
-    unless = f" without {alike_with}" if alike_with else ""
     return (
         f"the optimizer gives other bits on some replicas of {where} than on others: {camps}; "
-        f"their weights would drift apart, so they cannot be mixed{unless}"
+        f"their weights would drift apart, so they cannot be mixed: let machines of one kind serve it"
     )

@@ -142,7 +142,7 @@ class Loading:
         stages = self._step_together[stage]
         known = {peer: one.probe for peer, one in self._reports().items() if one.stage in stages}
         at = {peer: self._state.pool[peer].replica.device for peer in known}
-        return explain_probes(known | probes, at | devices, stages, self._state.settings.alike_with)
+        return explain_probes(known | probes, at | devices, stages)
 
     def _reports(self) -> dict[PeerId, Loaded]:
         return {one.replica.peer: one.loaded for one in self._state.pool.standings() if one.loaded is not None}

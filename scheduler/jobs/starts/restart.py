@@ -15,8 +15,8 @@ from scheduler.jobs.series import is_over
 from scheduler.jobs.starts.rollback import Rollback
 from scheduler.jobs.starts.timelines import Timelines
 from scheduler.storage.job_record import JobRecord
-from swarm.errors import SwarmError
-from swarm.job.spec import spec_from_json
+from swarm.errors import InvalidConfig, SwarmError
+from swarm.job.spec import JobSpec, spec_from_json
 from swarm.types import JobState
 
 
@@ -49,7 +49,7 @@ class Restart:
             await self._continue(job)
 
     async def _read(self, record: JobRecord) -> Job:
-        job = Job(record, spec_from_json(record.spec_json))
+        job = Job(record, spec_of(record))
         self._registry.add(job)
         job.progress = await self._timelines.progress_of(record, job.spec)
         if not (record.state.is_final and job.spec.checkpoint.dir):  # a bucket per old job would take long
@@ -107,3 +107,14 @@ class Restart:
     async def _fail(self, job: Job, error: SwarmError) -> None:
         hint = again(job) or error.hint
         await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=hint)
+
+
+def spec_of(record: JobRecord) -> JobSpec:
+    """The spec of a stored job; InvalidConfig if it says what this version does not know."""
+    try:
+        return spec_from_json(record.spec_json)
+    except InvalidConfig as error:
+        raise InvalidConfig(
+            f"job {record.id} is from an earlier version: {error.message}",
+            hint="end or pull its jobs with that version, then start this one with an empty --data-dir",
+        ) from None

@@ -15,7 +15,7 @@ from swarm.job.islands import island_spec
 from swarm.job.lighter import Choice
 from swarm.job.partition import flops_per_token, stage_flops, unit_names
 from swarm.job.schedule import learning_rate
-from swarm.job.spec import JobSpec, TrainingSection
+from swarm.job.spec import JobSpec
 from swarm.text import without_passwords
 from swarm.types import Memory
 from swarm.wire.messages import StateFile
@@ -84,7 +84,6 @@ def brain_settings(
         second_owner=spec.trust.second_owner,
         clips=spec.averaging.aggregate == "centered_clip",
         second_hash=spec.trust.second_hash,
-        alike_with=_alike_with(training),
         deadlines=DeadlineSettings(pipeline.deadline_k, pipeline.deadline_min_s, pipeline.deadline_max_s),
         rebalance=RebalanceSettings(
             rebalance=pipeline.rebalance,
@@ -94,8 +93,3 @@ def brain_settings(
             min_replicas=spec.limits.min_replicas,
         ),
     )
-
-
-def _alike_with(training: TrainingSection) -> str:
-    is_fast = training.optimizer == "muon" and training.muon_products == "fast"
-    return 'training.muon_products = "exact"' if is_fast else ""

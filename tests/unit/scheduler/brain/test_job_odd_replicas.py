@@ -48,8 +48,8 @@ def trained(swarm: Swarm) -> Swarm:
 
 
 @pytest.mark.parametrize("odd", ["a replica", "a joiner"])
-def test_one_whose_optimizer_gives_other_bits_is_told_the_line_with_which_it_could_stay(odd: str) -> None:
-    swarm = Swarm(alike_with='training.muon_products = "exact"')
+def test_one_whose_optimizer_gives_other_bits_is_told_that_like_machines_serve_the_stage(odd: str) -> None:
+    swarm = Swarm()
     peer = PeerId("b" if odd == "a replica" else "g")
     swarm.lie = lies(peer, Loaded, probe="odd")
     swarm.start()
@@ -58,7 +58,7 @@ def test_one_whose_optimizer_gives_other_bits_is_told_the_line_with_which_it_cou
         swarm.join(peer, 0)
     swarm.run()
     swarm.assert_finished()
-    assert swarm.released[peer].endswith('cannot be mixed without training.muon_products = "exact"')
+    assert swarm.released[peer].endswith("cannot be mixed: let machines of one kind serve it")
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

@@ -13,11 +13,12 @@ from scheduler.brain.explain.queue import Holder
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
+from scheduler.jobs.starts.restart import spec_of
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database
 from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.stores import Stores
-from swarm.errors import NotFound
+from swarm.errors import InvalidConfig, NotFound
 from swarm.process.logs import get_logger
 from swarm.types import PROTOCOL_VERSION, JobId, JobState, PeerId
 from tests.support.simulated import small_spec
@@ -83,3 +84,12 @@ async def test_a_job_enters_only_states_that_its_state_leads_to(tmp_path: Path) 
         one.record = replace(one.record, state=JobState.SUCCEEDED)
         with pytest.raises(AssertionError, match=f"succeeded does not lead to {state.value}"):
             await made.enter(one, state, "")
+
+
+def test_a_stored_job_with_an_optimizer_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> None:
+    stored = job("a-1", "a", JobState.PAUSED, 1.0, tmp_path)
+    text = stored.spec.model_dump_json()
+    assert spec_of(replace(stored.record, spec_json=text)) == stored.spec
+    with pytest.raises(InvalidConfig, match=r"job a-1 is from an earlier version: .*'nadamw'") as refused:
+        spec_of(replace(stored.record, spec_json=text.replace('"adamw"', '"nadamw"')))
+    assert "an empty --data-dir" in refused.value.hint

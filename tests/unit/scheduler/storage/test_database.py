@@ -21,6 +21,7 @@ from scheduler.storage.database import Database, Drain, database_in
 from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.members.book import Members
 from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
+from swarm.job.spec import spec_from_json
 from swarm.pki.authority import Authority
 from swarm.pki.names import Role
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
@@ -364,6 +365,7 @@ async def test_a_database_with_projects_is_taken_over_and_the_log_says_so_once(
         store = await Database.open(url, None)
         jobs = {(job.name, job.owner, job.state) for job in await store.jobs() if not job.state.is_final}
         assert jobs == {("rig", f"submitter/{name}", JobState.QUEUED) for name in ("ada", "bob")}
+        assert {spec_from_json(job.spec_json).name for job in await store.jobs()} == {"rig"}
         members = Members(Authority.new(0.0), store, lambda: 1.0)
         await members.load()
         assert [(one.role, one.name) for one in members.members()] == [(Role.SUBMITTER, "bob")]

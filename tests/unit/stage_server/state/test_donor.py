@@ -62,7 +62,7 @@ def request(part: str, chunk: int = 0, start: int = 0, stop: int = 0) -> StateRe
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "nadamw", "lamb", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb", "muon"])
 @pytest.mark.parametrize("versions", [(0, 0), (0, 3), (1, 2), (3, 1)], ids=str)
 def test_chunks_of_different_versions_are_brought_up_to_one_state(
     tmp_path: Path, staleness: int, optimizer: str, versions: Sequence[int]

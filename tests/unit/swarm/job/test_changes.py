@@ -52,13 +52,6 @@ def test_how_it_is_done_may_change(override: str) -> None:
     check_changes(spec(), changed(override))
 
 
-def test_a_job_may_go_on_with_exact_products_when_unlike_devices_come() -> None:
-    values = {"training": {"optimizer": "muon"}}
-    fast = JobSpec.model_validate(spec().model_dump() | {"training": spec().training.model_dump() | values["training"]})
-    exact = parse_job(apply_overrides(fast.model_dump(mode="json"), ['training.muon_products="exact"']))
-    check_changes(fast, exact)
-
-
 @pytest.mark.parametrize(
     ("override", "key"),
     [
@@ -128,6 +121,12 @@ def test_a_new_job_fits_the_checkpoint_that_it_starts_from(state: dict[str, Any]
         return
     with pytest.raises(InvalidConfig, match=re.escape(key)):
         check_state(state, spec())
+
+
+def test_a_checkpoint_of_an_optimizer_that_is_gone_gives_its_weights_alone() -> None:
+    with pytest.raises(InvalidConfig, match="trained with 'nadamw'") as refused:
+        check_state({"optimizer": {"name": "nadamw", "state": True}}, spec())
+    assert refused.value.hint == "to train on from its weights alone, set model.id to its model/ folder"
 
 
 def leased(steps: int, every_steps: int, islands: int) -> JobSpec:

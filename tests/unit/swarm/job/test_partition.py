@@ -158,7 +158,7 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
         (2, 100, {}, 8),  # never more than half of the step
         (2, 0, {"limits": {"min_replicas": 2}}, 4),
         (2, 0, {"training": {"lookahead": 0.0}}, 0),
-        (2, 0, {"training": {"optimizer": "nadamw"}}, 2),
+        (2, 0, {"training": {"optimizer": "muon"}}, 2),
         (2, 0, {"training": {"optimizer": "lamb"}}, 0),
         (2, 0, {"pipeline": {"overlap": 5}}, 5),
         (2, 0, {"pipeline": {"overlap": 0.25}}, 4),

@@ -43,6 +43,12 @@ def test_a_key_that_is_gone_does_nothing_in_a_stored_spec_and_is_refused_by_name
     assert spec_from_json(json.dumps(stored | {section: stored[section] | {name: default}})) == job()
 
 
+def test_an_optimizer_that_is_gone_is_refused_by_name_with_what_to_do() -> None:
+    with pytest.raises(InvalidConfig, match=r"there is no training\.optimizer = 'nadamw' any more") as refused:
+        job(optimizer="nadamw")
+    assert "adamw" in refused.value.hint
+
+
 def pipeline(**values: Any) -> JobSpec:
     return parse_job(
         {"name": "t", "model": {"config": {"num_hidden_layers": 2}}, "data": {"source": "x"}, "pipeline": values}

@@ -184,10 +184,6 @@ TWINS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = 
         {"weight_decay": 0.01, "momentum": 0.9},
         partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01),
     ),
-    "nadamw": (
-        {"weight_decay": 0.1, "betas": [0.8, 0.99], "eps": 1e-6},
-        partial(torch.optim.NAdam, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1, decoupled_weight_decay=True),
-    ),
 }
 
 
@@ -233,7 +229,7 @@ def test_apply_uses_up_the_sums_and_the_graphs_of_its_step() -> None:
         stages[0].backward(Microbatch(0, 0, 1), torch.zeros(stages[0].boundary_shape()))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "nadamw", "lamb", "sgd", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "sgd", "muon"])
 def test_digest_tells_weights_and_optimizer_state_apart(optimizer: str) -> None:
     training = {"optimizer": optimizer} | ({"momentum": 0.5} if optimizer == "sgd" else {})
     one, two = stages_of(spec_of(1, training=training)), stages_of(spec_of(1, training=training))
