@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from scheduler.__main__ import cli
 from scheduler.api.sessions import Connections
-from scheduler.brain.islands.outer_steps import OuterSteps
+from scheduler.brain.islands.exchange import OuterSteps
 from scheduler.storage.database import Database
 from swarm.process.lifecycle import run_cli
 from swarm.wire.messages import Averaged, Commit, Exchange

@@ -35,8 +35,6 @@ COVERED_BY = {
         *("scheduler/brain/commit/*",),
         *("scheduler/brain/replicas/*", "scheduler/brain/state/*"),
     ),
-    "simulation/test_outer_steps.py": ("scheduler/brain/islands/brain", "scheduler/brain/islands/parity"),
-    "simulation/test_lost_islands.py": tuple(f"scheduler/brain/islands/{one}" for one in ("translation", "view")),
     "simulation/test_trace.py": ("scheduler/brain/trace",),
     "simulation/test_draining.py": ("scheduler/brain/explain/situation",),
     "simulation/test_series.py": ("scheduler/jobs/series",),
@@ -88,8 +86,8 @@ LONG = (
 )
 DOUBLED = """
     Answers Arrived Batches Checkpoint Connection Donor Fact Failures File FileWriter Files Handler Held Hop Identity
-    Job Join Kept Lane Left Link Links LogLine Open Outbox OuterSteps OuterWeights Part Passes Peer Place Places Plan
-    Progress Round Row Scheduler Session Shares Span Stage Stand Step UnderWay Window Work
+    Job Join Kept Lane Left Link Links LogLine Open Outbox OuterSteps Part Passes Peer Place Places Plan Progress
+    Round Row Scheduler Session Shares Span Stage Stand Step UnderWay Window Work
 """
 
 

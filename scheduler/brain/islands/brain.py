@@ -11,33 +11,30 @@ work has proposed. The rows are written together, because the replicas of an isl
 that is to stop trains up to the next outer step, after which all islands hold the same weights. An island that loses a
 stage is lost, and the others go on; it begins anew as a copy of another (forks.py).
 
-Decisions: docs/decisions/064, 067, 090.
+Decisions: docs/decisions/064, 067, 090, 126.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from random import Random
 from types import MappingProxyType
 
 from scheduler.brain import inputs, outputs
-from scheduler.brain.explain.facts import Situation
+from scheduler.brain.checkpoint.schedule import OpenCheckpoint
+from scheduler.brain.explain.facts import IslandStanding, Situation
 from scheduler.brain.explain.reasons import Team
 from scheduler.brain.explain.situation import Counts
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Input
-from scheduler.brain.islands import view
 from scheduler.brain.islands.checkpoints import Gone, JointCheckpoints, Saving
+from scheduler.brain.islands.exchange import OuterSteps, islands_to_evict
 from scheduler.brain.islands.forks import Division, Divisions
 from scheduler.brain.islands.guests import Guests
-from scheduler.brain.islands.outer_steps import OuterSteps
-from scheduler.brain.islands.pacing import Pacing
-from scheduler.brain.islands.parity import OuterWeights
-from scheduler.brain.islands.roster import Roster
-from scheduler.brain.islands.standstill import given_up
-from scheduler.brain.islands.translation import of_job
+from scheduler.brain.islands.roster import OuterDigests, Roster, states
+from scheduler.brain.islands.rows import evaluation_of, numbers
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, DropCheckpoint, EnterState, Fail, Finish, Note, Output, Stopped
 from scheduler.brain.settings import BrainSettings
@@ -45,8 +42,9 @@ from scheduler.brain.stall import is_loss, stopped_by_loss, stuck
 from scheduler.brain.state.mode import Mode
 from swarm.errors import ReplicaDiverged
 from swarm.job.course import OuterCourse
-from swarm.types import Decision, Direction, JobState, PeerId
-from swarm.wire.messages import Averaged, Event, Hello, Release, RoundFailed, SaveStage
+from swarm.job.shares import Shares, next_shares
+from swarm.types import Decision, Direction, IslandState, JobState, PeerId
+from swarm.wire.messages import Averaged, Commit, Event, Hello, LoadStage, Release, RoundFailed, SaveStage
 
 
 class IslandsBrain:
@@ -69,7 +67,7 @@ class IslandsBrain:
         self._evaluator = 0  # the island that evaluates
         self._outer = OuterSteps(self.settings, self._roster)
         self._pacing = Pacing(self._roster, self.courses[0].inner.shares)
-        self._outer_weights = OuterWeights(self.courses)
+        self._outer_weights = OuterDigests(self.courses)
         self._checkpoints = JointCheckpoints()
         self._asked: inputs.Stop | None = None  # to stop, and islands were not told yet
         self._stopping: Stopped | None = None  # how the job is to end, since islands were told
@@ -188,7 +186,7 @@ class IslandsBrain:
         return Counts.of_islands([one.counts() for one in self._roster.at_work().values()])
 
     def team(self) -> Team:
-        return view.team(self._roster.at_work())
+        return team_of(self._roster.at_work())
 
     def admits(self, hello: Hello) -> bool:
         """Whether the island of the peer's timeline admits it."""
@@ -209,16 +207,16 @@ class IslandsBrain:
 
     def situation(self, now_s: float) -> Situation:
         """All islands as one situation, with the reason why each waits."""
-        return view.situation(self._roster, self._outer, self.waiting_for(), now_s)
+        return situation_of(self._roster, self._outer, self.waiting_for(), now_s)
 
     def waiting_for(self) -> str:
         """The reason why the job waits, for a person."""
         of = self._roster
-        return self._guests.waiting_for() or self._outer.waiting_for() or view.waiting_for(of.at_work(), of.lost)
+        return self._guests.waiting_for() or self._outer.waiting_for() or waits_for(of.at_work(), of.lost)
 
     def story(self, step: int, index: int) -> list[str]:
         """The story of a microbatch of an inner step, at every island."""
-        return view.story(self._roster.islands, self.courses, step, index)
+        return story_of(self._roster.islands, self.courses, step, index)
 
     def island_of(self, peer: PeerId) -> int | None:
         """The island that a peer serves, or joins; None if it is not known here."""
@@ -397,7 +395,7 @@ class IslandsBrain:
         """Nothing has moved for long: stop waiting for guests, evict islands, save anew, or end the job."""
         if told := self._guests.waited_in_vain(happened.for_s, now_s):
             return [Note("warning", told)]
-        if found := given_up(self._roster, self._outer, happened.for_s, now_s):
+        if found := islands_to_evict(self._roster, self._outer, happened.for_s, now_s):
             return self._give_up(found, happened.for_s, now_s)
         if all(one.saves_only for one in self._roster.at_work().values()):
             owing = [number for number, one in self._roster.at_work().items() if one.owing()]
@@ -501,3 +499,157 @@ class IslandsBrain:
             self._checkpoints.wait(island)
             told.append(inputs.OthersSave(version))
         return [*places, *(one for each in told for one in self._tell(island, each, now_s))]
+
+
+def of_job(output: Output, island: int, roster: Roster, envoys: set[PeerId]) -> Output:
+    """An island's decision as the job's: rows, places and notes name the island, and commits name donors elsewhere.
+
+    `envoys`: the envoys of the newest outer step.
+    """
+    course = roster.courses[island]
+    match output:
+        case outputs.Send(peer=peer, command=LoadStage(join=0) as load) if roster.is_fork(island):
+            return outputs.Send(peer, replace(load, held=load.version))
+        case outputs.Send(peer=peer, command=Commit() as commit) if course.is_outer(commit.step):
+            donors = (*commit.donors, *roster.allies(island, peer, commit.step, envoys))
+            return outputs.Send(peer, replace(commit, donors=donors))
+        case outputs.WriteCommit(row=row):
+            return outputs.WriteRows((row,))
+        case outputs.WriteEvaluation(row=row):
+            return outputs.WriteEvaluation(evaluation_of(row, course))
+        case outputs.Admitted(peer=peer, stage=stage):
+            return outputs.Admitted(peer, roster.place(island, stage))
+        case outputs.Note(level=level, message=message):
+            return outputs.Note(level, f"island {island}: {message}")
+        case _:
+            return output
+
+
+class Pacing:
+    """The share of each island in the steps after an outer step, where shares follow speed (swarm/job/shares.py).
+
+        rows of an outer step are durable: all begin ──inner steps──▶ each comes to the next outer step: that took it
+            ──exchanged──▶ the next shares, durable with the rows of that outer step
+
+    The time of an island is measured anew between any two outer steps. `shares` belongs to the courses of all islands;
+    None: shares stay equal.
+    """
+
+    def __init__(self, roster: Roster, shares: Shares | None) -> None:
+        self._roster, self._shares = roster, shares
+        self._began_s: float | None = None  # when the rows of the newest outer step were durable, if that was seen
+        self._took_s: dict[int, float] = {}  # from there to the next outer step, by island
+        self._next: tuple[int, ...] = ()
+
+    def note(self, now_s: float) -> None:
+        """Record which islands have come to the outer step."""
+        if self._shares is None or self._began_s is None:
+            return
+        for island, one in self._roster.at_work().items():
+            if one.outer_step is not None and now_s > self._began_s:
+                self._took_s.setdefault(island, now_s - self._began_s)
+
+    def decide(self, step: int, divisions: Iterable[Division]) -> tuple[int, ...]:
+        """The shares after the outer step `step`, which was just exchanged; islands that begin there have one."""
+        if self._shares is None:
+            return ()
+        course = self._roster.courses[0]
+        newest, following = self._shares.of_cycle(course.inner.steps), course.next_outer(step + 1)
+        steps = following.behind - course.inner_steps(step) if following is not None else 1
+        begin = [one.island for one in divisions]
+        able = sorted({*self._roster.present, *begin})
+        took_s = {island: took_s for island, took_s in self._took_s.items() if island not in begin}  # by another life
+        self._next = next_shares(able, newest, took_s, self._shares.microbatches, steps)
+        return self._next
+
+    def durable(self, rows: Sequence[CommitRow], now_s: float) -> None:
+        """Apply the decided shares if these rows are of an outer step."""
+        course = self._roster.courses[0]
+        if self._shares is None or not self._next or not course.is_outer(rows[0].step):
+            return
+        self._shares.begin(course.inner_steps(rows[0].step), self._next)
+        self._next, self._began_s, self._took_s = (), now_s, {}
+
+
+REJOINS = "begins anew behind an exchange, once its site has a stage server for each stage, or another island has two"
+
+
+def situation_of(roster: Roster, outer: OuterSteps, waiting_for: str, now_s: float) -> Situation:
+    """The islands at work as one situation, and why others are lost."""
+    islands, courses, state = roster.at_work(), roster.courses, states(roster)
+    of = {number: one.situation(now_s) for number, one in islands.items()}
+    standings = [
+        IslandStanding(
+            number,
+            courses[number].inner_steps(one.agreed),
+            one.agreed - courses[number].inner_steps(one.agreed),
+            one.peers,
+            "waits for the exchange" if state[number] is IslandState.EXCHANGING else island_waits_for(one),
+            of[number],
+            numbers(of[number].steps, courses[number]),
+            _share(courses[number], one.agreed),
+            state[number],
+            outer.waits.of(number, now_s),
+        )
+        for number, one in islands.items()
+    ]
+    standings += [
+        IslandStanding(
+            *(number, 0, 0, (), f"lost: {why}; {REJOINS}"),
+            state=IslandState.LOST,
+            waited_s=outer.waits.of(number, now_s),
+        )
+        for number, why in roster.lost.items()
+    ]
+    return replace(
+        next(iter(of.values())),
+        is_running=all(one.is_running for one in of.values()),
+        agreed=min(one.agreed for one in of.values()),
+        waiting_for=waiting_for,
+        replicas=tuple(replica for one in of.values() for replica in one.replicas),
+        joiners=tuple(joiner for one in of.values() for joiner in one.joiners),
+        links={pair: until_s for one in of.values() for pair, until_s in one.links.items()},
+        checkpoint=_checkpoint([one.checkpoint for one in of.values() if one.checkpoint is not None], courses[0]),
+        islands=tuple(sorted(standings, key=lambda one: one.number)),
+        outer_rounds=dict(outer.outcomes),
+    )
+
+
+def team_of(islands: Mapping[int, JobBrain]) -> Team:
+    """All replicas of the islands at work."""
+    of = [one.team() for one in islands.values()]
+    return Team(*(sum(getattr(one, each.name) for one in of) for each in fields(Team)))
+
+
+def waits_for(islands: Mapping[int, JobBrain], lost: Mapping[int, str]) -> str:
+    """The reason why each island waits."""
+    told = [f"island {number} {island_waits_for(one)}" for number, one in islands.items()]
+    return "; ".join([*told, *(f"island {number} is lost" for number in sorted(lost))])
+
+
+def island_waits_for(island: JobBrain) -> str:
+    return "waits for the other islands" if island.outer_step is not None else island.waiting_for()
+
+
+def story_of(islands: Sequence[JobBrain], courses: Sequence[OuterCourse], step: int, index: int) -> list[str]:
+    """The story of a microbatch of an inner step, at every island."""
+    found = []
+    for number, (one, course) in enumerate(zip(islands, courses, strict=True)):
+        lines = one.story(course.version_after(step), index)
+        found += [f"island {number}: {line}" for line in lines]
+    return found
+
+
+def _share(course: OuterCourse, version: int) -> tuple[int, int] | None:
+    """The island's share of the step after a version, where shares follow speed."""
+    shares, island = course.inner.shares, course.inner.island
+    return None if shares is None else (shares.at(course.inner_steps(version))[island], shares.microbatches)
+
+
+def _checkpoint(parts: Sequence[OpenCheckpoint], course: OuterCourse) -> OpenCheckpoint | None:
+    """The parts of a checkpoint as one, for people."""
+    if not parts:
+        return None
+    savers = {peer: stage for one in parts for peer, stage in one.savers.items()}
+    is_writing = all(one.is_writing for one in parts)
+    return OpenCheckpoint(course.inner_steps(parts[0].version), parts[0].since_s, savers, is_writing=is_writing)

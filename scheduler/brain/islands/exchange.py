@@ -1,4 +1,4 @@
-"""The rounds of one outer step: for every unit, one envoy of each island and stage that holds it.
+"""The outer steps of a job and the rounds of each: for every unit, one envoy of each island and stage that holds it.
 
     all islands have come to the step ──▶ a round per unit ──all envoys report, alike──▶ exchanged
                                               ▲      │
@@ -11,20 +11,24 @@ with other envoys until the step is committed.
 A failed round goes on until the envoys of all islands but one have reported, or their time is over. Each envoy names
 every island that it missed, so for each pair of islands it is known whether they reached each other.
 
-Decisions: docs/decisions/065, 193.
+Decisions: docs/decisions/044, 065, 107, 193.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from scheduler.brain.commit.digests import average_of, outvoted
 from scheduler.brain.commit.slices import squared_norms
-from scheduler.brain.inputs import Exchanged, OuterRound, ReplicaRecord
-from scheduler.brain.outputs import Fail, Note, Output, Send
+from scheduler.brain.inputs import Exchanged, OuterRound
+from scheduler.brain.islands.roster import Delegation, Roster, Waits
+from scheduler.brain.outputs import Fail, Note, Output, Released, Send
+from scheduler.brain.settings import BrainSettings
+from scheduler.brain.validity import fault_of
 from swarm.errors import ReplicaDiverged
 from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName
@@ -38,16 +42,7 @@ HASTY = 7  # rounds of a unit that fail, in a minute and a half, before one wait
 
 
 @dataclass(frozen=True, slots=True)
-class Delegation:
-    """The replicas that may exchange for an island, by stage, and the tokens by which its proposal weighs."""
-
-    timeline: int
-    tokens: int
-    replicas: Mapping[int, tuple[ReplicaRecord, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Rift:
+class LinkFailure:
     """Why an island, or a pair of islands, could not exchange, as an envoy reports it."""
 
     said: str
@@ -101,9 +96,9 @@ class _Round:
             self.missed[peer] = {peer: told}
         return True
 
-    def rifts(self, now_s: float, must_speak_s: float) -> dict[frozenset[int], Rift]:
+    def rifts(self, now_s: float, must_speak_s: float) -> dict[frozenset[int], LinkFailure]:
         """The timelines that failed by themselves, and the pairs that did not reach each other."""
-        of, found = self._timelines(), dict[frozenset[int], Rift]()
+        of, found = self._timelines(), dict[frozenset[int], LinkFailure]()
         told: dict[frozenset[int], dict[int, str]] = {}
         for peer, missed in sorted(self.missed.items()):
             for other, said in sorted(missed.items()):
@@ -112,9 +107,9 @@ class _Round:
         for pair, by in told.items():
             first = min(by)
             is_denied = len(by) < len(pair) and not silent.keys() & pair
-            found[pair] = Rift(by[first], first if is_denied else None)
+            found[pair] = LinkFailure(by[first], first if is_denied else None)
         if min(now_s, self.ended_s) >= self.began_s + must_speak_s:
-            found |= {frozenset((one,)): Rift(f"{peer} says nothing") for one, peer in silent.items()}
+            found |= {frozenset((one,)): LinkFailure(f"{peer} says nothing") for one, peer in silent.items()}
         return found
 
     def _timelines(self) -> dict[PeerId, int]:
@@ -146,7 +141,7 @@ class _UnitRounds:
         found = (one for one in self.newest if one.number == number and any(each.peer == peer for each in one.envoys))
         return next(found, None)
 
-    def rifts(self, now_s: float, must_speak_s: float) -> dict[frozenset[int], Rift]:
+    def rifts(self, now_s: float, must_speak_s: float) -> dict[frozenset[int], LinkFailure]:
         """What failed in all of the newest finished rounds; if nothing did, what failed in the last one."""
         over = [one for one in self.newest if one is not self.under_way or now_s >= one.began_s + must_speak_s]
         if self.is_complete or not over:
@@ -258,14 +253,14 @@ class Exchanging:
         is_finite = math.isfinite(squared)
         return Exchanged(self.step, tuple(rounds), not is_finite, math.sqrt(squared) if is_finite else 0.0)
 
-    def rifts(self, now_s: float) -> dict[frozenset[int], Rift]:
+    def rifts(self, now_s: float) -> dict[frozenset[int], LinkFailure]:
         """The timelines, and pairs of timelines, that cannot exchange, by the newest rounds of all units."""
-        found: dict[frozenset[int], Rift] = {}
+        found: dict[frozenset[int], LinkFailure] = {}
         for one in self._rounds.values():
             found |= one.rifts(now_s, self._timeout_s + PAUSE_S)  # envoys begin at about the same time
         if not found and self._lost:  # no round came to its end, for want of these envoys
             most = max(self._lost, key=lambda one: self._lost[one][0])
-            found[frozenset((most,))] = Rift(self._lost[most][1])
+            found[frozenset((most,))] = LinkFailure(self._lost[most][1])
         return found
 
     def retries_s(self) -> list[float]:
@@ -356,3 +351,185 @@ def _turn(failures: int, island: int, many: int) -> int:
         failures //= many
         turn += digit * failures
     return turn % many
+
+
+class OuterSteps:
+    """The outer steps of a job, one after the other: the exchange under way, if any.
+
+        all islands hold what they propose ──▶ rounds ──complete──▶ all have come to the outer step ──▶ exchanged
+
+    With `overlap_steps` islands train on while the rounds run; otherwise both arrows begin at once.
+    """
+
+    def __init__(self, settings: BrainSettings, roster: Roster) -> None:
+        self._settings, self._roster = settings, roster
+        self._exchanging: Exchanging | None = None
+        self._round = Round(settings.epoch, 1)  # the next one between islands
+        self.envoys: set[PeerId] = set()  # of the newest outer step
+        self.parted: set[frozenset[int]] = set()  # two islands that could not exchange, so that one was left out
+        self.waits = Waits(roster)
+        self._outcomes = Counter[str]()  # of the rounds of exchanges that are over
+        self.took_s: float | None = None  # from the first round of this exchange until all were complete, if they are
+        self._began_s = 0.0
+
+    def concerns(self, peer: PeerId, event: Averaged | RoundFailed) -> bool:
+        """Whether the event is of a round between islands."""
+        island = self._roster.island_of.get(peer)
+        return island is not None and self._roster.courses[island].is_outer(event.step)
+
+    def heard(self, peer: PeerId, event: Averaged | RoundFailed, now_s: float) -> list[Output]:
+        """An envoy reports on an outer round. Fails the job if envoys differ repeatedly."""
+        exchanging, island = self._exchanging, self._roster.serves(peer)
+        if exchanging is None or island is None:
+            return []
+        if event.step != exchanging.step or event.timeline != island.settings.timeline:
+            return []
+        if fault := fault_of(peer, event, island.settings, max(island.agreed, event.step)):
+            return exchanging.lost(peer, f"it {fault}", now_s)
+        if isinstance(event, RoundFailed):
+            return exchanging.failed(peer, event, now_s)
+        return exchanging.averaged(peer, event, now_s)
+
+    def lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
+        """A peer is lost: rounds of which it was an envoy are repeated."""
+        return [] if self._exchanging is None else self._exchanging.lost(peer, reason, now_s)
+
+    def released(self, made: Iterable[Output], now_s: float) -> list[Output]:
+        """Repeat the rounds of replicas that an island released: they drop what they hold."""
+        gone = [one for one in made if isinstance(one, Released)]
+        return [output for one in gone for output in self.lost(one.peer, f"it was released ({one.reason})", now_s)]
+
+    def advance(self, now_s: float) -> tuple[list[Output], Exchanged | None]:
+        """Begin the rounds that can begin. Returns the exchange too once all rounds are complete."""
+        outer = self._roster.captured()
+        if outer is None:
+            return [], None
+        step = outer.step
+        if self._exchanging is None:
+            settings = self._settings
+            self._exchanging = Exchanging(step, settings.units, self._round, settings.averaging_timeout_s)
+            self._began_s = now_s
+        is_due = min(self._exchanging.retries_s()) <= now_s  # else nobody is to go: who may takes long to find
+        decided = self._exchanging.begin(self._roster.delegations(step), now_s) if is_due else []
+        exchanged = self._exchanging.result()
+        if exchanged is None or self.took_s is None:
+            self.took_s = None if exchanged is None else now_s - self._began_s
+        if exchanged is None or not self._roster.have_come_to(step):
+            return decided, None
+        self._close(self._exchanging)
+        self.envoys = {peer for one in exchanged.rounds for peer in one.envoys}
+        self._outcomes["averaged"] += len(exchanged.rounds)
+        if exchanged.skip:
+            steps_made = self._roster.courses[0].inner_steps(step)
+            of = f" for fragment {outer.fragment}" if self._roster.courses[0].fragments > 1 else ""
+            told = f"after step {steps_made} what islands propose{of} is not finite: all go back to the outer weights"
+            decided.append(Note("warning", told))
+        return decided, exchanged
+
+    def begin_again(self, reason: str) -> list[Output]:
+        """Void all rounds, complete or not: the islands have changed, and all units need the same ones."""
+        if self._exchanging is None:
+            return []
+        aborts = self._exchanging.give_up(reason)
+        self._close(self._exchanging)
+        return [one for one in aborts if not isinstance(one, Send) or one.peer in self._roster.island_of]
+
+    def _close(self, exchanging: Exchanging) -> None:
+        self._round, self._exchanging = exchanging.next_round, None
+        self._outcomes += exchanging.outcomes
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """The number of rounds by outcome."""
+        return self._outcomes + (Counter() if self._exchanging is None else self._exchanging.outcomes)
+
+    def rifts(self, now_s: float) -> dict[frozenset[int], LinkFailure]:
+        """The islands, and pairs of islands, that cannot exchange, with an envoy's report."""
+        found = {} if self._exchanging is None else self._exchanging.rifts(now_s)
+        by = {one: None if rift.by is None else self._island(rift.by) for one, rift in found.items()}
+        return {frozenset(map(self._island, one)): replace(rift, by=by[one]) for one, rift in found.items()}
+
+    def _island(self, timeline: int) -> int:
+        return timeline % len(self._roster.islands)
+
+    def retries_s(self) -> list[float]:
+        return [] if self._exchanging is None else self._exchanging.retries_s()
+
+    def waiting_for(self) -> str:
+        """What the exchange waits for, for people; empty if there is no exchange or it waits for nothing."""
+        if self._exchanging is None or all(one.outer_step is None for one in self._roster.at_work().values()):
+            return ""
+        steps = self._roster.courses[0].inner_steps(self._exchanging.step)
+        told = self._exchanging.waiting_for()
+        return f"after step {steps}: {told}" if told else ""
+
+
+HINT = "raise averaging.timeout_s and limits.no_progress_s if they are only slow"
+
+
+def islands_to_evict(roster: Roster, outer: OuterSteps, for_s: float, now_s: float) -> dict[int, str]:
+    """The islands to evict once nothing has moved for `limits.no_progress_s`, each with the reason.
+
+    Empty if too few would remain or the fault is unknown.
+
+        the others wait at the outer step, or have trained all ──▶ the islands that have not come so far
+        envoys say nothing in round after round ──▶ their island
+        envoys do not reach each other ──▶ all but the largest group in which no island failed to reach another
+        the last checkpoint lacks parts, a second time ──▶ the islands that did not hand them over
+
+        island 0 ── island 1
+             ╲         ╱
+              island 2         no link of 2 works: 0 and 1 go on
+    """
+    found = _at_fault(roster, outer, for_s, now_s)
+    if len(roster.present) - len(found) < max(1, roster.least):
+        return {}
+    outer.parted |= {pair for pair in outer.rifts(now_s) if len(pair & found.keys()) == 1}
+    return found
+
+
+def _at_fault(roster: Roster, outer: OuterSteps, for_s: float, now_s: float) -> dict[int, str]:
+    islands = roster.at_work()
+    if all(one.saves_only for one in islands.values()):
+        owing = {n: listed(peers) for n, one in islands.items() if (peers := one.owing(again=True))}
+        told = f"handed over no part of the checkpoint for {for_s:g} s, a second time"
+        return {n: f"{peers} {told}" for n, peers in owing.items()}
+    behind = [n for n, one in islands.items() if one.outer_step is None and not one.saves_only]
+    if behind:
+        return dict.fromkeys(behind, f"no step was committed for {for_s:g} s, and the other islands wait")
+    rifts = outer.rifts(now_s)
+    sizes = {n: sum(map(len, one.peers)) for n, one in islands.items()}
+    stay = largest_group(sizes, rifts, doubts(rifts.keys() | outer.parted), Counter(one.by for one in rifts.values()))
+    return {n: _told(n, rifts, for_s) for n in islands if n not in stay}
+
+
+def largest_group(
+    sizes: Mapping[int, int], apart: Collection[frozenset[int]], *doubts: Mapping[int | None, int]
+) -> tuple[int, ...]:
+    """The largest group of islands in which no island, and no pair, is in `apart`.
+
+    Among equals, the group whose islands have the fewest `doubts`, one kind after the other; then the most stage
+    servers (`sizes`); then the lowest numbers.
+    """
+    groups = [group for many in range(len(sizes) + 1) for group in combinations(sorted(sizes), many)]
+    able = [group for group in groups if not any(one.issubset(group) for one in apart)]
+
+    def worth(group: tuple[int, ...]) -> tuple[object, ...]:
+        doubted = [-sum(of.get(one, 0) for one in group) for of in doubts]
+        return len(group), doubted, sum(sizes[one] for one in group), [-one for one in group]
+
+    return max(able, key=worth)
+
+
+def doubts(apart: Iterable[frozenset[int]]) -> Counter[int | None]:
+    """With how many islands each could not exchange, now or when one of the pair was evicted."""
+    return Counter(island for pair in apart if len(pair) > 1 for island in pair)
+
+
+def _told(island: int, rifts: Mapping[frozenset[int], LinkFailure], for_s: float) -> str:
+    if alone := rifts.get(frozenset((island,))):
+        return f"its stage servers took part in no exchange for {for_s:g} s: {alone.said} (look at their logs; {HINT})"
+    said = {other: rift.said for pair, rift in rifts.items() if island in pair for other in pair - {island}}
+    others = f"island{'s' * (len(said) > 1)} {listed(map(str, said))}"
+    why = f"{said[min(said)]} (look at the links between them; {HINT})"
+    return f"it could not exchange with {others} for {for_s:g} s: {why}"

@@ -18,16 +18,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from scheduler.brain.commit.digests import outvoted
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import ReplicaRecord, Resumed
-from scheduler.brain.islands.exchange import Delegation
 from scheduler.brain.job import JobBrain
 from scheduler.brain.state.mode import Mode
 from swarm.job.course import TIMELINES_MAX, OuterCourse, OuterStep
-from swarm.types import Decision, Hop, PeerId
+from swarm.types import Decision, Hop, IslandState, PeerId
 from swarm.wire.messages import Hello
 
 ALLIES_MAX = 4  # of other islands, whom a replica may ask for the mean proposals
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """The replicas that may exchange for an island, by stage, and the tokens by which its proposal weighs."""
+
+    timeline: int
+    tokens: int
+    replicas: Mapping[int, tuple[ReplicaRecord, ...]]
 
 
 @dataclass(slots=True)
@@ -265,3 +274,88 @@ def still_at_work(
         one if one.committed >= exchanged and (has_begun or not is_known) else None
         for one, has_begun in zip(resumed, began, strict=True)
     )
+
+
+WAITS = (IslandState.WAITING, IslandState.EXCHANGING)
+
+
+class Waits:
+    """How long each island has stood at exchanges since the job's brain began, by what it waited for.
+
+    Not chosen: states sampled every two seconds, because an exchange on fast links is shorter than that.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._seconds: dict[int, dict[IslandState, float]] = {}  # by island
+        self._waiting: dict[int, IslandState] = {}  # since `_noted_s`
+        self._noted_s = 0.0
+
+    def note(self, now_s: float) -> None:
+        """Record what each island waits for; it counts until the next call."""
+        self._seconds = {island: dict(self.of(island, now_s)) for island in range(len(self._roster.islands))}
+        found = states(self._roster)
+        self._waiting, self._noted_s = {one: state for one, state in found.items() if state in WAITS}, now_s
+
+    def of(self, island: int, now_s: float) -> Mapping[IslandState, float]:
+        """Seconds that an island has waited, by state."""
+        waited = dict.fromkeys(WAITS, 0.0) | self._seconds.get(island, {})
+        if island in self._waiting:
+            waited[self._waiting[island]] += now_s - self._noted_s
+        return waited
+
+
+def states(roster: Roster) -> dict[int, IslandState]:
+    """What each island does now."""
+    all_are_there = roster.outer_step is not None
+    at_work = {n: _state(one, roster.courses[n], all_are_there) for n, one in roster.at_work().items()}
+    return dict.fromkeys(roster.lost, IslandState.LOST) | at_work
+
+
+def _state(island: JobBrain, course: OuterCourse, all_are_there: bool) -> IslandState:
+    if island.mode in (Mode.SAVING, Mode.ENDED):
+        return IslandState.SAVING
+    if island.mode is not Mode.RUNNING:
+        return IslandState.LOADING
+    if not course.is_outer(island.agreed):
+        return IslandState.TRAINING
+    if island.begun > island.agreed:
+        return IslandState.EXCHANGING
+    if island.outer_step is None:
+        return IslandState.EVALUATING
+    return IslandState.EXCHANGING if all_are_there else IslandState.WAITING
+
+
+class OuterDigests:
+    """Whether islands hold the same outer weights, at their beginning and after each outer step."""
+
+    def __init__(self, courses: Sequence[OuterCourse]) -> None:
+        self._courses = courses
+        self._held: dict[tuple[int, int], dict[int, str]] = {}  # by version and stage: of each island
+
+    def compare(self, islands: Mapping[int, JobBrain], *, forget: bool) -> dict[int, str]:
+        """The islands whose outer weights differ from the majority's, with the fault; all islands without a majority.
+
+        `forget`: drop versions that all `islands` have passed.
+        """
+        for number, one in islands.items():
+            version = one.agreed
+            if version != one.settings.first_step and not self._courses[number].is_outer(version - 1):
+                continue
+            for stage in range(len(one.settings.split)):
+                if digest := one.agreed_digest(stage):  # not known of what was agreed before a restart
+                    self._held.setdefault((version, stage), {})[number] = digest.rpartition("-")[2]
+        oldest = min(one.agreed for one in islands.values())
+        for (version, stage), said in list(self._held.items()):
+            held = {number: said[number] for number in sorted(said.keys() & islands.keys())}
+            self._held[version, stage] = held  # without that of an earlier life
+            yet = {number for number, one in islands.items() if one.agreed < version or one.mode is Mode.LOADING}
+            odd = outvoted(held)
+            if odd and yet <= held.keys():
+                told = ", ".join(f"island {number} holds {digest}" for number, digest in held.items())
+                where = f"after step {self._courses[0].inner_steps(version)}"
+                fault = f"islands differ in the outer weights of stage {stage} {where}: {told}"
+                return dict.fromkeys(odd if len(odd) < len(held) else islands, fault)
+            if forget and version < oldest:
+                del self._held[version, stage]
+        return {}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
-from scheduler.brain.inputs import OuterRound, ReplicaRecord
-from scheduler.brain.islands.exchange import DISPUTES_MAX, Delegation, Exchanging, Rift, _turn
+from scheduler.brain.inputs import OuterRound, ReplicaRecord, Tick
+from scheduler.brain.islands.exchange import DISPUTES_MAX, Exchanging, LinkFailure, _turn, doubts, largest_group
+from scheduler.brain.islands.roster import Delegation
 from scheduler.brain.outputs import Fail, Note, Output, Send
 from swarm.types import PeerId, Round, UnitName
 from swarm.wire.messages import AbortRound, Averaged, Exchange, ParameterNorm, RoundFailed
+from tests.simulation.engine.islands import Shape, World
 
 S0, S1, TIED = UnitName("stage-0"), UnitName("stage-1"), UnitName("tied")
 UNITS = {S0: (0,), S1: (1,), TIED: (0, 1)}
@@ -176,7 +179,7 @@ def test_an_envoy_that_most_islands_overrule_fails_no_job_and_its_island_alone_i
         outputs += spoken(made, {"i1s0r0": f"other {number}"}, now_s)
     assert not any(isinstance(one, Fail) for one in outputs)
     said = "i1s0r0 holds other 3, and most islands hold another mean"
-    assert made.rifts(now_s) == {frozenset({5}): Rift(said)}
+    assert made.rifts(now_s) == {frozenset({5}): LinkFailure(said)}
     assert "envoys differ in the mean proposal of unit stage-0" in made.waiting_for()
     made.begin(delegations(3, replicas=1), now_s + 100.0)
     assert spoken(made, {}, now_s + 100.0) == []
@@ -198,7 +201,7 @@ def test_of_two_envoys_of_an_island_people_are_told_of_the_one_that_differs() ->
     made = Exchanging(STEP, {S0: (0, 1)}, Round(2, 7), 5.0)
     made.begin(delegations(3, replicas=1), 0.0)
     spoken(made, {"i1s1r0": "other"}, 1.0)
-    assert made.rifts(1.0) == {frozenset({5}): Rift("i1s1r0 holds other, and most islands hold another mean")}
+    assert made.rifts(1.0) == {frozenset({5}): LinkFailure("i1s1r0 holds other, and most islands hold another mean")}
 
 
 def test_an_island_whose_envoys_agree_is_not_overruled_by_islands_whose_own_do_not() -> None:
@@ -248,8 +251,8 @@ def test_who_did_not_reach_whom_is_known_of_all_envoys_of_a_round_that_failed() 
     assert (made.outcomes["failed"], found(made, 4.0)) == (1, [[0, 2], [1, 2]])
     says(made, S0, "i2s0r0", "i0s0r0", 4.5)
     assert made.rifts(4.5) == {
-        frozenset((4, 6)): Rift("i0s0r0 says no proposal came"),
-        frozenset((5, 6)): Rift("i1s0r0 says no proposal came", by=5),
+        frozenset((4, 6)): LinkFailure("i0s0r0 says no proposal came"),
+        frozenset((5, 6)): LinkFailure("i1s0r0 says no proposal came", by=5),
     }
 
 
@@ -407,7 +410,7 @@ def test_the_island_is_blamed_that_lost_most_envoys_if_no_round_came_to_its_end(
     for number, peer in enumerate(("i1s0r0", "i1s0r0", "i0s0r0")):
         made.begin(delegations(2, 1), 100.0 * number)
         made.lost(PeerId(peer), f"session {number}", 100.0 * number + 1.0)
-    assert made.rifts(202.0) == {frozenset((5,)): Rift("i1s0r0 is lost: session 1")}
+    assert made.rifts(202.0) == {frozenset((5,)): LinkFailure("i1s0r0 is lost: session 1")}
     made.begin(delegations(2, 1), 300.0)
     says(made, S0, "i1s0r0", "i0s0r0", 305.0)
     says(made, S0, "i0s0r0", "i1s0r0", 305.0)
@@ -436,3 +439,57 @@ def test_the_envoys_of_two_islands_try_all_pairs(islands: int, replicas: int) ->
         assert len(set(zip(one, other, strict=True))) == replicas**2
     for one in turns:
         assert all(len(set(one[at : at + 2 * replicas])) == replicas for at in range(0, len(one), replicas))
+
+
+def test_while_rounds_run_nobody_looks_who_could_go_and_for_how_many_tokens() -> None:
+    """Each input did, of each step since the last exchange: that took ten times as long as all else with 500 steps."""
+    world = World(Shape(steps=6, lease=3), 0)
+    looked, tokens_of = list[int](), world.brain.settings.tokens_of
+    for one in world.brain._roster.islands:
+        one.settings = replace(one.settings, tokens_of=lambda portion: looked.append(portion) or tokens_of(portion))
+    while not any(isinstance(one, Exchange) for replica in world.replicas.values() for one in replica.commands):
+        world.turn()
+    assert sorted(set(looked)) == [0, 1, 2, 3, 4, 5]
+    looked.clear()
+    world.tell(Tick())
+    assert looked == []
+
+
+ALL = {0: 4, 1: 4, 2: 4, 3: 4}
+
+
+@pytest.mark.parametrize(
+    ("apart", "sizes", "stay"),
+    [
+        ([], ALL, (0, 1, 2, 3)),
+        ([(0, 3), (1, 3), (2, 3)], ALL, (0, 1, 2)),
+        ([(0, 2), (0, 3), (1, 2), (1, 3)], ALL, (0, 1)),
+        ([(0, 2), (0, 3), (1, 2), (1, 3)], ALL | {3: 5}, (2, 3)),
+        ([(0, 1)], {0: 4, 1: 4}, (0,)),
+        ([(0, 1)], {0: 4, 1: 5}, (1,)),
+        ([(0, 1), (1, 2)], {0: 1, 1: 9, 2: 1}, (0, 2)),
+        ([(0, 1), (0, 2), (1, 2)], {0: 4, 1: 4, 2: 4}, (0,)),
+    ],
+)
+def test_the_largest_group_that_is_together_goes_on(
+    apart: list[tuple[int, int]], sizes: dict[int, int], stay: tuple[int, ...]
+) -> None:
+    assert largest_group(sizes, [frozenset(pair) for pair in apart]) == stay
+
+
+@pytest.mark.parametrize(
+    ("apart", "before", "stay"),
+    [
+        ([(0, 1)], [], (0, 2, 3)),
+        ([(0, 1)], [(0, 4)], (1, 2, 3)),
+        ([(0, 2)], [(0, 1), (0, 1)], (1, 2, 3)),
+        ([(0, 1)], [(0, 1)], (0, 2, 3)),
+        ([(0, 2), (0, 3), (1, 2), (1, 3)], [(1, 4)], (2, 3)),
+        ([(0,)], [(1, 2)], (1, 2, 3)),
+    ],
+)
+def test_of_equal_groups_the_one_goes_on_that_seldom_lacked_another(
+    apart: list[tuple[int, ...]], before: list[tuple[int, ...]], stay: tuple[int, ...]
+) -> None:
+    pairs = [frozenset(pair) for pair in apart]
+    assert largest_group(ALL, pairs, doubts({*pairs, *map(frozenset, before)})) == stay

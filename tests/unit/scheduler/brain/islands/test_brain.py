@@ -1,4 +1,4 @@
-"""scheduler.brain.islands.pacing: how much of a step each island trains behind an outer step."""
+"""scheduler.brain.islands.brain: how much of a step each island trains behind an outer step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from scheduler.brain.islands.brain import Pacing
 from scheduler.brain.islands.forks import Division
-from scheduler.brain.islands.pacing import Pacing
 from scheduler.brain.outputs import CommitRow, Fork
 from swarm.job.course import IslandCourse, OuterCourse
 from swarm.job.shares import Shares
