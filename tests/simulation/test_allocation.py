@@ -23,14 +23,13 @@ from tests.support.scenes import (
     Task,
     about_peer,
     add_peer,
-    at_desk,
     drained,
-    make_spec,
+    of_desk,
     replayed,
     serves,
     train,
 )
-from tests.support.simulated import Tokens, small_spec
+from tests.support.simulated import small_spec
 
 
 async def submit_another(run: Run, **changes: Any) -> Job:
@@ -220,26 +219,22 @@ def test_two_jobs_that_take_no_more_than_their_share_run_side_by_side(tmp_path: 
     assert (others[0].record.state, run.job.record.state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
 
 
-def test_one_submitter_leaves_open_jobs_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@of_desk(0)
+async def test_one_submitter_leaves_open_jobs_to_others(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "JOBS_OPEN_MAX", 4)
-    spec = make_spec(tmp_path)
-    tokens = Tokens.make(tmp_path, spec)
     ann, bob = (Person(Role.SUBMITTER, name) for name in ("ann", "bob"))
 
-    async def submit(desk: Desk) -> None:
-        async def open_one(by: Person) -> None:
-            await desk.rig.jobs.submit(spec, tokens.of_job(), {}, by=by)
+    async def open_one(by: Person) -> None:
+        await desk.rig.jobs.submit(desk.spec, desk.tokens.of_job(), {}, by=by)
 
-        for person in (ann, ann, bob):
+    for person in (ann, ann, bob):
+        await open_one(person)
+    for person in (ann, bob):
+        with pytest.raises(QuotaReached, match="others leave free"):
             await open_one(person)
-        for person in (ann, bob):
-            with pytest.raises(QuotaReached, match="others leave free"):
-                await open_one(person)
+    await open_one(ANYBODY)
+    with pytest.raises(NotAllowed, match="4 jobs are open already"):
         await open_one(ANYBODY)
-        with pytest.raises(NotAllowed, match="4 jobs are open already"):
-            await open_one(ANYBODY)
-
-    at_desk(tokens, submit, peers=0)
 
 
 def test_one_that_comes_back_after_a_restart_is_released_if_another_took_its_place(

@@ -51,7 +51,7 @@ def test_who_submitted_often_waits_for_his_next_submit_and_nobody_else_does(
             await jobs.check(spec, tokens.of_job(), person)
             await jobs.submit(spec, tokens.of_job(), {}, by=person)
 
-    at_desk(tokens, act, peers=0)
+    at_desk(spec, tokens, act, peers=0)
 
 
 def test_the_oldest_ended_job_without_weights_goes_when_another_of_its_owner_ends(
@@ -87,7 +87,7 @@ def test_the_oldest_ended_job_without_weights_goes_when_another_of_its_owner_end
         assert jobs.registry.get(anns[2].record.id) is None, "what an earlier start left is removed too"
         assert jobs.registry.get(anns[3].record.id) is anns[3]
 
-    at_desk(tokens, act, peers=0)
+    at_desk(spec, tokens, act, peers=0)
 
 
 def test_who_pauses_and_resumes_in_turn_writes_so_many_rows_and_may_then_wait(
@@ -121,7 +121,7 @@ def test_who_pauses_and_resumes_in_turn_writes_so_many_rows_and_may_then_wait(
         await asyncio.sleep(1.0)
         await service.Resume(resumed, context)
 
-    at_desk(tokens, act, peers=0)
+    at_desk(spec, tokens, act, peers=0)
 
 
 def _late(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_jobs_that_are_opened_at_the_same_time_count_together(tmp_path: Path, mo
         told = await _counted(*(jobs.submit(spec, tokens.of_job(), {}, by=person) for person in (ANN, ANN, BOB)))
         assert [one == "open" for one in told] == [True, False, True]
 
-    at_desk(tokens, act, peers=0)
+    at_desk(spec, tokens, act, peers=0)
 
 
 def test_a_job_that_is_resumed_is_one_more_that_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,4 +184,4 @@ def test_a_job_that_is_resumed_is_one_more_that_is_open(tmp_path: Path, monkeypa
         await jobs.resume(ended[2], "latest", spec)
         await jobs.submit(spec, tokens.of_job(), {}, by=BOB)
 
-    at_desk(tokens, act, peers=0)
+    at_desk(spec, tokens, act, peers=0)

@@ -25,6 +25,7 @@ from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId, PeerState
 from swarm.wire.messages import Accumulated, Saved
 from tests.support import scenes
+from tests.support.acts import Played, played
 from tests.support.devices import InlineDevice
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
@@ -48,57 +49,60 @@ class Scene:
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
 
 
-def play(tmp_path: Path, act: Callable[[Scene], Awaitable[None]], **changes: object) -> None:
-    spec = scenes.resolved(small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3, **changes))
-    tokens = Tokens.make(tmp_path, spec)
+def of_scene(**changes: object) -> Played:
+    def run(act: Callable[[Scene], Awaitable[None]], tmp_path: Path) -> None:
+        spec = scenes.resolved(small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3, **changes))
+        tokens = Tokens.make(tmp_path, spec)
 
-    async def on(rig: Rig) -> None:
-        await act(Scene(rig, spec, tokens))
+        async def on(rig: Rig) -> None:
+            await act(Scene(rig, spec, tokens))
 
-    scenes.play(tokens, 2, on)
+        scenes.play(tokens, 2, on)
+
+    return played(run)
 
 
-def test_a_database_that_is_locked_for_a_while_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@of_scene()
+async def test_a_database_that_is_locked_for_a_while_costs_time_only(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One "database is locked" on a job's last state once ended the scheduler."""
+    store, loop = scene.rig.store, asyncio.get_running_loop()
+    until_s = loop.time() + 6.0
+    refused = 0
+    for name in ("put_job", "put_commit"):
+        real = getattr(store, name)
 
-    async def act(scene: Scene) -> None:
-        store, loop = scene.rig.store, asyncio.get_running_loop()
-        until_s = loop.time() + 6.0
-        refused = 0
-        for name in ("put_job", "put_commit"):
-            real = getattr(store, name)
+        async def flaky(*arguments: object, real: Callable[..., Awaitable[None]] = real) -> None:
+            nonlocal refused
+            if loop.time() < until_s:
+                refused += 1
+                raise DatabaseUnavailable("database is locked")
+            await real(*arguments)
 
-            async def flaky(*arguments: object, real: Callable[..., Awaitable[None]] = real) -> None:
-                nonlocal refused
-                if loop.time() < until_s:
-                    refused += 1
-                    raise DatabaseUnavailable("database is locked")
-                await real(*arguments)
-
-            monkeypatch.setattr(store, name, flaky)
-        with pytest.raises(DatabaseUnavailable):  # a job that cannot be stored is not accepted
-            await scene.submit()
-        await asyncio.sleep(4.0)
-        until_s = 0.0
-        job = await scene.submit()
-        async for view in scene.rig.jobs.watch(job):
-            if view.record.state is JobState.RUNNING and not until_s:
-                until_s = loop.time() + 6.0
-        assert job.record.state is JobState.SUCCEEDED, job.record.reason
-        assert refused > 3
-        told = [
-            line.message
-            for line in scene.rig.jobs.stores.logs.of(job.record.id).kept()[0]
-            if "waits for its row" in line.message
-        ]
-        assert 0 < len(told) < refused
-        assert "database is locked; tries again" in told[0]
-
-    play(tmp_path, act)
+        monkeypatch.setattr(store, name, flaky)
+    with pytest.raises(DatabaseUnavailable):  # a job that cannot be stored is not accepted
+        await scene.submit()
+    await asyncio.sleep(4.0)
+    until_s = 0.0
+    job = await scene.submit()
+    async for view in scene.rig.jobs.watch(job):
+        if view.record.state is JobState.RUNNING and not until_s:
+            until_s = loop.time() + 6.0
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    assert refused > 3
+    told = [
+        line.message
+        for line in scene.rig.jobs.stores.logs.of(job.record.id).kept()[0]
+        if "waits for its row" in line.message
+    ]
+    assert 0 < len(told) < refused
+    assert "database is locked; tries again" in told[0]
 
 
 @pytest.mark.parametrize("is_alone", [False, True])  # at its stage of the next job, until another one is idle
-def test_a_cancelled_job_that_keeps_a_device_busy_holds_no_other_job_up(tmp_path: Path, is_alone: bool) -> None:
+@of_scene()
+async def test_a_cancelled_job_that_keeps_a_device_busy_holds_no_other_job_up(scene: Scene, is_alone: bool) -> None:
     """A computation cannot be stopped: one of four minutes kept its stage server, which the next jobs waited for."""
     devices: list[InlineDevice] = []
 
@@ -107,142 +111,125 @@ def test_a_cancelled_job_that_keeps_a_device_busy_holds_no_other_job_up(tmp_path
             super().__init__(seconds)
             devices.append(self)
 
-    async def act(scene: Scene) -> None:
-        rig, busy = scene.rig, PeerId("a-busy")
-        rig.kill(PeerId("peer-0"))
-        rig.add_peer(busy, rig.tasks, Random(0), device_type=Device)
-        while [known.hello.peer for known in rig.membership.idle_peers()] != [busy, "peer-1"]:
-            await asyncio.sleep(0.1)
-        first = await scene.submit()
-        while first.record.state is not JobState.RUNNING:
-            await asyncio.sleep(0.001)
-        computing = asyncio.ensure_future(devices[0]._after(None, 240.0))
-        await rig.jobs.cancel(first, "too slow", checkpoint=False)
-        if not is_alone:
-            rig.add_peer(PeerId("spare"), rig.tasks, Random(1))
-        while len(rig.membership.idle_peers()) < 3 - is_alone:
-            await asyncio.sleep(0.01)
+    rig, busy = scene.rig, PeerId("a-busy")
+    rig.kill(PeerId("peer-0"))
+    rig.add_peer(busy, rig.tasks, Random(0), device_type=Device)
+    while [known.hello.peer for known in rig.membership.idle_peers()] != [busy, "peer-1"]:
+        await asyncio.sleep(0.1)
+    first = await scene.submit()
+    while first.record.state is not JobState.RUNNING:
+        await asyncio.sleep(0.001)
+    computing = asyncio.ensure_future(devices[0]._after(None, 240.0))
+    await rig.jobs.cancel(first, "too slow", checkpoint=False)
+    if not is_alone:
+        rig.add_peer(PeerId("spare"), rig.tasks, Random(1))
+    while len(rig.membership.idle_peers()) < 3 - is_alone:
+        await asyncio.sleep(0.01)
 
-        given = asyncio.ensure_future(scene.works())
-        while rig.membership.find(busy).state is not PeerState.LOADING:
-            await asyncio.sleep(0.01)
-        if is_alone:
-            rig.add_peer(PeerId("spare"), rig.tasks, Random(1))
-        await given
-        await scene.works()
-        assert not computing.done()
-        assert rig.membership.find(busy).state is PeerState.GONE
-        await computing
-        await asyncio.sleep(5.0)
-        assert rig.membership.find(busy).state is PeerState.IDLE
-
-    play(tmp_path, act)
+    given = asyncio.ensure_future(scene.works())
+    while rig.membership.find(busy).state is not PeerState.LOADING:
+        await asyncio.sleep(0.01)
+    if is_alone:
+        rig.add_peer(PeerId("spare"), rig.tasks, Random(1))
+    await given
+    await scene.works()
+    assert not computing.done()
+    assert rig.membership.find(busy).state is PeerState.GONE
+    await computing
+    await asyncio.sleep(5.0)
+    assert rig.membership.find(busy).state is PeerState.IDLE
 
 
-def test_a_job_that_a_swarm_cannot_train_with_islands_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
+@of_scene()
+async def test_a_job_that_a_swarm_cannot_train_with_islands_is_refused_before_anything_is_kept(scene: Scene) -> None:
     """One process can: a swarm would train the job as if it had said nothing of spot checks."""
-
-    async def act(scene: Scene) -> None:
-        values = scene.spec.model_dump(mode="json") | {"averaging": {"mode": "streaming"}}
-        spec = parse_job(values | {"trust": {"spot_check": 0.5}})
-        with pytest.raises(InvalidConfig, match=r"trust\.spot_check does not work in a swarm"):
-            await scene.rig.jobs.submit(spec, scene.tokens.of_job(), {})
-        assert not scene.rig.jobs.registry.all()
-
-    play(tmp_path, act)
+    values = scene.spec.model_dump(mode="json") | {"averaging": {"mode": "streaming"}}
+    spec = parse_job(values | {"trust": {"spot_check": 0.5}})
+    with pytest.raises(InvalidConfig, match=r"trust\.spot_check does not work in a swarm"):
+        await scene.rig.jobs.submit(spec, scene.tokens.of_job(), {})
+    assert not scene.rig.jobs.registry.all()
 
 
-def test_a_lie_about_saved_weights_fails_the_job_and_not_the_scheduler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@of_scene()
+async def test_a_lie_about_saved_weights_fails_the_job_and_not_the_scheduler(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def act(scene: Scene) -> None:
-        real = scene.rig.parts.listener.on_event
+    real = scene.rig.parts.listener.on_event
 
-        def lie(peer: PeerId, event: object) -> None:
-            if isinstance(event, Saved):
-                event = replace(event, parameters=(replace(event.parameters[0], dtype="strange"),))
-            real(peer, event)  # type: ignore[arg-type]
+    def lie(peer: PeerId, event: object) -> None:
+        if isinstance(event, Saved):
+            event = replace(event, parameters=(replace(event.parameters[0], dtype="strange"),))
+        real(peer, event)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(scene.rig.parts.listener, "on_event", lie)
-        job = await scene.submit()
-        await scene.rig.finished(job)
-        assert job.record.state is JobState.FAILED
-        assert not list(scene.tokens.root.glob("jobs/*/checkpoints/*")), "half a checkpoint was left behind"
-        monkeypatch.setattr(scene.rig.parts.listener, "on_event", real)
-        await scene.works()
-
-    play(tmp_path, act)
+    monkeypatch.setattr(scene.rig.parts.listener, "on_event", lie)
+    job = await scene.submit()
+    await scene.rig.finished(job)
+    assert job.record.state is JobState.FAILED
+    assert not list(scene.tokens.root.glob("jobs/*/checkpoints/*")), "half a checkpoint was left behind"
+    monkeypatch.setattr(scene.rig.parts.listener, "on_event", real)
+    await scene.works()
 
 
-def test_tokens_outside_the_vocabulary_fail_the_job_with_the_reason(tmp_path: Path) -> None:
+@of_scene()
+async def test_tokens_outside_the_vocabulary_fail_the_job_with_the_reason(scene: Scene) -> None:
     """They once ended the stage server with an IndexError."""
-
-    async def act(scene: Scene) -> None:
-        (shard,) = scene.tokens.of_job().shards
-        path = scene.rig.jobs.stores.files.shard("", shard)
-        good = path.read_bytes()
-        path.write_bytes(np.full(len(good) // 2, 60_000, dtype="<u2").tobytes())
-        job = await scene.submit()
-        await scene.rig.finished(job)
-        assert job.record.state is JobState.FAILED
-        assert "60000" in job.record.reason
-        path.write_bytes(good)
-        await scene.works()
-
-    play(tmp_path, act)
+    (shard,) = scene.tokens.of_job().shards
+    path = scene.rig.jobs.stores.files.shard("", shard)
+    good = path.read_bytes()
+    path.write_bytes(np.full(len(good) // 2, 60_000, dtype="<u2").tobytes())
+    job = await scene.submit()
+    await scene.rig.finished(job)
+    assert job.record.state is JobState.FAILED
+    assert "60000" in job.record.reason
+    path.write_bytes(good)
+    await scene.works()
 
 
-def test_a_cancel_or_a_loss_while_the_loading_state_is_written_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@of_scene()
+async def test_a_cancel_or_a_loss_while_the_loading_state_is_written_is_not_lost(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver did not exist yet: a cancelled job once ran on to succeeded, another stayed loading for ever."""
+    real = scene.rig.store.put_job
 
-    async def act(scene: Scene) -> None:
-        real = scene.rig.store.put_job
+    async def slow(record: JobRecord) -> None:
+        await asyncio.sleep(1.0 if record.state is JobState.LOADING else 0.0)
+        await real(record)
 
-        async def slow(record: JobRecord) -> None:
-            await asyncio.sleep(1.0 if record.state is JobState.LOADING else 0.0)
-            await real(record)
+    monkeypatch.setattr(scene.rig.store, "put_job", slow)
+    job = await scene.submit(steps=1000)
+    while job.record.state is not JobState.LOADING:
+        await asyncio.sleep(0.01)
+    await scene.rig.jobs.cancel(job, "x" * 70_000)
+    await scene.rig.finished(job)
+    assert job.record.state is JobState.CANCELLED
 
-        monkeypatch.setattr(scene.rig.store, "put_job", slow)
-        job = await scene.submit(steps=1000)
-        while job.record.state is not JobState.LOADING:
-            await asyncio.sleep(0.01)
-        await scene.rig.jobs.cancel(job, "x" * 70_000)
-        await scene.rig.finished(job)
-        assert job.record.state is JobState.CANCELLED
-
-        job = await scene.submit(steps=1000)
-        while job.record.state is not JobState.LOADING:
-            await asyncio.sleep(0.01)
-        scene.rig.kill(PeerId("peer-1"))
-        while job.record.state is JobState.LOADING:
-            await asyncio.sleep(0.01)
-        assert job.record.state is JobState.STALLED
-        assert "peer-1" in job.record.reason
-
-    play(tmp_path, act)
+    job = await scene.submit(steps=1000)
+    while job.record.state is not JobState.LOADING:
+        await asyncio.sleep(0.01)
+    scene.rig.kill(PeerId("peer-1"))
+    while job.record.state is JobState.LOADING:
+        await asyncio.sleep(0.01)
+    assert job.record.state is JobState.STALLED
+    assert "peer-1" in job.record.reason
 
 
-def test_a_step_whose_loss_is_nan_is_skipped_and_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@of_scene()
+async def test_a_step_whose_loss_is_nan_is_skipped_and_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """No database takes a NaN: the row was once refused for 300 s, then the job failed."""
+    real = scene.rig.parts.listener.on_event
 
-    async def act(scene: Scene) -> None:
-        real = scene.rig.parts.listener.on_event
+    def poison(peer: PeerId, event: object) -> None:
+        if isinstance(event, Accumulated) and event.stage == 1 and event.microbatch.step == 1:
+            event = replace(event, finite=False, loss=math.nan)
+        real(peer, event)  # type: ignore[arg-type]
 
-        def poison(peer: PeerId, event: object) -> None:
-            if isinstance(event, Accumulated) and event.stage == 1 and event.microbatch.step == 1:
-                event = replace(event, finite=False, loss=math.nan)
-            real(peer, event)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(scene.rig.parts.listener, "on_event", poison)
-        job = await scene.submit()
-        await scene.rig.finished(job)
-        assert job.record.state is JobState.SUCCEEDED, job.record.reason
-        rows = await scene.rig.store.commits(job.record.id)
-        assert [(row["skip"], row["loss"] is None) for row in rows] == [(False, False), (True, True), (False, False)]
-
-    play(tmp_path, act)
+    monkeypatch.setattr(scene.rig.parts.listener, "on_event", poison)
+    job = await scene.submit()
+    await scene.rig.finished(job)
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    rows = await scene.rig.store.commits(job.record.id)
+    assert [(row["skip"], row["loss"] is None) for row in rows] == [(False, False), (True, True), (False, False)]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +266,7 @@ def test_what_float16_cannot_carry_is_said_by_its_sender(
         lines = [line.message for line in scene.rig.jobs.stores.logs.of(job.record.id).kept()[0]]
         assert f"the gradient of step 0 is not finite: the step changes no weight; {said}" in lines
 
-    play(tmp_path, act, pipeline__compression="float16")
+    of_scene(pipeline__compression="float16")(act)(tmp_path=tmp_path)
 
     if output == "y":  # the reference gives each stage's output to the same codec
         spec = scenes.resolved(
@@ -290,24 +277,21 @@ def test_what_float16_cannot_carry_is_said_by_its_sender(
         assert failed.value.hint == said
 
 
-def test_a_peer_that_was_silent_too_long_dials_again_when_it_wakes(tmp_path: Path) -> None:
+@of_scene()
+async def test_a_peer_that_was_silent_too_long_dials_again_when_it_wakes(scene: Scene) -> None:
     """Its connection had never broken, so it once believed that it was attached, for ever."""
-
-    async def act(scene: Scene) -> None:
-        membership = scene.rig.membership
-        known = membership.get(PeerId("peer-0"))
-        assert known is not None
-        known.heard_s -= 1000.0
-        for expected in (PeerState.SUSPECT, PeerState.GONE):
-            known.heard_s, known.since_s = -1000.0, -1000.0
-            assert [transition.after for transition in membership.tick(asyncio.get_running_loop().time())] == [expected]
-            if expected is PeerState.GONE:
-                scene.rig.sessions.drop(PeerId("peer-0"))
-        while len(membership.idle_peers()) < 2:
-            await asyncio.sleep(0.1)
-        await scene.works()
-
-    play(tmp_path, act)
+    membership = scene.rig.membership
+    known = membership.get(PeerId("peer-0"))
+    assert known is not None
+    known.heard_s -= 1000.0
+    for expected in (PeerState.SUSPECT, PeerState.GONE):
+        known.heard_s, known.since_s = -1000.0, -1000.0
+        assert [transition.after for transition in membership.tick(asyncio.get_running_loop().time())] == [expected]
+        if expected is PeerState.GONE:
+            scene.rig.sessions.drop(PeerId("peer-0"))
+    while len(membership.idle_peers()) < 2:
+        await asyncio.sleep(0.1)
+    await scene.works()
 
 
 async def test_what_followers_are_told_never_raises() -> None:

@@ -20,7 +20,7 @@ from swarm.reference.checkpoints import LocalCheckpoints
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import Accumulated, StoreHeader
-from tests.support.scenes import PEERS, Desk, at_desk, make_spec
+from tests.support.scenes import PEERS, Desk, at_desk, make_spec, of_desk
 from tests.support.simulated import Tokens
 
 MAX_RUNTIME_S = 0.5  # some of the steps
@@ -89,38 +89,33 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
         assert local.sha256 == expected.sha256
         assert local.losses == expected.losses[3:]
 
-    at_desk(tokens, act)
+    at_desk(spec, tokens, act)
 
 
-def test_a_job_keeps_the_checkpoint_that_its_name_meant_when_it_was_submitted(tmp_path: Path) -> None:
+@of_desk(checkpoint__every_steps=3)
+async def test_a_job_keeps_the_checkpoint_that_its_name_meant_when_it_was_submitted(desk: Desk) -> None:
     """A job that started from NAME:latest had that name itself. When it was resumed, it looked for its beginning in its
     own checkpoints, of which there were none."""
-    spec = make_spec(tmp_path, checkpoint__every_steps=3)
-    tokens = Tokens.make(tmp_path, spec)
-    expected = train_local(spec, tokens.batches(spec), device=CPU)
-
-    async def act(desk: Desk) -> None:
-        jobs = desk.rig.jobs
-        first = await desk.submit(spec)
-        await desk.rig.finished(first)
-        step = desk.checkpoints(first)[0].step
-        for named, at in (("rig", "latest"), (first.record.id[:-1], f"{step}")):
-            longer = changed(changed(spec, "training", steps=8), "checkpoint", resume_from=f"{named}:{at}")
-            again = await desk.submit(longer if at == "latest" else changed(longer, "training", steps=6))
-            pinned = f"{first.record.id}:{6 if at == 'latest' else step}"
-            assert again.spec.checkpoint.resume_from == pinned
-            assert JobSpec.model_validate_json(again.record.spec_json).checkpoint.resume_from == pinned
-            await jobs.cancel(again, "before it has begun")
-            assert again.record.state is JobState.CANCELLED, again.record.reason
-            await jobs.resume(again, "latest", None)
-            assert again.start is not None
-            assert (again.start.job, again.start.step) == (first.record.id, int(pinned.rpartition(":")[2]))
-            await desk.rig.finished(again)
-            assert again.record.state is JobState.SUCCEEDED, again.record.reason
-            if at != "latest":
-                assert again.record.weights_sha256 == expected.sha256
-
-    at_desk(tokens, act)
+    expected = train_local(desk.spec, desk.tokens.batches(desk.spec), device=CPU)
+    jobs = desk.rig.jobs
+    first = await desk.submit(desk.spec)
+    await desk.rig.finished(first)
+    step = desk.checkpoints(first)[0].step
+    for named, at in (("rig", "latest"), (first.record.id[:-1], f"{step}")):
+        longer = changed(changed(desk.spec, "training", steps=8), "checkpoint", resume_from=f"{named}:{at}")
+        again = await desk.submit(longer if at == "latest" else changed(longer, "training", steps=6))
+        pinned = f"{first.record.id}:{6 if at == 'latest' else step}"
+        assert again.spec.checkpoint.resume_from == pinned
+        assert JobSpec.model_validate_json(again.record.spec_json).checkpoint.resume_from == pinned
+        await jobs.cancel(again, "before it has begun")
+        assert again.record.state is JobState.CANCELLED, again.record.reason
+        await jobs.resume(again, "latest", None)
+        assert again.start is not None
+        assert (again.start.job, again.start.step) == (first.record.id, int(pinned.rpartition(":")[2]))
+        await desk.rig.finished(again)
+        assert again.record.state is JobState.SUCCEEDED, again.record.reason
+        if at != "latest":
+            assert again.record.weights_sha256 == expected.sha256
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -163,49 +158,38 @@ def test_pause_and_resume_at_another_number_of_stages_change_no_bit(tmp_path: Pa
         with pytest.raises(NotAllowed, match="only a paused"):
             await jobs.resume(job, "latest", None)
 
-    at_desk(tokens, act)
+    at_desk(spec, tokens, act)
 
 
-def test_a_resume_at_another_cut_keeps_the_overlap_or_chooses_it_anew_and_the_checkpoint_says_which(
-    tmp_path: Path,
+@of_desk(pipeline__overlap="auto", training__steps=12, training__global_batch_sequences=16, checkpoint__every_steps=0)
+async def test_a_resume_at_another_cut_keeps_the_overlap_or_chooses_it_anew_and_the_checkpoint_says_which(
+    desk: Desk,
 ) -> None:
     """`pipeline.overlap = "auto"` becomes a number at submit. Resumed at another cut, a job kept the number that was
     chosen for the first one and did not say so, and no test read what its checkpoints say of it."""
-    spec = make_spec(
-        tmp_path,
-        pipeline__overlap="auto",
-        training__steps=12,
-        training__global_batch_sequences=16,
-        checkpoint__every_steps=0,
-    )
-    tokens = Tokens.make(tmp_path, spec)
-
-    async def act(desk: Desk) -> None:
-        jobs = desk.rig.jobs
-        job = await desk.submit(spec)
-        for until, overlap, said in (
-            (
-                1,
-                job.spec.overlap,
-                "2 of 8 microbatches overlap .*, as with the cut before; --set pipeline.overlap=auto",
-            ),
-            (4, "auto", "3 of 8 microbatches overlap .*; the first step does not overlap$"),
-        ):
-            await desk.until_step(job, until)
-            await jobs.pause(job, "paused by its user")
-            await desk.until_state(job, JobState.PAUSED)
-            assert late_in(desk.checkpoints(job)[-1]) == 2
-            values = job.spec.model_dump()
-            values["pipeline"] |= {"stages": 3, "split": "auto", "overlap": overlap}
-            await jobs.resume(job, "latest", JobSpec.model_validate(values))
-            assert re.search(rf"goes on at step .*; {said}", job.record.reason), job.record.reason
-        begun = desk.checkpoints(job)[-1]
-        await desk.rig.finished(job)
-        assert late_in(desk.checkpoints(job)[-1]) == job.spec.overlap == 3
-        expected = train_local(job.spec, tokens.batches(job.spec), device=CPU, start=begun)
-        assert job.record.weights_sha256 == expected.sha256
-
-    at_desk(tokens, act)
+    jobs = desk.rig.jobs
+    job = await desk.submit(desk.spec)
+    for until, overlap, said in (
+        (
+            1,
+            job.spec.overlap,
+            "2 of 8 microbatches overlap .*, as with the cut before; --set pipeline.overlap=auto",
+        ),
+        (4, "auto", "3 of 8 microbatches overlap .*; the first step does not overlap$"),
+    ):
+        await desk.until_step(job, until)
+        await jobs.pause(job, "paused by its user")
+        await desk.until_state(job, JobState.PAUSED)
+        assert late_in(desk.checkpoints(job)[-1]) == 2
+        values = job.spec.model_dump()
+        values["pipeline"] |= {"stages": 3, "split": "auto", "overlap": overlap}
+        await jobs.resume(job, "latest", JobSpec.model_validate(values))
+        assert re.search(rf"goes on at step .*; {said}", job.record.reason), job.record.reason
+    begun = desk.checkpoints(job)[-1]
+    await desk.rig.finished(job)
+    assert late_in(desk.checkpoints(job)[-1]) == job.spec.overlap == 3
+    expected = train_local(job.spec, desk.tokens.batches(job.spec), device=CPU, start=begun)
+    assert job.record.weights_sha256 == expected.sha256
 
 
 def late_in(checkpoint: Checkpoint) -> int:
@@ -213,205 +197,172 @@ def late_in(checkpoint: Checkpoint) -> int:
     return int(checkpoint.trainer_state()["overlap"]["microbatches"])
 
 
-def test_a_job_that_has_run_as_long_as_it_may_is_paused_with_all_saved(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, checkpoint__every_steps=0, limits__max_runtime_s=MAX_RUNTIME_S)
-    tokens = Tokens.make(tmp_path, spec)
-    expected = train_local(spec, tokens.batches(spec), device=CPU)
-
-    async def act(desk: Desk) -> None:
-        job = await desk.submit(spec)
-        pauses = 0
-        await desk.until_state(job, JobState.PAUSED)
-        while job.record.state is JobState.PAUSED:
-            pauses += 1
-            assert pauses < 10
-            assert f"limits.max_runtime_s = {MAX_RUNTIME_S:g} has passed" in job.record.reason
-            assert desk.checkpoints(job)[-1].step == job.progress.steps_done
-            await desk.rig.jobs.resume(job, "latest", None)
-            await desk.until_state(job, JobState.PAUSED, JobState.SUCCEEDED)
-        assert pauses > 0
-        assert job.record.weights_sha256 == expected.sha256
-
-    at_desk(tokens, act)
-
-
-def test_cancel_saves_what_was_trained_and_resume_goes_on_bitwise(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, checkpoint__every_steps=0)
-    tokens = Tokens.make(tmp_path, spec)
-    expected = train_local(spec, tokens.batches(spec), device=CPU)
-
-    async def act(desk: Desk) -> None:
-        jobs = desk.rig.jobs
-        job = await desk.submit(spec)
-        await desk.until_step(job, 2)
-        await jobs.cancel(job, "cancelled by its user")
-        assert job.record.state is JobState.CANCELLING
-        await desk.until_state(job, JobState.CANCELLED)
-        (kept,) = desk.checkpoints(job)
-        await jobs.cancel(job, "again")
-        await jobs.resume(job, f"{kept.step}", None)
-        await desk.rig.finished(job)
-        assert job.record.weights_sha256 == expected.sha256
-
-        # At once: without a checkpoint, by a second cancel, or before anything was trained.
-        job = await desk.submit(spec)
-        await desk.until_step(job, 1)
-        await jobs.cancel(job, "x", checkpoint=False)
-        await desk.until_state(job, JobState.CANCELLED)
-        assert desk.checkpoints(job) == []
-        with pytest.raises(NotFound, match="no checkpoint"):
-            await jobs.resume(job, "latest", None)
-        await jobs.resume(job, "0", None)
-        await desk.until_step(job, 1)
-        await jobs.cancel(job, "x")
-        await jobs.cancel(job, "now")
-        await desk.until_state(job, JobState.CANCELLED)
-        assert desk.checkpoints(job) == []
-        job = await desk.submit(spec)
-        await desk.until_state(job, JobState.LOADING)
-        await jobs.cancel(job, "x")
-        await desk.until_state(job, JobState.CANCELLED)
-        assert job.progress.steps_done == 0
-
-    at_desk(tokens, act)
-
-
-def test_a_failed_job_goes_on_from_its_newest_checkpoint_and_leaves_the_other_future_behind(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, checkpoint__every_steps=2, training__steps=8, limits__on_stall="fail")
-    tokens = Tokens.make(tmp_path, spec)
-    expected = train_local(spec, tokens.batches(spec), device=CPU)
-
-    async def act(desk: Desk) -> None:
-        jobs, rig = desk.rig.jobs, desk.rig
-        job = await desk.submit(spec)
-        while not desk.checkpoints(job):
-            await asyncio.sleep(0.01)
-        await desk.until_step(job, 3)
-        for peer in list(job.stages[1]):
-            rig.kill(peer)
-        await desk.until_state(job, JobState.FAILED)
-        assert f"swarm resume {job.record.id}" in job.record.hint
-        done = job.progress.steps_done
-        newest = desk.checkpoints(job)[-1]
-        # The newest is damaged: the one before is used, and that is said.
-        if newest.step == 2:
-            await jobs.resume(job, "latest", None)
-        else:
-            path = tmp_path / "jobs" / job.record.id / "checkpoints" / newest.name / "optimizer" / "embed.safetensors"
-            path.write_bytes(path.read_bytes()[:-1])
-            await jobs.resume(job, "latest", None)
-            assert f"{newest.name} was skipped" in desk.said(job)
-        assert job.progress.steps_done == 2 <= done
-        await rig.finished(job)
-        assert job.record.state is JobState.SUCCEEDED, job.record.reason
-        assert job.record.weights_sha256 == expected.sha256
-        assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(step) for step in range(8))
-        assert [one.timeline for one in desk.checkpoints(job)][-2:] == [1, 1]
-        assert desk.sample("swarm_checkpoint_size_bytes", job_id=job.record.id) > 0
-
-    at_desk(tokens, act)
-
-
-def test_a_future_that_was_taken_up_again_is_the_one_that_counts(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, checkpoint__every_steps=2, checkpoint__keep_last=9, training__steps=20)
-    tokens = Tokens.make(tmp_path, spec)
-
-    async def act(desk: Desk) -> None:
-        jobs = desk.rig.jobs
-
-        async def train_until(step: int) -> None:
-            await desk.until_step(job, step)
-            await jobs.pause(job, "x")
-            await desk.until_state(job, JobState.PAUSED)
-
-        job = await desk.submit(spec)
-        await train_until(5)
-        far = job.progress.steps_done
-        await jobs.resume(job, "2", None)
-        await train_until(3)
-        await jobs.resume(job, f"{far}", None)
-        assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(step) for step in range(far))
-        await jobs.cancel(job, "x", checkpoint=False)
-        await desk.until_state(job, JobState.CANCELLED)
-        await jobs.resume(job, "latest", None)
-        assert (job.start is not None and (job.start.timeline, job.start.step)) == (0, far)
-        assert (job.newest is not None and (job.newest.timeline, job.newest.step)) == (0, far)
-        await jobs.cancel(job, "x", checkpoint=False)
-
-    at_desk(tokens, act)
-
-
-def test_old_checkpoints_go_and_multiples_stay(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=2, checkpoint__keep_every_steps=2)
-    tokens = Tokens.make(tmp_path, spec)
-
-    async def act(desk: Desk) -> None:
-        job = await desk.submit(changed(spec, "training", steps=7))
-        await desk.rig.finished(job)
-        assert job.record.state is JobState.SUCCEEDED, job.record.reason
-        written = [int(step) for step in re.findall(r"step-(\d+) is kept", desk.said(job))]
-        assert written[-1] == 7
-        multiples = {step for step in written if step % 2 == 0}
-        assert [one.step for one in desk.checkpoints(job)] == sorted(multiples | set(written[-2:]))
-        assert multiples or len(written) > 2
-
-    at_desk(tokens, act)
-
-
-def test_a_checkpoint_that_cannot_be_written_costs_nothing_but_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = make_spec(tmp_path, checkpoint__every_steps=2, training__steps=8)
-    tokens = Tokens.make(tmp_path, spec)
-    expected = train_local(spec, tokens.batches(spec), device=CPU)
-
-    async def act(desk: Desk) -> None:
-        full = True
-        real = desk.rig.parts.transfer.store
-
-        async def store(header: StoreHeader, chunks: object) -> str:
-            if full and header.path.startswith("optimizer/") and header.version in (2, 8):
-                header = StoreHeader(**{name: getattr(header, name) for name in header.__slots__} | {"path": "../x"})
-            return await real(header, chunks)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(desk.rig.parts.transfer, "store", store)
-        job = await desk.submit(spec)
-        while desk.said(job).count("job is running: the final weights (step 8) could not be saved") < 3:
-            await asyncio.sleep(0.1)
-        assert "the checkpoint at step 2 could not be written" in desk.said(job)
-        assert desk.sample("swarm_checkpoint_failures_total", job_id=job.record.id, reason="peer") == 4
-        assert job.record.state is JobState.RUNNING
-        assert "tries again in 4 s" in job.record.reason
-        assert "the newest checkpoint is that of step" in job.record.reason
-        full = False
-        await desk.rig.finished(job)
-        assert job.record.state is JobState.SUCCEEDED, job.record.reason
-        assert job.record.weights_sha256 == expected.sha256
-
-    at_desk(tokens, act)
-
-
-def test_a_step_that_is_not_finite_can_pause_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = make_spec(tmp_path, limits__on_nonfinite="pause", checkpoint__every_steps=0)
-    tokens = Tokens.make(tmp_path, spec)
-
-    async def act(desk: Desk) -> None:
-        real = desk.rig.parts.listener.on_event
-
-        def poison(peer: PeerId, event: object) -> None:
-            if isinstance(event, Accumulated) and event.stage == 1 and event.microbatch.step == 1:
-                event = replace(event, finite=False)
-            real(peer, event)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(desk.rig.parts.listener, "on_event", poison)
-        job = await desk.submit(spec)
-        await desk.until_state(job, JobState.PAUSED)
-        assert "step 1 was not finite" in job.record.reason
-        rows = await desk.rig.store.commits(job.record.id)
-        assert [row["skip"] for row in rows][:2] == [False, True]
+@of_desk(checkpoint__every_steps=0, limits__max_runtime_s=MAX_RUNTIME_S)
+async def test_a_job_that_has_run_as_long_as_it_may_is_paused_with_all_saved(desk: Desk) -> None:
+    expected = train_local(desk.spec, desk.tokens.batches(desk.spec), device=CPU)
+    job = await desk.submit(desk.spec)
+    pauses = 0
+    await desk.until_state(job, JobState.PAUSED)
+    while job.record.state is JobState.PAUSED:
+        pauses += 1
+        assert pauses < 10
+        assert f"limits.max_runtime_s = {MAX_RUNTIME_S:g} has passed" in job.record.reason
         assert desk.checkpoints(job)[-1].step == job.progress.steps_done
+        await desk.rig.jobs.resume(job, "latest", None)
+        await desk.until_state(job, JobState.PAUSED, JobState.SUCCEEDED)
+    assert pauses > 0
+    assert job.record.weights_sha256 == expected.sha256
 
-    at_desk(tokens, act)
+
+@of_desk(checkpoint__every_steps=0)
+async def test_cancel_saves_what_was_trained_and_resume_goes_on_bitwise(desk: Desk) -> None:
+    expected = train_local(desk.spec, desk.tokens.batches(desk.spec), device=CPU)
+    jobs = desk.rig.jobs
+    job = await desk.submit(desk.spec)
+    await desk.until_step(job, 2)
+    await jobs.cancel(job, "cancelled by its user")
+    assert job.record.state is JobState.CANCELLING
+    await desk.until_state(job, JobState.CANCELLED)
+    (kept,) = desk.checkpoints(job)
+    await jobs.cancel(job, "again")
+    await jobs.resume(job, f"{kept.step}", None)
+    await desk.rig.finished(job)
+    assert job.record.weights_sha256 == expected.sha256
+
+    # At once: without a checkpoint, by a second cancel, or before anything was trained.
+    job = await desk.submit(desk.spec)
+    await desk.until_step(job, 1)
+    await jobs.cancel(job, "x", checkpoint=False)
+    await desk.until_state(job, JobState.CANCELLED)
+    assert desk.checkpoints(job) == []
+    with pytest.raises(NotFound, match="no checkpoint"):
+        await jobs.resume(job, "latest", None)
+    await jobs.resume(job, "0", None)
+    await desk.until_step(job, 1)
+    await jobs.cancel(job, "x")
+    await jobs.cancel(job, "now")
+    await desk.until_state(job, JobState.CANCELLED)
+    assert desk.checkpoints(job) == []
+    job = await desk.submit(desk.spec)
+    await desk.until_state(job, JobState.LOADING)
+    await jobs.cancel(job, "x")
+    await desk.until_state(job, JobState.CANCELLED)
+    assert job.progress.steps_done == 0
+
+
+@of_desk(checkpoint__every_steps=2, training__steps=8, limits__on_stall="fail")
+async def test_a_failed_job_goes_on_from_its_newest_checkpoint_and_leaves_the_other_future_behind(
+    desk: Desk, tmp_path: Path
+) -> None:
+    expected = train_local(desk.spec, desk.tokens.batches(desk.spec), device=CPU)
+    jobs, rig = desk.rig.jobs, desk.rig
+    job = await desk.submit(desk.spec)
+    while not desk.checkpoints(job):
+        await asyncio.sleep(0.01)
+    await desk.until_step(job, 3)
+    for peer in list(job.stages[1]):
+        rig.kill(peer)
+    await desk.until_state(job, JobState.FAILED)
+    assert f"swarm resume {job.record.id}" in job.record.hint
+    done = job.progress.steps_done
+    newest = desk.checkpoints(job)[-1]
+    # The newest is damaged: the one before is used, and that is said.
+    if newest.step == 2:
+        await jobs.resume(job, "latest", None)
+    else:
+        path = tmp_path / "jobs" / job.record.id / "checkpoints" / newest.name / "optimizer" / "embed.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+        await jobs.resume(job, "latest", None)
+        assert f"{newest.name} was skipped" in desk.said(job)
+    assert job.progress.steps_done == 2 <= done
+    await rig.finished(job)
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    assert job.record.weights_sha256 == expected.sha256
+    assert job.progress.tokens == sum(desk.tokens.batches(desk.spec).tokens_of(step) for step in range(8))
+    assert [one.timeline for one in desk.checkpoints(job)][-2:] == [1, 1]
+    assert desk.sample("swarm_checkpoint_size_bytes", job_id=job.record.id) > 0
+
+
+@of_desk(checkpoint__every_steps=2, checkpoint__keep_last=9, training__steps=20)
+async def test_a_future_that_was_taken_up_again_is_the_one_that_counts(desk: Desk) -> None:
+    jobs = desk.rig.jobs
+
+    async def train_until(step: int) -> None:
+        await desk.until_step(job, step)
+        await jobs.pause(job, "x")
+        await desk.until_state(job, JobState.PAUSED)
+
+    job = await desk.submit(desk.spec)
+    await train_until(5)
+    far = job.progress.steps_done
+    await jobs.resume(job, "2", None)
+    await train_until(3)
+    await jobs.resume(job, f"{far}", None)
+    assert job.progress.tokens == sum(desk.tokens.batches(desk.spec).tokens_of(step) for step in range(far))
+    await jobs.cancel(job, "x", checkpoint=False)
+    await desk.until_state(job, JobState.CANCELLED)
+    await jobs.resume(job, "latest", None)
+    assert (job.start is not None and (job.start.timeline, job.start.step)) == (0, far)
+    assert (job.newest is not None and (job.newest.timeline, job.newest.step)) == (0, far)
+    await jobs.cancel(job, "x", checkpoint=False)
+
+
+@of_desk(checkpoint__every_steps=1, checkpoint__keep_last=2, checkpoint__keep_every_steps=2)
+async def test_old_checkpoints_go_and_multiples_stay(desk: Desk) -> None:
+    job = await desk.submit(changed(desk.spec, "training", steps=7))
+    await desk.rig.finished(job)
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    written = [int(step) for step in re.findall(r"step-(\d+) is kept", desk.said(job))]
+    assert written[-1] == 7
+    multiples = {step for step in written if step % 2 == 0}
+    assert [one.step for one in desk.checkpoints(job)] == sorted(multiples | set(written[-2:]))
+    assert multiples or len(written) > 2
+
+
+@of_desk(checkpoint__every_steps=2, training__steps=8)
+async def test_a_checkpoint_that_cannot_be_written_costs_nothing_but_itself(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = train_local(desk.spec, desk.tokens.batches(desk.spec), device=CPU)
+    full = True
+    real = desk.rig.parts.transfer.store
+
+    async def store(header: StoreHeader, chunks: object) -> str:
+        if full and header.path.startswith("optimizer/") and header.version in (2, 8):
+            header = StoreHeader(**{name: getattr(header, name) for name in header.__slots__} | {"path": "../x"})
+        return await real(header, chunks)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(desk.rig.parts.transfer, "store", store)
+    job = await desk.submit(desk.spec)
+    while desk.said(job).count("job is running: the final weights (step 8) could not be saved") < 3:
+        await asyncio.sleep(0.1)
+    assert "the checkpoint at step 2 could not be written" in desk.said(job)
+    assert desk.sample("swarm_checkpoint_failures_total", job_id=job.record.id, reason="peer") == 4
+    assert job.record.state is JobState.RUNNING
+    assert "tries again in 4 s" in job.record.reason
+    assert "the newest checkpoint is that of step" in job.record.reason
+    full = False
+    await desk.rig.finished(job)
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    assert job.record.weights_sha256 == expected.sha256
+
+
+@of_desk(limits__on_nonfinite="pause", checkpoint__every_steps=0)
+async def test_a_step_that_is_not_finite_can_pause_the_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = desk.rig.parts.listener.on_event
+
+    def poison(peer: PeerId, event: object) -> None:
+        if isinstance(event, Accumulated) and event.stage == 1 and event.microbatch.step == 1:
+            event = replace(event, finite=False)
+        real(peer, event)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(desk.rig.parts.listener, "on_event", poison)
+    job = await desk.submit(desk.spec)
+    await desk.until_state(job, JobState.PAUSED)
+    assert "step 1 was not finite" in job.record.reason
+    rows = await desk.rig.store.commits(job.record.id)
+    assert [row["skip"] for row in rows][:2] == [False, True]
+    assert desk.checkpoints(job)[-1].step == job.progress.steps_done
 
 
 def test_the_reference_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
 from swarm.types import Hop, JobId, Microbatch, PeerId, UnitName
 from swarm.wire.messages import Event, LoadStage, Route, TensorHeader
+from tests.support.acts import Played, played
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
 from tests.support.sim import loop as sim
@@ -88,3 +90,8 @@ def play(
 def route(index: int = 0, attempt: int = 1) -> Route:
     ids = torch.arange(32, dtype=torch.int32).numpy().tobytes()
     return Route(Microbatch(0, 0, index), 0, (Hop(ME, 1, attempt, "at me"),), ids, ids)
+
+
+def served(stages: int = 1, **sections: Any) -> Played:
+    """A test of a Scene."""
+    return played(lambda act: play(stages, act, **sections))

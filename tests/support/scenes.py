@@ -17,6 +17,7 @@ from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId, PeerState
+from tests.support.acts import Played, played
 from tests.support.reference import reference
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Members, Rig, Tokens, small_spec, write_text
@@ -266,6 +267,11 @@ def stall(task: Task, peers: int, act: Callable[[Scene], Awaitable[None]], *, se
     play(task.tokens, peers, submitted, seed=seed)
 
 
+def saving(peers: int = 2, **changes: Any) -> Played:
+    """A test of a Scene: a SavingTask with these changes, submitted to a system of `peers`."""
+    return played(lambda act, tmp_path: stall(SavingTask.make(tmp_path, **changes), peers, act))
+
+
 def make_spec(folder: Path, **changes: object) -> JobSpec:
     """A job of six steps in two stages."""
     values: dict[str, object] = {
@@ -284,6 +290,7 @@ class Desk:
 
     rig: Rig
     tokens: Tokens
+    spec: JobSpec  # of a job on these data
 
     async def submit(self, spec: JobSpec) -> Job:
         return await self.rig.jobs.submit(spec, self.tokens.of_job(), ByteTokenizer().tokenizer_files())
@@ -309,10 +316,22 @@ class Desk:
         return self.rig.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-def at_desk(tokens: Tokens, act: Callable[[Desk], Awaitable[None]], *, peers: int = PEERS, seed: int = 1) -> None:
+def at_desk(
+    spec: JobSpec, tokens: Tokens, act: Callable[[Desk], Awaitable[None]], *, peers: int = PEERS, seed: int = 1
+) -> None:
     """Run a system with idle peers for as long as `act` takes."""
 
     async def main(rig: Rig) -> None:
-        await act(Desk(rig, tokens))
+        await act(Desk(rig, tokens, spec))
 
     play(tokens, peers, main, seed=seed)
+
+
+def of_desk(peers: int = PEERS, **changes: object) -> Played:
+    """A test of a Desk, whose spec is `make_spec` with these changes."""
+
+    def run(act: Callable[[Desk], Awaitable[None]], tmp_path: Path) -> None:
+        spec = make_spec(tmp_path, **changes)
+        at_desk(spec, Tokens.make(tmp_path, spec), act, peers=peers)
+
+    return played(run)

@@ -14,6 +14,7 @@ from scheduler.brain.members.places import Place, Places
 from swarm.errors import Crowded
 from swarm.limits import PLACE_WAIT_S
 from swarm.pki.names import Role
+from tests.support.acts import played
 from tests.support.sim import loop as sim
 
 EVE, ANN = (Person(Role.SUBMITTER, name) for name in ("eve", "ann"))
@@ -46,90 +47,80 @@ async def crowd(holding: Holding, count: int = 2) -> list[asyncio.Task[None]]:
     return tasks
 
 
-def run(main: Callable[[Holding], Coroutine[Any, Any, None]], most: int = 2) -> None:
-    sim.run(main(Holding(Places(most, most, "files wait"))), seed=1, limit_s=600.0)
+@played
+def in_simulation(act: Callable[[Holding], Coroutine[Any, Any, None]]) -> None:
+    sim.run(act(Holding(Places(2, 2, "files wait"))), seed=1, limit_s=600.0)
 
 
-def test_a_call_is_ended_for_somebody_who_has_waited_and_is_told_so() -> None:
-    async def main(holding: Holding) -> None:
-        first, second = await crowd(holding)
-        assert PLACE_WAIT_S <= await comes_in(holding, ANN) <= PLACE_WAIT_S + 1.0
-        with pytest.raises(Crowded, match="waited 30 s for this place") as caught:
-            await first
-        assert caught.value.hint == "call again: it goes on from where it was"
-        assert not second.done()
-        second.cancel()
-
-    run(main)
+@in_simulation
+async def test_a_call_is_ended_for_somebody_who_has_waited_and_is_told_so(holding: Holding) -> None:
+    first, second = await crowd(holding)
+    assert PLACE_WAIT_S <= await comes_in(holding, ANN) <= PLACE_WAIT_S + 1.0
+    with pytest.raises(Crowded, match="waited 30 s for this place") as caught:
+        await first
+    assert caught.value.hint == "call again: it goes on from where it was"
+    assert not second.done()
+    second.cancel()
 
 
-def test_a_caller_who_leaves_as_his_place_is_ended_has_left() -> None:
-    async def main(holding: Holding) -> None:
-        first, _ = await crowd(holding)
-        waiting = asyncio.create_task(comes_in(holding, ANN))
-        await asyncio.sleep(PLACE_WAIT_S)  # the very moment
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        await waiting
-
-    run(main)
+@in_simulation
+async def test_a_caller_who_leaves_as_his_place_is_ended_has_left(holding: Holding) -> None:
+    first, _ = await crowd(holding)
+    waiting = asyncio.create_task(comes_in(holding, ANN))
+    await asyncio.sleep(PLACE_WAIT_S)  # the very moment
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await waiting
 
 
-def test_a_caller_who_leaves_is_not_told_of_others() -> None:
-    async def main(holding: Holding) -> None:
-        first, _ = await crowd(holding)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert await comes_in(holding, EVE) == 0.0
-
-    run(main)
+@in_simulation
+async def test_a_caller_who_leaves_is_not_told_of_others(holding: Holding) -> None:
+    first, _ = await crowd(holding)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await comes_in(holding, EVE) == 0.0
 
 
-def test_who_is_ended_goes_on_as_a_task_that_nobody_cancelled() -> None:
-    async def main(holding: Holding) -> None:
-        async def ended() -> int:
-            with pytest.raises(Crowded):
-                await hold(holding, EVE)
-            await asyncio.sleep(1.0)
-            task = asyncio.current_task()
-            assert task is not None
-            return task.cancelling()
+@in_simulation
+async def test_who_is_ended_goes_on_as_a_task_that_nobody_cancelled(holding: Holding) -> None:
+    async def ended() -> int:
+        with pytest.raises(Crowded):
+            await hold(holding, EVE)
+        await asyncio.sleep(1.0)
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
 
-        first, _ = asyncio.create_task(ended()), await crowd(holding, 1)
-        await comes_in(holding, ANN)
-        assert await first == 0
-
-    run(main)
+    first, _ = asyncio.create_task(ended()), await crowd(holding, 1)
+    await comes_in(holding, ANN)
+    assert await first == 0
 
 
-def test_a_stream_ends_behind_the_message_that_is_on_its_way() -> None:
+@in_simulation
+async def test_a_stream_ends_behind_the_message_that_is_on_its_way(holding: Holding) -> None:
     """A caller who had stopped to read was told nothing by gRPC when his call was cancelled then, and waited for ever
     once he read on."""
+    reads, told = asyncio.Event(), list[str]()
 
-    async def main(holding: Holding) -> None:
-        reads, told = asyncio.Event(), list[str]()
+    async def stream(wait: asyncio.Event) -> None:
+        async with holding.held(EVE) as place:
+            with sending(place):
+                await wait.wait()
+                told.append("the message has left")
 
-        async def stream(wait: asyncio.Event) -> None:
-            async with holding.held(EVE) as place:
-                with sending(place):
-                    await wait.wait()
-                    told.append("the message has left")
-
-        streams = [asyncio.create_task(stream(reads)) for _ in range(2)]
-        await asyncio.sleep(0.0)
-        assert await comes_in(holding, ANN) <= PLACE_WAIT_S + 1.0, "he has the place at once"
-        assert not any(one.done() for one in streams)
-        with pytest.raises(Crowded, match="2 of your files"):
-            await hold(holding, EVE)
-        reads.set()
-        with pytest.raises(Crowded, match="waited 30 s"):
-            await streams[0]
-        await streams[1]
-        assert told == ["the message has left"] * 2
-
-    run(main)
+    streams = [asyncio.create_task(stream(reads)) for _ in range(2)]
+    await asyncio.sleep(0.0)
+    assert await comes_in(holding, ANN) <= PLACE_WAIT_S + 1.0, "he has the place at once"
+    assert not any(one.done() for one in streams)
+    with pytest.raises(Crowded, match="2 of your files"):
+        await hold(holding, EVE)
+    reads.set()
+    with pytest.raises(Crowded, match="waited 30 s"):
+        await streams[0]
+    await streams[1]
+    assert told == ["the message has left"] * 2
 
 
 def test_no_message_is_handed_on_by_a_call_whose_place_is_ended() -> None:
@@ -138,13 +129,11 @@ def test_no_message_is_handed_on_by_a_call_whose_place_is_ended() -> None:
         pytest.fail("it would be cut off there")
 
 
-def test_a_timeout_of_the_call_itself_stays_one() -> None:
-    async def main(holding: Holding) -> None:
-        async def late() -> None:
-            async with asyncio.timeout(1.0):
-                await for_ever()
+@in_simulation
+async def test_a_timeout_of_the_call_itself_stays_one(holding: Holding) -> None:
+    async def late() -> None:
+        async with asyncio.timeout(1.0):
+            await for_ever()
 
-        with pytest.raises(TimeoutError):
-            await hold(holding, EVE, late)
-
-    run(main)
+    with pytest.raises(TimeoutError):
+        await hold(holding, EVE, late)

@@ -20,29 +20,24 @@ from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import DatabaseUnavailable
 from swarm.job.spec import JobSpec
 from swarm.pki.names import Role
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.acts import Played, played
+from tests.support.scenes import play
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 
-def in_simulation(folder: Path, act: Callable[[Rig, Job, Feed], Awaitable[None]], **changes: object) -> None:
-    """Train a small job of two stages on four peers, and act while it does."""
-    spec = small_spec(write_text(folder), pipeline__stages=2, **changes)
-    tokens = Tokens.make(folder, spec)
+def watched(**changes: object) -> Played:
+    """A test of what the page is told while a small job of two stages is trained on four peers."""
 
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 4, tasks, Random(3))
-                while len(rig.membership.idle_peers()) < 4:
-                    await asyncio.sleep(0.1)
-                job = await submitted(rig, spec, tokens)
-                await act(rig, job, feed_of(rig))
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+    def run(act: Callable[[Rig, Job, Feed], Awaitable[None]], tmp_path: Path) -> None:
+        spec = small_spec(write_text(tmp_path), pipeline__stages=2, **changes)
+        tokens = Tokens.make(tmp_path, spec)
 
-    sim.run(main(), seed=1, limit_s=3600.0)
+        async def submits(rig: Rig) -> None:
+            await act(rig, await submitted(rig, spec, tokens), feed_of(rig))
+
+        play(tokens, 4, submits, rng=Random(3))
+
+    return played(run, given=3)
 
 
 async def submitted(rig: Rig, spec: JobSpec, tokens: Tokens, by: Person = ANYBODY) -> Job:
@@ -60,130 +55,117 @@ async def at_step(rig: Rig, job: Job, step: int) -> None:
             return
 
 
-def test_a_job_at_work_is_shown_with_its_stages_steps_curves_and_news(tmp_path: Path) -> None:
-    async def act(rig: Rig, job: Job, feed: Feed) -> None:
-        await at_step(rig, job, 5)
-        look = await feed.look(None, "")
-        state = json.loads(json.dumps(look.state, allow_nan=False))
-        full = state["job"]
-        assert full["id"] == job.record.id
-        assert state["jobs"][job.record.id]["step"] == job.progress.steps_done
-        replicas = {peer: stage for stage, one in full["stages"].items() for peer in one["replicas"]}
-        assert {peer: int(stage) for peer, stage in replicas.items()} == dict(job.record.peers)
-        assert set(replicas) == set(state["peers"])
-        assert list(map(int, full["curves"]["loss"])) == list(range(1, job.progress.steps_done + 1))
-        assert any("loss" not in one and one["text"].startswith("placed") for one in full["news"].values())
-        began, full_s, averaged, agreed, _ = full["timeline"]["1"]
-        assert began < full_s < averaged < agreed <= look.clock_s
-        assert {fact["topic"] for fact in full["facts"]} >= {"waits for", "stage 0", "stage 1"}
-
-    in_simulation(tmp_path, act, training__steps=8)
+@watched(training__steps=8)
+async def test_a_job_at_work_is_shown_with_its_stages_steps_curves_and_news(rig: Rig, job: Job, feed: Feed) -> None:
+    await at_step(rig, job, 5)
+    look = await feed.look(None, "")
+    state = json.loads(json.dumps(look.state, allow_nan=False))
+    full = state["job"]
+    assert full["id"] == job.record.id
+    assert state["jobs"][job.record.id]["step"] == job.progress.steps_done
+    replicas = {peer: stage for stage, one in full["stages"].items() for peer in one["replicas"]}
+    assert {peer: int(stage) for peer, stage in replicas.items()} == dict(job.record.peers)
+    assert set(replicas) == set(state["peers"])
+    assert list(map(int, full["curves"]["loss"])) == list(range(1, job.progress.steps_done + 1))
+    assert any("loss" not in one and one["text"].startswith("placed") for one in full["news"].values())
+    began, full_s, averaged, agreed, _ = full["timeline"]["1"]
+    assert began < full_s < averaged < agreed <= look.clock_s
+    assert {fact["topic"] for fact in full["facts"]} >= {"waits for", "stage 0", "stage 1"}
 
 
-def test_a_lost_stage_server_is_seen_to_be_suspect_then_gone_with_the_reason(tmp_path: Path) -> None:
-    async def act(rig: Rig, job: Job, feed: Feed) -> None:
-        await at_step(rig, job, 2)
-        victim = next(peer for peer, stage in job.record.peers.items() if stage == 0)
-        rig.kill(victim)
+@watched(training__steps=400)
+async def test_a_lost_stage_server_is_seen_to_be_suspect_then_gone_with_the_reason(
+    rig: Rig, job: Job, feed: Feed
+) -> None:
+    await at_step(rig, job, 2)
+    victim = next(peer for peer, stage in job.record.peers.items() if stage == 0)
+    rig.kill(victim)
 
-        async def shown() -> tuple[str, str]:
-            await asyncio.sleep(module.LOOK_S_MIN)
-            state = (await feed.look(None, job.record.id)).state
-            in_stage = state["job"]["stages"]["0"]["replicas"].get(victim, {"health": "none"})["health"]
-            return in_stage, state["peers"][victim]["state"]
+    async def shown() -> tuple[str, str]:
+        await asyncio.sleep(module.LOOK_S_MIN)
+        state = (await feed.look(None, job.record.id)).state
+        in_stage = state["job"]["stages"]["0"]["replicas"].get(victim, {"health": "none"})["health"]
+        return in_stage, state["peers"][victim]["state"]
 
-        seen = [await shown() for _ in range(40)]
-        assert ("suspect", "suspect") in seen
-        assert seen[-1] == ("none", "gone")
-        news = (await feed.look(None, job.record.id)).state["job"]["news"].values()
-        assert any(f"{victim} (stage 0) is gone" in one["text"] for one in news)
-        told = (await feed.look(None, job.record.id)).state["jobs"][job.record.id]["reason"]
-        assert told.endswith("; one machine was lost; no step lost"), "the headline of the page"
-
-    in_simulation(tmp_path, act, training__steps=400)
-
-
-def test_a_job_that_ended_is_shown_from_database_and_log(tmp_path: Path) -> None:
-    async def act(rig: Rig, job: Job, feed: Feed) -> None:
-        await rig.finished(job)
-        full = (await feed.look(None, "")).state["job"]
-        assert list(map(int, full["curves"]["loss"])) == [1, 2, 3, 4]
-        assert any("succeeded" in one["text"] for one in full["news"].values())
-        assert full["timeline"] == {}
-
-    in_simulation(tmp_path, act)
+    seen = [await shown() for _ in range(40)]
+    assert ("suspect", "suspect") in seen
+    assert seen[-1] == ("none", "gone")
+    news = (await feed.look(None, job.record.id)).state["job"]["news"].values()
+    assert any(f"{victim} (stage 0) is gone" in one["text"] for one in news)
+    told = (await feed.look(None, job.record.id)).state["jobs"][job.record.id]["reason"]
+    assert told.endswith("; one machine was lost; no step lost"), "the headline of the page"
 
 
-def test_the_job_in_full_is_listed_however_many_newer_ones_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@watched()
+async def test_a_job_that_ended_is_shown_from_database_and_log(rig: Rig, job: Job, feed: Feed) -> None:
+    await rig.finished(job)
+    full = (await feed.look(None, "")).state["job"]
+    assert list(map(int, full["curves"]["loss"])) == [1, 2, 3, 4]
+    assert any("succeeded" in one["text"] for one in full["news"].values())
+    assert full["timeline"] == {}
+
+
+@watched()
+async def test_the_job_in_full_is_listed_however_many_newer_ones_there_are(
+    rig: Rig, job: Job, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind more waiting jobs than the page lists, the one that ran was not shown at all."""
     monkeypatch.setattr("scheduler.web.feed.JOBS_MAX", 2)
-
-    async def act(rig: Rig, job: Job, feed: Feed) -> None:
-        for _ in range(3):
-            await rig.jobs.submit(job.spec, job.record.tokens, ByteTokenizer().tokenizer_files())
-        state = (await feed.look(None, "")).state
-        assert state["job"]["id"] == job.record.id
-        assert len(state["jobs"]) == 2
-        assert job.record.id in state["jobs"]
-
-    in_simulation(tmp_path, act)
+    for _ in range(3):
+        await rig.jobs.submit(job.spec, job.record.tokens, ByteTokenizer().tokenizer_files())
+    state = (await feed.look(None, "")).state
+    assert state["job"]["id"] == job.record.id
+    assert len(state["jobs"]) == 2
+    assert job.record.id in state["jobs"]
 
 
-def test_a_curve_has_no_gap_where_nobody_looked(tmp_path: Path) -> None:
-    async def act(rig: Rig, job: Job, feed: Feed) -> None:
-        await at_step(rig, job, 2)
-        await feed.look(None, "")
-        await at_step(rig, job, 30)
-        await asyncio.sleep(module.AGAIN_S)
-        look = await feed.look(None, "")
-        steps = list(map(int, look.state["job"]["curves"]["loss"]))
-        assert steps == list(range(1, max(steps) + 1))
-        assert max(steps) >= 30
-
-    in_simulation(tmp_path, act, training__steps=400)
+@watched(training__steps=400)
+async def test_a_curve_has_no_gap_where_nobody_looked(rig: Rig, job: Job, feed: Feed) -> None:
+    await at_step(rig, job, 2)
+    await feed.look(None, "")
+    await at_step(rig, job, 30)
+    await asyncio.sleep(module.AGAIN_S)
+    look = await feed.look(None, "")
+    steps = list(map(int, look.state["job"]["curves"]["loss"]))
+    assert steps == list(range(1, max(steps) + 1))
+    assert max(steps) >= 30
 
 
-def test_a_database_that_is_away_costs_the_past_of_a_curve_and_nothing_else(tmp_path: Path) -> None:
-    async def act(rig: Rig, job: Job, feed: Feed) -> None:
-        await at_step(rig, job, 3)
-        database: Any = rig.jobs.stores.database
-        select = database.select
+@watched(training__steps=400)
+async def test_a_database_that_is_away_costs_the_past_of_a_curve_and_nothing_else(
+    rig: Rig, job: Job, feed: Feed
+) -> None:
+    await at_step(rig, job, 3)
+    database: Any = rig.jobs.stores.database
+    select = database.select
 
-        async def away(query: object) -> list[dict[str, Any]]:
-            raise DatabaseUnavailable("no answer")
+    async def away(query: object) -> list[dict[str, Any]]:
+        raise DatabaseUnavailable("no answer")
 
-        database.select = away
-        look = await feed.look(None, "")
-        assert list(map(int, look.state["job"]["curves"]["loss"])) == [job.progress.steps_done]
-        database.select = select
-        await asyncio.sleep(module.AGAIN_S)
-        look = await feed.look(None, "")
-        assert "1" in look.state["job"]["curves"]["loss"]
-
-    in_simulation(tmp_path, act, training__steps=400)
-
-
-def test_each_sees_every_job_and_admins_alone_see_addresses(tmp_path: Path) -> None:
-    async def act(rig: Rig, job: Job, feed: Feed) -> None:
-        await at_step(rig, job, 1)
-        visitors = {b"vera": Person(Role.VIEWER, "vera"), b"root": Person(Role.ADMIN, "root")}
-        feed = feed_of(rig, lambda certificate: visitors[certificate or b""])
-        veras, roots = [(await feed.look(name, "")).state for name in (b"vera", b"root")]
-        assert list(veras["jobs"]) == list(roots["jobs"]) == [job.record.id]
-        assert ("address" in json.dumps(veras["peers"]), "address" in json.dumps(roots["peers"])) == (False, True)
-
-    in_simulation(tmp_path, act, training__steps=400)
+    database.select = away
+    look = await feed.look(None, "")
+    assert list(map(int, look.state["job"]["curves"]["loss"])) == [job.progress.steps_done]
+    database.select = select
+    await asyncio.sleep(module.AGAIN_S)
+    look = await feed.look(None, "")
+    assert "1" in look.state["job"]["curves"]["loss"]
 
 
-def test_those_who_see_the_same_share_a_look_and_looks_are_few(tmp_path: Path) -> None:
-    async def act(rig: Rig, job: Job, feed: Feed) -> None:
-        await at_step(rig, job, 1)
-        looks: list[Look] = [await feed.look(None, "") for _ in range(3)]
-        assert looks[0] is looks[1] is looks[2]
-        for number in range(2 * module.LOOKS_MAX):
-            await feed.look(None, f"none-{number}")
-        assert len(feed._looks) == module.LOOKS_MAX
+@watched(training__steps=400)
+async def test_each_sees_every_job_and_admins_alone_see_addresses(rig: Rig, job: Job, feed: Feed) -> None:
+    await at_step(rig, job, 1)
+    visitors = {b"vera": Person(Role.VIEWER, "vera"), b"root": Person(Role.ADMIN, "root")}
+    feed = feed_of(rig, lambda certificate: visitors[certificate or b""])
+    veras, roots = [(await feed.look(name, "")).state for name in (b"vera", b"root")]
+    assert list(veras["jobs"]) == list(roots["jobs"]) == [job.record.id]
+    assert ("address" in json.dumps(veras["peers"]), "address" in json.dumps(roots["peers"])) == (False, True)
 
-    in_simulation(tmp_path, act, training__steps=400)
+
+@watched(training__steps=400)
+async def test_those_who_see_the_same_share_a_look_and_looks_are_few(rig: Rig, job: Job, feed: Feed) -> None:
+    await at_step(rig, job, 1)
+    looks: list[Look] = [await feed.look(None, "") for _ in range(3)]
+    assert looks[0] is looks[1] is looks[2]
+    for number in range(2 * module.LOOKS_MAX):
+        await feed.look(None, f"none-{number}")
+    assert len(feed._looks) == module.LOOKS_MAX

@@ -27,7 +27,7 @@ from swarm.wire.messages import (
     UnitRound,
     Void,
 )
-from tests.support.last_stage import JOB, ME, Scene, play, route
+from tests.support.last_stage import JOB, ME, Scene, play, route, served
 
 
 def average(scene: Scene, number: int = 1, *, indexes: tuple[int, ...] = (0, 1), step: int = 0) -> Average:
@@ -51,84 +51,74 @@ async def averaged(scene: Scene) -> None:
     assert len(scene.heard(Averaged)) == 1
 
 
-def test_commits_are_applied_once_and_in_order() -> None:
-    async def act(scene: Scene) -> None:
-        await averaged(scene)
-        await scene.replica.handle(commit(scene, step=1))
-        assert scene.replica.cells.version == 0, "the one before it was lost, and both come again"
-        for _ in range(3):
-            await scene.replica.handle(commit(scene))
-        await asyncio.sleep(1.0)  # the digest is made beside
-        assert scene.replica.cells.version == 1
-        assert [event.version for event in scene.heard(Committed)] == [1]  # type: ignore[union-attr]
-        assert scene.heard(Failed) == []
-
-    play(1, act)
-
-
-def test_the_state_stays_as_it_is_until_its_digest_is_made() -> None:
-    async def act(scene: Scene) -> None:
-        gate = asyncio.Event()
-
-        async def when_it_opens(work: Callable[[], Any]) -> Any:
-            await gate.wait()
-            return work()
-
-        await averaged(scene)
-        device: Any = scene.replica._device
-        device.aside = when_it_opens
+@served()
+async def test_commits_are_applied_once_and_in_order(scene: Scene) -> None:
+    await averaged(scene)
+    await scene.replica.handle(commit(scene, step=1))
+    assert scene.replica.cells.version == 0, "the one before it was lost, and both come again"
+    for _ in range(3):
         await scene.replica.handle(commit(scene))
-        following = asyncio.ensure_future(
-            scene.replica.handle(replace(commit(scene, step=1), rounds=(), skip=True)),
-        )
-        await asyncio.sleep(1.0)
-        assert scene.replica.stage.version == 1
-        assert scene.heard(Committed) == []
-        gate.set()
-        await following
-        await asyncio.sleep(1.0)
-        assert scene.replica.stage.version == 2
-        assert [event.version for event in scene.heard(Committed)] == [1, 2]  # type: ignore[union-attr]
-
-    play(1, act)
+    await asyncio.sleep(1.0)  # the digest is made beside
+    assert scene.replica.cells.version == 1
+    assert [event.version for event in scene.heard(Committed)] == [1]  # type: ignore[union-attr]
+    assert scene.heard(Failed) == []
 
 
-def test_a_replica_that_does_not_hold_the_round_of_a_commit_says_that_it_cannot_follow() -> None:
-    async def act(scene: Scene) -> None:
-        await averaged(scene)
-        await scene.replica.handle(commit(scene, number=2))
-        assert scene.replica.cells.version == 0
-        assert len(scene.heard(Failed)) == 1
+@served()
+async def test_the_state_stays_as_it_is_until_its_digest_is_made(scene: Scene) -> None:
+    gate = asyncio.Event()
 
-    play(1, act)
+    async def when_it_opens(work: Callable[[], Any]) -> Any:
+        await gate.wait()
+        return work()
+
+    await averaged(scene)
+    device: Any = scene.replica._device
+    device.aside = when_it_opens
+    await scene.replica.handle(commit(scene))
+    following = asyncio.ensure_future(
+        scene.replica.handle(replace(commit(scene, step=1), rounds=(), skip=True)),
+    )
+    await asyncio.sleep(1.0)
+    assert scene.replica.stage.version == 1
+    assert scene.heard(Committed) == []
+    gate.set()
+    await following
+    await asyncio.sleep(1.0)
+    assert scene.replica.stage.version == 2
+    assert [event.version for event in scene.heard(Committed)] == [1, 2]  # type: ignore[union-attr]
 
 
-def test_state_is_given_to_those_who_ask_for_what_is_served_here() -> None:
-    async def act(scene: Scene) -> None:
-        request = StateRequest(JOB, 0, 0, "state", 0, 0, 0, PeerId("joiner"), 1)
-        reply, payload = await scene.replica.donor.give(request)
-        assert (reply.version, reply.total_bytes) == (0, len(payload))
-        for change in ({"job": JobId("other")}, {"timeline": 1}, {"stage": 1}):
-            with pytest.raises(StaleMessage, match="this replica serves stage 0 of job job, timeline 0"):
-                await scene.replica.donor.give(replace(request, **change))
-
-    play(1, act)
+@served()
+async def test_a_replica_that_does_not_hold_the_round_of_a_commit_says_that_it_cannot_follow(scene: Scene) -> None:
+    await averaged(scene)
+    await scene.replica.handle(commit(scene, number=2))
+    assert scene.replica.cells.version == 0
+    assert len(scene.heard(Failed)) == 1
 
 
-def test_with_a_new_session_a_sealed_step_accumulates_again() -> None:
-    async def act(scene: Scene) -> None:
-        await scene.replica.handle(route(0))
-        await asyncio.sleep(1.0)
-        await scene.replica.handle(average(scene, indexes=(0,)))
-        await scene.replica.handle(route(1))
-        await asyncio.sleep(1.0)
-        assert len(scene.heard(Accumulated)) == 1
-        scene.replica.attach()
-        await asyncio.sleep(1.0)
-        assert len(scene.heard(Accumulated)) == 2
-        assert scene.replica.cells.accumulated(0) == {0, 1}
+@served()
+async def test_state_is_given_to_those_who_ask_for_what_is_served_here(scene: Scene) -> None:
+    request = StateRequest(JOB, 0, 0, "state", 0, 0, 0, PeerId("joiner"), 1)
+    reply, payload = await scene.replica.donor.give(request)
+    assert (reply.version, reply.total_bytes) == (0, len(payload))
+    for change in ({"job": JobId("other")}, {"timeline": 1}, {"stage": 1}):
+        with pytest.raises(StaleMessage, match="this replica serves stage 0 of job job, timeline 0"):
+            await scene.replica.donor.give(replace(request, **change))
 
-    play(1, act)
+
+@served()
+async def test_with_a_new_session_a_sealed_step_accumulates_again(scene: Scene) -> None:
+    await scene.replica.handle(route(0))
+    await asyncio.sleep(1.0)
+    await scene.replica.handle(average(scene, indexes=(0,)))
+    await scene.replica.handle(route(1))
+    await asyncio.sleep(1.0)
+    assert len(scene.heard(Accumulated)) == 1
+    scene.replica.attach()
+    await asyncio.sleep(1.0)
+    assert len(scene.heard(Accumulated)) == 2
+    assert scene.replica.cells.accumulated(0) == {0, 1}
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -163,38 +153,33 @@ def test_where_some_are_late_the_device_has_the_next_computation_before_it_is_do
 
 
 @pytest.mark.parametrize("is_void", [True, False])
-def test_what_was_computed_for_nothing_leaves_no_hashes_behind(is_void: bool) -> None:
+@served(trust={"spot_check": 0.5})
+async def test_what_was_computed_for_nothing_leaves_no_hashes_behind(scene: Scene, is_void: bool) -> None:
     """The hash of what was on the device as its microbatch was forgotten was noted behind that, and so kept for as long
     as the job ran."""
-
-    async def act(scene: Scene) -> None:
-        await scene.replica.handle(route())
-        await asyncio.sleep(0.005)  # of the 0.01 s of its forward
-        assert len(scene.replica._commitments) == 0
-        await scene.replica.handle(Void(0, 0, 1) if is_void else replace(commit(scene), rounds=(), skip=True))
-        await asyncio.sleep(1.0)
-        assert len(scene.replica._commitments) == 0
-        again = replace(route(attempt=2), microbatch=Microbatch(0, int(not is_void), 0), version=int(not is_void))
-        await scene.replica.handle(again)
-        await asyncio.sleep(1.0)
-        assert len(scene.heard(Accumulated)) == len(scene.replica._commitments) == 1, "those of open ones are kept"
-
-    play(1, act, trust={"spot_check": 0.5})
+    await scene.replica.handle(route())
+    await asyncio.sleep(0.005)  # of the 0.01 s of its forward
+    assert len(scene.replica._commitments) == 0
+    await scene.replica.handle(Void(0, 0, 1) if is_void else replace(commit(scene), rounds=(), skip=True))
+    await asyncio.sleep(1.0)
+    assert len(scene.replica._commitments) == 0
+    again = replace(route(attempt=2), microbatch=Microbatch(0, int(not is_void), 0), version=int(not is_void))
+    await scene.replica.handle(again)
+    await asyncio.sleep(1.0)
+    assert len(scene.heard(Accumulated)) == len(scene.replica._commitments) == 1, "those of open ones are kept"
 
 
-def test_a_neighbour_that_says_nothing_is_asked() -> None:
-    async def act(scene: Scene) -> None:
-        before = Hop(PeerId("before"), 1, 1, "at before")
-        one = route()
-        await scene.replica.handle(replace(one, hops=(before, *one.hops)))
-        await asyncio.sleep(REPAIR_S - 0.1)
-        assert scene.neighbour.headers == []
-        await asyncio.sleep(REPAIR_S + 1.0)
-        (asked,) = scene.neighbour.headers
-        assert isinstance(asked, Need)
-        assert (asked.direction, asked.stage) == (Direction.FORWARD, 0)
-
-    play(2, act)
+@served(2)
+async def test_a_neighbour_that_says_nothing_is_asked(scene: Scene) -> None:
+    before = Hop(PeerId("before"), 1, 1, "at before")
+    one = route()
+    await scene.replica.handle(replace(one, hops=(before, *one.hops)))
+    await asyncio.sleep(REPAIR_S - 0.1)
+    assert scene.neighbour.headers == []
+    await asyncio.sleep(REPAIR_S + 1.0)
+    (asked,) = scene.neighbour.headers
+    assert isinstance(asked, Need)
+    assert (asked.direction, asked.stage) == (Direction.FORWARD, 0)
 
 
 COMMAND = LoadStage(JobId("job"), 32769, 1, (2, 2), 3, "{}", held=3)

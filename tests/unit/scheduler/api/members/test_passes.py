@@ -16,6 +16,7 @@ from swarm.process.logs import get_logger
 from swarm.rpc.passes import read
 from swarm.types import PROTOCOL_VERSION, JobId, PeerId
 from swarm.wire.messages import Command, CutOff, Hello, LoadStage, Pass, Release, TakePass
+from tests.support.acts import played
 from tests.support.sim import loop as sim
 
 KEY, JOB = PassKey.new(), JobId("job")
@@ -60,56 +61,53 @@ def play(story: Callable[[Side], Awaitable[None]], *revoked: CutOff) -> None:
     sim.run(main(), seed=1, limit_s=10_000.0)
 
 
+at_desk = played(lambda story: play(story))
+
+
 def load(stage: int) -> LoadStage:
     return LoadStage(JOB, 4, stage, (1, 1, 1), 0, "")
 
 
-def test_a_pass_comes_before_the_stage_that_it_is_for() -> None:
-    async def story(side: Side) -> None:
-        release = Release(JOB, "another takes it")
-        side.passes.send(P, release)
-        assert side.told(P) == [release]
-        side.membership.assign(P, JOB, 2, 0.0)
-        side.passes.send(P, load(2))
-        first, second = side.told(P)
-        assert second == load(2)
-        assert isinstance(first, TakePass)
-        issued = UNIX_S
-        assert read(first.token, KEY.public) == Pass("cluster", JOB, 4, P, 7, 2, 3, issued, issued + PASS_LIFE_S)
-
-    play(story)
+@at_desk
+async def test_a_pass_comes_before_the_stage_that_it_is_for(side: Side) -> None:
+    release = Release(JOB, "another takes it")
+    side.passes.send(P, release)
+    assert side.told(P) == [release]
+    side.membership.assign(P, JOB, 2, 0.0)
+    side.passes.send(P, load(2))
+    first, second = side.told(P)
+    assert second == load(2)
+    assert isinstance(first, TakePass)
+    issued = UNIX_S
+    assert read(first.token, KEY.public) == Pass("cluster", JOB, 4, P, 7, 2, 3, issued, issued + PASS_LIFE_S)
 
 
-def test_whoever_serves_nothing_has_no_pass() -> None:
-    async def story(side: Side) -> None:
-        side.passes.renew(P)
-        side.passes.renew(PeerId("nobody"))
-        side.membership.assign(Q, JobId("ended"), 0, 0.0)
-        side.passes.renew(Q)
-        assert side.told(P) == side.told(Q) == []
-
-    play(story)
+@at_desk
+async def test_whoever_serves_nothing_has_no_pass(side: Side) -> None:
+    side.passes.renew(P)
+    side.passes.renew(PeerId("nobody"))
+    side.membership.assign(Q, JobId("ended"), 0, 0.0)
+    side.passes.renew(Q)
+    assert side.told(P) == side.told(Q) == []
 
 
-def test_passes_are_renewed_long_before_they_end_whatever_the_wall_clock_does() -> None:
-    async def story(side: Side) -> None:
-        keeping = asyncio.ensure_future(side.passes.keep())
-        for stage, peer in enumerate((P, Q)):
-            side.membership.assign(peer, JOB, stage, 0.0)
-            side.passes.send(peer, load(stage))
-            side.told(peer)
-        await asyncio.sleep(RENEW_S / 2)
-        side.wall_s -= 86_400.0  # it was set right
-        assert side.told(P) == []
-        session = side.connections.get(Q)
-        assert session is not None
-        side.connections.close(Q, session)
-        await asyncio.sleep(RENEW_S / 2 + 2 * LOOK_S)
-        (renewed,) = side.passes_of(P)
-        assert RENEW_S <= renewed.issued_unix_s - UNIX_S <= RENEW_S + 2 * LOOK_S
-        keeping.cancel()
-
-    play(story)
+@at_desk
+async def test_passes_are_renewed_long_before_they_end_whatever_the_wall_clock_does(side: Side) -> None:
+    keeping = asyncio.ensure_future(side.passes.keep())
+    for stage, peer in enumerate((P, Q)):
+        side.membership.assign(peer, JOB, stage, 0.0)
+        side.passes.send(peer, load(stage))
+        side.told(peer)
+    await asyncio.sleep(RENEW_S / 2)
+    side.wall_s -= 86_400.0  # it was set right
+    assert side.told(P) == []
+    session = side.connections.get(Q)
+    assert session is not None
+    side.connections.close(Q, session)
+    await asyncio.sleep(RENEW_S / 2 + 2 * LOOK_S)
+    (renewed,) = side.passes_of(P)
+    assert RENEW_S <= renewed.issued_unix_s - UNIX_S <= RENEW_S + 2 * LOOK_S
+    keeping.cancel()
 
 
 def test_a_revocation_is_told_to_all_others_and_for_a_while_to_those_who_attach() -> None:

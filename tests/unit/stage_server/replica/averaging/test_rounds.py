@@ -36,6 +36,7 @@ from swarm.wire.messages import (
     Slice,
     UnitRound,
 )
+from tests.support.acts import Played, played
 from tests.support.devices import SimDevice
 from tests.support.ports import ports_of
 from tests.support.sim import loop as sim
@@ -123,196 +124,170 @@ def commit(number: int, step: int = 0) -> Commit:
     return Commit(0, step, step + 1, (UnitRound(UNIT, Round(1, number)),), 0.1, 1.0, False)
 
 
-def in_simulation(act: Any, codec_name: str = "none") -> None:
-    async def main() -> None:
+def in_simulation(codec_name: str = "none") -> Played:
+    async def main(act: Any) -> None:
         async with table(codec_name) as made:
             await act(made)
 
-    sim.run(main(), seed=1, limit_s=60.0)
+    return played(lambda act: sim.run(main(act), seed=1, limit_s=60.0))
 
 
-def test_the_sum_is_divided_and_held_for_the_commit_that_names_the_round() -> None:
-    async def act(made: Table) -> None:
-        assert made.rounds.take(average())
-        made.rounds.sealed(0, "mine")
-        await asyncio.sleep(1.0)
-        (told,) = made.told
-        assert isinstance(told, Averaged)
-        assert made.rounds.means(commit(2)) is None, "the mean of another round must not be taken for it"
-        means = made.rounds.means(commit(1))
-        assert means is not None
-        assert means[UNIT].gradient.tolist() == [3.0] * ELEMENTS
-        assert means[UNIT].digest == told.digest
-        made.rounds.close(commit(1))
-        assert made.rounds.means(commit(1)) is None
-
-    in_simulation(act)
+@in_simulation()
+async def test_the_sum_is_divided_and_held_for_the_commit_that_names_the_round(made: Table) -> None:
+    assert made.rounds.take(average())
+    made.rounds.sealed(0, "mine")
+    await asyncio.sleep(1.0)
+    (told,) = made.told
+    assert isinstance(told, Averaged)
+    assert made.rounds.means(commit(2)) is None, "the mean of another round must not be taken for it"
+    means = made.rounds.means(commit(1))
+    assert means is not None
+    assert means[UNIT].gradient.tolist() == [3.0] * ELEMENTS
+    assert means[UNIT].digest == told.digest
+    made.rounds.close(commit(1))
+    assert made.rounds.means(commit(1)) is None
 
 
-def test_what_was_void_before_the_round_is_not_in_its_sums() -> None:
+@in_simulation()
+async def test_what_was_void_before_the_round_is_not_in_its_sums(made: Table) -> None:
     """A Void is obeyed behind what the device computes; until then the sums hold what the cells no longer count."""
+    made.device.timed(lambda: None)
+    made.device.run(made.stage.forget)
+    assert made.rounds.take(average())
+    made.rounds.sealed(0, "mine")
+    await asyncio.sleep(2.0)
+    means = made.rounds.means(commit(1))
+    assert means is not None
+    assert means[UNIT].gradient.tolist() == [0.0] * ELEMENTS
 
-    async def act(made: Table) -> None:
-        made.device.timed(lambda: None)
-        made.device.run(made.stage.forget)
-        assert made.rounds.take(average())
-        made.rounds.sealed(0, "mine")
-        await asyncio.sleep(2.0)
-        means = made.rounds.means(commit(1))
+
+@in_simulation("int8")
+async def test_what_compression_left_out_is_averaged_with_the_next_step_that_is_applied(made: Table) -> None:
+    made.leftovers.committed(0, {UNIT: torch.full((ELEMENTS,), 2.0)})
+    for step, skip, mean in ((1, True, 4.0), (2, False, 4.0), (3, False, 3.0)):
+        assert made.rounds.take(average(step=step))
+        made.rounds.sealed(step, "mine")
+        await asyncio.sleep(1.0)
+        applied = replace(commit(1, step), skip=skip)
+        means = made.rounds.means(applied)
         assert means is not None
-        assert means[UNIT].gradient.tolist() == [0.0] * ELEMENTS
-
-    in_simulation(act)
-
-
-def test_what_compression_left_out_is_averaged_with_the_next_step_that_is_applied() -> None:
-    async def act(made: Table) -> None:
-        made.leftovers.committed(0, {UNIT: torch.full((ELEMENTS,), 2.0)})
-        for step, skip, mean in ((1, True, 4.0), (2, False, 4.0), (3, False, 3.0)):
-            assert made.rounds.take(average(step=step))
-            made.rounds.sealed(step, "mine")
-            await asyncio.sleep(1.0)
-            applied = replace(commit(1, step), skip=skip)
-            means = made.rounds.means(applied)
-            assert means is not None
-            assert means[UNIT].gradient.tolist() == [mean] * ELEMENTS, "a skipped step has used nothing up"
-            made.rounds.close(applied)
-
-    in_simulation(act, "int8")
+        assert means[UNIT].gradient.tolist() == [mean] * ELEMENTS, "a skipped step has used nothing up"
+        made.rounds.close(applied)
 
 
-def test_the_digest_tells_the_bytes_of_means_apart() -> None:
-    async def act(made: Table) -> None:
-        for step, tokens in enumerate((2, 3, 2)):
-            made.rounds.take(replace(average(step=step), tokens=tokens))
-            made.rounds.sealed(step, "mine")
-        await asyncio.sleep(1.0)
-        first, second, third = [told.digest for told in made.told if isinstance(told, Averaged)]
-        assert first == third != second
-
-    in_simulation(act)
+@in_simulation()
+async def test_the_digest_tells_the_bytes_of_means_apart(made: Table) -> None:
+    for step, tokens in enumerate((2, 3, 2)):
+        made.rounds.take(replace(average(step=step), tokens=tokens))
+        made.rounds.sealed(step, "mine")
+    await asyncio.sleep(1.0)
+    first, second, third = [told.digest for told in made.told if isinstance(told, Averaged)]
+    assert first == third != second
 
 
-def test_a_member_that_holds_another_set_says_so_and_sums_nothing() -> None:
-    async def act(made: Table) -> None:
-        assert made.rounds.take(average())
-        made.rounds.sealed(0, "another")
-        await asyncio.sleep(1.0)
-        (told,) = made.told
-        assert isinstance(told, RoundFailed)
-        assert SetMismatch.code in told.reason
-        assert told.cause is RoundFault.SET
-        assert made.rounds.means(commit(1)) is None
-
-    in_simulation(act)
+@in_simulation()
+async def test_a_member_that_holds_another_set_says_so_and_sums_nothing(made: Table) -> None:
+    assert made.rounds.take(average())
+    made.rounds.sealed(0, "another")
+    await asyncio.sleep(1.0)
+    (told,) = made.told
+    assert isinstance(told, RoundFailed)
+    assert SetMismatch.code in told.reason
+    assert told.cause is RoundFault.SET
+    assert made.rounds.means(commit(1)) is None
 
 
-def test_only_the_newest_round_of_a_unit_counts() -> None:
-    async def act(made: Table) -> None:
-        assert made.rounds.take(average(2))
-        assert not made.rounds.take(average(1))
-        assert not made.rounds.take(average(2))
-        made.rounds.sealed(0, "mine")
-        await asyncio.sleep(1.0)
-        assert [told.round for told in made.told] == [Round(1, 2)]
-        assert not made.rounds.abort(AbortRound(0, 0, UNIT, Round(1, 1))), "an older round is not the one under way"
-        assert made.rounds.take(average(3))
-        assert made.rounds.means(commit(2)) is None, "a newer round says that no row has the older"
-
-    in_simulation(act)
+@in_simulation()
+async def test_only_the_newest_round_of_a_unit_counts(made: Table) -> None:
+    assert made.rounds.take(average(2))
+    assert not made.rounds.take(average(1))
+    assert not made.rounds.take(average(2))
+    made.rounds.sealed(0, "mine")
+    await asyncio.sleep(1.0)
+    assert [told.round for told in made.told] == [Round(1, 2)]
+    assert not made.rounds.abort(AbortRound(0, 0, UNIT, Round(1, 1))), "an older round is not the one under way"
+    assert made.rounds.take(average(3))
+    assert made.rounds.means(commit(2)) is None, "a newer round says that no row has the older"
 
 
-def test_a_round_that_was_told_ahead_takes_its_time_until_the_step_is_full() -> None:
-    async def act(made: Table) -> None:
-        ahead = replace(average(others=("b",)), ahead=True)
-        assert not made.rounds.full(ahead), "it is not known"
-        assert made.rounds.take(ahead)
-        made.rounds.sealed(0, "mine")
-        await asyncio.sleep(20.0)
-        assert made.told == []
-        assert not made.rounds.full(replace(ahead, ahead=False)), "it is under way already"
-        assert not made.rounds.full(replace(ahead, ahead=False)), "its time began with the first word"
-        await asyncio.sleep(2.9)
-        assert made.told == []
-        await asyncio.sleep(0.2)
-        (told,) = made.told
-        assert isinstance(told, RoundFailed)
-        assert told.accused == "b"
-
-    in_simulation(act)
+@in_simulation()
+async def test_a_round_that_was_told_ahead_takes_its_time_until_the_step_is_full(made: Table) -> None:
+    ahead = replace(average(others=("b",)), ahead=True)
+    assert not made.rounds.full(ahead), "it is not known"
+    assert made.rounds.take(ahead)
+    made.rounds.sealed(0, "mine")
+    await asyncio.sleep(20.0)
+    assert made.told == []
+    assert not made.rounds.full(replace(ahead, ahead=False)), "it is under way already"
+    assert not made.rounds.full(replace(ahead, ahead=False)), "its time began with the first word"
+    await asyncio.sleep(2.9)
+    assert made.told == []
+    await asyncio.sleep(0.2)
+    (told,) = made.told
+    assert isinstance(told, RoundFailed)
+    assert told.accused == "b"
 
 
-def test_a_full_step_seals_what_still_waits_for_its_set() -> None:
-    async def act(made: Table) -> None:
-        ahead = replace(average(), ahead=True)
-        assert made.rounds.take(ahead)
-        assert not made.rounds.take(replace(ahead, ahead=False)), "it is the same round"
-        assert made.rounds.full(replace(ahead, ahead=False))
-        made.rounds.abort(AbortRound(0, 0, UNIT, Round(1, 1)))
-        assert not made.rounds.full(replace(ahead, ahead=False)), "it was given up"
-
-    in_simulation(act)
+@in_simulation()
+async def test_a_full_step_seals_what_still_waits_for_its_set(made: Table) -> None:
+    ahead = replace(average(), ahead=True)
+    assert made.rounds.take(ahead)
+    assert not made.rounds.take(replace(ahead, ahead=False)), "it is the same round"
+    assert made.rounds.full(replace(ahead, ahead=False))
+    made.rounds.abort(AbortRound(0, 0, UNIT, Round(1, 1)))
+    assert not made.rounds.full(replace(ahead, ahead=False)), "it was given up"
 
 
-def test_a_member_that_sends_nothing_is_accused_when_the_time_is_over() -> None:
-    async def act(made: Table) -> None:
-        made.rounds.take(average(others=("b",)))
-        made.rounds.sealed(0, "mine")
-        await asyncio.sleep(2.9)
-        assert made.told == []
-        await asyncio.sleep(0.2)
-        (told,) = made.told
-        assert isinstance(told, RoundFailed)
-        assert (told.accused, told.cause) == ("b", RoundFault.MEMBER)
-
-    in_simulation(act)
+@in_simulation()
+async def test_a_member_that_sends_nothing_is_accused_when_the_time_is_over(made: Table) -> None:
+    made.rounds.take(average(others=("b",)))
+    made.rounds.sealed(0, "mine")
+    await asyncio.sleep(2.9)
+    assert made.told == []
+    await asyncio.sleep(0.2)
+    (told,) = made.told
+    assert isinstance(told, RoundFailed)
+    assert (told.accused, told.cause) == ("b", RoundFault.MEMBER)
 
 
-def test_an_envoy_tells_of_all_that_it_missed_at_once() -> None:
-    async def act(made: Table) -> None:
-        envoys = tuple(Envoy(PeerId(one), 1, f"at {one}", n, 30) for n, one in enumerate("abc"))
-        made.rounds.exchange(Exchange(0, 0, UNIT, Round(1, 1), envoys, 3.0))
-        await asyncio.sleep(4.0)
-        told = [one for one in made.told if isinstance(one, RoundFailed)]
-        assert sorted((one.accused, one.cause) for one in told) == [("b", RoundFault.MEMBER), ("c", RoundFault.MEMBER)]
-
-    in_simulation(act)
+@in_simulation()
+async def test_an_envoy_tells_of_all_that_it_missed_at_once(made: Table) -> None:
+    envoys = tuple(Envoy(PeerId(one), 1, f"at {one}", n, 30) for n, one in enumerate("abc"))
+    made.rounds.exchange(Exchange(0, 0, UNIT, Round(1, 1), envoys, 3.0))
+    await asyncio.sleep(4.0)
+    told = [one for one in made.told if isinstance(one, RoundFailed)]
+    assert sorted((one.accused, one.cause) for one in told) == [("b", RoundFault.MEMBER), ("c", RoundFault.MEMBER)]
 
 
-def test_what_an_exchange_sent_and_received_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_simulation()
+async def test_what_an_exchange_sent_and_received_is_counted(made: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of a round with two other islands, one of which proposes nothing."""
 
     async def made_at_once(*_: object) -> Mean:
         return Mean(torch.zeros(ELEMENTS), "digest", ())
 
     monkeypatch.setattr("stage_server.replica.averaging.rounds.run_exchange", made_at_once)
-
-    async def act(made: Table) -> None:
-        envoys = tuple(Envoy(PeerId(one), 1, f"at {one}", n, 30 * (n < 2)) for n, one in enumerate("abc"))
-        made.rounds.exchange(Exchange(0, 0, UNIT, Round(1, 1), envoys, 3.0))
-        await asyncio.sleep(1.0)
-        (told,) = made.told
-        assert isinstance(told, Averaged)
-        for direction, counted in (("sent", 2 * ELEMENTS), ("received", ELEMENTS)):
-            registry, labels = made.rounds._ports.metrics.registry, {"direction": direction}
-            assert registry.get_sample_value("swarm_outer_bytes_total", labels) == counted
-
-    in_simulation(act)
+    envoys = tuple(Envoy(PeerId(one), 1, f"at {one}", n, 30 * (n < 2)) for n, one in enumerate("abc"))
+    made.rounds.exchange(Exchange(0, 0, UNIT, Round(1, 1), envoys, 3.0))
+    await asyncio.sleep(1.0)
+    (told,) = made.told
+    assert isinstance(told, Averaged)
+    for direction, counted in (("sent", 2 * ELEMENTS), ("received", ELEMENTS)):
+        registry, labels = made.rounds._ports.metrics.registry, {"direction": direction}
+        assert registry.get_sample_value("swarm_outer_bytes_total", labels) == counted
 
 
-def test_a_round_that_was_given_up_is_not_reduced_again() -> None:
-    async def act(made: Table) -> None:
-        command = Recheck(0, 0, UNIT, Round(1, 1), 7, ME.peer, PeerId("b"))
-        made.rounds.take(average())
-        made.rounds.sealed(0, "mine")
-        await asyncio.sleep(1.0)
-        made.rounds.abort_all()
-        made.rounds.recheck(command)
-        told = made.told[-1]
-        assert isinstance(told, Rechecked)
-        assert (told.number, told.took, told.fault) == (7, (), "the round was given up here")
-
-    in_simulation(act)
+@in_simulation()
+async def test_a_round_that_was_given_up_is_not_reduced_again(made: Table) -> None:
+    command = Recheck(0, 0, UNIT, Round(1, 1), 7, ME.peer, PeerId("b"))
+    made.rounds.take(average())
+    made.rounds.sealed(0, "mine")
+    await asyncio.sleep(1.0)
+    made.rounds.abort_all()
+    made.rounds.recheck(command)
+    told = made.told[-1]
+    assert isinstance(told, Rechecked)
+    assert (told.number, told.took, told.fault) == (7, (), "the round was given up here")
 
 
 def slice_of(sender: str, start: int, elements: int, dtype: str, timeline: int = 0) -> Slice:
@@ -320,41 +295,36 @@ def slice_of(sender: str, start: int, elements: int, dtype: str, timeline: int =
     return Slice(JobId("job"), *of_round, False, start, PeerId(sender), 1, dtype, elements, 8 * elements)
 
 
-def test_an_exchange_is_given_up_when_it_stands_still_not_when_a_slow_line_makes_it_long() -> None:
+@in_simulation()
+async def test_an_exchange_is_given_up_when_it_stands_still_not_when_a_slow_line_makes_it_long(made: Table) -> None:
     """Only what an envoy sent itself counted as progress. One whose line is fast had sent its proposal long ago, and
     accused the other one, whose proposal was on its way through a slow line."""
-
-    async def act(made: Table) -> None:
-        envoys = (Envoy(ME.peer, 1, "at a", 6, 0), Envoy(PeerId("b"), 1, "at b", 7, 30))
-        made.rounds.exchange(Exchange(6, 0, UNIT, Round(1, 1), envoys, 3.0))
-        moved = made.rounds.mailbox.admit(slice_of("b", 0, ELEMENTS, PROPOSAL_DTYPE, timeline=6))
-        for _ in range(8):
-            await asyncio.sleep(2.0)
-            moved()
-        assert not made.told
-        await asyncio.sleep(3.5)
-        (told,) = made.told
-        assert isinstance(told, RoundFailed)
-        assert told.accused == "b"
-
-    in_simulation(act)
+    envoys = (Envoy(ME.peer, 1, "at a", 6, 0), Envoy(PeerId("b"), 1, "at b", 7, 30))
+    made.rounds.exchange(Exchange(6, 0, UNIT, Round(1, 1), envoys, 3.0))
+    moved = made.rounds.mailbox.admit(slice_of("b", 0, ELEMENTS, PROPOSAL_DTYPE, timeline=6))
+    for _ in range(8):
+        await asyncio.sleep(2.0)
+        moved()
+    assert not made.told
+    await asyncio.sleep(3.5)
+    (told,) = made.told
+    assert isinstance(told, RoundFailed)
+    assert told.accused == "b"
 
 
-def test_a_slice_is_reduced_again_however_slowly_its_parts_come() -> None:
-    async def act(made: Table) -> None:
-        members = (Member(ME.peer, 1, "at a", 0, 2, ""), Member(PeerId("b"), 1, "at b", 2, ELEMENTS, ""))
-        command = Average(0, 0, UNIT, Round(1, 1), members, 2, 3.0)
-        assert made.rounds.take(command)
-        made.rounds._means[0, UNIT, Round(1, 1)] = Mean(torch.zeros(ELEMENTS), "digest", ())
-        made.rounds.recheck(Recheck(0, 0, UNIT, Round(1, 1), 7, PeerId("b"), ME.peer))
-        moved = made.rounds.mailbox.admit(slice_of("b", 2, ELEMENTS - 2, "float64"))
-        for _ in range(8):
-            await asyncio.sleep(2.0)
-            moved()
-        assert not made.told
-        await asyncio.sleep(3.5)
-        (told,) = made.told
-        assert isinstance(told, Rechecked)
-        assert "1 of 2 parts came" in told.fault
-
-    in_simulation(act)
+@in_simulation()
+async def test_a_slice_is_reduced_again_however_slowly_its_parts_come(made: Table) -> None:
+    members = (Member(ME.peer, 1, "at a", 0, 2, ""), Member(PeerId("b"), 1, "at b", 2, ELEMENTS, ""))
+    command = Average(0, 0, UNIT, Round(1, 1), members, 2, 3.0)
+    assert made.rounds.take(command)
+    made.rounds._means[0, UNIT, Round(1, 1)] = Mean(torch.zeros(ELEMENTS), "digest", ())
+    made.rounds.recheck(Recheck(0, 0, UNIT, Round(1, 1), 7, PeerId("b"), ME.peer))
+    moved = made.rounds.mailbox.admit(slice_of("b", 2, ELEMENTS - 2, "float64"))
+    for _ in range(8):
+        await asyncio.sleep(2.0)
+        moved()
+    assert not made.told
+    await asyncio.sleep(3.5)
+    (told,) = made.told
+    assert isinstance(told, Rechecked)
+    assert "1 of 2 parts came" in told.fault
