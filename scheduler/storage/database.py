@@ -24,6 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import alembic.command
 import alembic.config
+import alembic.util
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, ProgrammingError, SQLAlchemyError
 
@@ -400,14 +401,21 @@ class DatabaseWatch:
 
 
 def migrate(engine: sa.Engine) -> None:
-    """Bring the tables up to date."""
+    """Make the tables that are not there; InvalidConfig for those of another version of swarm."""
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _tune_sqlite)
     with engine.begin() as connection:
         config = alembic.config.Config()
         config.set_main_option("script_location", str(resources.files("scheduler.storage") / "migrations"))
         config.attributes["connection"] = connection
-        alembic.command.upgrade(config, "head")
+        try:
+            alembic.command.upgrade(config, "head")
+        except alembic.util.CommandError as error:  # it knows no such revision
+            raise InvalidConfig(
+                f"another version of swarm wrote the database {without_passwords(engine.url.render_as_string())}",
+                hint="end or pull its jobs with that version, then start with an empty --data-dir, and submit with "
+                "--resume-from what shall go on",
+            ) from error
 
 
 def database_in(folder: Path) -> sa.URL:

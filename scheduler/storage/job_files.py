@@ -64,7 +64,6 @@ class JobFiles:
     async def load(self) -> None:
         """Delete files that a killed scheduler left half written, and count what each person holds."""
         await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
-        await run_blocking(self._executor, lambda: _move_projects(self._shards))
         self._held = await run_blocking(self._executor, lambda: _sizes(self._shards))
         self._shared = await run_blocking(self._executor, lambda: _shared(self._shards))
 
@@ -201,15 +200,6 @@ def _remove_unfinished(root: Path) -> None:
     for pattern in ("shards/*.part", "shards/*/*.part", "shards/*/*/*.part"):
         for part in root.glob(pattern):
             part.unlink(missing_ok=True)
-
-
-def _move_projects(folder: Path) -> None:
-    """Move the files of projects, of which earlier versions had some, to where every person finds them."""
-    for path in folder.glob("*/*.bin"):
-        path.rename(folder / path.name)  # the hash is its name: one that is there already is the same
-    for project in folder.glob("*"):
-        with suppress(OSError):  # a file, or a folder that holds some
-            project.rmdir()
 
 
 def _shared(folder: Path) -> frozenset[str]:

@@ -15,7 +15,7 @@ from stage_server.session.server import StageServer
 from swarm.job.spec import spec_from_json
 from swarm.types import PROTOCOL_VERSION, JobState, Microbatch, PeerId
 from swarm.wire.messages import Command, Event, Heartbeat, Hello, Release, Route, Welcome
-from tests.support.databases import BEFORE_PERSONS, taken_over
+from tests.support.databases import BEFORE_ONE_MIGRATION, taken_over
 from tests.support.reference import reference
 from tests.support.scenes import Run, Task, play, replayed, train
 from tests.support.simulated import Rig
@@ -174,16 +174,12 @@ def test_a_stranger_that_says_that_it_serves_a_stage_is_given_none_of_it(tmp_pat
     train(task, 4, 1, intrude)
 
 
-def test_open_jobs_of_a_version_with_projects_train_to_their_end(tmp_path: Path) -> None:
+def test_open_jobs_of_the_version_before_train_to_their_end(tmp_path: Path) -> None:
     task = Task.make(tmp_path)
-    shards = tmp_path / "shards"
 
     async def act(rig: Rig) -> None:
         await rig.kill_scheduler()
-        (shards / "atlas").mkdir()
-        for path in shards.glob("*.bin"):  # as in a data folder where only that project had sent them
-            path.rename(shards / "atlas" / path.name)
-        rig.engine = taken_over(BEFORE_PERSONS)
+        rig.engine = taken_over(BEFORE_ONE_MIGRATION)
         await rig.start_scheduler()
         jobs = [job for job in rig.jobs.registry.all() if not job.record.state.is_final]
         assert sorted(job.record.owner for job in jobs) == ["submitter/ada", "submitter/bob"]

@@ -12,7 +12,7 @@ from sqlalchemy.pool import StaticPool
 
 from scheduler.storage.database import migrate
 
-BEFORE_PERSONS = Path(__file__).with_name("before_persons.sql")  # by the last version that had projects
+BEFORE_ONE_MIGRATION = Path(__file__).with_name("before_one_migration.sql")  # by the last version with nineteen
 
 _COMPILED: dict[Any, Any] = {}
 
@@ -27,7 +27,7 @@ def fresh_engine() -> sa.Engine:
 
 
 def taken_over(sql: Path) -> sa.Engine:
-    """A database that an earlier version wrote, migrated."""
+    """A database that an earlier version wrote."""
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     connection.executescript(sql.read_text())
     engine = _engine_on(connection)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import sqlite3
 import sys
@@ -9,13 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import alembic.command
-import alembic.config
 import pytest
 import sqlalchemy as sa
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
-from scheduler.storage import database, migrations
+from scheduler.storage import database
 from scheduler.storage.data_folder import ID_FILE
 from scheduler.storage.database import Database, Drain, database_in
 from scheduler.storage.job_record import JobRecord, JobTokens
@@ -25,10 +22,9 @@ from swarm.job.spec import spec_from_json
 from swarm.pki.authority import Authority
 from swarm.pki.names import Role
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
-from tests.support.databases import BEFORE_PERSONS
+from tests.support.databases import BEFORE_ONE_MIGRATION
 
 JOB = JobId("demo-1")
-OLD_TOKENS = {"shards": ["aa"], "token_dtype": "uint16", "vocabulary_size": 257, "unigram_entropy": 3.5}
 PRAGMAS = {"synchronous": 2, "journal_mode": "wal", "foreign_keys": 1}  # 2: FULL, an fsync for every commit
 
 
@@ -286,100 +282,37 @@ async def test_a_database_does_not_start_with_the_folder_of_another(tmp_path: Pa
     await moved.close()
 
 
-async def test_a_job_from_before_lookahead_keeps_plain_adamw(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    first = await Database.open(url, None)
-    await first.put_job(record())
-    await first.close()
-    with sqlite3.connect(tmp_path / "a.db") as connection:
-        old = {"name": "t", "training": {"steps": 3}}
-        connection.execute("UPDATE jobs SET spec_json = ?", (json.dumps(old),))
-        for table in ("members", "tokens", "quarantine", "removals", "forks", "shares"):
-            connection.execute(f"DROP TABLE {table}")
-        for column in ("owner", "times_json", "peer_s", "counted_unix_s", "repeats_json"):
-            connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
-        connection.execute("UPDATE alembic_version SET version_num = '0007'")
-    connection.close()
-    second = await Database.open(url, None)
-    (job,) = await second.jobs()
-    assert json.loads(job.spec_json) == {"name": "t", "training": {"steps": 3, "lookahead": 0.0}}
-    await second.close()
-
-
-async def test_what_is_older_than_owners_is_of_nobody(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    engine = sa.create_engine(url)
-    with engine.begin() as connection:
-        config = alembic.config.Config()
-        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-        config.attributes["connection"] = connection
-        alembic.command.upgrade(config, "0009")
-        older: dict[str, dict[str, object]] = {
-            "jobs": {"id": "old-1", "name": "old", "state": "paused", "tokens_json": json.dumps(OLD_TOKENS)},
-            "members": {
-                "role": "submitter",
-                "name": "ann",
-                "keys_json": '{"aa": 9e9}',
-                "reason": "",
-                "revoked_unix_s": 0,
-            },
-            "tokens": {
-                "id": "t",
-                "secret_hash": "x",
-                "role": "viewer",
-                "names": "*",
-                "uses_left": 1,
-                "joined_json": "{}",
-            },
-        }
-        for table, values in older.items():
-            columns = sa.inspect(connection).get_columns(table)
-            blank = {str(one["name"]): "" if isinstance(one["type"], sa.Text | sa.String) else 0 for one in columns}
-            row = (
-                blank | {"files_json": "[]", "first_steps_json": "[0]", "peers_json": "{}", "spec_json": "{}"} | values
-            )
-            row = {name: value for name, value in row.items() if name in blank}
-            names = ", ".join(row)
-            connection.execute(sa.text(f"INSERT INTO {table} ({names}) VALUES (:{names.replace(', ', ', :')})"), row)
-    engine.dispose()
-    store = await Database.open(url, None)
-    (job,) = await store.jobs()
-    assert (job.id, job.owner) == ("old-1", "")
-    await store.put_job(replace(job, owner="submitter/ann"))
-    assert [one.owner for one in await store.jobs()] == ["submitter/ann"]
+async def test_a_database_that_nineteen_migrations_made_is_taken_over(tmp_path: Path) -> None:
+    """`before_one_migration.sql` is what the last version with them wrote."""
+    store = await Database.open(_written(tmp_path / "a.db"), None)
+    jobs = {(job.name, job.owner, job.state) for job in await store.jobs() if not job.state.is_final}
+    assert jobs == {("rig", f"submitter/{name}", JobState.QUEUED) for name in ("ada", "bob")}
+    assert {spec_from_json(job.spec_json).name for job in await store.jobs()} == {"rig"}
     members = Members(Authority.new(0.0), store, lambda: 1.0)
     await members.load()
-    assert [(member.role, member.name) for member in members.members()] == [(Role.SUBMITTER, "ann")]
+    assert [(one.role, one.name) for one in members.members()] == [(Role.SUBMITTER, "bob")]
+    assert [token.role for token in members.tokens()] == [Role.VIEWER]
+    assert store.epoch == 2
     await store.close()
 
 
-async def test_a_database_with_projects_is_taken_over_and_the_log_says_so_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`before_persons.sql` is what the last version with projects wrote: two open jobs of one name, in two projects."""
-    url = f"sqlite:///{tmp_path}/a.db"
+@pytest.mark.parametrize("revision", ["0018", "0020"])
+async def test_a_database_of_another_version_is_refused_and_stays_as_it_is(tmp_path: Path, revision: str) -> None:
+    url = _written(tmp_path / "a.db", revision)
+    with pytest.raises(InvalidConfig, match=r"another version of swarm wrote the database .*a\.db") as caught:
+        await Database.open(url, None)
+    assert "end or pull its jobs with that version" in caught.value.hint
     with sqlite3.connect(tmp_path / "a.db") as connection:
-        connection.executescript(BEFORE_PERSONS.read_text())
+        assert connection.execute("SELECT epoch FROM control").fetchall() == [(1,)]
     connection.close()
-    for said in (1, 0):
-        store = await Database.open(url, None)
-        jobs = {(job.name, job.owner, job.state) for job in await store.jobs() if not job.state.is_final}
-        assert jobs == {("rig", f"submitter/{name}", JobState.QUEUED) for name in ("ada", "bob")}
-        assert {spec_from_json(job.spec_json).name for job in await store.jobs()} == {"rig"}
-        members = Members(Authority.new(0.0), store, lambda: 1.0)
-        await members.load()
-        assert [(one.role, one.name) for one in members.members()] == [(Role.SUBMITTER, "bob")]
-        assert [token.role for token in members.tokens()] == [Role.VIEWER]
-        await store.close()
-        out = "".join(capsys.readouterr())
-        assert out.count("whoever may look sees every job") == said
-        assert out.count("atlas, default") == said
 
 
-async def test_a_new_database_says_nothing_of_projects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
-    await store.close()
-    assert "projects" not in "".join(capsys.readouterr())
+def _written(path: Path, revision: str = "0019") -> str:
+    with sqlite3.connect(path) as connection:
+        connection.executescript(BEFORE_ONE_MIGRATION.read_text())
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    connection.close()
+    return f"sqlite:///{path}"
 
 
 async def test_an_idle_scheduler_notices_that_another_one_took_its_database(
