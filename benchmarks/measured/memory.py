@@ -102,18 +102,8 @@ def footprints(spec: JobSpec, replicas: int) -> list[Footprint]:
 
 def table(taken: Sequence[Taken]) -> Table:
     shown = Table(title="resident MiB", caption="ratio: of peak less idle to `needed`; the aim is 1.3")
-    for name in (
-        "stage",
-        *PARTS,
-        "needed",
-        "estimate",
-        "idle",
-        "training",
-        "ratio",
-        "of estimate",
-        "with save",
-        "ratio",
-    ):
+    read = ("needed", "estimate", "idle", "training", "ratio", "with save", "ratio", "of estimate")
+    for name in ("stage", *PARTS, *read):
         shown.add_column(name, justify="right")
     for one in taken:
         parts = asdict(one.footprint)
@@ -122,8 +112,8 @@ def table(taken: Sequence[Taken]) -> Table:
             *(_mib(parts[name]) for name in PARTS),
             _mib(one.needed), _mib(one.footprint.total_bytes), _mib(one.idle),
             _mib(one.training), f"{ratio(one.training, one.idle, one.needed):.2f}",
-            f"{ratio(one.training, one.idle, one.footprint.total_bytes):.2f}",
             _mib(one.saving), f"{ratio(one.saving, one.idle, one.needed):.2f}",
+            f"{ratio(one.saving, one.idle, one.footprint.total_bytes):.2f}",
         )  # fmt: skip
     return shown
 

@@ -143,15 +143,17 @@ def _block_sums(flat: Tensor) -> Tensor:
     """The sum of squares of each block, 1-D; away from a CPU many blocks take the operations of a single block."""
     size = NORM_BLOCK_ELEMENTS
     if flat.device.type == "cpu":
-        blocks = [sum_of_squares(flat[start : start + size]) for start in range(0, flat.numel(), size)]
-        return torch.stack(blocks) if blocks else flat.new_zeros(0, dtype=torch.float64)
+        # One buffer for all: malloc kept those of single blocks apart, 8 bytes for each element in the end.
+        wide = torch.empty(min(size, flat.numel()), dtype=torch.float64)
+        sums = [_sum_here(flat[start : start + size], wide) for start in range(0, len(flat), size)]
+        return torch.tensor(sums, dtype=torch.float64)
     whole = flat.numel() // size * size
     rows = flat[:whole].view(-1, size)
     groups = [rows[start : start + BLOCKS_ELSEWHERE] for start in range(0, len(rows), BLOCKS_ELSEWHERE)]
     if whole < flat.numel():
         groups.append(flat[whole:].view(1, -1))
-    sums = [_folded_squares(group) for group in groups]
-    return torch.cat(sums) if sums else flat.new_zeros(0, dtype=torch.float64)
+    folded = [_folded_squares(group) for group in groups]
+    return torch.cat(folded) if folded else flat.new_zeros(0, dtype=torch.float64)
 
 
 def _folded_squares(rows: Tensor) -> Tensor:
@@ -163,11 +165,15 @@ def _folded_squares(rows: Tensor) -> Tensor:
 
 def sum_of_squares(flat: Tensor) -> Tensor:
     """The sum of squares in float64, along one tree, 0-dim on the tensor's device; the host does not wait for it."""
-    wide = flat.to(torch.float64, copy=True)
-    wide.mul_(wide)
-    if wide.device.type == "cpu":  # numpy's operations begin sooner, which counts in the short folds
-        return torch.tensor(float(_fold(wide.numpy())[0]), dtype=torch.float64)
-    return _fold(wide).clone().view(())
+    if flat.device.type == "cpu":
+        return torch.tensor(_sum_here(flat, torch.empty(len(flat), dtype=torch.float64)), dtype=torch.float64)
+    return _folded_squares(flat.view(1, -1)).view(())
+
+
+def _sum_here(flat: Tensor, wide: Tensor) -> float:
+    """The same on the CPU, in the memory of `wide`; numpy's operations begin sooner, which counts in short folds."""
+    held = wide[: len(flat)].copy_(flat)
+    return float(_fold(held.mul_(held).numpy())[0])
 
 
 def _fold(wide: Wide) -> Wide:

@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -198,23 +198,21 @@ def _adamw(group: Sequence[Held], training: TrainingSection, learning_rate: floa
         for one in group:
             _quasi_hyperbolic(one.parameter, one.gradient, one.state, training, learning_rate)
         return
-    adamw(
-        [one.parameter for one in group],
-        [one.gradient for one in group],
-        _kept(group, "first_moment"),
-        _kept(group, "second_moment"),
-        [],
-        _kept(group, "updates"),
-        foreach=grouped,
-        fused=False,
-        amsgrad=False,
-        beta1=training.betas[0],
-        beta2=training.betas[1],
-        lr=learning_rate,
-        weight_decay=training.weight_decay,
-        eps=training.eps,
-        maximize=False,
-    )
+    options: dict[str, Any] = {
+        "fused": False, "amsgrad": False, "maximize": False,
+        "beta1": training.betas[0], "beta2": training.betas[1], "eps": training.eps,
+        "lr": learning_rate, "weight_decay": training.weight_decay,
+    }  # fmt: skip
+    if grouped:
+        first, second, updates = (_kept(group, key) for key in ("first_moment", "second_moment", "updates"))
+        values, fresh = [one.parameter for one in group], [one.gradient for one in group]
+        adamw(values, fresh, first, second, [], updates, foreach=True, **options)
+        return
+    for one in group:  # torch makes two temporaries as large as what it steps
+        for tile in _tiles(one.parameter, one.gradient, one.state["first_moment"], one.state["second_moment"]):
+            values, fresh, first, second = ([part] for part in tile)
+            adamw(values, fresh, first, second, [], [one.state["updates"].clone()], foreach=False, **options)
+        one.state["updates"] += 1
 
 
 def _quasi_hyperbolic(

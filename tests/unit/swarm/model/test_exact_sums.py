@@ -120,6 +120,13 @@ def test_to_average_takes_little_more_memory_than_the_mean(bits: int | None) -> 
     assert 0.9 * mean_bytes < peak_bytes(lambda: mean_of_parts(parts, 4096, bits)) < 1.3 * mean_bytes
 
 
+def test_a_squared_norm_takes_the_memory_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """malloc kept the float64 copy of each block apart: 8 bytes for each parameter of a stage, for ever."""
+    monkeypatch.setattr(exact_sums, "NORM_BLOCK_ELEMENTS", 1 << 13)  # without `tune_malloc` larger ones are mapped
+    tensor = torch.ones(1 << 25)
+    assert peak_bytes(lambda: squared_norms([tensor])) < 0.1 * 8 * tensor.numel()
+
+
 @pytest.mark.parametrize("elements", [1, 2, 3, 1000, 300_001])
 def test_squared_norm_is_right_and_ignores_the_number_of_threads(elements: int) -> None:
     tensor = torch.randn(elements)

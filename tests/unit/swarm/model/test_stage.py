@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 from swarm.errors import InvalidConfig, NotFound, StaleMessage
 from swarm.job.families import HEAD
@@ -275,6 +275,7 @@ def test_export_holds_the_hashed_tensors_under_their_names() -> None:
     names = []
     for stage in stages:
         state = stage.capture(optimizer=False)
+        assert weights_file(state) == save(dict(state.weights), metadata={"format": "pt"})
         tensors = load(weights_file(state))
         hashes = parameter_hashes(state)
         assert [parameter.name for parameter in hashes] == sorted(tensors)
