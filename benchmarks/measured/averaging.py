@@ -34,8 +34,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.processes import Fleet, Hosts
-from scheduler.brain.commit.shares import Shares
-from scheduler.brain.commit.slices import plan_round
+from scheduler.brain.commit.slices import SliceShares, plan_round
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.step import UnitAveraging
 from stage_server.device import ThreadDevice
@@ -116,7 +115,7 @@ class _Rule:
             pool=self._names,
             outbox=Namespace(note=lambda _, text: print(text, file=sys.stderr)),
         )
-        self._shares = Shares(state)
+        self._shares = SliceShares(state)
 
     def shares(self, number: int) -> list[float] | None:
         """Those of the next round; None: equal ones."""

@@ -33,7 +33,7 @@ from pathlib import Path
 from random import Random
 from statistics import mean
 
-from scheduler.brain.routing.pace import Pace
+from scheduler.brain.routing.loads import Pace
 from scheduler.brain.routing.policies import POLICIES, ReplicaLoad, RoutingPolicy, StageLoad
 from swarm.types import PeerId, Routing
 

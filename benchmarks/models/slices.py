@@ -10,7 +10,7 @@ the same time, and adding costs nothing.
     chunks    as stage servers do it: a slice is cut into equal chunks, and the mean of each leaves when its own parts
               have arrived
 
-The shares by bandwidth are the scheduler's (scheduler/brain/commit/shares.py).
+The shares by bandwidth are the scheduler's (scheduler/brain/commit/slices.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from scheduler.brain.commit.shares import shares_of
+from scheduler.brain.commit.slices import shares_of
 
 ROUNDINGS = 1e-9  # of a transfer: what is left of it after a computation with floats
 

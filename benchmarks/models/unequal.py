@@ -10,7 +10,7 @@ and nothing is taken away from a replica that is late.
 
 Percent is committed microbatches per second, after three steps, against the speed of the slowest stage: the sum of the
 speeds of its replicas. "alone" chooses each stage's replica by itself, "alike" as the scheduler does: from like to
-like (lanes.py), and in time.
+like (`Lanes`), and in time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rich.table import Table
 from scheduler.brain.inputs import Happened, ReplicaRecord, RowDurable, Start, Tick
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import Fail, Send, Stopped, WriteCommit
-from scheduler.brain.routing import lanes
+from scheduler.brain.routing import policies
 from scheduler.brain.settings import BrainSettings
 from swarm.job.partition import unit_names
 from swarm.types import Direction, Hop, JobId, Microbatch, PeerId
@@ -224,16 +224,16 @@ class Model:
 @contextmanager
 def unequal_from(ratio: float) -> Iterator[None]:
     """Stages whose slowest pace is less than `ratio` times the fastest count as equal meanwhile."""
-    before, lanes.UNEQUAL = lanes.UNEQUAL, ratio
+    before, policies.UNEQUAL = policies.UNEQUAL, ratio
     try:
         yield
     finally:
-        lanes.UNEQUAL = before
+        policies.UNEQUAL = before
 
 
 def kept(fleet: Fleet, overlap: float, *, alike: bool, seeds: int, steps: int) -> float:
     """The mean over seeds of the share of the fleet's speed that is kept; `overlap` is a share of a step."""
-    with unequal_from(lanes.UNEQUAL if alike else math.inf):
+    with unequal_from(policies.UNEQUAL if alike else math.inf):
         late = round(overlap * fleet.microbatches)
         return mean(Model(fleet, late, steps, seed).run() for seed in range(seeds))
 

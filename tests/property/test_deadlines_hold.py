@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.brain.routing.deadlines import Deadlines, WatchedHop, deadline_s
+from scheduler.brain.routing.stragglers import Deadlines, WatchedHop, deadline_s
 from scheduler.brain.settings import DeadlineSettings
 from swarm.types import Direction, PeerId
 

@@ -12,8 +12,7 @@ from statistics import median
 
 import pytest
 
-from scheduler.brain.commit.shares import ROUNDS_MIN, Shares
-from scheduler.brain.commit.slices import plan_round
+from scheduler.brain.commit.slices import ROUNDS_MIN, SliceShares, plan_round
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.step import UnitAveraging
 from stage_server.brain import slices
@@ -45,7 +44,7 @@ def honest(report: Averaged) -> Averaged:
 def seconds_of(lines: Sequence[Line], rounds: int, told: Callable[[Averaged], Averaged] = honest) -> list[float]:
     """How long rounds take, one after the other; `told` is what the last member makes of its report."""
     names = [PeerId(name) for name in NAMES[: len(lines)]]
-    shares = Shares(Swarm(dict.fromkeys(names, 0)).brain._state)
+    shares = SliceShares(Swarm(dict.fromkeys(names, 0)).brain._state)
     replicas = [ReplicaRecord(name, 1, name, 0) for name in names]
     found, jitter = [], Random("jitter")
     for step in range(rounds):

@@ -87,7 +87,7 @@ LONG = (
 DOUBLED = """
     Answers Arrived Batches Checkpoint Connection Donor Fact Failures File FileWriter Files Handler Held Hop Identity
     Job Join Kept Lane Left Link Links LogLine Open Outbox OuterSteps Part Passes Peer Place Places Plan Progress
-    Round Row Scheduler Session Shares Span Stage Stand Step UnderWay Window Work
+    Round Row Scheduler Session Span Stage Stand Step UnderWay Work
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.models.unequal import FLEETS, TEN_TIMES_SLOWER, Fleet, Model, kept
-from scheduler.brain.routing import lanes
+from scheduler.brain.routing import policies
 
 
 def test_one_replica_keeps_what_its_step_leaves_it() -> None:
@@ -19,7 +19,7 @@ def test_routes_from_like_to_like_keep_more_of_unequal_replicas(overlap: float) 
     fleet = FLEETS[1]
     alone, alike = (kept(fleet, overlap, alike=way, seeds=2, steps=10) for way in (False, True))
     assert alike > alone + 0.03
-    assert lanes.UNEQUAL == 1.5, "as it was"
+    assert policies.UNEQUAL == 1.5, "as it was"
 
 
 def test_equal_replicas_are_routed_as_before() -> None:

@@ -5,17 +5,23 @@
 
 A member's slice is the part that it sums for all. Shares are equal, but members that cannot reach each other own none.
 
-Decision: docs/decisions/022.
+Decisions: docs/decisions/022, 043.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
+from statistics import median
+from typing import Final
 
 from scheduler.brain.inputs import ReplicaRecord
-from swarm.types import PeerId, set_digest
-from swarm.wire.messages import Member, ParameterNorm
+from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.state.step import UnitAveraging
+from swarm.types import PeerId, Round, UnitName, set_digest
+from swarm.wire.messages import Averaged, Member, ParameterNorm
 
 ALIGNMENT = 64  # elements; slices begin at cache lines and vector widths of any dtype
 
@@ -79,3 +85,165 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
 def squared_norms(norms: Iterable[ParameterNorm]) -> list[float]:
     """Squared norms of the whole gradient; a parameter that comes twice (tied) counts once."""
     return list({norm.name: norm.squared_norm for norm in norms}.values())
+
+
+REMEMBERED: Final = 16  # rounds of a peer: its rate is the best of them
+ROUNDS_MIN: Final = 4  # of each kind, before they are judged
+GAIN_MIN: Final = 1.15  # expected of other shares than the present ones
+SHORTER_MIN: Final = 0.95  # of the time of rounds with equal slices, at most, or slices are equal again
+AGAIN_ROUNDS: Final = (64, 1024)  # with equal slices, after slices by bandwidth were of no use: first, longest
+HALVINGS: Final = 60
+
+
+def shares_of(rates: Sequence[float]) -> list[float]:
+    """The shares with which a round ends first if nothing ever waits; they add up to 1."""
+    count = len(rates)
+    if count <= 2:
+        return [1.0 / count] * count
+
+    def bounds(seconds: float) -> list[float]:
+        return [min(1.0, max(0.0, (rate * seconds - 1.0) / (count - 2))) for rate in rates]
+
+    low, high = 1.0 / min(rates), 2.0 / min(rates)  # with 2 / min there is room for more than all
+    if sum(bounds(low)) >= 1.0:
+        high = low
+    else:
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2.0
+            low, high = (low, middle) if sum(bounds(middle)) >= 1.0 else (middle, high)
+    return _evenly(bounds(high))
+
+
+def seconds_of(shares: Sequence[float], rates: Sequence[float]) -> float:
+    """Seconds of a round in which nothing waits, for one unit of bytes."""
+    others = len(shares) - 2
+    return max((1.0 + others * share) / rate for share, rate in zip(shares, rates, strict=True))
+
+
+def _evenly(bounds: Sequence[float]) -> list[float]:
+    """Shares that add up to 1, none above its bound, the largest as small as can be."""
+    left, level = 1.0, 1.0
+    for done, bound in enumerate(sorted(bounds)):
+        level = left / (len(bounds) - done)
+        if bound >= level:
+            break
+        left -= bound
+    shares = [min(bound, level) for bound in bounds]
+    whole = sum(shares)
+    return [share / whole for share in shares]
+
+
+@dataclass(slots=True)
+class _Unit:
+    """How the slices of a unit are shared among these members."""
+
+    members: frozenset[PeerId]
+    shares: dict[PeerId, float] | None = None  # None: equal
+    equal_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    shared_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    equal_rounds: int = 0  # that are left until other shares may be tried
+    pause_rounds: int = AGAIN_ROUNDS[0]  # after they were of no use
+
+    def pause(self) -> None:
+        """Other shares were of no use."""
+        self.equal_rounds = self.pause_rounds
+        self.pause_rounds = min(2 * self.pause_rounds, AGAIN_ROUNDS[1])
+
+    def followed_by(self, members: Sequence[PeerId]) -> _Unit:
+        """The record for a new member set. Shares that were not judged before the change count as useless; otherwise a
+        member with slow links would try again with each change."""
+        if self.shares is not None and len(self.shared_s) < ROUNDS_MIN:
+            self.pause()
+        return _Unit(frozenset(members), equal_rounds=self.equal_rounds, pause_rounds=self.pause_rounds)
+
+
+class SliceShares:
+    """How much of a unit each member of a round owns: more where links are faster, if that has made rounds shorter.
+
+            ┌──── members change, a round failed ────┐
+            ▼                                        │
+        equal ──all rates known, a gain is expected──▶ by bandwidth ──rounds are not shorter──▶ equal, for a while
+                                                        └──rates say that other shares are better──▶ by bandwidth, anew
+
+    A member that owns the share f of a unit moves 1 + (n - 2) f units in each direction in a round of n members: its
+    parts of what others own, and the mean of its own to all. So with b the slower direction of its links, a round ends
+    no sooner than max (1 + (n - 2) f) / b. The least such time gives an upper bound for each f, and the shares are as
+    even as those bounds allow. Two members move the same whatever they own, so they own the same.
+
+    Rates are what members say of themselves, and rounds whose slices are shared badly are slow, but right. So what
+    counts is the time: the median of what the members of a round say that it took. Where slices by bandwidth do not
+    shorten it, slices are equal again, for longer each time, whoever the members are by then. A job that checks
+    replicas, or cuts false parts, keeps equal slices: a member is not to enlarge the slice that it reduces, and of
+    which nobody else receives its part.
+
+    Source: DeDLOC (arXiv 2106.10207), reduced to rounds in which every member has a part.
+    """
+
+    def __init__(self, state: BrainState) -> None:
+        self._state = state
+        settings = state.settings
+        self._is_on = not (settings.recount or settings.second_owner or settings.clips)
+        self._units: dict[UnitName, _Unit] = {}
+        self._planned: dict[UnitName, Round] = {}  # the newest round of each unit that has these shares
+        self._rates: dict[PeerId, deque[float]] = {}
+
+    def plan(self, unit: UnitName, round_: Round, members: Sequence[PeerId]) -> list[float] | None:
+        """The shares of a new round, in the order of its members; None: equal ones."""
+        if not self._is_on or len(members) <= 2:
+            return None
+        known = self._units.get(unit)
+        if known is None or known.members != frozenset(members):
+            known = self._units[unit] = _Unit(frozenset(members)) if known is None else known.followed_by(members)
+        self._planned[unit] = round_
+        return None if known.shares is None else [known.shares[peer] for peer in members]
+
+    def averaged(self, unit: UnitName, averaging: UnitAveraging) -> None:
+        """All members of a round hold the mean: learn how fast their links are, and how long it took."""
+        known = self._units.get(unit)
+        if known is None or self._planned.get(unit) != averaging.round or known.members != averaging.peers:
+            return
+        for peer, report in averaging.reports.items():
+            self._learn(peer, report)
+        self._rates = {peer: rates for peer, rates in self._rates.items() if peer in self._state.pool}
+        round_s = median(report.duration_s for report in averaging.reports.values())
+        if known.shares is None:
+            known.equal_s.append(round_s)
+            known.equal_rounds = max(0, known.equal_rounds - 1)
+        else:
+            known.shared_s.append(round_s)
+        self._judge(unit, known)
+
+    def _learn(self, peer: PeerId, report: Averaged) -> None:
+        rate = min(report.up_bytes_per_s, report.down_bytes_per_s)
+        if rate > 0.0:
+            self._rates.setdefault(peer, deque(maxlen=REMEMBERED)).append(rate)
+
+    def _judge(self, unit: UnitName, known: _Unit) -> None:
+        """Take other shares, or equal ones again."""
+        if known.shares is not None:
+            if len(known.shared_s) < ROUNDS_MIN:
+                return
+            if median(known.shared_s) > SHORTER_MIN * median(known.equal_s):
+                known.pause()
+                self._turn(unit, known, None, "slices by bandwidth took no less time")
+                return
+        elif len(known.equal_s) < ROUNDS_MIN or known.equal_rounds:
+            return
+        peers = sorted(known.members)
+        if any(len(self._rates.get(peer, ())) < ROUNDS_MIN for peer in peers):
+            return
+        rates = [max(self._rates[peer]) for peer in peers]
+        present = [1.0 / len(peers)] * len(peers) if known.shares is None else [known.shares[peer] for peer in peers]
+        chosen = shares_of(rates)
+        gain = seconds_of(present, rates) / seconds_of(chosen, rates)
+        if gain >= GAIN_MIN:
+            self._turn(
+                unit, known, dict(zip(peers, chosen, strict=True)), f"rounds should take 1/{gain:.2f} of the time"
+            )
+
+    def _turn(self, unit: UnitName, known: _Unit, shares: Mapping[PeerId, float] | None, reason: str) -> None:
+        known.shares = None if shares is None else dict(shares)
+        (known.equal_s if shares is None else known.shared_s).clear()
+        listed = "" if shares is None else ": " + ", ".join(f"{peer} {share:.0%}" for peer, share in shares.items())
+        what = "equal" if shares is None else "by bandwidth"
+        self._state.outbox.note("info", f"slices of unit {unit} are {what} from now on, as {reason}{listed}")

@@ -1,6 +1,6 @@
 """Dispatches microbatches to replicas: routes for new ones, new replicas for hops lost, late or not delivered.
 
-    feed ──▶ route ──all accumulated──▶ done         window.py: the most microbatches in flight
+    feed ──▶ route ──all accumulated──▶ done         FlightWindow: the most microbatches in flight
       ▲         │
     refill ◀────┴── orphans: taken from a suspect, a late replica or an end of a failing link; void with a lost replica
 
@@ -16,14 +16,15 @@ Decision: docs/decisions/022.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.routing.loads import Loads
 from scheduler.brain.routing.policies import POLICIES, StageLoad
 from scheduler.brain.routing.stragglers import Stragglers
-from scheduler.brain.routing.window import Window
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.ledger import Verdict
 from scheduler.brain.state.links import LINK_DEAD_S
@@ -48,7 +49,7 @@ class Dispatch:
         self._policy = POLICIES[state.settings.routing]()
         self._stragglers = Stragglers(state.settings.deadlines)
         self._stages = len(state.settings.split)
-        self._window = Window(state)
+        self._window = FlightWindow(state)
         self._why_not = ""  # why a microbatch could not be given away
         self._relax_s = 0.0  # when to look at replicas without work
         self._relaxes = False  # some of them are believed to be slow
@@ -327,3 +328,95 @@ class Dispatch:
         route = Route(Microbatch(settings.timeline, step, index), self._state.version_of(step, index), hops)
         for peer in dict.fromkeys([hop.peer for hop in hops] + self._state.ledger.displaced(step, index)):
             self._state.outbox.send(peer, route)
+
+
+PER_STAGE = 2  # microbatches for every stage and replica, before anything is measured; memory is estimated for these
+NEWEST = 16  # microbatches that count
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A microbatch on its first route."""
+
+    fed_s: float
+    work_s: tuple[float, ...] = ()  # of the stages that are done
+    busy_s: float = 0.0  # computed or waiting for a device, at all of them
+
+
+class FlightWindow:
+    """The most microbatches in flight: enough that no stage waits for what is under way between machines.
+
+    A microbatch is in flight while it is computed at each stage, while it waits there, and while tensors, routes and
+    reports travel. By Little's law a pipeline keeps its busiest stage at work with
+
+        (travel + work at all stages) / work at the busiest stage
+
+    microbatches in flight, and one more for each stage lets them come unevenly. Of the newest microbatches the least
+    travel counts, so waiting on a busy link widens nothing. The window is never wider than the memory of the replicas
+    of any stage, as far as that is known.
+    """
+
+    def __init__(self, state: BrainState) -> None:
+        self._state = state
+        self._stages = len(state.settings.split)
+        self._flights: dict[tuple[int, int], _Flight] = {}
+        self._travels_s: deque[float] = deque(maxlen=NEWEST)
+        self._works_s: deque[tuple[float, ...]] = deque(maxlen=NEWEST)  # one by one, the costliest first
+        self._least = self._room = self._lanes = 0
+        self.most = 0
+
+    def open(self) -> None:
+        """Begin with the replicas that are here."""
+        pool = self._state.pool
+        self._lanes = max(map(len, pool.by_stage))
+        self.changed()
+
+    def changed(self) -> None:
+        """Other replicas may be given work than before: theirs is the memory that bounds it."""
+        pool = self._state.pool
+        rooms = [[pool[peer].replica.room for peer in peers if pool.may_work(peer)] for peers in pool.by_stage]
+        self._room = min(map(sum, rooms))
+        known = [sum(of) for of in rooms if of and all(of)]
+        self._least = min([PER_STAGE * self._stages * self._lanes, *known])
+        self._widen()
+
+    def fed(self, step: int, index: int, now_s: float) -> None:
+        self._flights[step, index] = _Flight(now_s)
+
+    def disturbed(self, step: int, index: int) -> None:
+        """A hop is done again: what the microbatch takes says nothing."""
+        self._flights.pop((step, index), None)
+
+    def accumulated(self, event: Accumulated, now_s: float) -> None:
+        """A stage is done with a microbatch."""
+        step, index = event.microbatch.step, event.microbatch.index
+        flight = self._flights.get((step, index))
+        if flight is None:
+            return
+        work_s = event.forward_s + event.backward_s
+        flight.work_s += (work_s,)
+        flight.busy_s += work_s + event.wait_s
+        if len(flight.work_s) == self._stages:
+            del self._flights[step, index]
+            self._travels_s.append(max(0.0, now_s - flight.fed_s - flight.busy_s))
+            self._works_s.append(tuple(sorted(flight.work_s, reverse=True)))
+            self._widen()
+
+    def close(self, step: int) -> None:
+        for of in [of for of in self._flights if of[0] <= step]:
+            del self._flights[of]
+
+    def _widen(self) -> None:
+        settings = self._state.settings
+        most = max(self._least, min(self._wanted(), self._room))
+        self.most = settings.max_in_flight or min(settings.microbatches + settings.overlap, most)
+
+    def _wanted(self) -> int:
+        """So many keep the busiest stage at work; 0 if nothing was measured, or times that no device takes."""
+        busiest_s = sum(work_s[0] for work_s in self._works_s)
+        if not busiest_s:
+            return 0
+        count = len(self._works_s)
+        whole_s = min(self._travels_s) + sum(map(sum, self._works_s)) / count
+        times = whole_s * count / busiest_s
+        return self._lanes * (int(times) + self._stages) if math.isfinite(times) else 0

@@ -3,16 +3,17 @@
     routed ─▶ stage 0 forward ─Forwarded─▶ stage 1 forward ─ ... ─▶ last stage ─Accumulated─▶ ... ─▶ stage 0 backward
 
 At any time a replica either waits for the output of a neighbour, or it is its turn. Only turns are watched
-(deadlines.py), so a replica that is slow, frozen or cut off is told apart from those that wait for it. The last stage
+(`Deadlines`), so a replica that is slow, frozen or cut off is told apart from those that wait for it. The last stage
 has one turn for both directions, since no other stage computes in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 
-from scheduler.brain.routing.deadlines import Deadlines, Overdue, WatchedHop
 from scheduler.brain.settings import DeadlineSettings
 from swarm.types import Direction, PeerId
 
@@ -150,3 +151,211 @@ class Stragglers:
         if place.turn is not None:
             self._deadlines.done(WatchedHop(step, stage, index, place.turn, place.peer), now_s)
             place.turn = None
+
+
+SAMPLES_KEPT = 64
+SAMPLES_MIN = 8
+MISSES_PER_DOUBLING = 8
+NEW_MIN = 8  # a deadline stands until one sample in so many is new
+SPREAD_MIN = 0.05  # of the median: even times do not make a deadline without slack
+NORMAL = 1.4826
+LATE_KEPT = 1024  # expired hops that may complete after all, per stage and direction
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WatchedHop:
+    """The turn of a peer in microbatch (step, index): its forward or its backward at one stage."""
+
+    step: int
+    stage: int
+    index: int
+    direction: Direction
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A hop that is past its deadline."""
+
+    hop: WatchedHop
+    waited_s: float
+    deadline_s: float
+
+    @property
+    def reason(self) -> str:
+        hop = self.hop
+        return (
+            f"{hop.peer} has had {hop.direction} of {hop.step}.{hop.index} at stage {hop.stage} for "
+            f"{self.waited_s:.3g} s; others take less than {self.deadline_s:.3g} s"
+        )
+
+
+def deadline_s(samples: Sequence[float], settings: DeadlineSettings) -> float:
+    """Seconds after which a hop is too late, given `samples`, the seconds of completed hops."""
+    if len(samples) < SAMPLES_MIN:
+        return settings.max_s
+    if 1.001 * max(samples) * (1.0 + NORMAL * settings.k) < settings.min_s:
+        return settings.min_s  # median and MAD are no greater than the greatest sample: no need to know them
+    middle = _median(samples)
+    spread = _median([abs(sample - middle) for sample in samples])
+    return _within(middle + settings.k * max(NORMAL * spread, SPREAD_MIN * middle), settings)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A stage and direction. Hops are in the order in which they began, so the first expires first."""
+
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    began_s: dict[WatchedHop, float] = field(default_factory=dict)
+    late_s: dict[WatchedHop, float] = field(default_factory=dict)
+    misses: int = 0  # since the last completion
+    measured: tuple[float, ...] = ()  # the samples of which the deadline is
+    newer: int = 0  # samples since then
+    deadline_s: float | None = None  # None: must be computed again
+
+
+class Deadlines:
+    """Deadlines of hops: they follow the measured times, and find the hops that took too long.
+
+        deadline = median + k * max(1.4826 * MAD, 0.05 * median), within [min_s, max_s]
+
+    of the last 64 completions of a stage and direction. MAD is the median absolute deviation; 1.4826 turns it into a
+    standard deviation if times are normal. Outliers, however slow, cannot shift it as long as they are fewer than half
+    of the samples. Before 8 completions are known the deadline is max_s. It is computed anew once an eighth of its
+    samples is new, as it takes long, and one sample hardly moves it.
+
+    A hop that is past its deadline is reported once and no longer watched. Its seconds still count if it completes
+    after all, so a deadline that became too tight widens. If nothing completes at all, because everything became slower
+    at once, the deadline doubles with every 8 hops that expire in a row.
+
+    Watches the hops of one job.
+
+    Most deadlines are never asked for, as no hop expires before the least deadline has passed. So of a lane that has
+    changed only that bound is noted at first. What is asked changes no answer: which samples count, completions say.
+    """
+
+    def __init__(self, settings: DeadlineSettings) -> None:
+        assert 0.0 < settings.min_s <= settings.max_s < inf
+        self._settings = settings
+        self._lanes: dict[tuple[int, Direction], _Lane] = {}
+        self._soonest_s: dict[tuple[int, Direction], float] = {}  # when the lane's first hop expires, or a bound
+        self._bounds: set[tuple[int, Direction]] = set()  # lanes of which only a lower bound is noted
+
+    def of(self, stage: int, direction: Direction) -> float:
+        """How many seconds a hop may take now."""
+        lane = self._lanes.get((stage, direction))
+        return self._settings.max_s if lane is None else self._deadline_s(lane)
+
+    def began(self, hop: WatchedHop, now_s: float) -> None:
+        """The peer can compute: it has, or was sent, its input. A second call begins anew. Times never go back."""
+        lane = self._lanes.setdefault((hop.stage, hop.direction), _Lane())
+        lane.began_s.pop(hop, None)
+        lane.late_s.pop(hop, None)
+        lane.began_s[hop] = now_s
+        self._changed((hop.stage, hop.direction), lane)
+
+    def done(self, hop: WatchedHop, now_s: float) -> None:
+        """The hop completed; one that is not watched is ignored."""
+        lane = self._lanes.get((hop.stage, hop.direction))
+        if lane is None:
+            return
+        began_s = lane.began_s.pop(hop, None)
+        if began_s is None:
+            began_s = lane.late_s.pop(hop, None)
+        if began_s is not None:
+            lane.samples.append(max(0.0, now_s - began_s))
+            lane.newer += 1
+            if lane.misses or NEW_MIN * lane.newer >= len(lane.samples):
+                lane.measured, lane.newer = tuple(lane.samples), 0
+                lane.misses, lane.deadline_s = 0, None
+            self._changed((hop.stage, hop.direction), lane)
+
+    def expired(self, now_s: float) -> list[Overdue]:
+        """The hops that are past their deadline, each reported once, in order of step, stage and index."""
+        overdue: list[Overdue] = []
+        if now_s < min(self._soonest_s.values(), default=inf):
+            return overdue
+        for at, lane in self._lanes.items():
+            if now_s < self._soonest_s[at]:
+                continue
+            limit_s = self._deadline_s(lane)
+            for hop, began_s in list(lane.began_s.items()):
+                if now_s < began_s + limit_s:  # to the bit as in `due_s`: else it might not have expired when it is due
+                    break
+                overdue.append(Overdue(hop, now_s - began_s, limit_s))
+                del lane.began_s[hop]
+                lane.late_s[hop] = began_s
+                lane.misses += 1
+                lane.deadline_s = None
+            while len(lane.late_s) > LATE_KEPT:
+                del lane.late_s[next(iter(lane.late_s))]
+            self._settle(at)
+        return sorted(overdue, key=lambda one: one.hop)
+
+    def due_s(self) -> float | None:
+        """When the next hop expires if nothing happens; None if none is watched."""
+        for at in tuple(self._bounds):
+            self._settle(at)
+        due_s = min(self._soonest_s.values(), default=inf)
+        return None if due_s == inf else due_s
+
+    def forget_peer(self, peer: PeerId) -> None:
+        """The peer is suspect or gone: its hops are given to others."""
+        self._forget(lambda hop: hop.peer == peer)
+
+    def cancel(self, hop: WatchedHop) -> None:
+        """The hop was given to another replica."""
+        lane = self._lanes.get((hop.stage, hop.direction))
+        if lane is not None:
+            lane.began_s.pop(hop, None)
+            lane.late_s.pop(hop, None)
+            self._changed((hop.stage, hop.direction), lane)
+
+    def forget_step(self, step: int) -> None:
+        """The step committed, or is void: nothing of it, or of earlier steps, is awaited."""
+        self._forget(lambda hop: hop.step <= step)
+
+    def watched(self) -> list[WatchedHop]:
+        """The hops that have begun and are neither done nor expired."""
+        return sorted(hop for lane in self._lanes.values() for hop in lane.began_s)
+
+    def validate(self) -> None:
+        """Assert that the noted time of each lane is when its first hop expires, or earlier."""
+        assert self._soonest_s.keys() == self._lanes.keys()
+        for at, noted_s in self._soonest_s.items():
+            lane = self._lanes[at]
+            expires_s = next(iter(lane.began_s.values()), inf) + self._deadline_s(lane)
+            assert noted_s <= expires_s if at in self._bounds else noted_s == expires_s, (at, noted_s, expires_s)
+
+    def _changed(self, at: tuple[int, Direction], lane: _Lane) -> None:
+        self._soonest_s[at] = next(iter(lane.began_s.values()), inf) + self._settings.min_s
+        self._bounds.add(at)
+
+    def _settle(self, at: tuple[int, Direction]) -> None:
+        lane = self._lanes[at]
+        self._soonest_s[at] = next(iter(lane.began_s.values()), inf) + self._deadline_s(lane)
+        self._bounds.discard(at)
+
+    def _deadline_s(self, lane: _Lane) -> float:
+        if lane.deadline_s is None:
+            base_s = deadline_s(lane.measured, self._settings)
+            lane.deadline_s = _within(base_s * 2.0 ** min(lane.misses // MISSES_PER_DOUBLING, 30), self._settings)
+        return lane.deadline_s
+
+    def _forget(self, is_meant: Callable[[WatchedHop], bool]) -> None:
+        for at, lane in self._lanes.items():
+            for hops in (lane.began_s, lane.late_s):
+                for hop in [hop for hop in hops if is_meant(hop)]:
+                    del hops[hop]
+            self._changed(at, lane)
+
+
+def _median(samples: Iterable[float]) -> float:
+    """As `statistics.median`, of some samples that are floats."""
+    ordered = sorted(samples)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _within(seconds: float, settings: DeadlineSettings) -> float:
+    return min(settings.max_s, max(settings.min_s, seconds))

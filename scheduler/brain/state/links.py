@@ -2,7 +2,7 @@
 
 A failed delivery accuses a link, never a peer: two peers that cannot reach each other may both be well.
 
-Decision: docs/decisions/022.
+Decisions: docs/decisions/022, 102.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from scheduler.brain.commit.excuses import ALONE_MAX, SETS_MAX
+from scheduler.brain.commit.rounds import ALONE_MAX, SETS_MAX
 from scheduler.brain.inputs import (
     Cancel,
     CheckpointKept,

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from scheduler.brain.commit.excuses import ALONE_MAX, SETS_MAX, TOGETHER_S, WINDOW_S, Excuses
+from scheduler.brain.commit.rounds import ALONE_MAX, SETS_MAX, TOGETHER_S, WINDOW_S, FailureBudget
 from swarm.types import PeerId
 
 A, B = PeerId("a"), PeerId("b")
 
 
-def blamed(excuses: Excuses, peer: PeerId, now_s: float) -> bool:
+def blamed(excuses: FailureBudget, peer: PeerId, now_s: float) -> bool:
     excuses.blames_relays(peer, now_s)
     return excuses.excuses(peer, now_s)
 
 
 def test_one_that_alone_blames_relays_is_excused_some_times_in_a_while() -> None:
-    excuses = Excuses()
+    excuses = FailureBudget()
     assert all(blamed(excuses, A, float(number)) for number in range(ALONE_MAX))
     assert not blamed(excuses, A, ALONE_MAX + 0.0)
     assert blamed(excuses, A, ALONE_MAX + WINDOW_S + 1.0)
 
 
 def test_two_that_blame_relays_are_excused_without_end() -> None:
-    excuses = Excuses()
+    excuses = FailureBudget()
     for number in range(5 * ALONE_MAX):
         assert blamed(excuses, A, 5.0 * number)
         excuses.blames_relays(B, 5.0 * number)
@@ -31,7 +31,7 @@ def test_two_that_blame_relays_are_excused_without_end() -> None:
 
 
 def test_another_set_than_the_ledger_has_is_believed_some_times() -> None:
-    excuses = Excuses()
+    excuses = FailureBudget()
     assert all(excuses.other_set(A, 0.0) for _ in range(SETS_MAX))
     assert not excuses.other_set(A, 1.0)
     assert excuses.other_set(B, 1.0)
