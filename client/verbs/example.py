@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sysconfig
+from typing import get_args
+
+from swarm.job.optimizers import OptimizerName
 
 _EXAMPLE = """\
 # A job for swarm. Start a small swarm on this machine with `swarm up`, then `swarm submit job.toml`.
@@ -47,7 +50,7 @@ upload_shard_bytes = "64MiB"    # 1MiB to 1GiB: the unit of upload
 steps = 200                     # default 1000: optimizer steps
 global_batch_sequences = 32     # default 256: sequences per step
 microbatch_sequences   = "auto" # or a divisor of the global batch
-optimizer     = "adamw"         # adamw, sgd, lamb or muon
+optimizer     = "adamw"         # {optimizers}
 learning_rate = 1e-3            # default 3e-4
 betas         = [0.9, 0.95]
 eps           = 1e-8            # betas and eps: all but sgd
@@ -153,4 +156,6 @@ def example_job() -> str:
 
 def commented_job(source: str) -> str:
     """The same with another `data.source`."""
-    return _EXAMPLE.format(config=_CONFIG, source=json.dumps(source, ensure_ascii=False))
+    *others, last = get_args(OptimizerName)
+    words = f"{', '.join(others)} or {last}"
+    return _EXAMPLE.format(config=_CONFIG, source=json.dumps(source, ensure_ascii=False), optimizers=words)

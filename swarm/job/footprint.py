@@ -40,6 +40,7 @@ from dataclasses import dataclass
 
 from swarm.job.families import FAMILIES
 from swarm.job.islands import island_spec
+from swarm.job.optimizers import FACTS
 from swarm.job.partition import BOUNDARY_BYTES, balanced_split, layer_widths, microbatch_tokens
 from swarm.job.spec import LOWERED, JobSpec
 from swarm.text import counted, size
@@ -48,7 +49,6 @@ from swarm.types import Memory
 MARGIN = 1.1
 HOST_STEP_S = 2.9e-9  # of AdamW for one parameter on one core, measured; a host with more cores takes less
 SHARES = {"float32": 1.0, "bfloat16": 0.8, LOWERED: 0.75}
-STATE_BYTES = {"adamw": 8, "lamb": 8, "muon": 8, "sgd": 0}
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
 ATTENTION_DROPOUT = 4.0
 HIDDEN_DROPOUT = 3.0
@@ -114,7 +114,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     widest: int = max(spec.model.config["vocab_size"] if last else 0, layer_widths(spec).inner)
     return Footprint(
         weights=(4 + 2 * (1 + staleness) if lowered else 4 * (1 + staleness)) * parameters,
-        optimizer=(STATE_BYTES[training.optimizer] + momentum) * parameters,
+        optimizer=(FACTS[training.optimizer].state_bytes + momentum) * parameters,
         mean=4 * parameters,
         sums=sum_bytes * open_steps * parameters,
         gradients=(2 if lowered else 4) * parameters,

@@ -21,6 +21,7 @@ from swarm.errors import InvalidConfig
 from swarm.job.families import DEFAULT, FAMILIES
 from swarm.job.islands import island_spec, outer_text, resolved_outer
 from swarm.job.model_config import filled_config
+from swarm.job.optimizers import FACTS
 from swarm.job.overlap import UNMEASURED, FleetSpeed, Overlap, late_microbatches
 from swarm.job.spec import JobSpec, parse_job
 from swarm.limits import STAGE_LAYERS_MAX, STAGES_MAX
@@ -33,8 +34,6 @@ END_OF_TEXT = 256  # token id of the byte tokenizer's end of text
 # (the size must not depend on the number of stages: another shape gives other bits), of at most this many tokens.
 AUTO_MICROBATCHES = 16
 AUTO_MICROBATCH_TOKENS = 8192
-# Optimizers whose numerator has a part of the fresh gradient: they bear stale ones (docs/convergence.md).
-LOOKS_AHEAD = ("adamw", "muon")
 # What a Route may carry as token ids and targets of 4 bytes each (swarm.rpc refuses longer messages).
 MICROBATCH_BYTES_MAX = 4 << 20
 # Of an element of a boundary tensor, by pipeline.compression; with "auto" at most.
@@ -192,10 +191,10 @@ def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:
 def auto_overlap(spec: JobSpec, split: Sequence[int], peers: int, speed: FleetSpeed) -> Overlap:
     """How many microbatches of a step should use weights one step old, with this cut and so many stage servers.
 
-    `spec` needs a microbatch size and a filled model.config. None for an optimizer that does not look ahead.
+    `spec` needs a microbatch size and a filled model.config. None for an optimizer that bears no delay.
     """
     training, stages = spec.training, len(split)
-    if training.optimizer not in LOOKS_AHEAD or (training.optimizer == "adamw" and not training.lookahead):
+    if not FACTS[training.optimizer].bears_delay or (training.optimizer == "adamw" and not training.lookahead):
         return Overlap(0)
     boundary = microbatch_tokens(spec) * spec.model.config["hidden_size"]
     return late_microbatches(

@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 from swarm.errors import InvalidConfig
 from swarm.job.families import FAMILIES
 from swarm.job.lengths import check_lengths
+from swarm.job.optimizers import OptimizerName
 from swarm.job.overrides import SEE, apply_overrides
 from swarm.job.sections.base import Section
 from swarm.job.sections.islands import AveragingSection, IslandsSection, OuterSection, check_islands
@@ -93,7 +94,7 @@ class TrainingSection(Section):
     steps: Annotated[int, Field(ge=1, le=10**9)] = 1000
     global_batch_sequences: Annotated[int, Field(ge=1, le=10**6)] = 256
     microbatch_sequences: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    optimizer: Literal["adamw", "sgd", "lamb", "muon"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     betas: Annotated[tuple[Beta, Beta], _FROM_LIST] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8

@@ -13,7 +13,7 @@ AdamW and SGD do. An element's step is the same in any group. Muon's products ha
 
 The host never waits for the device: counters lie on the CPU. Only LAMB's norms are read, all at once.
 
-Adding one means one entry in OPTIMIZERS. Decision: docs/decisions/200.
+Adding one means a rule in OPTIMIZERS, and its facts in swarm/job/optimizers.py. Decision: docs/decisions/200.
 """
 
 from __future__ import annotations

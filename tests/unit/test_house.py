@@ -25,6 +25,7 @@ LENT_TO_BENCHMARKS = (
 
 # Modules without a test file of their own, by the file under tests/ whose claims are theirs.
 COVERED_BY = {
+    "unit/swarm/model/test_optimizers.py": ("swarm/job/optimizers",),
     "integration/test_client.py": (
         *("client/completion", "client/flags", "client/transfer/*", "client/profiles", "client/verbs/*"),
     ),

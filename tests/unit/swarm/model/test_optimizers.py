@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from swarm.errors import InvalidConfig
+from swarm.job.optimizers import FACTS, OptimizerName
 from swarm.job.spec import TrainingSection, parse_job
 from swarm.model import optimizers
 from swarm.model.optimizers import OPTIMIZERS, Optimizer
@@ -111,6 +112,18 @@ def test_small_tensors_are_grouped_and_large_ones_are_alone(monkeypatch: pytest.
         made.step(parameters.items(), parameters, 0.01)
     assert seen[:4] == [[100], [400], [30, 60, 10], [1, 99]]
     assert seen[4:] == [[30], [100], [60], [400], [10], [1], [99]]
+
+
+def test_each_optimizer_has_its_facts_and_its_steps() -> None:
+    assert set(OPTIMIZERS) == set(FACTS) == set(get_args(OptimizerName))
+
+
+@pytest.mark.parametrize("optimizer", FACTS)
+def test_an_optimizer_keeps_as_much_as_its_facts_say(optimizer: OptimizerName) -> None:
+    parameter = torch.ones(64, 64)
+    state = OPTIMIZERS["adamw" if optimizer == "muon" else optimizer].start(parameter, training(optimizer))
+    kept = sum(tensor.nbytes for tensor in state.values() if tensor.ndim)
+    assert kept == FACTS[optimizer].state_bytes * parameter.numel()
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
