@@ -60,9 +60,9 @@ class Client:
         profile: str = "",
         quiet: bool = True,
     ) -> None:
-        """`scheduler` is HOST:PORT; without it SWARM_SCHEDULER, that of the profile, or the one of this machine.
+        """`scheduler` is HOST:PORT; without it SWARM_SCHEDULER, the profile's, or the scheduler of this machine.
 
-        `profile` is a [profile.NAME] of the user's config file. The certificate is that of `swarm login`; with
+        `profile` is a [profile.NAME] of the user's config file. The certificate comes from `swarm login`; with
         `insecure` there is none. Unless it is `quiet`, uploads and downloads say on stderr how far they are.
         SchedulerUnreachable, NotAdmitted, CertificateEnded, InvalidConfig.
         """
@@ -95,7 +95,7 @@ class Client:
         return send(self._shell, self._scheduler, spec, corpus)
 
     def jobs(self, *, all: bool = False, state: str = "", limit: int = JOBS_LISTED_MAX) -> list[Job]:
-        """Open jobs, or those in `state`, or with `all` also those that have ended; the newest first."""
+        """Open jobs, or jobs in `state`, or with `all` also ended jobs; the newest first."""
         return self._scheduler.jobs(all=all, state=state, limit=limit)[0]
 
     def status(self, job: str | Job) -> Job:
@@ -124,7 +124,7 @@ class Client:
         return self._scheduler.job("Pause", pb.JobRequest(job=_id(job)))
 
     def resume(self, job: str | Job, *, step: int | None = None, changes: Mapping[str, Any] | None = None) -> Job:
-        """Continue a job from its newest sound checkpoint, or from that of a step, perhaps with other values."""
+        """Continue a job from its newest sound checkpoint, or from a step's, perhaps with other values."""
         name, spec_json = _id(job), ""
         if changes:
             before = self._scheduler.get(name).spec
@@ -151,7 +151,7 @@ class Client:
     def pull(
         self, job: str | Job, folder: str | Path, *, step: int | None = None, dtype: Dtype = "keep", force: bool = False
     ) -> Pulled:
-        """Fetch the model of the newest checkpoint, or of that of a step, as a Hugging Face folder."""
+        """Fetch the model of the newest checkpoint, or of a step's, as a Hugging Face folder."""
         which = LATEST if step is None else str(step)
         seen = self._scheduler.get(_id(job))
         return download(self._shell, self._scheduler, seen, Path(folder), step=which, dtype=dtype, force=force)
@@ -169,7 +169,7 @@ class Client:
     # Stage servers ---------------------------------------------------------------------------------------------------
 
     def peers(self, *, state: str = "", stage: int = -1) -> list[Peer]:
-        """The stage servers: all, or those in `state`, or those that serve `stage` of their job."""
+        """The stage servers: all, or only those in `state`, or serving `stage` of their job."""
         return self._scheduler.peers(state=state, stage=stage)
 
 

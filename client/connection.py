@@ -75,7 +75,7 @@ def printed(reply: Reply) -> Reply:
 
 
 def dial(shell: Shell, timeout_s: float = 0.0) -> Scheduler:
-    """A connection to the scheduler of the shared flags; a call has `timeout_s`, by default that of the flags."""
+    """A connection to the scheduler of the shared flags; a call has `timeout_s`, by default the flags' timeout."""
     return Scheduler(shell.scheduler, timeout_s or shell.timeout_s, identity_for(shell), lambda: identity_for(shell))
 
 
@@ -150,7 +150,7 @@ def _nobody(address: str) -> SchedulerUnreachable:
 
 
 def _another(address: str) -> str:
-    """The flag that names another scheduler: one of those that this person joined."""
+    """The flag that names another scheduler that this person joined."""
     joined = [one for one in memberships() if one != address]
     return " or ".join(f"--scheduler {one}" for one in joined[:MEMBERSHIPS_TOLD_MAX]) or "--scheduler HOST:PORT"
 

@@ -125,7 +125,7 @@ def _shared_command() -> Any:
 
 
 def _apply(context: Any, shared: Any) -> None:
-    """Move the values of the shared flags from those of the verb into the shell."""
+    """Move the values of the shared flags from the verb's into the shell."""
     values = {option.name: context.params.pop(option.name) for option in shared.params}
     context.invoke(shared.callback, **values)
 

@@ -214,7 +214,7 @@ class Explanation:
 
 
 def has_date(unix_s: float) -> bool:
-    """Whether a time that the scheduler told is one."""
+    """Whether a time that the scheduler sent is one."""
     return as_date(unix_s) == unix_s
 
 
@@ -225,7 +225,7 @@ def _check(is_sound: bool, what: str) -> None:
 
 
 def file_name(text: str) -> str:
-    """The name of a job as that of a file; CorruptFrame if it leads elsewhere: the scheduler is not trusted."""
+    """The name of a job as a file name; CorruptFrame if it leads elsewhere: the scheduler is not trusted."""
     if text in ("", ".", "..") or any(one in text for one in "/\\\0"):
         raise CorruptFrame(f"the scheduler sent a job named {text!r}", hint="do not trust this scheduler")
     return text

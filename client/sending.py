@@ -12,7 +12,7 @@ from swarm.wire import jobs_pb2 as pb
 
 
 class Sending:
-    """One try to send a file. A thread of gRPC's takes `chunks`; whoever reads the replies reports what `arrived`."""
+    """One try to send a file. A thread of gRPC's takes `chunks`; the reader of replies reports what `arrived`."""
 
     def __init__(self, shard: pb.Shard, payload: Callable[[int], Iterable[bytes]]) -> None:
         self._shard, self._payload = shard, payload
@@ -40,7 +40,7 @@ class Sending:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Nobody waits for more."""
+        """End the try: its caller waits for nothing more."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()

@@ -126,7 +126,7 @@ class Shell:
             self.err.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def confirm(self, deed: str) -> None:
-        """Ask whether the person means it, unless --yes says so; Abort if not, NotAllowed if nobody can answer."""
+        """Ask whether the person means it, unless --yes says so; Abort if not, NotAllowed without a terminal."""
         if self.yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):

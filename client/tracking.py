@@ -36,7 +36,7 @@ class Tracker(Protocol):
     place: str
 
     def write(self, step: Step, tokens: int) -> None:
-        """Add a step; `tokens` are those of all steps up to it. A step may come again, after a rollback."""
+        """Add a step; `tokens` counts all steps up to it. A step may come again, after a rollback."""
 
     def flush(self) -> None:
         """Let readers see the written steps."""
@@ -126,7 +126,7 @@ class MLflow:
         return str(run.info.run_id)
 
     def _go_on(self) -> None:
-        """Learn what the run has. Of a step that was made anew, the newest counts."""
+        """Learn what the run has. If a step was made anew, the newest counts."""
         self._client.update_run(self._run, status="RUNNING")
         for one in self._client.get_metric_history(self._run, ALWAYS_WRITTEN):
             self._known_ms[one.step] = max(one.timestamp, self._known_ms.get(one.step, 0))
@@ -210,7 +210,7 @@ class WandB:
         self._run.define_metric("*", step_metric="step")
 
     def _go_on(self, wandb: Any) -> None:
-        """Learn what the run has. Of a step that was made anew, the newest counts."""
+        """Learn what the run has. If a step was made anew, the newest counts."""
         for row in wandb.Api().run(self._run.path).scan_history(keys=["step", "time"]):
             step, moment_ms = int(row["step"]), round(row["time"] * 1000)
             self._known_ms[step] = max(moment_ms, self._known_ms.get(step, 0))
@@ -224,7 +224,7 @@ class WandB:
         """It sends by itself."""
 
     def close(self, ended: JobState | None = None) -> None:
-        """It has no run that waits for who goes on with it, so that of a job that goes on is finished too."""
+        """No run waits to be continued, so a run of a job that goes on is finished too."""
         self._run.finish(exit_code=WANDB_EXIT_CODES.get(ended, 0) if ended else 0)
 
 

@@ -64,7 +64,7 @@ HANG_UP_S_MAX = 2.0  # how long a scheduler may take to end a session that this 
 
 
 async def serve(options: StageServerOptions, farewell: Farewell) -> None:
-    """Run until cancelled; `farewell` is told how to leave in order.
+    """Run until cancelled; sets how `farewell` leaves in order.
 
     `options` have been checked. Raises InvalidConfig if an address, folder or device cannot be used or lacks the memory
     that is offered, NotAllowed if the folder is in use.

@@ -51,8 +51,8 @@ class Device(Protocol):
         """Like `run`, with the seconds that it took."""
 
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do `work` beside the compute thread. It must need no graphs, no sums but those of a sealed step, and no
-        weights that may change meanwhile.
+        """Do `work` beside the compute thread. It must need no graphs, no sums but a sealed step's, and no weights that
+        may change meanwhile.
 
         Earlier `run` calls may not have happened yet: sums may still hold void contributions.
         """

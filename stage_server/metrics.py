@@ -129,7 +129,7 @@ class StageServerMetrics:
             self._averaging.labels(str(stage)).observe(duration_s)
 
     def exchanged(self, sent_bytes: int, received_bytes: int) -> None:
-        """A round between islands is complete, to which and from which so many bytes of proposals went."""
+        """Count the bytes of proposals that a complete round between islands sent and received."""
         self._proposed.labels("sent").inc(sent_bytes)
         self._proposed.labels("received").inc(received_bytes)
 

@@ -48,7 +48,7 @@ class MemoryShare:
     def of(self, free_bytes: int, total_bytes: int) -> int:
         """The bytes that are offered where `free_bytes` of `total_bytes` are free; InvalidConfig for more than all.
 
-        More than is free is allowed: whoever has it now may give it back.
+        More than is free is allowed, because another process may give it back.
         """
         if self.size_bytes is None:
             return int(self.ratio * free_bytes)
@@ -103,7 +103,7 @@ class StageServerOptions:
     @property
     def is_beside_scheduler(self) -> bool:
         """Whether no flag says where others dial it, so that it listens where the scheduler finds it. In plaintext it
-        opens itself to nobody unasked."""
+        stays closed unless asked."""
         return not (self.listen or self.announce or self.via_relay or self.insecure)
 
     @property

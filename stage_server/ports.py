@@ -37,7 +37,7 @@ LOG_BYTES_MAX = 1 << 30
 
 
 class FetchCall(Protocol):
-    """Bytes of a file that the scheduler has for this job; gives exactly those that were asked for, or raises."""
+    """Bytes of a file that the scheduler has for this job: exactly the requested ones, or an error."""
 
     def __call__(self, request: FetchRequest) -> AsyncGenerator[bytes, None]: ...
 

@@ -29,7 +29,7 @@ class SwarmError(Exception):
 
 
 def unforeseen(error: BaseException, doing: str = "") -> SwarmError:
-    """An error of the swarm for an exception that nobody foresaw: its type, its message and its place in our code."""
+    """An error of the swarm for an unforeseen exception: its type, its message and its place in our code."""
     at, part = "", error.__traceback__
     while part is not None:
         module = str(part.tb_frame.f_globals.get("__name__"))
@@ -68,7 +68,7 @@ class InvalidData(InvalidConfig):
 
 
 class InvalidModel(InvalidConfig):
-    """The files of a model or checkpoint are missing, broken, or not those of the architecture."""
+    """The files of a model or checkpoint are missing, broken, or of another architecture."""
 
     code = "E0302"
 

@@ -19,7 +19,7 @@ def names_the_dialler(host: str) -> bool:
     """Whether the host names the machine that dials it, or the link of that machine: another one for each that dials.
 
     Loopback in any spelling that a resolver takes, no address at all, link-local addresses. Names that DNS leads there
-    are not known here: they are dialled with TLS, and who answers has to prove his name.
+    are unknown here: they are dialled with TLS, and the process that answers must prove its name.
     """
     name = host.strip("[]").partition("%")[0].rstrip(".").lower()
     if name in _OWN_NAMES or name.endswith(".localhost"):
@@ -115,8 +115,8 @@ def host_for(scheduler: str) -> str:
     """Where a process listens that the scheduler at HOST:PORT names to others: loopback beside one on loopback, else
     this machine's address on the way there.
 
-    SchedulerUnreachable if there is no way. Not chosen: every address of the machine, because a process that nobody
-    told to do so opens no more than it needs.
+    SchedulerUnreachable if there is no way. Not chosen: every address of the machine, because a
+    process should open only what it needs.
     """
     host = scheduler.rpartition(":")[0]
     if is_loopback(host):

@@ -37,7 +37,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in order: a, b, c; or nobody."""
+    """Names in order: a, b, c; "nobody" if there are none."""
     return ", ".join(sorted(names)) or "nobody"
 
 
@@ -118,7 +118,7 @@ def parse_size(text: str) -> int:
 
 
 def as_date(unix_s: float) -> float:
-    """The time that somebody told, if it has a date; else 0."""
+    """The given time, if it has a date; else 0."""
     return unix_s if 0 <= unix_s <= UNIX_S_MAX else 0.0
 
 

@@ -67,7 +67,7 @@ def of_error(check: str, error: SwarmError) -> Finding:
 
 
 def not_asked(error: SwarmError) -> Finding:
-    """The scheduler cannot be asked: an identity is missing or is of no use, or nobody answers."""
+    """The scheduler cannot be asked: an identity is missing or useless, or nothing answers."""
     if error.code != NotAdmitted.code:
         return of_error("scheduler", error)
     hint = "the doctor asks as a person: an admin prints a line with swarm token create --role viewer; then here: "
@@ -207,7 +207,7 @@ def dial_back(caller: str, number: int, fault: str) -> Finding:
 
 
 def peers(views: Sequence[Peer]) -> list[Finding]:
-    """The stage servers that are here, and those that the scheduler cannot dial or hear; relays are none."""
+    """The stage servers that are here, and the ones that the scheduler cannot dial or hear; relays do not count."""
     views = [one for one in views if one.state != RELAY]
     if not views:
         return [warning("stage servers", "there are none", "start one: swarm stage-server --scheduler HOST:PORT")]

@@ -40,7 +40,7 @@ def check(spec: JobSpec, say: Callable[[str], object] = lambda line: None) -> tu
 
 
 def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> Job:
-    """Send a checked job to the scheduler; the shell is told how far that is."""
+    """Send a checked job to the scheduler; the shell shows the progress."""
     start = open_start(corpus.resolve(spec))
     scheduler.check_protocol()
     look_ahead(scheduler, spec, start)

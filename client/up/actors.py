@@ -272,7 +272,7 @@ class Crew:
 
     @property
     def ready(self) -> list[dict[str, str]]:
-        """The facts of those that serve now."""
+        """The facts of the actors that serve now."""
         return [self._ready[name] for name in sorted(self._ready)]
 
     @asynccontextmanager

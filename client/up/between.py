@@ -146,7 +146,7 @@ class Between:
             await server.wait_closed()
 
     async def _carry(self, island: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Put one connection through, to a stage server of another island and to nobody else."""
+        """Put one connection through, only to a stage server of another island."""
         async with asyncio.timeout(HEAD_S_MAX):
             head = _CONNECT.match(await reader.readuntil(b"\r\n\r\n"))
         to = next((n for n in range(self.islands) if head and host_of(n) == head[1].decode()), island)
@@ -175,7 +175,7 @@ class Between:
 
 
 async def _over(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry what is read over the wire until the sender has no more."""
+    """Carry what is read over the wire until the sender has sent all."""
     loop, travelling = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]]()
     aboard_bytes, room = 0, asyncio.Event()
 

@@ -68,7 +68,7 @@ class Fleet:
         self._tools: list[asyncio.subprocess.Process] = []  # run until they are done
 
     async def start(self, name: str, command: Sequence[str]) -> Child:
-        """A process that serves until it is told to end."""
+        """A process that serves until it is stopped."""
         log, out = self.logs / f"{name}.log", self.logs / f"{name}.out"
         log.write_bytes(b"")
         child = Child(name, command, await self._serve(command, log, out), log, out)

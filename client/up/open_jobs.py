@@ -124,7 +124,7 @@ def _note(folder: Path, names: list[str]) -> None:
 
 
 async def left_open(shell: Shell, jobs: Any, name: str) -> Job | None:
-    """The newest open job of this name, if there is one; a job that was told to stop is waited for until it has."""
+    """The newest open job of this name, if there is one. Waits first for a job that is being stopped."""
     said = False
     while True:
         try:
@@ -141,7 +141,7 @@ async def left_open(shell: Shell, jobs: Any, name: str) -> Job | None:
 
 
 def going_on(job: Job) -> tuple[list[str], str]:
-    """The command of `swarm` that goes on with an open job and follows it, and what a person is told of that."""
+    """The command of `swarm` that goes on with an open job and follows it, and the line for people."""
     verb = ["resume"] if job.state == JobState.PAUSED else ["status", "--watch"]
     told = (
         f"job {job.id} is open, at step {job.step} of {job.steps}: going on with it, as it was submitted; to begin "

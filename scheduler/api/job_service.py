@@ -344,7 +344,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                         place.moved_bytes += len(chunk.payload)
 
     async def _files(self, checkpoint: Checkpoint, start: int) -> AsyncIterator[pb.FileHeader | bytes]:
-        """The files of the model folder, each behind its header, without so many first bytes of them all."""
+        """The files of the model folder, each after its header, without the first bytes of the whole."""
         for file in checkpoint.files:
             if not file.path.startswith(MODEL):
                 continue
@@ -367,7 +367,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             ) from error
 
     def _reading(self) -> AbstractAsyncContextManager[Place]:
-        """The caller's turn to read, and a place while he does; Crowded as in `_following`."""
+        """The caller's turn to read, and a place meanwhile; Crowded as in `_following`."""
         return self._reads.turn(self._asks())
 
     def _following(self) -> AbstractAsyncContextManager[Place]:

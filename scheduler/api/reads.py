@@ -18,7 +18,7 @@ from swarm.pki.names import Role
 
 
 class Reads:
-    """Gives each caller his turns. Admins do not wait, nor does anybody over plaintext, where nobody is known."""
+    """Gives each caller turns. Admins do not wait, nor do callers over plaintext, who have no names."""
 
     def __init__(self) -> None:
         self._places = Holding(Places(READS_MAX, READS_OF_ONE_MAX, "calls read"))

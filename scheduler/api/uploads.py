@@ -210,7 +210,7 @@ class Uploads:
         return _Part(beside.with_suffix(f".{secrets.token_hex(8)}.part"), hashlib.sha256(), 0, now_s)
 
     def _keep_part(self, upload: _Upload, part: _Part) -> None:
-        """Keep it for whom it came from. They are few in all: the oldest of the person who has most makes room."""
+        """Keep it for its sender. Few are kept: the oldest of the person with the most makes room."""
         if (before := self._parts.pop(upload.key, None)) is not None:
             before.path.unlink(missing_ok=True)
         self._parts[upload.key] = part

@@ -25,7 +25,7 @@ View = TypeVar("View", pb.JobView, pb.PeerView, pb.Waste)
 
 
 def fitting(views: Iterable[View]) -> list[View]:
-    """As many as fit a message, in order; if not all do, those that take more than their share are shortened first."""
+    """As many entries as fit a message, in order; entries beyond their share are shortened first."""
     found = list(views)
     if sum(map(_taken, found)) > REPLY_BYTES_MAX:
         share = REPLY_BYTES_MAX // len(found)

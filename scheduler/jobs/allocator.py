@@ -68,7 +68,7 @@ class Allocator:
         self._unused: Mapping[PeerId, Mapping[JobId, str]] = {}  # why no running job took an idle peer
 
     async def run(self) -> None:
-        """Start waiting jobs, those of the highest priority first, whenever there are peers for one; forever."""
+        """Start waiting jobs whenever there are peers for one, the highest priority first; forever."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._look_again_s()):
@@ -100,7 +100,7 @@ class Allocator:
         return min((one for one in pauses_s + idle_s if one > 0.0), default=None)
 
     def _waiting(self, job: Job, peers: int) -> PendingJob:
-        """The job as the brain sees it, if `peers` peers are available to it; its stages are those of all islands."""
+        """The job as the brain sees it, if `peers` peers are available to it, with the stages of all islands."""
         assert job.waiting is not None
         most, *fewer = _island_counts(job)
         limits = job.spec.limits

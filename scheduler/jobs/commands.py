@@ -216,7 +216,7 @@ class Jobs:
     async def _resolved(self, spec: JobSpec, tokens: JobTokens, stored: JobSpec | None = None) -> tuple[JobSpec, str]:
         """The spec with every "auto" resolved on a thread, as a cut of many layers takes a while; what links changed.
 
-        `stored`: that of a job that goes on. OutOfMemory, InvalidConfig.
+        `stored`: the spec of a job that goes on. OutOfMemory, InvalidConfig.
         """
         check_for_swarm(spec, stored)
         idle_peers = self._membership.idle_peers()
@@ -367,7 +367,7 @@ class Jobs:
 
 
 def check_hops(spec: JobSpec) -> None:
-    """InvalidConfig for steps of so many microbatches that the entries of one hold everybody up."""
+    """InvalidConfig for steps with so many microbatches that the entries of one step hold other calls up."""
     microbatches, stages = spec.training.microbatches, len(split_of(spec))
     if microbatches * stages > HOPS_MAX:
         raise InvalidConfig(

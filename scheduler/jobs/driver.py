@@ -106,9 +106,9 @@ class JobDriver:
         self._newest_s = -math.inf
 
     def now_s(self) -> float:
-        """The clock of the brain and of the watchdog: the event loop's, less what the database was waited for long.
+        """The clock of the brain and of the watchdog: the event loop's, without long waits for the database.
 
-        What replicas do meanwhile is heard afterwards, all at once, so none of them may be late for that.
+        What replicas do during such a wait is heard afterwards, all at once, and no replica counts as late for it.
         """
         self._newest_s = max(self._newest_s, asyncio.get_running_loop().time() - self._stood_still_s)
         return self._newest_s

@@ -62,7 +62,7 @@ async def evaluations(database: Database, record: JobRecord) -> dict[int, float]
 async def _rows(
     database: Database, record: JobRecord, spec: JobSpec, every: int = 1, first: int = 0
 ) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """The rows that count, at least each N-th with `every` = N; of islands also those of steps before `first`."""
+    """The rows that count, at least each N-th with `every` = N; for islands also rows of steps before `first`."""
     if spec.has_outer_steps:
         for timeline in range(record.timeline + 1):
             yield [asdict(row) for row in await rows_made(database, record, spec, job_rows(spec, timeline))]

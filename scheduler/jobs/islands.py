@@ -159,8 +159,8 @@ def islands_brain(
 ) -> IslandsBrain:
     """The brain of a job with outer steps. Only one island evaluates, as all hold the same outer weights.
 
-    `lives` are those of its islands, if the job was at work before the scheduler was restarted; `shares` those that
-    `batches` have, where they follow speed.
+    `lives`: the islands' lives, if the job was at work before the scheduler was restarted. `shares`: as `batches` has
+    them, where they follow speed.
     """
     whole = brain_settings(record, island_spec(spec), epoch, batches, (), skipped_in_a_row)
     paths = outer_courses(spec, shares)

@@ -235,6 +235,6 @@ def now_s() -> float:
 
 
 def peers_max(job: Job, islands: int | None = None) -> int | None:
-    """How many stage servers the job takes at most, with so many islands or (None) all of them; None: any number."""
+    """The most stage servers that the job takes, with a number of islands or (None) all of them; None: any number."""
     replicas_max, islands = job.spec.limits.max_replicas, islands or job.spec.island_count
     return replicas_max * len(split_of(job.spec)) * islands if replicas_max else None

@@ -153,7 +153,7 @@ class PeerListener:
             job.run.driver.made_progress()
 
     def _may_log(self, known: Peer) -> bool:
-        """Whether the peer may say one more line now; one line tells of those that are left out."""
+        """Whether the peer may log one more line now; one line gives the number of lines left out."""
         peer, at_s = known.hello.peer, now_s()
         if self._lines.setdefault(peer, Bucket(LOG_LINES_PER_S, LOG_LINES_AT_ONCE)).take(at_s):
             self._muted.discard(peer)

@@ -64,7 +64,7 @@ class Peers:
     def is_of(self, job: Job, hello: Hello) -> bool:
         """Whether the job's record, which outlives the scheduler, names the peer in the place that it says it serves.
 
-        A Hello is the word of its sender alone: who believed it would give a stage, and a pass, to whoever asks.
+        A Hello proves nothing by itself: believing it would give a stage, and a pass, to every peer that asks.
         """
         has_stage = 0 <= hello.stage < len(split_of(job.spec))
         return has_stage and job.record.peers.get(hello.peer) == place_of(job.spec, hello.timeline, hello.stage)

@@ -16,7 +16,7 @@ SETTLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class SchedulerPorts:
-    """Storage, clock, chance and everybody who is told of jobs."""
+    """Storage, clock, chance, and the listeners of jobs."""
 
     stores: Stores
     announcer: Announcer

@@ -174,7 +174,7 @@ class JobRemoval:
             self._registry.say(ended, "info", f"job {one} was removed: {told}")
 
     async def _remove_surplus(self, owner: str | None = None) -> list[JobId]:
-        """Remove such jobs of one owner, or of all; gives those that went."""
+        """Remove such jobs of one owner, or of all. Returns the removed jobs."""
         jobs = {job.record.id: job for job in self._registry.all()}
         found, gone = surplus([_held(job) for job in jobs.values()], ENDED_OF_ONE_MAX), list[JobId]()
         for one in [one for one in found if owner in (None, jobs[one].record.owner)][:EXPIRED_AT_ONCE]:

@@ -183,7 +183,7 @@ class Database:
         await run_blocking(self._executor, self._engine.dispose)
 
     async def jobs(self) -> list[JobRecord]:
-        """All jobs, newest first, but those that are being removed."""
+        """All jobs, newest first, without jobs that are being removed."""
         listed = sa.select(_JOBS).where(_JOBS.c.id.not_in(sa.select(REMOVALS.c.job)))
         rows = await self.select(listed.order_by(_JOBS.c.created_unix_s.desc()))
         return [_record(row) for row in rows]

@@ -27,7 +27,7 @@ class Drains:
         self._drains: dict[PeerId, Drain] = {}
 
     async def load(self) -> None:
-        """Read what an earlier scheduler start was told."""
+        """Read the drains that were asked of an earlier scheduler start."""
         self._drains = await self._store.drains()
 
     def reason(self, hello: Hello) -> str:

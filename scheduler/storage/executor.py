@@ -18,7 +18,7 @@ async def run_blocking(executor: ThreadPoolExecutor | None, work: Callable[[], T
 
 
 async def run_to_its_end(executor: ThreadPoolExecutor | None, work: Callable[[], T]) -> T:
-    """As `run_blocking`; whoever is cancelled meanwhile waits until the work is done, so its effect is known."""
+    """As `run_blocking`; a cancelled caller waits until the work is done, so its effect is known."""
     task = asyncio.ensure_future(run_blocking(executor, work))
     try:
         return await asyncio.shield(task)

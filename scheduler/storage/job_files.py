@@ -70,10 +70,10 @@ class JobFiles:
     async def remove_unused(
         self, used: Set[Path], before_unix_s: float, since: Mapping[Path, float] | None = None, *, dry_run: bool = False
     ) -> Counter[str]:
-        """Delete uploaded files that no job names and that were not asked for since then; or those in `since`, by their
+        """Delete uploaded files that no job names and that were not asked for since then; or files in `since`, by their
         times.
 
-        Gives the freed bytes by owner; with `dry_run` those that would be freed.
+        Returns the freed bytes by owner; with `dry_run` the bytes that would be freed.
         """
         freed = await run_blocking(
             self._executor, lambda: _remove_unused(self._shards, used, before_unix_s, since, dry_run=dry_run)

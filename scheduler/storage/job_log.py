@@ -137,7 +137,7 @@ class LogWriter:
 
 
 class JobLogs:
-    """The logs of all jobs; in memory are those of jobs that have not ended, and those that are being read."""
+    """The logs of all jobs; in memory are logs of open jobs, and logs that are being read."""
 
     def __init__(self, root: Path, readers: ThreadPoolExecutor | None = None) -> None:
         self._root = root

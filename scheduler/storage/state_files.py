@@ -30,7 +30,7 @@ _PATH = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """The files of a starting state, as a stage server is told of them; `place` gives where one lies, by its hash."""
+    """The files of a starting state, as stage servers see them; `place` gives the path of a file by its hash."""
 
     listed: tuple[StateFile, ...]
     place: Callable[[str], Path]
@@ -66,7 +66,7 @@ class CheckpointFiles:
 
     @property
     def listed(self) -> tuple[StateFile, ...]:
-        """As a stage server is told of them."""
+        """The list that a stage server gets."""
         return tuple(file for file in self.checkpoint.state_files() if file.path.endswith(".safetensors"))
 
     async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
@@ -98,7 +98,7 @@ def _requested(listed: Iterable[AnyFile], request: FetchRequest) -> AnyFile:
 
 
 def check_uploaded(files: Iterable[StateFile], locations: Iterable[Path]) -> None:
-    """Raise InvalidModel unless the paths are those of a starting state and every file is here at its full size."""
+    """Raise InvalidModel unless the paths form a starting state and every file is here at its full size."""
     seen: set[str] = set()
     for file, location in zip(files, locations, strict=True):
         if not _PATH.fullmatch(file.path) or file.path in seen:

@@ -24,7 +24,7 @@ def record(jobs: Path, settings: BrainSettings, seed: int) -> Recorder:
 
 
 class _File:
-    """One transcript. A disk that takes no more ends the recording, never the job."""
+    """One transcript. A full disk ends the recording, never the job."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = folder / f"{name}.jsonl"

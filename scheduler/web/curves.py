@@ -30,7 +30,7 @@ class Curves:
 
     @classmethod
     def read(cls, steps: Sequence[StepMade], validation: Curve) -> Curves:
-        """The curves of the past, of rows that the database picked; speeds are smoothed as those of a job at work."""
+        """The curves of the past, from rows that the database picked; speeds are smoothed as for a job at work."""
         found = cls()
         for one in steps:
             _add(found.loss, one.step, one.loss)

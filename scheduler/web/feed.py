@@ -94,7 +94,7 @@ class Feed:
         self._read: OrderedDict[str, _Read] = OrderedDict()
 
     async def enter(self, certificate: bytes | None) -> Person:
-        """The visitor; the error of `entrance` unless he may look."""
+        """The visitor; the error of `entrance` for a visitor who may not look."""
         return self._entrance(certificate)
 
     async def look(self, certificate: bytes | None, reference: str) -> Look:
@@ -150,7 +150,7 @@ class Feed:
         return values
 
     async def _about(self, job: Job) -> _Read:
-        """The curves and the news of a job; those of the past are read once."""
+        """The curves and the news of a job; the past is read once."""
         record, progress, now_s = job.record, job.progress, asyncio.get_running_loop().time()
         read = self._read.get(record.id)
         if read is None or now_s >= read.again_s or _is_stale(read, record):

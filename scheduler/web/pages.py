@@ -62,7 +62,7 @@ class Looks(Protocol):
     """Gives the content of the page for a visitor; asked on the scheduler's loop."""
 
     async def enter(self, certificate: bytes | None) -> Person:
-        """The visitor with this certificate (DER), or without one; a SwarmError unless he may look."""
+        """The visitor with this certificate (DER), or without one; a SwarmError for a visitor who may not look."""
 
     async def look(self, certificate: bytes | None, reference: str) -> Look:
         """The visitor's content now, with the job that `reference` names; the same error as `enter`."""

@@ -38,7 +38,7 @@ def patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
 
 
 def jobs_values(views: Iterable[pb.JobView], waiting: Sequence[str]) -> Json:
-    """Jobs by id; `waiting` are the ids of those that wait, the first in the queue first."""
+    """Jobs by id; `waiting` are the ids of waiting jobs, in the order of the queue."""
     found = {view.id: _job(view) for view in views}
     for place, job in enumerate(waiting, start=1):
         if job in found:

@@ -167,8 +167,7 @@ class Cell:
 class CellTable:
     """All cells of one replica of `stage`; every method gives the actions to carry out, in order.
 
-    `version` is that of the replica's weights (commits applied); with `staleness` 1 it holds the version before it as
-    well.
+    `version`: of the replica's weights (commits applied); with `staleness` 1 it holds the version before it as well.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class HeldOutputs(Generic[Held]):
         self._held: OrderedDict[OutputKey, Held] = OrderedDict()
 
     def put(self, key: OutputKey, output: Held) -> list[OutputKey]:
-        """Hold an output; gives those that had to make room, oldest first."""
+        """Hold an output. Returns the outputs that had to make room, oldest first."""
         self.drop(key)
         self._held[key] = output
         self.size_bytes += output.size_bytes

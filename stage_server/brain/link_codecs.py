@@ -134,7 +134,7 @@ class LinkCodecs:
             link.receipts_s.append(now_s - start.at_s)
 
     def speeds(self) -> tuple[LinkSpeed, ...]:
-        """How fast the links are that carried tensors lately, those of the newest tensors first."""
+        """The speeds of links that carried tensors lately, the newest first."""
         used = sorted(self._links.items(), key=lambda one: -one[1].used_s)
         fresh = [(to, link) for to, link in used if link.receipts_s and link.used_s > used[0][1].used_s - FRESH_S]
         return tuple(LinkSpeed(to, max(link.rates), min(link.receipts_s)) for to, link in fresh[:LINKS_TOLD_MAX])

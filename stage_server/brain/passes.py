@@ -67,7 +67,7 @@ def check(shown: Pass, at: Place | None, known: KnownPass, *, pulls: bool) -> No
 
 
 def _is_now(timeline: int, at: Place) -> bool:
-    """Whether it is the own timeline, or that of another island; not one of another life of the own island."""
+    """Whether it is the own timeline, or another island's; not another life of the own island."""
     if timeline == at.timeline:
         return True
     together = job_timeline_of(timeline, at.islands) == job_timeline_of(at.timeline, at.islands)

@@ -121,7 +121,7 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class ReadyToJoin:
-    """The state equals that of the others: the replica may serve steps from `first_step` on.
+    """The state equals the other replicas': the replica may serve steps from `first_step` on.
 
     Given again for each newer version that is reached."""
 
@@ -217,7 +217,7 @@ class Rejoin:
         return self.tick(now_s)
 
     def pulled(self, ticket: int, version: int, *, previous: bool, reach: int, now_s: float) -> list[Order]:
-        """A checked chunk arrived; `previous`: with the previous weights; `reach` is that of the donor's log."""
+        """A checked chunk arrived; `previous`: with the previous weights; `reach`: of the donor's log."""
         ask = self._answered(ticket)
         if ask is None:
             return []

@@ -179,7 +179,7 @@ class SideWork(Generic[_Held]):
     # Forgetting --------------------------------------------------------------------------------------------------
 
     def drop(self, microbatch: Microbatch) -> None:
-        """A route names this replica: it checks the microbatch no more."""
+        """A route names this replica, so it stops checking the microbatch."""
         self._open.pop(microbatch, None)
 
     def forget(self, is_over: Callable[[Microbatch], bool]) -> None:

@@ -62,7 +62,7 @@ class Deliveries:
         return (peer, incarnation) in self._addresses
 
     def codec_to(self, to: PeerId | None, side: Direction, elements: int) -> str:
-        """The codec for an output of so many elements, chosen for the link to its receiver."""
+        """The codec for an output of this many elements, chosen for the link to its receiver."""
         name, change = self._codecs.codec_to(to, side, elements)
         if change is not None:
             facts = {"before": change.before, "codec": change.codec, "bytes_per_s": round(change.bytes_per_s)}

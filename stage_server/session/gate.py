@@ -26,7 +26,7 @@ CUT_KEPT_S = 3600.0  # no pass is good for as long
 
 @lru_cache(maxsize=1)
 def place_of(load: LoadStage) -> Place:
-    """Where in its job a stage server is that was told to load this."""
+    """The place in its job of a stage server that got this LoadStage."""
     spec = spec_from_json(load.spec_json)
     return Place(load.job, load.timeline, load.stage, len(load.split), spec.tied, spec.island_count)
 
@@ -53,7 +53,7 @@ class PassGate:
         place: Callable[[], Place | None],
         refused: Callable[[str, SwarmError], None] = lambda *_: None,
     ) -> None:
-        """`place` gives the stage that is served now. `refused` is told each refused caller and the reason."""
+        """`place` gives the stage that is served now. `refused` is called with each refused caller and the reason."""
         self._wallet = wallet
         self._place = place
         self._refused = refused

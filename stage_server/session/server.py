@@ -603,7 +603,7 @@ async def urgent_first(commands: _Commands, at_once: Callable[[int, Command], bo
     """The commands in order, without those that `at_once` carries out, as soon as they come, by giving True.
 
     A commit waits for the device, and for a donor if the replica was no member of its rounds: seconds, or a minute.
-    Whoever was revoked would stay connected for as long.
+    A revoked peer would stay connected for as long.
     """
     waiting: Pipe[tuple[int, Command]] = Pipe(WAITING_MAX)
 

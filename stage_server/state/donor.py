@@ -50,7 +50,7 @@ _CHUNKS: WeakKeyDictionary[Stage, tuple[Chunk, ...]] = WeakKeyDictionary()  # of
 def chunks_of(stage: Stage) -> tuple[Chunk, ...]:
     """How the state of a stage is cut: the same for all its replicas.
 
-    It takes long for hundreds of layers, so whoever builds a stage asks first, on the compute thread.
+    It takes long for hundreds of layers, so it is called first while a stage is built, on the compute thread.
     """
     chunks = _CHUNKS.get(stage)
     if chunks is None:

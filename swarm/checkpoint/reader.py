@@ -87,7 +87,7 @@ class Checkpoint:
         return self.timeline, self.step, self.name
 
     def open(self, path: str) -> BinaryIO:
-        """One of its files for reading; NotFound if it has none of that name, CheckpointDamaged if it is unreadable."""
+        """A file of it for reading; NotFound if it has no such file, CheckpointDamaged if the file is unreadable."""
         stored = next((file for file in self.files if file.path == path), None)
         if stored is None:
             raise NotFound(f"checkpoint {self.name} has no file {path!r}")
@@ -146,7 +146,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The newest checkpoint that verifies, if there is one, and those that were newer and did not."""
+    """The newest checkpoint that verifies, if there is one, and the newer ones that did not."""
 
     checkpoint: Checkpoint | None
     skipped: tuple[Fault, ...]

@@ -43,7 +43,7 @@ class Corpus:
         return resolve(spec, vocabulary_size=size, stages_if_auto=1, end_of_text=tokenizer.end_of_text)
 
     def remarks(self, spec: JobSpec) -> tuple[str, ...]:
-        """A line each for a tokenizer that may not be the model's: nobody named it, or the model lacks rows for it."""
+        """A line each for a tokenizer that may not be the model's: none is named, or the model lacks rows for it."""
         rows, size = rows_of(spec), self.tokenizer.vocabulary_size
         lines = [byte_text(spec, self.tokenizer)]
         if rows is not None and size > rows:
@@ -84,4 +84,4 @@ def tokenise(
 
 
 def _unheard(done_bytes: int, total_bytes: int) -> None:
-    """Nobody wants to know how far it is."""
+    """Report no progress."""

@@ -378,7 +378,7 @@ def _plain(path: Path, *, is_sure: bool) -> Iterator[TextPiece]:
 
 
 def _check_kind(path: Path, file: BinaryIO, wanted: str = "text") -> None:
-    """InvalidData if the first bytes are those of another kind of file."""
+    """InvalidData if the first bytes show another kind of file."""
     kind = kind_of(file.peek(HEAD_BYTES))  # type: ignore[attr-defined]  # all that are opened here have it
     if kind is None:
         return
@@ -560,7 +560,7 @@ def _damage(arrow: Any, what: str, hint: str) -> Iterator[None]:
 
 
 def _rows_at_once(source: Source, group: Any, raw: BinaryIO, text_field: str, row: int) -> int:
-    """How many rows of a row group to hold at a time: no more than hold TABLE_BYTES_MAX, by its own words.
+    """The number of rows of a row group to hold at a time: at most TABLE_BYTES_MAX, by its own words.
 
     Each row may be the whole dictionary. InvalidData if there is no memory for the largest page.
     """

@@ -108,7 +108,7 @@ def _eos_token_id(spec: JobSpec, folder: Path) -> int:
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """The files of a tokenizer in `folder`, by name; InvalidConfig if one is none of the folder's, or too large."""
+    """The files of a tokenizer in `folder`, by name; InvalidConfig if a file is not the folder's own, or too large."""
     files = {}
     for name in TOKENIZER_FILES:
         path = folder / name
@@ -280,7 +280,7 @@ def _json_object(files: Mapping[str, bytes], name: str, where: str) -> dict[str,
 
 
 def byte_text(spec: JobSpec, tokenizer: Tokenizer) -> str:
-    """A warning where the model has another vocabulary than the bytes that it reads, as nobody named a tokenizer."""
+    """A warning if the job names no tokenizer and the model has another vocabulary than bytes."""
     wanted = spec.model.config.get("vocab_size")
     is_meant = spec.model.tokenizer or spec.model.id or not isinstance(tokenizer, ByteTokenizer)
     if is_meant or wanted in (None, tokenizer.vocabulary_size):

@@ -52,7 +52,7 @@ def companions(spec: JobSpec, left: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def _from_hub(spec: JobSpec, left: tuple[str, ...]) -> list[Path]:
-    """The companions of a hub model in the local cache; without a network those that are there already."""
+    """The companions of a hub model in the local cache; without a network, what the cache has."""
     from swarm.hf import hub  # noqa: PLC0415 - slow to import, and few commands need it
 
     where = (spec.model.id, spec.model.revision)

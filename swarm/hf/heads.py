@@ -44,7 +44,7 @@ def is_causal_mask(stored: StoredTensor, location: Path) -> bool:
 
 
 def values_of(stored: StoredTensor, location: Path) -> Iterator[NDArray[Any]]:
-    """The values of a tensor, many at a time; those of a type that is not known are bytes."""
+    """The values of a tensor, many at a time; values of an unknown type are bytes."""
     item = ITEM_BYTES[stored.dtype]
     try:
         with open_own(location) as file:

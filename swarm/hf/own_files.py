@@ -67,9 +67,9 @@ def read_own(path: Path, bytes_max: int) -> bytes:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something has this name, a dangling link included: whoever reads it says what is wrong with it.
+    """Whether something has this name, also a dangling link: its reader says what is wrong with it.
 
-    So has what cannot be known, in a folder that may not be looked into.
+    True in a folder that may not be looked into.
     """
     try:
         path.lstat()

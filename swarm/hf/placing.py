@@ -79,7 +79,7 @@ def rehearse(place: Path) -> None:
 
 
 def _copy_into(part: Path, place: Path, others: list[Path]) -> None:
-    """Of a folder on another disk, the files are copied and then moved."""
+    """Copy the files of a folder on another disk, then move them."""
     place.mkdir(exist_ok=True)
     inside = _new(place, place.absolute().name)
     try:

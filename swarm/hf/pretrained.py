@@ -121,7 +121,7 @@ def ground(spec: JobSpec) -> JobSpec:
 def weight_files(spec: JobSpec) -> tuple[WeightFile, ...]:
     """The weights of a local model, with each header checked; none if the job does not start from a local folder.
 
-    The files are those that Transformers would read: model.safetensors, else the index's. InvalidModel names the file.
+    They are the files that Transformers would read: model.safetensors, else the index's. InvalidModel names the file.
     """
     if not spec.model.id or spec.model.init != "pretrained":
         return ()

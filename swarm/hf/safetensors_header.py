@@ -186,7 +186,7 @@ class _Reading:
         return self._value(found[0])
 
     def _skip_metadata(self) -> None:
-        """Texts by name, which nobody needs here."""
+        """Texts by name, which are not needed here."""
         known: set[str] = set()
         for name in self._names():
             if name in known or len(known) == METADATA_MAX:

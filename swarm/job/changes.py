@@ -49,7 +49,7 @@ def changed_spec(before: dict[str, Any], after: dict[str, Any], where: str) -> J
 
 
 def _common(spec: JobSpec) -> dict[str, Any]:
-    """The values of a spec, those of the model's config under their common names."""
+    """The values of a spec; the model's config under its common names."""
     values, model = spec.model_dump(mode="json"), spec.model
     values["model"]["config"] = {common_name(model.family, key): value for key, value in model.config.items()}
     return values
@@ -119,7 +119,7 @@ def check_state(state: Mapping[str, Any], spec: JobSpec) -> None:
 
 
 def check_leases(state: Mapping[str, Any], spec: JobSpec) -> None:
-    """InvalidConfig if a job's islands would go on amid other leases of data than those of its trainer_state.json.
+    """InvalidConfig if a job's islands would go on amid other leases of data than in its trainer_state.json.
 
     Some portions would be trained twice then, and others never. `spec` is resolved.
     """

@@ -19,7 +19,7 @@ TIMELINES_MAX = 1 << 14  # of a job; the lives of its islands are numbered above
 
 
 def job_timeline_of(timeline: int, islands: int) -> int:
-    """The timeline of a job to which that of one of its islands belongs (swarm/job/islands.py)."""
+    """The job's timeline to which an island's timeline belongs (swarm/job/islands.py)."""
     return timeline if islands == 1 else timeline // islands % TIMELINES_MAX
 
 
@@ -33,11 +33,11 @@ class InnerStep:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The steps of a job: each trains the portion behind that of the step before."""
+    """The steps of a job: each trains the next portion."""
 
     @property
     def steps_ahead(self) -> int:
-        """How many steps a replica may be told of before it has made those in between."""
+        """The number of steps that a replica may hear of before it has made the steps in between."""
         return 0
 
     def version_of(self, step: int, index: int, *, overlap: int, sync_steps: int) -> int:

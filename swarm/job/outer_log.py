@@ -27,8 +27,8 @@ OUTER_LOG = "outer-log.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class OuterRecord:
-    """An exchange of a fragment: the islands whose steps since the last one count, and those that begin anew as copies
-    of others."""
+    """An exchange of a fragment: the islands whose steps since the last one count, and the islands that begin anew as
+    copies."""
 
     after_step: int
     islands: tuple[int, ...]
@@ -69,7 +69,7 @@ def read(content: bytes) -> tuple[OuterRecord, ...]:
 
 
 class TookPart:
-    """Which islands took part in which exchange; those that the log does not name had all of them."""
+    """Which islands took part in which exchange; exchanges that the log does not name had all of them."""
 
     def __init__(
         self, log: Iterable[OuterRecord], islands: int, exchanges: Iterable[tuple[int, int]], microbatches: int = 0

@@ -71,10 +71,10 @@ def late_microbatches(
     compute_s: float = 0.0,
     receipt_s: float = 0.0,
 ) -> Overlap:
-    """The choice for a step of so many microbatches and one pipeline for each replica: never more than half of it.
+    """The choice for a step of this many microbatches and one pipeline for each replica: never more than half of it.
 
-    `travel_s` is that of a boundary tensor, `compute_s` that of a microbatch at the busiest stage, `receipt_s` the way
-    to a neighbour and back; 0 = not measured. More than half costs more loss than it gains time (docs/convergence.md).
+    `travel_s`: a boundary tensor's; `compute_s`: a microbatch's at the busiest stage; `receipt_s`: the way to a
+    neighbour and back; 0 = not measured. More than half costs more loss than it gains time (docs/convergence.md).
     """
     most = microbatches // 2
     near = min(most, stages * replicas)

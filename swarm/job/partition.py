@@ -189,7 +189,7 @@ def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:
 
 
 def auto_overlap(spec: JobSpec, split: Sequence[int], peers: int, speed: FleetSpeed) -> Overlap:
-    """How many microbatches of a step should use weights one step old, with this cut and so many stage servers.
+    """The number of microbatches of a step that should use weights one step old, with this cut and these stage servers.
 
     `spec` needs a microbatch size and a filled model.config. None for an optimizer that bears no delay.
     """

@@ -41,7 +41,7 @@ class Shares:
         return self._of[0]
 
     def begin(self, step: int, shares: Sequence[int]) -> None:
-        """These are the shares from inner step `step` on, which is none of an earlier one."""
+        """Set the shares from inner step `step` on, which is later than all before."""
         assert len(shares) == self.islands
         assert divides(shares, self.microbatches)
         assert step >= self._from[-1], "shares begin in order"
@@ -56,15 +56,15 @@ class Shares:
             self._before.append(before)
 
     def of_cycle(self, step: int) -> tuple[int, ...]:
-        """The shares of the cycle in which an inner step lies, by island; 0 for those that are away."""
+        """Microbatches per island in the cycle of this inner step; 0 for a lost island."""
         return self._of[bisect_right(self._from, step) - 1]
 
     def at(self, step: int) -> tuple[int, ...]:
-        """How many microbatches of an inner step each island trains; 0 for those that are away."""
+        """Microbatches of an inner step per island; 0 for a lost island."""
         return tuple(end - first for first, end in pairwise(self._cuts(step)))
 
     def range_of(self, portion: int) -> range:
-        """The microbatches that make up a portion, numbered through the job: that of step t of island i is number
+        """The microbatches of a portion, numbered through the job: the portion of step t and island i has the number
         t * islands + i."""
         step, island = divmod(portion, self.islands)
         cuts = self._cuts(step)
@@ -87,7 +87,7 @@ class Shares:
 
 
 def divides(shares: Sequence[int], microbatches: int) -> bool:
-    """Whether these are shares of steps with so many microbatches, of which each island has one at least, or none."""
+    """Whether these are shares of steps with this many microbatches; each island has at least one, or none at all."""
     cycle, rest = divmod(sum(shares), microbatches)
     return rest == 0 and cycle > 0 and all(share == 0 or share >= cycle for share in shares)
 

@@ -87,7 +87,7 @@ class Optimizer:
 
     @torch.no_grad()
     def restore(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Take over a parameter's state from a checkpoint; InvalidModel if it is not that of this optimizer."""
+        """Take over a parameter's state from a checkpoint; InvalidModel if it belongs to another optimizer."""
         held = self._state[name]
         if held.keys() != state.keys():
             raise InvalidModel(
@@ -168,7 +168,7 @@ def _groups(step: _StepGroup) -> _Step:
 
 
 def _small_together(held: Iterable[Held], elements_max: int) -> Iterator[list[Held]]:
-    """Groups of up to so many elements; each larger one alone."""
+    """Groups of up to this many elements; each larger tensor alone."""
     group: list[Held] = []
     elements = 0
     for one in held:

@@ -213,7 +213,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def total_bytes(device: torch.device) -> int:
-    """Memory of the device, whoever has it now."""
+    """Memory of the device, free or not."""
     total = int(psutil.virtual_memory().total)
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])

@@ -140,7 +140,7 @@ class Stage:
     ) -> tuple[Tensor | None, float]:
         """Compute, and keep the graph for backward: (y [B, T, D], 0.0), or on the last stage (None, loss).
 
-        `version` names the weights; StaleMessage if they are not held. `portion` is that of the step's course: with the
+        `version` names the weights; StaleMessage if they are not held. `portion` comes from the step's course: with the
         microbatch's index it seeds dropout. The first stage takes `tokens` [B, T], the others `x` [B, T, D] float32,
         which this stage then owns; the last one takes `targets` [B, T] too (-100 = does not count) and gives the sum of
         the token losses in nats. A second forward of a microbatch replaces the first.
@@ -303,7 +303,7 @@ class Stage:
         self.weights.settle(step + 1)
 
     def digest(self) -> str:
-        """The digest of the newest parameters, the optimizer's state and proposals; then that of the outer state."""
+        """Digests: of the newest parameters, the optimizer's state and proposals; and of the outer state."""
         inner = digest_of(
             (f"{name}@{key}", tensor)
             for name, parameter in sorted(self.weights.newest().items())
@@ -326,7 +326,7 @@ class Stage:
 
     def snapshot(self, names: Iterable[str]) -> bytes:
         """All that a commit changes of these parameters, as it is now: for each the newest weights, with staleness 1
-        those of the version before, then the optimizer's tensors and the outer state."""
+        the weights before, then the optimizer's tensors and the outer state."""
         tensors = to_host(*(tensor for name in names for tensor in self._state_at(name, self.version)))
         return b"".join(map(raw_bytes, tensors))
 
@@ -387,7 +387,7 @@ class Stage:
         return self.digest()
 
     def places_at(self, step: int) -> Places:
-        """The places of the parameters that a commit of `step` changes: all, or those that an outer step merges."""
+        """The places of the parameters that a commit of `step` changes: all, or the fragment of an outer step."""
         if self.proposals is None or not self.proposals.course.is_outer(step):
             return self.places
         return self.places.only(self.proposals.merged_at(step))

@@ -64,7 +64,7 @@ class InitialState:
     """The tensors that one stage starts from, by Hugging Face parameter name, on the CPU, float32.
 
     `previous` are the weights of version - 1 (staleness 1); empty: the same as `weights`. `optimizer` has the state of
-    each parameter by name (swarm/model/optimizers.py); empty: start anew. `momentum` is that of outer steps; empty: 0.
+    each parameter by name (swarm/model/optimizers.py); empty: start anew. `momentum`: of outer steps; empty: 0.
     `trained` are the island's own weights, where `weights` are the outer ones. A tied head is the embedding's entry.
     """
 

@@ -93,7 +93,7 @@ class Places:
         return means
 
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
-        """Of each parameter of a unit's mean, under the name that the unit has for it."""
+        """The squared norm of each parameter of a unit's mean, under the unit's name for it."""
         held = list(views(self.units[unit], mean))
         norms = exact_sums.squared_norms([part for _, part in held])
         return tuple(ParameterNorm(name, norm) for (name, _), norm in zip(held, norms, strict=True))

@@ -93,7 +93,7 @@ class Weights:
 
     def held(self, name: str, version: int) -> list[Tensor]:
         """The tensors that make up a parameter that is of `version` (others may not be yet): its float32 values, then
-        those of the version before as they are held. Not copies; `changed` must follow a change."""
+        the values before as they are held. Not copies; `changed` must follow a change."""
         newest = self._buffer_of(version)
         others = [buffer for buffer in self.buffers if buffer is not newest]
         return [self._masters.get(name, newest.values[name]), *(other.values[name] for other in others)]

@@ -55,7 +55,7 @@ async def local_broker(
 ) -> AsyncIterator[str]:
     """Start a broker on loopback and give its URL (mqtt://127.0.0.1:PORT); end it on exit.
 
-    Processes of this login connect with the URL alone: they find the key. Nobody else can.
+    Processes of this login connect with the URL alone, because they find the key. Others cannot.
     Port 0 is any free one. `log` receives what the broker writes. Raises InvalidConfig if the port is busy or the
     broker does not start.
     """
@@ -204,7 +204,7 @@ def _free_port() -> int:
 
 
 async def serve_amqtt(port: int, key: str) -> None:
-    """Run amqtt on loopback, for those who show the key, until SIGTERM or SIGINT; SwarmError if it does not start."""
+    """Run amqtt on loopback, for clients with the key, until SIGTERM or SIGINT; SwarmError if it does not start."""
     # amqtt warns at import about plug-ins that we do not use, and is not needed where mosquitto is installed.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -256,7 +256,7 @@ class Subscription(AsyncIterator[tuple[str, Payload]]):
         self._arrived.set()
 
     def close(self) -> None:
-        """End the iteration and take no more messages."""
+        """End the iteration and take no further messages."""
         self._closed = True
         self._on_close(self)
         self._arrived.set()

@@ -31,7 +31,7 @@ _CHARACTERS_MAX = 256
 
 
 def new_key(folder: Path, port: int) -> str:
-    """Make the key of the broker at `port`, in the place of one before, for those who look; OSError."""
+    """Make the key of the broker at `port`, in place of an older one; OSError."""
     key, draft = secrets.token_hex(KEY_BYTES), folder / f"{port}.new"
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(key)

@@ -108,7 +108,7 @@ def _joins(scheduler: str, folder: Path) -> list[str]:
 def _ask(
     address: str, pin: str, source: str, path: str, asked: dict[str, str], wall_s: Callable[[], float]
 ) -> dict[str, Any]:
-    """The answer of whoever proves to be the swarm that the pin names; `source` says where the pin comes from."""
+    """The answer of a server that proves to be the swarm of the pin; `source` says where the pin comes from."""
     unproved = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unproved.check_hostname = False
     unproved.verify_mode = ssl.CERT_NONE

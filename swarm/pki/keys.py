@@ -30,7 +30,7 @@ def key_pem(key: Key) -> bytes:
 
 
 def read_key(pem: bytes) -> Key:
-    """The key; InvalidConfig if these bytes are none of ours."""
+    """The key; InvalidConfig if these bytes are not a key of ours."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -56,7 +56,7 @@ _ANY = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Logins:
-    """The logins of this machine that may look, beside root and that of this process, by user id; or `everybody`."""
+    """The logins of this machine that may look, beside root and this process's own, by user id; or `everybody`."""
 
     others: frozenset[int] = frozenset()
     everybody: bool = False
@@ -99,13 +99,13 @@ def login_of(caller: SocketAddress, here: SocketAddress) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """Who may ask at a port; `is_local`: only this machine reaches it."""
+    """The callers that may ask at a port; `is_local`: only this machine reaches it."""
 
     is_local: bool
     logins: Logins = field(default_factory=Logins)
 
     def fault(self, header: Header, caller: SocketAddress, here: SocketAddress) -> str:
-        """Why somebody gets nothing that is for some logins alone; "" if he does."""
+        """Why a caller gets nothing that is for some logins alone; "" if the caller does."""
         return self.site_fault(header) or self.name_fault(header) or self.login_fault(caller, here)
 
     def site_fault(self, header: Header) -> str:

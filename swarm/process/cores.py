@@ -21,7 +21,7 @@ def cores(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
 
 
 def _quotas(root: Path, own: Path) -> Iterator[float]:
-    """Each quota that holds here, in cores: also those of the groups around ours."""
+    """Each quota that holds here, in cores: also of the groups around ours."""
     for line in _read(own).splitlines():
         _, controllers, group = (*line.split(":", 2), "", "")[:3]
         mounts = (root,) if not controllers else (root / controllers, root / "cpu")

@@ -136,7 +136,7 @@ def _words(error: OSError, number: int) -> str:
 
 
 def show(error: BaseException) -> SwarmError:
-    """Print the traceback of a bug, and give what is told of any error."""
+    """Print the traceback of a bug, and return the words for any error."""
     one = told(error)
     if is_bug(one):
         sys.excepthook(type(error), error, error.__traceback__)

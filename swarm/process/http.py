@@ -102,7 +102,7 @@ class HttpEndpoint:
         remarks: Readiness = list,
         logins: Logins | None = None,
     ) -> None:
-        """`remarks` are told by /readyz of a process that is ready; `logins` read metrics on loopback."""
+        """`remarks`: what /readyz says of a ready process; `logins` read metrics on loopback."""
         self._remarks = remarks
         self._callers = Callers(is_loopback(host), Logins() if logins is None else logins)
         self._host = host
@@ -157,7 +157,7 @@ class HttpEndpoint:
                 return None
 
     def _fault(self, request: Request) -> str:
-        """Why this caller gets no answer; "" if he does."""
+        """Why this caller gets no answer; "" if it does."""
         fault = self._callers.site_fault(request.header)
         if not fault and request.path != "/healthz":
             fault = self._callers.name_fault(request.header)

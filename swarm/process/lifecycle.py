@@ -130,7 +130,7 @@ def say_ready(role: str, **facts: str) -> None:
 
 
 def give_stdout_up() -> None:
-    """Nobody reads it any more: Python would complain once more at exit."""
+    """Close it quietly: its reader is gone, and Python would complain once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -65,7 +65,7 @@ class ProcessMetrics:
         )
 
     def auth_failed(self, code: str) -> None:
-        """A caller was turned away; `code` is that of a class of swarm.errors."""
+        """Count a refused caller; `code` is a code of swarm.errors."""
         self._auth_failures.labels(code).inc()
 
     def handled(self, method: str, code: str, seconds: float) -> None:

@@ -90,7 +90,7 @@ class VirtualClock:
         self._speeds = speeds
 
     def moments(self) -> Iterator[list[Turn]]:
-        """All inner steps of a job, those that end at one moment together, by island."""
+        """All inner steps of a job by island; steps that end at one moment are together."""
         waiting: list[tuple[float, int, int]] = []  # when it ends, whose, which of its lease
         held: dict[int, tuple[float, Lease]] = {}
 

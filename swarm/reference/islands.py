@@ -41,7 +41,7 @@ def took_part(spec: JobSpec, log: Iterable[OuterRecord], first_step: int) -> Too
 
 
 def divide(shares: Shares, exchanges: TookPart, speeds: Sequence[float]) -> None:
-    """Enter the shares of a whole job: those of the log, or such as fit the speeds."""
+    """Enter the shares of a whole job: the log's, or shares that fit the speeds."""
     for (step, logged), (following, _) in pairwise(exchanges.shares()):
         if speeds:
             now, every = shares.of_cycle(step), range(shares.islands)
@@ -52,7 +52,7 @@ def divide(shares: Shares, exchanges: TookPart, speeds: Sequence[float]) -> None
 
 def tokens_before(spec: JobSpec, tokens_of: Callable[[int], int], first_step: int) -> list[tuple[int, dict[int, int]]]:
     """The inner steps of a resolved spec before `first_step`, as far as a proposal may hold them, with each island's
-    tokens; `tokens_of` gives those of a portion."""
+    tokens; `tokens_of` gives a portion's."""
     (first, *_), paths = outer_courses(spec), courses(spec)
     start = max(0, first_step - first.inner.lease)
     return [(at, {n: tokens_of(one.at(at).portion) for n, one in enumerate(paths)}) for at in range(start, first_step)]
@@ -76,7 +76,7 @@ class OuterSteps:
     def __init__(
         self, spec: JobSpec, islands: Sequence[Sequence[Stage]], trained: Iterable[tuple[int, Mapping[int, int]]] = ()
     ) -> None:
-        """`trained`: inner steps that were made before, at least those of one period, with each island's tokens."""
+        """`trained`: inner steps that were made before, at least one period, with each island's tokens."""
         self._spec = spec
         self._islands = islands
         self._plan, self._course = outer_plan(spec), outer_courses(spec)[0]

@@ -243,7 +243,7 @@ def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
 
 
 def _together(step: int, reports: Sequence[StepReport]) -> StepReport:
-    """The islands' reports of one inner step, combined to that of step `step` of the job."""
+    """The islands' reports of one inner step, combined to the report of the job's step `step`."""
     if len(reports) == 1:
         return replace(reports[0], step=step)
     tokens = sum(one.tokens for one in reports)

@@ -56,7 +56,7 @@ class RelayOptions:
 
 
 async def serve(options: RelayOptions) -> None:
-    """Run until cancelled; errors as those of a stage server."""
+    """Run until cancelled; errors as for a stage server."""
     log, product = get_logger("relay"), metadata.version("swarm-stages")
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.data_dir))

@@ -100,7 +100,7 @@ class Switchboard(Generic[T]):
         return opening, listening.line
 
     def accept(self, caller: PeerId, connection: str) -> Opening:
-        """The link that the caller was told of; Refused for one of another, or one that was accepted."""
+        """The link that was offered to the caller; Refused for another's link, or one that was accepted."""
         opening = self._waiting.get(connection)
         if opening is None or opening.to != caller:
             raise Refused(f"no link of this name waits for {caller}")
@@ -113,7 +113,7 @@ class Switchboard(Generic[T]):
         self._of_one -= Counter(((opening.shown.peer, opening.to),))
 
     def cut_off(self, peer: PeerId, unix_s: float) -> T | None:
-        """The peer was revoked: none of its passes until then is good. Gives its line, if it listens."""
+        """Make all passes of a revoked peer void that were issued until then. Returns its line, if it listens."""
         self._cut[peer] = max(unix_s, self._cut.get(peer, 0.0))
         listening = self._listening.pop(peer, None)
         return None if listening is None else listening.line

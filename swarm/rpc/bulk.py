@@ -110,7 +110,7 @@ class Storing:
         self._heard.set()
 
     async def _send(self) -> None:
-        """Until all is sent or the call has ended; why it ended is for whoever receives."""
+        """Send until all is sent or the call has ended; the receiving side learns why it ended."""
         try:
             header = session_pb2.StoreChunk(header=to_message(self._header)).SerializeToString()
             self._window.sent(len(header), self._loop.time())
@@ -191,8 +191,8 @@ async def within_window(
 ) -> AsyncGenerator[bytes | T, None]:
     """The bytes of the chunks in pieces, each once the window has room for it; `arrived` counts those at the far end.
 
-    What is not bytes passes in its turn.
-    A caller that counts no more, such as one that asked and closed its side, gets the rest as fast as it reads.
+    Other messages pass in their turn.
+    A caller that stops counting, such as one that asked and closed its side, gets the rest as fast as it reads.
     """
     loop = asyncio.get_running_loop()
     heard, counted = asyncio.Event(), 0
@@ -236,7 +236,7 @@ class _Session:
 
 
 class Tickets:
-    """Of the sessions that are open at one server."""
+    """The tickets of the sessions that are open at one server."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, _Session] = {}
@@ -278,7 +278,7 @@ class Tickets:
 
 
 def _member() -> Principal | None:
-    """The member whose call is being answered; None: over plaintext nobody proves anything."""
+    """The member whose call is being answered; None over plaintext, where callers prove nothing."""
     caller = CALLER.get()
     return None if caller is None else caller.principal
 

@@ -126,7 +126,7 @@ def connect(
     else.
 
     With an identity both sides prove who they are, and the other one must be `server_name`. `more` options take the
-    place of those of all clients. A channel keeps the certificate that it was made with, so it must not outlive it.
+    place of the options of all clients. A channel keeps its first certificate, and must not outlive it.
     """
     check_address(address)
     if identity is None:
@@ -221,9 +221,9 @@ def new_server(
 ) -> grpc.aio.Server:
     """A server whose calls pass `meter`, are parsed, and pass `guard`.
 
-    `connection_s_max`: a connection is broken after that and CONNECTION_GRACE_S, so its caller proves himself again.
+    `connection_s_max`: a connection is broken after that and CONNECTION_GRACE_S, so its caller proves itself again.
 
-    What is under way on it by then is lost. `more` options take the place of those of all servers.
+    What is under way on it by then is lost. `more` options take the place of the options of all servers.
     """
     options = _changed(server_options(), more)
     if connection_s_max is not None:
@@ -282,7 +282,7 @@ def translate(
     """The SwarmError behind a failed call to `address`.
 
     If the other side named one of our errors, it has that class, with its text and hint. Otherwise the status code
-    decides the class; a code that is not in `swarm.errors` (such as that of a newer version) is kept, with text and
+    decides the class; a code that is not in `swarm.errors` (such as a newer version's) is kept, with text and
     hint. `unavailable` is the class for a peer that does not answer: SchedulerUnreachable or PeerUnavailable.
     """
     code, details, metadata = _facts(error)

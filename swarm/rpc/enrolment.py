@@ -241,7 +241,7 @@ class Enrolment:
 
 
 async def once_reached(find: Callable[[], Awaitable[str]], log: Logger) -> str:
-    """What `find` gives, once it raises SchedulerUnreachable no more; its other errors."""
+    """What `find` returns once it stops raising SchedulerUnreachable; its other errors."""
     while True:
         try:
             return await find()
@@ -251,7 +251,7 @@ async def once_reached(find: Callable[[], Awaitable[str]], log: Logger) -> str:
 
 
 def tell_host(log: Logger, host: str) -> None:
-    """Say where a process listens that no flag told where."""
+    """Log where a process listens that no flag placed."""
     log.info("listens at this machine's address on the way to the scheduler", host=host, otherwise="--listen HOST:PORT")
 
 

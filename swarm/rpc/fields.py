@@ -24,7 +24,7 @@ _VARINT_BYTES_MAX: Final = 10
 
 
 def check_fields(data: bytes | memoryview, kind: Descriptor, most: int) -> None:
-    """CorruptFrame if a long message of this kind has more than `most` fields, those of its parts included.
+    """CorruptFrame if a long message of this kind has more than `most` fields, its parts included.
 
     Also if it cannot be a message.
     """

@@ -71,7 +71,7 @@ class Guard(grpc.aio.ServerInterceptor):
     """Lets through the calls that `may` allows. `refused` hears of the others: method, caller, reason.
 
     `stays` raises once a caller may not go on, such as after it was revoked. It is asked before each message of a
-    stream: a call that follows a job lasts for days. `cut_off` also ends calls that wait, or that nobody reads.
+    stream: a call that follows a job lasts for days. `cut_off` also ends calls that wait or stay unread.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _OURS = "swarm.wire."
 
 
 class Meter(grpc.aio.ServerInterceptor):
-    """Tells `handled` of every call of a method that exists, also of those that a guard refused."""
+    """Reports every call of an existing method to `handled`, also calls that a guard refused."""
 
     def __init__(self, handled: Handled) -> None:
         self._handled = handled

@@ -27,7 +27,7 @@ class Gate(Protocol):
     def enter(self, token: bytes, name: str | None, *, pulls: bool) -> AbstractAsyncContextManager[Pass]:
         """Be inside while the call is answered; gives the content of the pass.
 
-        `name` is that of the caller's certificate; None: plaintext. Raises NoPass, Revoked or StaleMessage, also in the
+        `name`: in the caller's certificate; None: plaintext. Raises NoPass, Revoked or StaleMessage, also in the
         midst of the call if the caller may not stay.
         """
 

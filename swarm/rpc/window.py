@@ -83,7 +83,7 @@ class Window:
         self._pieces.append((count_bytes, now_s, self.room_bytes < self.piece_bytes))
 
     def acknowledged(self, count_bytes: int, now_s: float) -> None:
-        """The oldest bytes have arrived; CorruptFrame if so many were not sent."""
+        """The oldest bytes have arrived; CorruptFrame if fewer were sent."""
         if not 0 <= count_bytes <= self.unacknowledged_bytes:
             raise CorruptFrame(f"{count_bytes} bytes are acknowledged, {self.unacknowledged_bytes} are on their way")
         if count_bytes:

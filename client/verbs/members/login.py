@@ -153,8 +153,8 @@ def _release(shell: Shell, name: str) -> int:
 
 
 def _joining(role: Role, line: str) -> str:
-    """What whoever is invited types. Others must reach a stage server and a relay: on another machine than the
-    scheduler's these listen at its address on the way there, which may be no address for others."""
+    """What the invited member types. Others must reach a stage server and a relay: on another machine than the
+    scheduler's these listen at its address on the way there, which others may not reach."""
     command = f"swarm {verb_of(role)} --join LINE"
     if role not in (Role.STAGE_SERVER, Role.RELAY) or is_loopback(line.partition("#")[0].rpartition(":")[0]):
         return command

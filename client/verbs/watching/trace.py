@@ -87,7 +87,7 @@ def chrome_trace(found: pb.StepTrace) -> dict[str, Any]:
 
 
 def summary(found: pb.StepTrace) -> dict[str, dict[str, float]]:
-    """Of each kind of span how many there are, the usual and the longest duration, seconds."""
+    """Per kind of span: the number, the usual and the longest duration in seconds."""
     durations: dict[str, list[float]] = {}
     for span in found.spans:
         kind = "average" if span.name.startswith("average ") else span.name

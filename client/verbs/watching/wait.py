@@ -41,7 +41,7 @@ def wait(context: typer.Context, jobs: JobNames) -> int:
 
 
 def _wait(shell: Shell, scheduler: Scheduler, view: Job) -> Job:
-    """The job once it goes on no more by itself."""
+    """The job once it has stopped going on by itself."""
     if view.has_ended:
         return view
     for seen in scheduler.follow(view.id, shell.say):

@@ -81,7 +81,7 @@ class JoinEndpoint:
         )
 
     def renew(self, body: bytes, address: str) -> dict[str, str]:
-        """The answer to whoever comes back with a certificate that has ended. Runs on the request's thread.
+        """The answer to a member that comes back with an ended certificate. Runs on the request's thread.
 
         Crowded, NotAdmitted, Refused, RetryElsewhere.
         """
@@ -95,10 +95,10 @@ class JoinEndpoint:
     async def _answer(
         self, work: Callable[[], Awaitable[bytes]], method: str, who: str, name: str, address: str, id: str = ""
     ) -> dict[str, str]:
-        """The answer to a request, whatever others of its address did before.
+        """The answer to a request; what others did from its address does not matter.
 
-        Failures alone are counted, for their token where there is one, else for their address. The check of a secret is
-        one hash, and nobody guesses 130 bits; but each failure that is told takes a line of the log and of the audit.
+        Only failures are counted, by token where there is one, else by address. A secret of 130 bits cannot be guessed
+        and is checked with one hash, but each reported failure takes a line of the log and of the audit.
         """
         whose = f"with token {id}" if self._members.has_token(id) else f"from {address}"
         try:
@@ -116,7 +116,7 @@ class JoinEndpoint:
         return {"certificate": pem.decode(), "ca": self._members.authority.pem.decode(), "scheduler": self._scheduler()}
 
     def _may_fail(self, whose: str) -> bool:
-        """Whether one more failure is told to its caller, and written down; the first always is."""
+        """Whether one more failure is reported to its caller, and written down; the first always is."""
         if (failures := self._failures.get(whose)) is not None:
             return failures.take(self._loop.time())
         if len(self._failures) >= _ADDRESSES_MAX:

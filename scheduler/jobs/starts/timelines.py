@@ -29,7 +29,7 @@ class Timelines:
         self._registry = registry
 
     async def progress_of(self, record: JobRecord, spec: JobSpec) -> JobProgress:
-        """How far the job is, by its rows; those of abandoned parts of its timelines do not count."""
+        """How far the job is, by its rows without abandoned parts of its timelines."""
         progress = JobProgress.at_start(spec, record.timeline, record.first_steps[-1])
         for timeline in range(record.timeline + 1) if progress.islands is not None else ():
             newest = [  # of the timeline before; `logged` has what counts of those before that

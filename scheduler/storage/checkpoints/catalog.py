@@ -139,7 +139,7 @@ class CheckpointCatalog:
     async def remove(self, where: str, job: JobId) -> int:
         """Remove the job's checkpoints from the folder that its `checkpoint.dir` named; the bytes. A URL keeps them.
 
-        InvalidConfig if that folder is none of ours, StorageError.
+        InvalidConfig if that folder is not ours, StorageError.
         """
 
         def remove() -> int:
@@ -173,7 +173,7 @@ class CheckpointCatalog:
         return await run_blocking(self.executor, look)
 
     async def choose(self, record: JobRecord, spec: JobSpec, which: str) -> Found:
-        """The checkpoint to resume from, after reading every byte: the "latest" that verifies, or that of a step.
+        """The checkpoint to resume from, after reading every byte: the "latest" that verifies, or a step's.
 
         If "latest" finds none, the result has no checkpoint. A step that is missing or damaged raises NotFound or
         CheckpointDamaged; anything else InvalidConfig.
@@ -308,7 +308,7 @@ class Uploaded:
 def uploaded_checkpoint(files: Sequence[StateFile], place: Callable[[str], Path]) -> Checkpoint | None:
     """The checkpoint among the files that came with a job, None if there is none; `place` finds a blob by its hash.
 
-    CheckpointDamaged if the files are not those that the manifest names.
+    CheckpointDamaged if the files differ from the manifest.
     """
     if MANIFEST not in {file.path for file in files}:
         return None

@@ -89,7 +89,7 @@ class _Open:
         return known is not None and known[0] == header and known[1] == header.sha256
 
     def give_up_parts(self) -> None:
-        """Nobody goes on with the files that broke off."""
+        """Forget the files that broke off: their senders will not go on."""
         for _, file in self.broken.values():
             file.abort()
         self.broken.clear()
@@ -177,12 +177,12 @@ class CheckpointSink:
         return known[1].size_bytes if known is not None and known[0] == header else 0
 
     async def put(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
-        """Write one file of a stage; gives its sha256. A second file of the same name replaces the first.
+        """Write one file of a stage. Returns its sha256. A second file of the same name replaces the first.
 
         `chunks` begin at the byte that `held` names. What has arrived of a file that breaks off is kept as long as the
         checkpoint is collected: one part for each path, of no more bytes than a stage can have.
 
-        Of a job with islands `header.stage` is a place: each island writes what is its own, the first what all share.
+        With islands `header.stage` is a place: each island writes its own files, the first island what all share.
 
         Refused if it does not belong here, CorruptFrame if its length is not the announced one, CheckpointFailed if it
         cannot be written.
@@ -254,7 +254,7 @@ class CheckpointSink:
 
     def drop(self, *, is_false: bool = False) -> None:
         """Forget what was collected. A checkpoint that is being published may still be completed, unless `is_false`:
-        then whoever handed over a part of it may have held wrong bytes, and nothing of it is kept."""
+        then a replica that handed over a part may have held wrong bytes, and nothing is kept."""
         held, self._open = self._open, None
         if held is not None:
             held.give_up_parts()

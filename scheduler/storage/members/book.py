@@ -90,7 +90,7 @@ class Members:
 
     @staticmethod
     async def clear(database: Database) -> None:
-        """Forget members and tokens: a new authority signed none of their certificates, so all names are free."""
+        """Forget members and tokens: a new authority has signed no certificate, so all names are free."""
 
         def write(connection: sa.Connection) -> None:
             connection.execute(sa.delete(_MEMBERS))
@@ -114,7 +114,7 @@ class Members:
         self._check_known(caller)
 
     def inviter(self, peer: PeerId) -> str:
-        """Who made the token with which a stage server joined, or vouched for it; "" if it is not in the book."""
+        """The maker of the token with which a stage server joined, or its voucher; "" if it is not in the book."""
         member = self._members.get((Role.STAGE_SERVER, peer))
         return "" if member is None else member.invited_by
 
@@ -123,7 +123,7 @@ class Members:
         self._present(caller)
 
     def check_scraper(self, caller: Caller, own: Principal) -> None:
-        """The same for whoever reads metrics; `own` is the scraper of this machine, who is in no book."""
+        """The same for readers of metrics; `own` is this machine's scraper, which is in no book."""
         if caller.principal != own or (own.role, own.name) in self._members:
             self._check_known(caller)
 
@@ -184,7 +184,7 @@ class Members:
             return await self._certify(key, known)
 
     async def renew_ended(self, certificate_pem: bytes, csr_pem: bytes) -> bytes:
-        """A younger certificate for the same name and key, for whoever was away until the last one ended.
+        """A younger certificate for the same name and key, for a member that was away until the last one ended.
 
         The request proves that its sender holds the key. NotAdmitted, Refused, CertificateEnded, Revoked, Crowded.
         """

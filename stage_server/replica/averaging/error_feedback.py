@@ -49,14 +49,14 @@ class _Left:
 
 
 class ErrorFeedback:
-    """The leftovers of one replica, by unit. Of two open steps, the later one gets what the earlier one has not."""
+    """The leftovers of one replica, by unit. With two open steps, the later one gets what the earlier one left."""
 
     def __init__(self, codec_name: str) -> None:
         self.codec_name = codec_name
         self._left: dict[UnitName, list[_Left]] = {}
 
     def lend(self, unit: UnitName, step: int) -> tuple[Tensor, ...]:
-        """The leftovers to add to the step's part; when asked again, the same ones and those that came since."""
+        """The residual to add to this step's gradient. Repeated calls return it again, plus what was added since."""
         lent = []
         for one in self._left.get(unit, ()):
             if one.lent_to in (None, step):

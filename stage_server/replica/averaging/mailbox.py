@@ -135,10 +135,10 @@ class Mailbox:
     def begin(
         self, command: Average | Exchange, proposal_bytes: int = 0, moved: Callable[[], None] = lambda: None
     ) -> None:
-        """A round is announced: take in the slices that its members sent early, forget those of older rounds.
+        """A round is announced: take in the slices that its members sent early, forget slices of older rounds.
 
         `proposal_bytes`: the bytes of the unit that each island sends in an outer round. `moved` is called whenever
-        some of what is due has come.
+        a part of it has come.
         """
         step, unit = command.step, command.unit
         members: tuple[Member | Envoy, ...]
@@ -161,7 +161,7 @@ class Mailbox:
             round_.moved()
 
     def meter(self, command: Average) -> RoundMeter:
-        """Of a round that was announced: it has seen what arrived."""
+        """The meter of an announced round, which has seen what arrived."""
         round_ = self._announced.get((command.step, command.unit))
         assert round_ is not None
         assert round_.round == command.round

@@ -87,7 +87,7 @@ class RoundRunner:
         return True
 
     def full(self, command: Average) -> bool:
-        """The step is full: a known round has so many seconds from now; returns whether it still waits for the seal."""
+        """The step is full: the time of a known round begins. Returns whether it still waits for the seal."""
         known = self._rounds.get((command.step, command.unit))
         if known is None or known.given_up or known.command.round != command.round:
             return False

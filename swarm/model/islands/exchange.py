@@ -62,7 +62,7 @@ def merge_of(stage: Stage, spec: JobSpec, step: int, means: Mapping[UnitName, Te
 def merge_of_deltas(
     stage: Stage, spec: JobSpec, step: int, names: Iterable[str], deltas: Mapping[str, Tensor] | None
 ) -> Merge:
-    """The same for some parameters, whose mean proposals `deltas` has; those that the step does not merge stay."""
+    """The same for some parameters, with their mean proposals `deltas`; parameters outside the step stay."""
     proposals, shapes = _proposals(stage), stage.weights.newest()
     merged = sorted(proposals.merged_at(step).intersection(names))
     if deltas is None:

@@ -85,7 +85,7 @@ class Proposals:
         return [self._held[name]]
 
     def digest(self) -> str:
-        """Of all that is held; empty if nothing is."""
+        """The digest of all held proposals; empty if there are none."""
         if not self._held:
             return ""
         state = xxhash.xxh3_128()

@@ -141,11 +141,11 @@ class LentMemory:
         return start
 
     def release(self, sequence: int) -> None:
-        """The tensor was answered: nobody reads its extents any more."""
+        """Free the extents of a tensor that was answered."""
         self._extents.release(sequence)
 
     def offer(self) -> bytes | None:
-        """What the receiver is to be told now, once."""
+        """The offer for the receiver, once."""
         offer, self._offer = self._offer, None
         return offer
 
@@ -235,7 +235,7 @@ def _opened(memory: frame_pb2.Memory) -> int:
     """The file that was offered; Refused or OSError.
 
     Others name the process and the descriptor, so nothing but such a file is opened, and only the one that begins with
-    the word is read: the word is said to the receiver that the file is for, and to nobody else.
+    the word is read: only the receiver that the file is for hears the word.
     """
     if len(memory.word) != WORD_BYTES or memory.host != _host(memory.word):
         raise Refused("the memory that was offered is another host's")
@@ -256,7 +256,7 @@ def _opened(memory: frame_pb2.Memory) -> int:
 
 
 def _host(word: bytes) -> bytes:
-    """This host and its network namespace, for those who know the word. OSError where there is no /proc.
+    """This host and its network namespace, keyed by the word. OSError where there is no /proc.
 
     Namespaces count as hosts: a link between them may be slowed down or cut on purpose.
     """

@@ -203,7 +203,7 @@ def _check_sender(shown: Pass | None, message: TensorHeader | StateRequest) -> N
 def _filled(message: bytes, memory: TakenMemory) -> Iterator[frames.RawFrame]:
     """The frames of a message; a payload in memory is copied when its frame's turn has come.
 
-    Payloads in memory count like those in the message, so a small message makes nobody copy more than a large one.
+    Payloads in memory count like payloads in the message, so a small message costs no more copying than a large one.
     """
     left_bytes = MAX_MESSAGE_BYTES - len(message)
     for frame in map(frames.decode, frames.unpack(message)):
@@ -228,7 +228,7 @@ def _taken(memory: TakenMemory, offer: memoryview) -> SwarmError | None:
 
 
 def _is_small(header: TensorHeader) -> bool:
-    """Whether it is a boundary tensor of which nobody waits for the receipt."""
+    """Whether it is a small boundary tensor, for whose receipt nothing waits."""
     return isinstance(header, Boundary) and frames.uncompressed_bytes(header) <= SMALL_BYTES
 
 
@@ -244,7 +244,7 @@ async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor
 
 
 class _Answers:
-    """The receipts of one stream; gRPC allows one write at a time, and those that wait for it go together."""
+    """The receipts of one stream; gRPC allows one write at a time, and waiting receipts go together."""
 
     def __init__(self, context: _Context) -> None:
         self._context = context
@@ -260,7 +260,7 @@ class _Answers:
         """Until it is left, tasks of a group around it may write `in_group`."""
 
     async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Nothing more is told. If the stream ends early, let leave what a task writes now (see reply_with): a bare
+        """Send nothing further. If the stream ends early, let leave what a task writes now (see reply_with): a bare
         write costs a tenth less of what a small tensor does."""
         if self._telling is not None:
             self._telling.cancel()
@@ -322,7 +322,7 @@ class _Answers:
 
 
 class _Kept:
-    """Answers that broke off: whoever asked goes on where it was."""
+    """Answers that broke off, kept so that their callers can go on where they were."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[StateRequest, str], tuple[StateReply, bytes | memoryview, float]] = {}
@@ -337,7 +337,7 @@ class _Kept:
             del self._answers[next(iter(self._answers))]
 
     def take(self, request: StateRequest, checksum: str, now_s: float) -> tuple[StateReply, bytes | memoryview] | None:
-        """The answer to this request with this checksum, if it is still here; it then is no more."""
+        """Remove and return the answer to this request with this checksum, if it is still here."""
         self._forget(now_s)
         found = self._answers.pop((request, checksum), None)
         return None if found is None else found[:2]

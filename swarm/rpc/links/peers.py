@@ -104,7 +104,7 @@ class PeerLinks(Protocol):
         """
 
     def cut_off(self, peer: PeerId) -> None:
-        """Break off what leads to a stage server that was revoked, and dial none of its name for SHUNNED_S.
+        """Break off all links to a revoked stage server, and do not dial its name for SHUNNED_S.
 
         Tensors on their way to it and pulls from it fail with PeerUnavailable.
         """
@@ -386,7 +386,7 @@ class _Link:
         await asyncio.wait({self._task})
 
     def _admit(self) -> None:
-        """Hand the writer the tensors that fit into the bytes in flight; those that were cancelled cost nothing."""
+        """Hand the writer the tensors that fit into the bytes in flight; cancelled tensors cost nothing."""
         while self._admission:
             outgoing = self._unanswered[self._admission[0]]
             if outgoing.receipt.cancelled():
@@ -486,7 +486,7 @@ class _Link:
         return batch
 
     def _open(self, opened: deque[_Outgoing]) -> None:
-        """Begin with tensors of the queue, as many as may be open; those that were cancelled are never begun."""
+        """Begin with tensors of the queue, as many as may be open; cancelled tensors are never begun."""
         while self._queue and len(opened) < frames.MAX_OPEN_TENSORS:
             sequence = self._queue.popleft()
             outgoing = self._unanswered[sequence]
@@ -496,7 +496,7 @@ class _Link:
                 opened.append(outgoing)
 
     async def _watch(self) -> None:
-        """Break the link once the neighbour has answered nothing for too long; ask him if nothing is under way."""
+        """Break the link once the neighbour has answered nothing for too long; probe it if nothing is under way."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + PROBE_S
