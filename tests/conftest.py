@@ -19,6 +19,8 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("tests.support")
 
+from tests.support.golden import Golden, golden_of  # noqa: E402  # rewritten like all that is there
+
 # One thread for torch, here and in the processes that tests start: several tests run side by side, and threads that
 # spin on busy cores take minutes for what one does in a second.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -43,6 +45,12 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     shutil.rmtree(os.environ["SWARM_PROFILES"], ignore_errors=True)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compares texts with those that were recorded for the test (tests/support/golden.py)."""
+    return golden_of(request.path.with_suffix(".txt"), request.node.name.removeprefix("test_").replace("_", " "))
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from scheduler.web import snapshot
 from scheduler.web.snapshot import job_values, jobs_values, news_values, patch, peers_values, reroutes_values
 from swarm.types import PeerId
 from swarm.wire import jobs_pb2 as pb
+from tests.support.golden import Golden
 
 A, B, C, D = map(PeerId, "abcd")
 
@@ -58,17 +59,17 @@ def view(**values: Any) -> pb.JobView:
     return pb.JobView(**{"id": "demo-1", "name": "demo", "state": "running", "steps": 10, "stages": stages} | values)
 
 
-def test_a_job_without_a_step_has_no_loss_and_no_speed() -> None:
-    (job,) = jobs_values([view(loss=nan, tokens_per_s=0.0, eta_s=nan)], []).values()
-    assert (job["step"], job["steps"]) == (0, 10)
-    assert not {"loss", "tokens_per_s", "eta_s", "validation_loss"} & set(job)
+def as_json(values: object) -> str:
+    return json.dumps(values, allow_nan=False, indent=1)
 
 
-def test_a_job_at_work_has_its_numbers_with_the_digits_that_people_read() -> None:
+def test_a_job_without_a_step_has_no_loss_and_no_speed(golden: Golden) -> None:
+    golden(as_json(jobs_values([view(loss=nan, tokens_per_s=0.0, eta_s=nan)], [])))
+
+
+def test_a_job_at_work_has_its_numbers_with_the_digits_that_people_read(golden: Golden) -> None:
     known = view(step=3, loss=2.345678, tokens_per_s=12345.6, eta_s=nan, evaluation_step=2, evaluation_loss=2.5)
-    (job,) = jobs_values([known], []).values()
-    assert (job["loss"], job["tokens_per_s"], job["validation_loss"], job["validation_step"]) == (2.346, 12350, 2.5, 2)
-    assert "eta_s" not in job
+    golden(as_json(jobs_values([known], [])))
 
 
 def test_jobs_that_wait_have_their_place() -> None:
@@ -101,27 +102,12 @@ PEERS = {
 }
 
 
-def test_replicas_stand_in_their_stages_with_load_pace_health_and_device() -> None:
-    stages = job_values(view(), SITUATION, [], PEERS)["stages"]
-    assert stages["0"]["layers"] == 2
-    assert stages["0"]["replicas"] == {
-        "a": {"health": "serving", "device": "cuda:0", "why": "stage 0", "load": 3, "done": 7, "pace_s": 0.01235},
-        "b": {"health": "suspect", "device": "cuda:0", "why": "stage 0", "load": 0, "done": 0},
-    }
-    assert stages["1"]["replicas"]["c"]["health"] == "moving"
-    assert stages["1"]["replicas"]["c"]["why"] == "it is faster there"
-    assert stages["1"]["replicas"]["d"]["health"] == "joining"
-    assert (stages["1"]["limits"], "limits" in stages["0"]) == (True, False)
+def test_replicas_stand_in_their_stages_with_load_pace_health_and_device(golden: Golden) -> None:
+    golden(as_json(job_values(view(), SITUATION, [], PEERS)["stages"]))
 
 
-def test_a_job_that_is_not_at_work_shows_who_served_it() -> None:
-    values = job_values(view(), None, [Fact("needs", "2 stage servers")], {A: PEERS[A]})
-    assert {peer: one["health"] for peer, one in values["stages"]["0"]["replicas"].items()} == {
-        "a": "serving",
-        "b": "gone",
-    }
-    assert values["facts"] == [{"topic": "needs", "text": "2 stage servers"}]
-    assert values["timeline"] == {}
+def test_a_job_that_is_not_at_work_shows_who_served_it(golden: Golden) -> None:
+    golden(as_json(job_values(view(), None, [Fact("needs", "2 stage servers")], {A: PEERS[A]})))
 
 
 def test_a_step_under_way_has_no_times_yet_for_what_is_to_come() -> None:
@@ -129,49 +115,27 @@ def test_a_step_under_way_has_no_times_yet_for_what_is_to_come() -> None:
     assert timeline == {"3": [1.0, 2.0, 2.5, 3.0, 1.0], "4": [2.0, None, None, None, 0.0]}
 
 
-def test_each_island_has_its_stages_and_its_steps() -> None:
+def test_each_island_has_its_stages_and_its_steps(golden: Golden) -> None:
     """The page showed all replicas of a stage in one column, and the steps of the first island as those of the job."""
     a, b, c = REPLICAS
-    steps = (StepTimes(3, 1.0), StepTimes(4, 2.0, 2.0, 2.0, 2.5))
-    first = replace(SITUATION, replicas=(a, c), joiners=(), steps=steps)
+    first = replace(SITUATION, replicas=(a, c), joiners=(), steps=(StepTimes(3, 1.0), StepTimes(4, 2.0, 2.0, 2.0, 2.5)))
     second = replace(SITUATION, replicas=(b,), steps=())
     standings = (
         IslandStanding(0, 3, 1, ((A,), (C,)), "waits for the other islands", first, (3, 0)),
         IslandStanding(1, 2, 0, ((B,), ()), "step 2: nobody serves stage 1", second),
         IslandStanding(2, 0, 0, (), "lost: nobody serves stage 0"),
     )
-    values = job_values(view(), replace(SITUATION, islands=standings), [], PEERS)
-    assert not {"stages", "timeline"} & set(values)
-    one, other = values["islands"]["0"], values["islands"]["1"]
-    assert (one["step"], one["exchanges"], one["waits_for"]) == (3, 1, "waits for the other islands")
-    assert [set(stage["replicas"]) for stage in one["stages"].values()] == [{"a"}, {"c"}]
-    assert [set(stage["replicas"]) for stage in other["stages"].values()] == [{"b"}, {"d"}]
-    assert one["timeline"] == {"3": [1.0, None, None, None, 0.0, 3], "4": [2.0, 2.0, 2.5, 2.5, 0.0, 0]}
-    assert other["timeline"] == {}
-    lost = values["islands"]["2"]
-    assert lost["waits_for"] == "lost: nobody serves stage 0"
-    assert not {"step", "exchanges"} & set(lost), "it has none, which is not 0"
+    golden(as_json(job_values(view(), replace(SITUATION, islands=standings), [], PEERS)))
     serving = pb.PeerView(id="a", state="serving", job="demo-1", stage=1, island="0")
     assert (peers_values([serving])["a"]["island"], "island" in peers_values([PEERS[A]])["a"]) == (0, False)
 
 
-def test_the_pool_says_what_each_serves_and_how_it_is_reached() -> None:
-    links = [
-        pb.LinkView(to="b", bytes_per_s=125e6, receipt_s=0.001),
-        pb.LinkView(to="c", bytes_per_s=3e6, receipt_s=0.02),
-    ]
+def test_the_pool_says_what_each_serves_and_how_it_is_reached(golden: Golden) -> None:
     relay = pb.PeerView(id="r", state="relay", device="relay", stage=-1, address="10.0.0.9:7953")
     busy = pb.PeerView(id="a", state="serving", job="demo-1", stage=0, pace_s=0.02, outstanding=2, memory_bytes=1 << 30)
-    busy.links.extend(links)
-    found = peers_values([relay, busy])
-    assert (found["r"]["address"], "stage" in found["r"]) == ("10.0.0.9:7953", False)
-    assert (found["a"]["stage"], found["a"]["pace_s"], found["a"]["load"], found["a"]["memory"]) == (
-        0,
-        0.02,
-        2,
-        "1.0 GiB",
-    )
-    assert found["a"]["link"] == "24.0 Mbit/s, 20 ms\nto c"
+    busy.links.add(to="b", bytes_per_s=125e6, receipt_s=0.001)
+    busy.links.add(to="c", bytes_per_s=3e6, receipt_s=0.02)
+    golden(as_json(peers_values([relay, busy])))
 
 
 def test_texts_and_lists_of_others_are_bounded() -> None:

@@ -10,111 +10,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from scheduler.metrics import PEERS_MAX, IslandFigures, SchedulerMetrics
 from stage_server.metrics import StageServerMetrics
-from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
+from swarm.process.metrics import SECONDS_BUCKETS
 from swarm.types import IslandState, JobState, PeerId
 from swarm.wire.messages import LinkSpeed
-
-EVERY_PROCESS = {
-    "swarm_build_info": {"version", "protocol"},
-    "swarm_insecure": set(),
-    "swarm_mqtt_connected": set(),
-    "swarm_mqtt_reconnects_total": set(),
-    "swarm_auth_failures_total": {"code"},
-    "swarm_rpc_server_handled_total": {"method", "code"},
-    "swarm_rpc_server_handling_seconds": {"method"},
-    "swarm_tls_certificate_expiry_timestamp_seconds": set(),
-}
-SCHEDULER = {
-    "swarm_database_connected": set(),
-    "swarm_store_operation_seconds": {"operation"},
-    "swarm_event_loop_late_seconds": set(),
-    "swarm_data_free_bytes": set(),
-    "swarm_job_info": {"job_id", "family"},
-    "swarm_job_state": {"job_id", "state"},
-    "swarm_job_step": {"job_id"},
-    "swarm_job_last_progress_timestamp_seconds": {"job_id"},
-    "swarm_job_tokens_total": {"job_id"},
-    "swarm_job_nonfinite_steps_total": {"job_id"},
-    "swarm_train_loss": {"job_id"},
-    "swarm_evaluation_loss": {"job_id"},
-    "swarm_evaluation_step": {"job_id"},
-    "swarm_learning_rate": {"job_id"},
-    "swarm_grad_norm": {"job_id"},
-    "swarm_step_duration_seconds": {"job_id"},
-    "swarm_microbatches_committed_total": {"job_id"},
-    "swarm_microbatches_in_flight": {"job_id"},
-    "swarm_ledger_violations_total": {"job_id"},
-    "swarm_checkpoint_duration_seconds": set(),
-    "swarm_checkpoint_last_success_timestamp_seconds": {"job_id"},
-    "swarm_checkpoint_failures_total": {"job_id", "reason"},
-    "swarm_checkpoint_size_bytes": {"job_id"},
-    "swarm_microbatches_replayed_total": {"job_id", "stage"},
-    "swarm_job_steps_undone_total": {"job_id"},
-    "swarm_hop_deadline_seconds": {"job_id", "stage", "direction"},
-    "swarm_route_weight": {"job_id", "stage", "peer"},
-    "swarm_peer_speed_tokens_per_second": {"peer"},
-    "swarm_reroutes_total": {"job_id", "stage", "reason"},
-    "swarm_duplicates_discarded_total": {"job_id"},
-    "swarm_rebalances_total": {"job_id"},
-    "swarm_island_step": {"job_id", "island"},
-    "swarm_island_outer_steps": {"job_id", "island"},
-    "swarm_island_peers": {"job_id", "island"},
-    "swarm_island_state": {"job_id", "island", "state"},
-    "swarm_island_wait_seconds_total": {"job_id", "island", "reason"},
-    "swarm_island_dropped_steps_total": {"job_id", "island"},
-    "swarm_island_forks_total": {"job_id", "island"},
-    "swarm_outer_rounds_total": {"job_id", "outcome"},
-    "swarm_outer_exchange_seconds": {"job_id"},
-    "swarm_rebalance_duration_seconds": set(),
-    "swarm_route_decisions_total": {"stage", "peer"},
-    "swarm_peers": {"job_id", "stage", "state"},
-    "swarm_peer_info": {"peer", "version", "device"},
-    "swarm_peer_last_heartbeat_timestamp_seconds": {"peer"},
-}
-STAGE_SERVER = {
-    "swarm_stage_server_info": {"peer", "job_id", "stage"},
-    "swarm_stage_compute_seconds": {"stage", "direction"},
-    "swarm_queue_depth": {"stage", "direction"},
-    "swarm_queue_wait_seconds": {"stage", "direction"},
-    "swarm_device_busy_seconds_total": set(),
-    "swarm_device_memory_used_bytes": set(),
-    "swarm_device_memory_capacity_bytes": set(),
-    "swarm_host_memory_capacity_bytes": set(),
-    "swarm_device_memory_exceeded_total": set(),
-    "swarm_oom_total": set(),
-    "swarm_network_bytes_total": {"direction", "kind"},
-    "swarm_outer_bytes_total": {"direction"},
-    "swarm_network_uncompressed_bytes_total": {"direction", "kind"},
-    "swarm_boundary_tensors_total": {"direction", "codec"},
-    "swarm_averaging_duration_seconds": {"stage"},
-    "swarm_averaging_rounds_total": {"stage", "outcome"},
-    "swarm_outputs_evicted_total": {"stage"},
-    "swarm_state_transfer_seconds": {"outcome"},
-    "swarm_link_bytes_per_second": {"to"},
-    "swarm_link_receipt_seconds": {"to"},
-}
-
 
 AT_WORK = (
     IslandFigures(IslandState.TRAINING, 4, 2, 1, {}),
     IslandFigures(IslandState.WAITING, 5, 1, 3, {}),
 )
-
-
-def _series(registry: CollectorRegistry) -> dict[str, set[str]]:
-    """Names as a person writes them in a query (histograms by their base name), with their labels."""
-    series: dict[str, set[str]] = {}
-    for family in registry.collect():
-        if family.name.startswith("swarm_"):
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            series[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
-    return series
-
-
-def _speak(process: ProcessMetrics) -> None:
-    process.auth_failed("E0508")
-    process.handled("Jobs/Get", "OK", 0.01)
-    process.certificate(lambda: 2000.0)
 
 
 def _with_a_job() -> SchedulerMetrics:
@@ -146,29 +49,7 @@ def _with_a_job() -> SchedulerMetrics:
     metrics.islands("j1", AT_WORK, {"averaged": 2})
     metrics.exchanged("j1", 0.5, [1], {0: 4})
     metrics.stored("commit", 0.002)
-    _speak(metrics.process)
     return metrics
-
-
-def test_a_scheduler_serves_the_promised_series_and_labels() -> None:
-    assert _series(_with_a_job().registry) == EVERY_PROCESS | SCHEDULER
-
-
-def test_a_stage_server_serves_the_promised_series_and_labels() -> None:
-    metrics = StageServerMetrics("0.1.0", 1)
-    metrics.computed(0, "forward", 0.01)
-    metrics.queue_depth(0, forward=1, backward=2)
-    metrics.waited(0, "backward", 0.001)
-    metrics.sent("p:1", "activation", 100, 200)
-    metrics.encoded("forward", "int8")
-    metrics.round_finished(0, "averaged", 0.2)
-    metrics.exchanged(100, 200)
-    metrics.output_evicted(0)
-    metrics.state_fetched("complete", 2.0)
-    _speak(metrics.process)
-    metrics.identify("p1", lambda: ("j1", 0))
-    metrics.watch_links(lambda: [LinkSpeed(PeerId("p2"), 1e6, 0.002)])
-    assert _series(metrics.registry) == EVERY_PROCESS | STAGE_SERVER
 
 
 def test_a_stage_server_says_who_it_is_and_what_it_serves_at_each_scrape() -> None:
