@@ -27,7 +27,6 @@ from scheduler.jobs.job import Job, split_of
 from scheduler.jobs.starts.settings import brain_settings
 from scheduler.storage.database import Database
 from scheduler.storage.job_record import JobRecord
-from scheduler.storage.shares import shares_rows
 from swarm.checkpoint.islands import files_for
 from swarm.data.batches import Batches
 from swarm.job.islands import course_of, island_of, island_spec, island_timeline, job_timeline, outer_courses
@@ -113,7 +112,7 @@ async def rows_made(database: Database, record: JobRecord, spec: JobSpec, togeth
     rows = [row for life in (*lives, *(one.timeline for one in began)) for row in await database.rows(record.id, life)]
     shares = {
         one.version: one.shares
-        for one in await shares_rows(database, record.id)
+        for one in await database.shares(record.id)
         if job_timeline(spec, one.timeline) == together.timeline
     }
     has_begun = {island_of(spec, row.timeline) for row in rows}

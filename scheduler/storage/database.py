@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import platform
+import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -29,12 +31,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, ProgrammingError, SQLAlchemyError
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
-from scheduler.storage.data_folder import bind
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.job_record import JobRecord, JobTokens, Repeats
-from scheduler.storage.shares import SharesRow, put_shares
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
-from swarm.text import without_passwords
+from swarm.text import counted, without_passwords
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
 from swarm.wire.messages import StateFile
 
@@ -42,6 +42,7 @@ T = TypeVar("T")
 Timed: TypeAlias = Callable[[str, float], None]
 """Hears what the database did ("commit", "read" or "write"), and how long that took, seconds."""
 
+ID_FILE = "data-folder.json"  # with the id that the database has, too
 LOOK_S = 5.0  # how often the watch looks at the database
 _DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
 _SQLITE_MAGIC = b"SQLite format 3\0"
@@ -112,12 +113,24 @@ _DRAINS = sa.Table(
     sa.Column("reason", sa.Text),
 )
 
+_SHARES = sa.Table(
+    "shares",
+    _METADATA,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("timeline", sa.Integer, primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True),
+    sa.Column("shares_json", sa.Text),
+    sa.Column("epoch", sa.BigInteger),
+)
+
 REMOVALS = sa.Table(  # jobs that are listed no more; removals.py
     "removals",
-    sa.MetaData(),
+    _METADATA,
     sa.Column("job", sa.String(40), primary_key=True),
     sa.Column("checkpoint_dir", sa.Text),
 )
+
+_FOLDER = sa.Table("data_folder", _METADATA, *(sa.Column(name, sa.Text) for name in ("id", "place")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +139,32 @@ class Drain:
 
     incarnation: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharesRow:
+    """The shares of islands behind `version`, on a timeline of one of the islands that exchanged there."""
+
+    timeline: int
+    version: int
+    shares: tuple[int, ...]
+
+
+def put(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> None:
+    """Put a row in the place of the one with the same key."""
+    connection.execute(sa.delete(table).where(*(column == values[column.name] for column in table.primary_key)))
+    connection.execute(sa.insert(table).values(values))
+
+
+def put_once(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any], *beside: str) -> None:
+    """Insert a row, unless one with the same key, and the same in the columns `beside`, is there.
+
+    So a write whose outcome is not known can be made again.
+    """
+    key = (*(column.name for column in table.primary_key), *beside)
+    same = (table.c[name] == values[name] for name in key)
+    if connection.execute(sa.select(sa.literal(1)).select_from(table).where(*same)).first() is None:
+        connection.execute(sa.insert(table).values(values))
 
 
 class Database:
@@ -165,7 +204,7 @@ class Database:
             name = ""
             if folder is not None:
                 with engine.begin() as connection:
-                    name = bind(connection, folder)
+                    name = _bind(connection, folder)
             return _next_epoch(engine), name
 
         try:
@@ -213,29 +252,26 @@ class Database:
         shares: tuple[int, ...] = (),
     ) -> None:
         """The same for commit points of several islands, with what holds behind them: all of it, or nothing."""
+        mine = {"job": job, "epoch": self.epoch}
 
         def write(connection: sa.Connection) -> None:
             for row in rows:
-                self._put_commit(connection, job, row, now_unix_s)
+                rounds = {unit: [made.epoch, made.number] for unit, made in row.rounds.items()}
+                values = mine | asdict(row) | {"rounds_json": json.dumps(rounds), "loss": _or_none(row.loss)}
+                del values["rounds"]
+                put_once(connection, _COMMITS, values | {"committed_unix_s": now_unix_s}, "epoch")
             for fork in forks:
-                key = sa.and_(_FORKS.c.job == job, _FORKS.c.timeline == fork.timeline, _FORKS.c.epoch == self.epoch)
-                if connection.execute(sa.select(_FORKS.c.timeline).where(key)).first() is None:
-                    connection.execute(sa.insert(_FORKS).values(job=job, epoch=self.epoch, **asdict(fork)))
+                put_once(connection, _FORKS, mine | asdict(fork), "epoch")
             if shares:
-                put_shares(connection, self.epoch, job, SharesRow(rows[0].timeline, rows[0].step + 1, shares))
+                behind = {"timeline": rows[0].timeline, "version": rows[0].step + 1, "shares_json": json.dumps(shares)}
+                put_once(connection, _SHARES, mine | behind, "epoch")
 
         await self.write(write, "commit")
 
-    def _put_commit(self, connection: sa.Connection, job: JobId, row: CommitRow, now_unix_s: float) -> None:
-        values = asdict(row) | {"job": job, "epoch": self.epoch, "committed_unix_s": now_unix_s}
-        values["loss"] = row.loss if math.isfinite(row.loss) else None  # databases have no NaN
-        values["rounds_json"] = json.dumps({unit: [made.epoch, made.number] for unit, made in row.rounds.items()})
-        del values["rounds"]
-        table = _COMMITS.c
-        key = sa.and_(table.job == job, table.timeline == row.timeline, table.step == row.step)
-        mine = sa.select(table.step).where(key, table.epoch == self.epoch)
-        if connection.execute(mine).first() is None:
-            connection.execute(sa.insert(_COMMITS).values(values))
+    async def shares(self, job: JobId) -> list[SharesRow]:
+        """The shares of a job's islands, in order of versions."""
+        rows = await self.select(sa.select(_SHARES).where(_SHARES.c.job == job).order_by(_SHARES.c.version))
+        return [SharesRow(row["timeline"], row["version"], tuple(json.loads(row["shares_json"]))) for row in rows]
 
     async def forks(self, job: JobId) -> tuple[Fork, ...]:
         """The islands of a job that began as copies of others, oldest first."""
@@ -274,16 +310,9 @@ class Database:
 
     async def put_evaluation(self, job: JobId, row: EvaluationRow, now_unix_s: float) -> None:
         """Write the result of an evaluation; writing it again changes nothing."""
-        table = _EVALUATIONS.c
-        key = sa.and_(table.job == job, table.timeline == row.timeline, table.version == row.version)
         values = asdict(row) | {"job": job, "epoch": self.epoch, "evaluated_unix_s": now_unix_s}
-        values["loss"] = row.loss if math.isfinite(row.loss) else None
-
-        def write(connection: sa.Connection) -> None:
-            if connection.execute(sa.select(table.version).where(key)).first() is None:
-                connection.execute(sa.insert(_EVALUATIONS).values(values))
-
-        await self.write(write)
+        values["loss"] = _or_none(row.loss)
+        await self.write(lambda connection: put_once(connection, _EVALUATIONS, values))
 
     async def evaluations(self, job: JobId) -> list[EvaluationRow]:
         """The results of a job's evaluations, in order."""
@@ -296,17 +325,13 @@ class Database:
 
     async def put_drain(self, peer: PeerId, drain: Drain) -> None:
         """Store that the peer is drained; this replaces the row of an earlier incarnation."""
-
-        def write(connection: sa.Connection) -> None:
-            connection.execute(sa.delete(_DRAINS).where(_DRAINS.c.peer == peer))
-            connection.execute(sa.insert(_DRAINS).values(peer=peer, **asdict(drain)))
-
-        await self.write(write)
+        row = {"peer": peer, **asdict(drain)}
+        await self.write(lambda connection: put(connection, _DRAINS, row))
 
     async def delete_drain(self, peer: PeerId, incarnation: int) -> None:
         """Forget the drain of this incarnation, if there is one."""
-        key = sa.and_(_DRAINS.c.peer == peer, _DRAINS.c.incarnation == incarnation)
-        await self.write(lambda connection: connection.execute(sa.delete(_DRAINS).where(key)))
+        row = sa.delete(_DRAINS).where(_DRAINS.c.peer == peer, _DRAINS.c.incarnation == incarnation)
+        await self.write(lambda connection: connection.execute(row))
 
     async def drains(self) -> dict[PeerId, Drain]:
         rows = await self.select(sa.select(_DRAINS))
@@ -418,6 +443,48 @@ def migrate(engine: sa.Engine) -> None:
             ) from error
 
 
+def _bind(connection: sa.Connection, folder: Path) -> str:
+    """Check that the folder holds the data of this database's jobs, and give the id that both hold.
+
+    With the wrong folder a scheduler would find no data and fail every running job: InvalidConfig. A database without
+    an id, or without jobs, takes the folder's.
+    """
+    present, place = _folder_id(folder), f"{platform.node()}:{folder.resolve()}"
+    known = connection.execute(sa.select(_FOLDER.c.id, _FOLDER.c.place)).first()
+    if known is not None and known.id != present:
+        jobs = connection.execute(sa.select(sa.func.count()).select_from(_JOBS)).scalar_one()
+        if jobs:
+            raise InvalidConfig(
+                f"{folder} does not hold the data of the {counted(jobs, 'job')} in this database: "
+                f"they are in {known.place}",
+                hint=f"start with that --data-dir; if it moved, copy it whole, with {ID_FILE}",
+            )
+    one = present or secrets.token_hex(8)
+    connection.execute(sa.delete(_FOLDER))
+    connection.execute(sa.insert(_FOLDER).values(id=one, place=place))
+    if present:
+        return one
+    try:
+        (folder / ID_FILE).write_text(json.dumps({"id": one}) + "\n")
+    except OSError as error:
+        raise InvalidConfig(f"{folder} cannot be used: {error.strerror or error}", hint="check --data-dir") from None
+    return one
+
+
+def _folder_id(folder: Path) -> str:
+    try:
+        found = json.loads((folder / ID_FILE).read_text())["id"]
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidConfig(
+            f"{folder / ID_FILE} cannot be used: {error}", hint="restore it, or choose another --data-dir"
+        ) from None
+    if not (isinstance(found, str) and 0 < len(found) <= 64):
+        raise InvalidConfig(f"{folder / ID_FILE} holds no id", hint="restore it, or choose another --data-dir")
+    return found
+
+
 def database_in(folder: Path) -> sa.URL:
     """The SQLite file in a data folder, whose name may hold what means something in the text of a URL: ? % #.
 
@@ -491,6 +558,10 @@ def _commit_row(row: dict[str, Any]) -> CommitRow:
     rounds = {UnitName(unit): Round(*made) for unit, made in json.loads(row["rounds_json"]).items()}
     same = {name: row[name] for name in ("timeline", "step", "norm", "scale", "learning_rate", "skip", "tokens")}
     return CommitRow(rounds=rounds, loss=_or_nan(row["loss"]), **same)
+
+
+def _or_none(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None  # databases have no NaN
 
 
 def _or_nan(loss: float | None) -> float:

@@ -6,15 +6,13 @@ takes it back by a restart. A stage server that is ended by a signal says so in 
 
 from __future__ import annotations
 
+from functools import partial
+
 from scheduler.storage.database import Database, Drain
-from scheduler.storage.patience import patiently
-from swarm.errors import DatabaseRejected, DatabaseUnavailable
+from scheduler.storage.patience import PATIENCE_S, or_say
 from swarm.process.logs import Logger
 from swarm.types import PeerId
 from swarm.wire.messages import Hello
-
-# How long a drain waits for a database that takes no writes.
-PATIENCE_S = 10.0
 
 
 class Drains:
@@ -51,10 +49,7 @@ class Drains:
             if self._drains.get(hello.peer) is drain:  # else the drain is over, or a newer one has replaced it
                 await self._store.put_drain(hello.peer, drain)
 
-        try:
-            await patiently(put, patience_s=self._patience_s)
-        except (DatabaseUnavailable, DatabaseRejected) as error:
-            self._log.error("drain not stored", peer=hello.peer, reason=error.message)
+        await or_say(put, self._patience_s, partial(self._log.error, "drain not stored", peer=hello.peer))
 
     async def forget(self, peer: PeerId) -> None:
         """The drain is over: the stage server was started again, or is to have stages again.
@@ -70,7 +65,5 @@ class Drains:
             if peer not in self._drains:  # else it is drained again, and the row is that of the new drain
                 await self._store.delete_drain(peer, drain.incarnation)
 
-        try:
-            await patiently(delete, patience_s=self._patience_s)
-        except (DatabaseUnavailable, DatabaseRejected) as error:
-            self._log.warning("drain that is over not removed", peer=peer, reason=error.message)
+        told = partial(self._log.warning, "drain that is over not removed", peer=peer)
+        await or_say(delete, self._patience_s, told)

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from swarm.errors import DatabaseUnavailable
+from swarm.errors import DatabaseRejected, DatabaseUnavailable
+
+PATIENCE_S = 10.0  # that what can be written later, too, waits for a database that takes no writes
 
 
 async def patiently(
@@ -37,3 +39,11 @@ async def patiently(
     async for attempt in retrying:
         with attempt:
             await write()
+
+
+async def or_say(write: Callable[[], Awaitable[None]], patience_s: float, say: Callable[..., None]) -> None:
+    """The same for what is known in memory until the scheduler ends: `say` hears the `reason` why it is not stored."""
+    try:
+        await patiently(write, patience_s)
+    except (DatabaseUnavailable, DatabaseRejected) as error:
+        say(reason=error.message)

@@ -12,7 +12,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from scheduler.storage.database import REMOVALS, Database
+from scheduler.storage.database import REMOVALS, Database, put
 from swarm.types import JobId
 
 ROWS_AT_ONCE = 10_000  # that one write deletes: commits of other jobs wait behind it
@@ -42,12 +42,8 @@ class Removals:
 
     async def begin(self, job: RemovedJob) -> None:
         """Take the job from the list; from here on it is gone for good."""
-
-        def write(connection: sa.Connection) -> None:
-            connection.execute(sa.delete(REMOVALS).where(REMOVALS.c.job == job.id))
-            connection.execute(sa.insert(REMOVALS).values(job=job.id, checkpoint_dir=job.checkpoint_dir))
-
-        await self._database.write(write)
+        row = {"job": job.id, "checkpoint_dir": job.checkpoint_dir}
+        await self._database.write(lambda connection: put(connection, REMOVALS, row))
 
     async def delete_rows(self, job: JobId) -> None:
         """Delete what the job committed and measured."""

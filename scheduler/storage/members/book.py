@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from scheduler.brain.members.access import check_role
 from scheduler.brain.members.enrolment import Member, Rates, Token, grant_join, grant_return
-from scheduler.storage.database import Database
+from scheduler.storage.database import Database, put
 from swarm.errors import (
     CertificateEnded,
     InvalidConfig,
@@ -223,7 +223,7 @@ class Members:
                 self._count(granted.member)
             else:
                 # The use is spent before the certificate exists: if the database fails now, ask again.
-                await self._put_token(granted.spent, token)
+                await self._put_token(granted.spent)
             return await self._certify(key, granted.member)
 
     def _count(self, member: Member) -> None:
@@ -273,7 +273,7 @@ class Members:
                 created_by=by,
                 created_unix_s=now_unix_s,
             )
-            await self._put_token(token, None)
+            await self._put_token(token)
         return line, token
 
     def tokens(self) -> list[Token]:
@@ -320,26 +320,15 @@ class Members:
         before = self._members.get(key)
         if key not in self._members and len(self._members) >= MEMBERS_MAX:
             raise Refused(f"{MEMBERS_MAX} members are in the book already")
-        table = _MEMBERS.c
-
-        def write(connection: sa.Connection) -> None:
-            row = sa.and_(table.role == member.role.value, table.name == member.name)
-            connection.execute(sa.delete(_MEMBERS).where(row))
-            values = asdict(member) | {"role": member.role.value, "keys_json": json.dumps(member.keys)}
-            del values["keys"]
-            connection.execute(sa.insert(_MEMBERS).values(values))
-
-        await self._database.write(write)
+        values = asdict(member) | {"role": member.role.value, "keys_json": json.dumps(member.keys)}
+        del values["keys"]
+        await self._database.write(lambda connection: put(connection, _MEMBERS, values))
         if self._members.get(key) is before:  # else the member was revoked meanwhile
             self._members[key] = member
 
-    async def _put_token(self, token: Token, before: Token | None) -> None:
-        def write(connection: sa.Connection) -> None:
-            if before is not None:
-                connection.execute(sa.delete(_TOKENS).where(_TOKENS.c.id == token.id))
-            connection.execute(sa.insert(_TOKENS).values(asdict(token) | {"role": token.role.value}))
-
-        await self._database.write(write)
+    async def _put_token(self, token: Token) -> None:
+        values = asdict(token) | {"role": token.role.value}
+        await self._database.write(lambda connection: put(connection, _TOKENS, values))
         self._tokens[token.id] = token
 
     async def _delete_tokens(self, ids: list[str]) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import sqlalchemy as sa
 
 from scheduler.brain.fleet.quarantine import Strike, TrustRecord
-from scheduler.storage.database import Database
-from scheduler.storage.patience import patiently
-from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotAllowed
+from scheduler.storage.database import Database, put
+from scheduler.storage.patience import PATIENCE_S, or_say
+from swarm.errors import NotAllowed
 from swarm.process.logs import Logger
 from swarm.types import PeerId
-
-PATIENCE_S = 10.0  # how long a strike waits for a database that takes no writes
 
 _TABLE = sa.Table(
     "quarantine",
@@ -61,22 +60,17 @@ class Quarantine:
     async def keep(self, peer: PeerId) -> None:
         """Store the record of a stage server; in memory until the scheduler ends if the database refuses it."""
 
-        async def put() -> None:
+        async def write() -> None:
             record = self._records.get(peer)
+            if record is None:
+                row = sa.delete(_TABLE).where(_TABLE.c.peer == peer)
+                await self._store.write(lambda connection: connection.execute(row))
+            else:
+                strikes = json.dumps([asdict(one) for one in record.strikes])
+                values = {"peer": peer, "since_unix_s": record.since_unix_s, "strikes_json": strikes}
+                await self._store.write(lambda connection: put(connection, _TABLE, values))
 
-            def write(connection: sa.Connection) -> None:
-                connection.execute(sa.delete(_TABLE).where(_TABLE.c.peer == peer))
-                if record is not None:
-                    strikes = json.dumps([asdict(one) for one in record.strikes])
-                    values = {"peer": peer, "since_unix_s": record.since_unix_s, "strikes_json": strikes}
-                    connection.execute(sa.insert(_TABLE).values(values))
-
-            await self._store.write(write)
-
-        try:
-            await patiently(put, patience_s=self._patience_s)
-        except (DatabaseUnavailable, DatabaseRejected) as error:
-            self._log.error("strikes not stored", peer=peer, reason=error.message)
+        await or_say(write, self._patience_s, partial(self._log.error, "strikes not stored", peer=peer))
 
     async def release(self, peer: PeerId) -> None:
         """Hold nothing against it any more; NotAllowed if nothing is."""

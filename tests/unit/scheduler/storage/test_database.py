@@ -13,16 +13,16 @@ import sqlalchemy as sa
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage import database
-from scheduler.storage.data_folder import ID_FILE
-from scheduler.storage.database import Database, Drain, database_in
+from scheduler.storage.database import ID_FILE, Database, Drain, SharesRow, database_in
 from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.members.book import Members
+from scheduler.storage.removals import Removals
 from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
 from swarm.job.spec import spec_from_json
 from swarm.pki.authority import Authority
 from swarm.pki.names import Role
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
-from tests.support.databases import BEFORE_ONE_MIGRATION
+from tests.support.databases import BEFORE_ONE_MIGRATION, fresh_engine
 
 JOB = JobId("demo-1")
 PRAGMAS = {"synchronous": 2, "journal_mode": "wal", "foreign_keys": 1}  # 2: FULL, an fsync for every commit
@@ -313,6 +313,31 @@ def _written(path: Path, revision: str = "0019") -> str:
         connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
     connection.close()
     return f"sqlite:///{path}"
+
+
+async def test_shares_come_back_as_they_were_written_and_go_with_the_job() -> None:
+    engine = fresh_engine()
+    store = Database(engine, database._next_epoch(engine), None)
+    await store.put_job(record())
+    for version, shares in ((10, (6, 2)), (5, (4, 4))):
+        for _ in range(2):
+            await store.put_commits(JOB, (row(version - 1), replace(row(version - 1), timeline=1)), 1.0, (), shares)
+    await store.put_commits(JOB, (row(20), replace(row(20), timeline=1)), 1.0)
+    assert await store.shares(JOB) == [SharesRow(0, 5, (4, 4)), SharesRow(0, 10, (6, 2))]
+    assert await store.shares(JobId("b-1")) == []
+    await Removals(store).delete_rows(JOB)
+    assert await store.shares(JOB) == []
+
+
+async def test_shares_without_their_rows_are_not_written() -> None:
+    engine = fresh_engine()
+    first = Database(engine, database._next_epoch(engine), None)
+    await first.put_job(record())
+    await first.put_commits(JOB, (row(4),), 1.0, (), (8,))
+    second = Database(engine, database._next_epoch(engine), None)
+    with pytest.raises(DatabaseRejected):
+        await second.put_commits(JOB, (row(4),), 1.0, (), (7,))
+    assert await second.shares(JOB) == [SharesRow(0, 5, (8,))]
 
 
 async def test_an_idle_scheduler_notices_that_another_one_took_its_database(
