@@ -80,7 +80,7 @@ COVERED_BY = {
 }
 
 # What does not keep a rule below yet. These lists may only shrink.
-CIRCLES = ("swarm.job.sections.islands", "swarm.job.spec")
+CIRCLES = (("swarm.job.sections.islands", "swarm.job.spec"),)
 LONG = (
     *("scheduler.app.serve", "scheduler.brain.hearing.hear", "scheduler.metrics.__init__"),
     *("stage_server.app.serve", "stage_server.replica.averaging.all_reduce.run_round"),
