@@ -8,7 +8,7 @@
             print(job.state, job.step, job.loss)
         client.pull(job, "./model")
 
-Every method raises a `swarm.errors.SwarmError`. Its text names the way out; its codes are those of the command line.
+Every method raises a `swarm.errors.SwarmError`. Its text names the way out; its codes are the command line's.
 """
 
 from __future__ import annotations

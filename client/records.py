@@ -1,7 +1,7 @@
 """The scheduler's answers as values: jobs, stages, steps, stage servers, checkpoints, log lines, explanations.
 
-The fields are those of the messages in protos/swarm/wire/jobs.proto, translated by name. Times are seconds
-since 1970, losses nats per token; NaN and 0 stand where there is no measurement yet.
+The fields come from the messages in protos/swarm/wire/jobs.proto, by name. Times are seconds since 1970, losses nats
+per token; NaN and 0 stand where there is no measurement yet.
 
 An answer of which no number can be true is an error here, where it becomes a value, and not where it is shown.
 """

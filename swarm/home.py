@@ -3,8 +3,8 @@ otherwise.
 
 The Hugging Face libraries keep what they fetch below HF_HOME, else in the user's cache folder.
 
-A user of a container or of a service may have no home folder, or one that nobody can write. So a program asks for it
-at the moment when nothing else names a place, and never while it is imported.
+A user of a container or of a service may have no home folder, or a read-only one. So a program asks for it at the
+moment when nothing else names a place, and never while it is imported.
 """
 
 from __future__ import annotations

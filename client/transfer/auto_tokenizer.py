@@ -1,8 +1,8 @@
 """Whether transformers.AutoTokenizer would cut texts as the job's tokenizer does.
 
-A job's tokens are those of tokenizer.json as it is. For some families transformers 5 takes no more from that file than
-vocabulary and merges, and builds the rest anew. A person who loads the pulled model would then give it other tokens
-than it was trained on.
+A job's tokens come from tokenizer.json as it is. For some families transformers 5 takes only vocabulary and merges from
+that file, and builds the rest anew. A person who loads the pulled model would then give it other tokens than it was
+trained on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Turns of those who read: each call takes from the time in which the scheduler hears stage servers.
+"""Turns of readers: each call takes from the time in which the scheduler hears stage servers.
 
-Whoever reads oftener than a person does waits for the next turn; a place is for a call from its beginning to its end,
-also while it waits.
+A caller that reads oftener than a person does waits for the next turn. A place is for a call from its beginning to its
+end, also while it waits.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The brain asks its parts (parts.py) in turn and decides what comes next. It never waits and never reads a clock: each
 input comes with its time. Two rules of order hold. A commit's row is written before any replica hears of the commit,
-and a replica is told to drop work (AbortRound, Void) before it is given the work that replaces it. hearing.py says what
-an event of a replica means.
+and a replica gets the order to drop work (AbortRound, Void) before the work that replaces it. hearing.py says what an
+event of a replica means.
 """
 
 from __future__ import annotations

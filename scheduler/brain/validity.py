@@ -2,7 +2,7 @@
 
 Such an event is counted and sometimes logged, but changes nothing else. A replica that keeps sending them is expelled
 if its stage has another one, since nothing else it says can be believed either. An event that is only late is no fault:
-those of an earlier timeline are ignored, those of earlier steps and rounds are left to the parts that know them.
+events of an earlier timeline are ignored, events of earlier steps and rounds are left to the parts that know them.
 """
 
 from __future__ import annotations

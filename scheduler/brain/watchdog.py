@@ -3,7 +3,7 @@
     begin ──▶ running ──moved──▶ ...          nothing moved for too long ──▶ STILL, and again after the same time
                  └──its runtime is over──▶ RAN_OUT, once ──it could not be paused──▶ once more, later
 
-All times are those of one clock, in seconds. Decision: docs/decisions/027.
+All times are by one clock, in seconds. Decision: docs/decisions/027.
 """
 
 from __future__ import annotations

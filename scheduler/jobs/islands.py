@@ -4,7 +4,7 @@
     stage    0 1 | 0 1
     island    0  |  1
 
-A job without outer steps has one island: its places are its stages, and its timelines those of the island.
+A job without outer steps has one island: its places are its stages, and its timelines the island's.
 
 Decision: docs/decisions/067.
 """

@@ -1,8 +1,8 @@
 """The series of /metrics that no event sets or removes.
 
 Speeds and deadlines change with every hop, so they are looked up now and then instead. Series of a job are removed an
-hour after its end, those of a peer ten minutes after it left: until then scrapers and people see the last values, and
-kept forever they would grow with every job and peer. The broker's retained messages about a job go with its series.
+hour after its end, series of a peer ten minutes after it left. Until then scrapers and people see the last values; kept
+forever, they would grow with every job and peer. The broker's retained messages about a job go with its series.
 """
 
 from __future__ import annotations

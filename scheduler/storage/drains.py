@@ -1,4 +1,4 @@
-"""Stage servers that a person told to hand their work over (`swarm peers drain`).
+"""Stage servers that are to hand their work over (`swarm peers drain`).
 
 A drain outlives the scheduler and every session. It ends when the stage server itself is started again, so a person
 takes it back by a restart. A stage server that is ended by a signal says so in every session, and is not kept here.

@@ -3,7 +3,7 @@
     /            index.html, page.css and page.js: one file each, nothing from elsewhere
     /events      server-sent events: "all" once, then "change" with the news, at most two a second; ?job=ID
 
-On loopback they are for the login that runs the scheduler, and for those that it named (swarm/process/callers.py): the
+On loopback they are for the login that runs the scheduler, and for logins that it named (swarm/process/callers.py): the
 kernel tells whose a connection is, so the page is opened as any other. Off loopback they are for people of the swarm,
 by certificate, and each sees the same as in `swarm ls`. A page of another site opens no stream. The files alone may be
 asked for from elsewhere, as by a link: they tell nothing, and no other site reads them.

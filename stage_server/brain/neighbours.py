@@ -14,8 +14,8 @@ Inputs that came before their route: each is kept under the name that its sender
 
 A sender cannot prove who it is. So an input counts only once a route names its peer, incarnation and attempt exactly,
 and inputs of different claims stand beside each other: a false one neither replaces nor hides the true one. If there is
-no room, inputs of peers that no route has named go first, then those that are farthest ahead. An input that was dropped
-is asked for again (R5 of cell.py). Slices of averaging are kept the same way.
+no room, inputs of peers that no route has named go first, then the inputs farthest ahead. An input that was dropped is
+asked for again (R5 of cell.py). Slices of averaging are kept the same way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Text to token ids: bytes as they are, or a Hugging Face tokenizer's tokenizer.json.
 
 The tokenizers library reads tokenizer.json without torch and without transformers; it is imported only for such a
-tokenizer. The ids are those of transformers.PreTrainedTokenizerFast on the same files, and of AutoTokenizer unless it
+tokenizer. The ids equal those of transformers.PreTrainedTokenizerFast on the same files, and of AutoTokenizer unless it
 rebuilds the tokenizer by the model's family (client/transfer/auto_tokenizer.py).
 
 Price: a tokenizer without a tokenizer.json must be converted first.

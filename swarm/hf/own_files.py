@@ -3,8 +3,8 @@
     FOLDER/tokenizer.json                                    a regular file, or a link to one below FOLDER
     models--ORG--NAME/snapshots/COMMIT/tokenizer.json        also a link into models--ORG--NAME/blobs: the hub's cache
 
-What a person names himself (the folder, the files of data.source) is his word, and may be a link. Anything else is
-`NotOwn`, which says what it is: a link that leads out, a pipe, a device, a file that changes while it is read.
+What a person names (the folder, the files of data.source) may be a link. Anything else is `NotOwn`, which says what it
+is: a link that leads out, a pipe, a device, a file that changes while it is read.
 
 Not chosen: to compare the place of the file and to open it then. A link could take a folder's place in between, so the
 file is opened folder by folder.

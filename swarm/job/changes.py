@@ -1,4 +1,4 @@
-"""The keys that may change when a job resumes: those of how it is trained, never of what is trained.
+"""The keys that may change when a job resumes: how it is trained, never what is trained.
 
 The step says which data was seen (`Course`), and microbatch (t, m) is a function of seed, batch and sequence length:
 all of them mean something else to weights that have seen them. Pure functions of values.

@@ -8,7 +8,7 @@ Between two steps a pipeline of S stages idles, in times that a stage computes a
     while a report travels, and the commit back          the time until a receipt / computing
 
 The last two lines count where links were measured. Where these are short, they are next to nothing. The scheduler is
-taken to be as far as a neighbour, as nobody measures the way to it. Chosen once, at submit.
+taken to be as far as a neighbour, because the way to it is not measured. Chosen once, at submit.
 
 Decision: docs/decisions/140.
 """

@@ -2,9 +2,8 @@
 
     step t of the job   [ island 0          | island 1     | island 2 ]     microbatches t * M ... (t + 1) * M - 1
 
-All islands make the same steps, so steps, exchanges and checkpoints are those of equal shares. A slow island trains
-less in each, so that all come to an exchange at about the same time. Shares change behind exchanges only. They begin
-equal.
+All islands make the same steps, so steps, exchanges and checkpoints are as with equal shares. A slow island trains less
+in each, so that all come to an exchange at about the same time. Shares change behind exchanges only. They begin equal.
 
 Islands wait for each other at exchanges only, so their shares need not be whole microbatches of one step. They are of
 a cycle of n steps, where n * M is their sum. In step j of a cycle (from 0) island i ends at (c + j) // n, with c the

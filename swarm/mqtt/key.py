@@ -3,9 +3,9 @@
     /tmp/swarm-broker-RANDOM/      for its owner alone (0700), locked as long as the broker is kept up
         PORT                       the password of the user `swarm`, new each time that the broker starts
 
-Whoever dials a broker on loopback without a user's name looks whether its own login runs the broker there. So the URL
-that `swarm scheduler` and `swarm up` print is all that a stage server of the same login needs, and no key is in a
-command line, a variable or a log.
+A process that dials a broker on loopback without a user's name looks whether its own login runs the broker there. So
+the URL that `swarm scheduler` and `swarm up` print is all that a stage server of the same login needs, and no key is in
+a command line, a variable or a log.
 
 Not chosen: a key for all brokers of a login. Another login that listens at the port of a broker that ended would hear
 it, and could use it at the next one.

@@ -7,8 +7,8 @@ An announcement is retained, so it may be of a scheduler that is dead. Clearing 
 announces itself again.
 
 The first answer comes after a second. While the announcement is lost again and again, each pause is twice the last one,
-up to a minute, and a scheduler that asks waits for longer than that. Not chosen: an answer to each message, because
-whoever may write to the broker would make the scheduler write for ever.
+up to a minute, and a scheduler that asks waits for longer than that. Not chosen: an answer to each message, because any
+writer at the broker could make the scheduler write for ever.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 Only an authority with that key is trusted. So a man in the middle learns no secret. The second answer comes from the
 scheduler itself.
 
-Whoever was away until its certificate ended comes back with it: the request is signed with the key of that
+A member that was away until its certificate ended comes back with it: the request is signed with the key of that
 certificate, and the answer is a younger certificate for the same key. So a request that somebody recorded is worth
 nothing without the key. Not chosen: a call of the Members service, as its port admits no certificate that has ended.
 """

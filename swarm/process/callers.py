@@ -15,7 +15,7 @@ found this port (Host). So a foreign page neither reads nor takes a place, even 
 machine's address.
 
 Not chosen: a key in the page's URL. Prometheus, `curl` and each stage server's metrics would need a key as well, and a
-URL stays in histories, logs and command lines. Where a kernel tells nothing, nobody is let in without `--http-user`.
+URL stays in histories, logs and command lines. Where a kernel tells nothing, only `--http-user` lets logins in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a person is told of an exception that no code on its way answered.
+"""The words for an exception that no code on its way answered.
 
 A full disk, a missing right, a port in use: the machine says so at any call, and these words are right at each. They
-name the file, and what to do. Everything else is a bug, and is told as one, with its type, its text and its place;
-never as something that it may not be.
+name the file, and what to do. Everything else is a bug, and is reported as a bug, with its type, its text and its
+place.
 """
 
 from __future__ import annotations

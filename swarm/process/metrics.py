@@ -1,4 +1,4 @@
-"""Prometheus series that both servers share: those of the process itself, and the buckets of durations.
+"""Prometheus series that both servers share: of the process itself, and the buckets of durations.
 
 Base units, `_total` on counters, timestamps instead of ages. Each class of metrics owns one registry, so tests and
 several processes in one interpreter do not meet. All methods may be called from any thread.

@@ -6,7 +6,7 @@
 
 Which island comes first is a matter of speed, so islands step on a virtual clock with given speeds, and the job file
 with these speeds defines the bits. A fast island gets a longer lease, as fits its speed, so all come at about the same
-time; those that come at one moment go on from the same weights.
+time; islands that come at one moment go on from the same weights.
 
 Source: Liu et al., asynchronous local SGD (arXiv 2401.09135): delayed Nesterov and dynamic local updates.
 

@@ -1,9 +1,9 @@
 """The one-process trainer, against which every claim about a swarm is checked.
 
 It trains a job here and now (`swarm train-local`): the same stages, the wire codec at the same cuts, the same data,
-sums, clipping, schedule and optimizer, one microbatch after the other. It has no network, no replicas and no
-recovery, so it is short enough to be trusted; with `training.reproducible` the swarm must end with the same bits.
-Several islands take turns here: an inner step each, or with async_dn whoever comes next by a virtual clock.
+sums, clipping, schedule and optimizer, one microbatch after the other. It has no network, no replicas and no recovery,
+so it is short enough to be trusted; with `training.reproducible` the swarm must end with the same bits. Several islands
+take turns here: an inner step each, or with async_dn the next one by a virtual clock.
 """
 
 from __future__ import annotations

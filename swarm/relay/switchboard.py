@@ -1,5 +1,4 @@
-"""Decides which stage servers a relay connects: those that listen there, called by others of the same job. No I/O; time
-is an argument.
+"""Decides which stage servers a relay connects: listeners, with callers of the same job. No I/O; time is an argument.
 
     Listen(pass of H) ──▶ H listens for the job of its pass
     Connect(to=H, pass of N) ──same job──▶ Open(connection) ──▶ Accept(connection) by H, once, within OPEN_S_MAX

@@ -1,8 +1,8 @@
 """Writes the audit log: starts, joins, revocations, calls that change something, and refusals; one line a call.
 
 `admin.jsonl` has starts, joins, tokens, revocations and what admins called; `audit.jsonl` has the rest, also who came
-back with a certificate that had ended. So however many calls others make, they turn over no line of an admin. Each
-principal has so many lines of failed calls; a line says how many were left out.
+back with a certificate that had ended. So however many calls others make, they turn over no line of an admin. Lines of
+failed calls are bounded for each principal; a line says how many were left out.
 """
 
 from __future__ import annotations

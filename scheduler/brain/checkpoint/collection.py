@@ -1,8 +1,8 @@
 """Chooses the replicas that hand over a checkpoint, and handles their failures; schedule.py says when one is due.
 
-A replica is asked for a version right after it was told to make it, because later it has moved on. If a checkpoint
-fails, the job goes on without it. Only the one after the last step is tried again until it is kept, because nothing
-else has those weights.
+A replica is asked for a version right after the order to make it, because later it has moved on. If a checkpoint fails,
+the job goes on without it. Only the one after the last step is tried again until it is kept, because nothing else has
+those weights.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ There is one checkpoint at a time, and the job's steps never wait for it. All re
 so one is enough: the one with the least to do. It must be asked right after the commit that made the version, before it
 moves on. If nothing follows that commit (the last step, a pause), another replica may be asked instead.
 
-A job that is told to stop (pause, cancel) feeds no new step, and stops once the open steps are committed and saved. One
-with islands first trains up to the next version that can be saved, as only behind an outer step all hold the same.
-After the last step the replicas keep their state until it is saved, however often the storage refuses it.
+A job that is to stop (pause, cancel) feeds no new step, and stops once the open steps are committed and saved. One with
+islands first trains up to the next version that can be saved, as only behind an outer step all hold the same. After the
+last step the replicas keep their state until it is saved, however often the storage refuses it.
 """
 
 from __future__ import annotations

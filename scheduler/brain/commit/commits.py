@@ -1,4 +1,4 @@
-"""The commit of a step: its content, the replicas that are told of it, and whether all of them have made it.
+"""The commit of a step: its content, the replicas that get it, and whether all of them have made it.
 
 averaged, in order ──▶ row ──durable──▶ Commit to every member ──all Committed, digests alike──▶ agreed
 """

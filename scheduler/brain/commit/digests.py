@@ -1,4 +1,4 @@
-"""Votes on digests: replicas that must report the same, and the remedies for those that differ.
+"""Votes on digests: replicas must report the same, and there are remedies if they differ.
 
     all say the same ──▶ go on
     a strict majority ──▶ the others are expelled, and all that is not committed is computed again without them

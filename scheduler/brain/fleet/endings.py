@@ -1,4 +1,4 @@
-"""Whose address shows whether its process has ended: nobody listens any more where a process that ended has listened.
+"""The peers whose address shows whether their process has ended: an ended process listens no longer.
 
 A session that broke may come back, so its peer has the grace period. A process that was killed does not: its machine
 refuses connections at once at the port that the process had. That counts only

@@ -7,8 +7,8 @@ wherever pins and memory allow it.
     sites    berlin: a b c d     lyon: e f     (not said): g
     islands  0 = berlin: a b c d               1 = lyon: e f g
 
-A job with islands has a place for each stage of each island, and an island's home is one site: only those who are
-there, or who do not say where they are, serve it. So no step of an island waits for a slow link.
+A job with islands has a place for each stage of each island, and an island's home is one site: only peers of that site,
+or without a site, serve it. So no step of an island waits for a slow link.
 
 Decision: docs/decisions/105.
 """

@@ -1,4 +1,4 @@
-"""Whether a job that waits for stage servers could go on with those that are here, cut into fewer stages."""
+"""Whether a job that waits for stage servers could go on with the present ones, cut into fewer stages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Persons: the jobs that a caller may change, and how much one person may take.
 
-Whoever may look sees every job. A submitter changes and pulls the jobs that he submitted, an admin every job.
+Every viewer sees every job. A submitter changes and pulls own jobs, an admin every job.
 
 Not chosen: projects that do not see each other's jobs, because teams that need such a wall run a scheduler each.
 """

@@ -1,10 +1,10 @@
-"""Places that callers take for a while: some for all together, fewer for one, so that nobody takes all of them.
+"""Places that callers take for a while: some for all together, fewer for one caller.
 
-Each free place is for the caller who has fewest: while he waits, others do not get it. If he waits too long, a place of
-the person with most is ended. It counts for its holder until he leaves it, and for nobody else. Whoever asks again
-within a few seconds waits; the others have given up.
+Each free place is for the waiting caller with the fewest places. After too long a wait, a place of the person with the
+most is ended; it counts for its holder until the holder leaves it. A caller that asks again within a few seconds is
+waiting; others have given up.
 
-Not chosen: an end for each place after a while, because it would break off long uploads for which nobody waits.
+Not chosen: an end for each place after a while, because it would break off long uploads for no waiting caller.
 
 Decision: docs/decisions/113.
 """

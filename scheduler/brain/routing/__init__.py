@@ -1,1 +1,1 @@
-"""Routes microbatches over replicas, and reroutes those that take too long."""
+"""Routes microbatches over replicas, and reroutes late ones."""

@@ -1,4 +1,4 @@
-"""Restart of the scheduler: reads every job back, and continues those that were at work."""
+"""Restart of the scheduler: reads every job back, and continues the jobs that were at work."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The catalog of all jobs' checkpoints: finds the one that a job resumes from, and lists them for people.
 
-It reads checkpoints, and removes those of a removed job; `sink.py` writes. Nothing here changes a job.
+It reads checkpoints, and removes a removed job's; `sink.py` writes. Nothing here changes a job.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Rounds of averaging: those of a unit among replicas, and those of outer steps among islands."""
+"""Rounds of averaging: of a unit among replicas, and of outer steps among islands."""

@@ -2,8 +2,8 @@
 
 Without relays a channel is given at once and dials on first use, as ever. With them it is given once it stands.
 
-On a slow link a ping waits behind tensors, so pings are patient: whether a neighbour lives, links see by what he
-acknowledges (peers.py).
+On a slow link a ping waits behind tensors, so pings are patient: links see by acknowledgements whether a neighbour
+lives (peers.py).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 The writer alternates between the frames of the tensors under way, so a small tensor does not wait for a large one.
 Tensors under way to one neighbour are bounded by the sender (`MAX_BYTES_IN_FLIGHT`) and by the receiver. Bytes on the
 line are bounded by a window (`swarm/rpc/window.py`): the receiver says how many have come. So the buffers of a slow
-link hold no more than it carries in about a second. A link that makes progress is alive, and a neighbour is dead if he
-answers nothing for longer than his link usually takes. Where nothing is under way, the sender asks (`PROBE_S`).
+link hold what it carries in about a second. A link that makes progress is alive, and a neighbour is dead if it answers
+nothing for longer than its link usually takes. Where nothing is under way, the sender asks (`PROBE_S`).
 
 A link that breaks fails the tensors under way on it and is forgotten; the next `send` dials again. A link that was
 dialled with an older pass is replaced, and ends once all tensors under way on it are answered. Large payloads lie in

@@ -2,8 +2,8 @@
 
     gRPC ─TLS(name=PEER)─▶ 127.0.0.1:x ──Connect──▶ relay ◀──Accept── 127.0.0.1:y ─▶ the peer's own Peer server
 
-TLS is between the two gRPCs, so a relay sees no more than sizes and times, and a byte that it changes breaks the
-connection. The socket takes one connection and never another one. Decision: docs/decisions/057.
+TLS is between the two gRPCs, so a relay sees only sizes and times, and a byte that it changes breaks the connection.
+The socket takes one connection and never another one. Decision: docs/decisions/057.
 """
 
 from __future__ import annotations
