@@ -105,9 +105,6 @@ def test_a_replica_that_only_kept_others_waiting_is_tried_again_at_once(loads: L
     assert loads.by_stage()[0][0].pace_s == pytest.approx((0.3 * 20.0 + 0.7 * 0.2 + 0.2) / 2.0)
 
 
-A, B = PeerId("a"), PeerId("b")
-
-
 def test_the_newest_sample_weighs_three_tenths() -> None:
     pace = Pace()
     pace.observe(A, 1.0)

@@ -452,9 +452,6 @@ def test_a_route_does_not_lead_through_slow_replicas_that_are_late_together() ->
     assert likes([idle, free], 0.69 * RATE) == "zx"
 
 
-A, B, C = (PeerId(name) for name in "abc")
-
-
 def lanes_of(*paces_s: float) -> Lanes:
     made = Lanes()
     for number, pace_s in enumerate(paces_s):

@@ -19,7 +19,7 @@ from swarm.types import Direction, PeerId
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 DEADLINES_SETTINGS = DeadlineSettings()
-A = PeerId("a")
+A, B, C, D = (PeerId(name) for name in "abcd")  # a and b serve stage 0, c stage 1
 
 
 def hop(index: int, *, step: int = 0, stage: int = 0, direction: Direction = FORWARD, peer: PeerId = A) -> WatchedHop:
@@ -150,7 +150,6 @@ def test_a_hop_has_expired_when_it_is_due_to_the_bit() -> None:
         assert len(deadlines.expired(due_s)) == 1
 
 
-A, B, C, D = (PeerId(name) for name in "abcd")
 SETTINGS = DeadlineSettings(k=6.0, min_s=1.0, max_s=10.0)
 
 
