@@ -20,8 +20,7 @@ from scheduler.api.overview import Overview
 from scheduler.api.reads import Reads
 from scheduler.api.uploads import MODEL, Uploads, read_request
 from scheduler.api.views import explanation, fitting, log_entry, log_filter, step_trace
-from scheduler.brain.explain.facts import Fact, explain_peer
-from scheduler.brain.explain.trust import explain_trust
+from scheduler.brain.explain.facts import Fact, explain_peer, explain_trust
 from scheduler.brain.fleet.membership import Membership, Peer, check_reference
 from scheduler.brain.members.persons import ANYBODY, Changes, Person, check_owner
 from scheduler.brain.members.places import Place, Places

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from scheduler.api.members.relays import RelayDesk
 from scheduler.api.views import guarded_view, job_view, peer_view
-from scheduler.brain.explain.facts import Fact, explain_job
-from scheduler.brain.explain.queue import JobQueue
+from scheduler.brain.explain.facts import Fact, JobQueue, explain_job
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.members.persons import Person
 from scheduler.jobs.commands import Jobs

@@ -8,7 +8,7 @@ from scheduler.brain.commit.digests import Expel
 from scheduler.brain.inputs import Happened, ReplicaRecord
 from scheduler.brain.outputs import Fail, WriteEvaluation
 from scheduler.brain.parts import Parts
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from scheduler.brain.state.step import Phase
 from scheduler.brain.validity import fault_of, is_of_the_past, strike
 from swarm.errors import OutOfMemory, StaleMessage

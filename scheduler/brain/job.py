@@ -16,8 +16,7 @@ from types import MappingProxyType
 from typing import assert_never
 
 from scheduler.brain import inputs
-from scheduler.brain.explain.facts import Situation
-from scheduler.brain.explain.reasons import Team
+from scheduler.brain.explain.facts import Situation, Team
 from scheduler.brain.explain.situation import Counts, counts, situation, team, waiting_for
 from scheduler.brain.explain.step_times import StepClock
 from scheduler.brain.fleet.placement import Candidate
@@ -27,8 +26,8 @@ from scheduler.brain.outputs import BeginCheckpoint, Finish, Independent, Output
 from scheduler.brain.parts import Parts
 from scheduler.brain.settings import BrainSettings, SavingRules
 from scheduler.brain.stall import nobody_back, stuck
+from scheduler.brain.state.brain_state import Mode, ModeEvent
 from scheduler.brain.state.leaves import Leave
-from scheduler.brain.state.mode import Mode, ModeEvent
 from scheduler.brain.state.pool import Trust
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase, StepEvent, StepRun

@@ -18,8 +18,7 @@ from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.routing.loads import Loads
 from scheduler.brain.settings import BrainSettings
-from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import BrainState, Mode
 from scheduler.brain.state.step import Phase, StepRun
 from scheduler.brain.trust.checks import Checks
 from scheduler.brain.trust.means import Means

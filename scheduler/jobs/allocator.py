@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from scheduler.brain.explain.facts import IdlePeer
-from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, StartTurn, allocate
-from scheduler.brain.fleet.fewer import waits_on
+from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, StartTurn, allocate, stages_here, waits_on
 from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership, Peer, offer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
-from scheduler.brain.fleet.recut import stages_here
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.stall import stalled_hint, waiting

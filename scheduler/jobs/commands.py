@@ -14,10 +14,9 @@ from typing import TypeVar
 
 from scheduler.brain.explain.facts import JobStanding
 from scheduler.brain.fleet.membership import Membership, offer
-from scheduler.brain.fleet.memory_split import check_possible, fit, is_possible, needs, stage_counts
+from scheduler.brain.fleet.memory_split import check_possible, fit, fleet_speed, is_possible, needs, stage_counts
 from scheduler.brain.fleet.placement import Candidate, place, sites_for_islands, stages_for
 from scheduler.brain.fleet.quarantine import TrustRecord
-from scheduler.brain.fleet.speeds import fleet_speed
 from scheduler.brain.inputs import Stop
 from scheduler.brain.members.persons import ANYBODY, Person, Submits, check_owner, check_share
 from scheduler.brain.stall import Stalls

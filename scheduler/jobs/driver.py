@@ -25,9 +25,9 @@ from scheduler.brain.fleet.membership import Transition
 from scheduler.brain.inputs import Input
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
+from scheduler.brain.stall import Over, Watchdog
 from scheduler.brain.trace import Trace
 from scheduler.brain.transcript import Recorder
-from scheduler.brain.watchdog import Over, Watchdog
 from swarm.data.batches import Batches
 from swarm.types import JobState, PeerId, PeerState
 from swarm.wire.messages import (

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from scheduler.brain.explain.facts import Situation
-from scheduler.brain.explain.reasons import machines_lost, reason_at_work
-from scheduler.brain.fleet.allocation import UnfitPeers
-from scheduler.brain.fleet.fewer import Fewer
+from scheduler.brain.explain.facts import Situation, machines_lost, reason_at_work
+from scheduler.brain.fleet.allocation import Fewer, UnfitPeers
 from scheduler.brain.islands.rows import Rows
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.stall import Stalls

@@ -17,8 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from scheduler.brain.explain.facts import WAITING_STATES
-from scheduler.brain.explain.queue import Holder, JobQueue
+from scheduler.brain.explain.facts import WAITING_STATES, Holder, JobQueue
 from scheduler.brain.fleet.membership import check_reference
 from scheduler.jobs.job import Job, Waiting, now_s
 from scheduler.jobs.ports import SchedulerPorts

@@ -11,13 +11,12 @@ from random import Random
 from typing import assert_never
 
 from scheduler.brain import outputs
-from scheduler.brain.explain.reasons import LOADED, RESUMED
+from scheduler.brain.explain.facts import LOADED, RESUMED
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.inputs import EachIsland, RelaysHere, ReplicaRecord, Resumed, Start, Stop, Stored, Unreached
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
-from scheduler.brain.stall import resume_hint, seeking, stalled_hint, steps_lost
-from scheduler.brain.watchdog import Watchdog
+from scheduler.brain.stall import Watchdog, resume_hint, seeking, stalled_hint, steps_lost
 from scheduler.jobs.driver import Begin, JobDriver, Outcome
 from scheduler.jobs.islands import Life, at_work, by_island, islands_brain, lives_of
 from scheduler.jobs.job import Job, JobRun, again, now_s, success_text

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler.brain.islands.roster import Roster
 from scheduler.brain.islands.rows import Rows
 from scheduler.brain.outputs import CommitRow, Fork
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from swarm.job.course import IslandCourse, OuterCourse
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scheduler.api.views import job_view
-from scheduler.brain.explain.reasons import AWAITS_DATABASE
+from scheduler.brain.explain.facts import AWAITS_DATABASE
 from scheduler.brain.stall import STUCK_MAX
 from scheduler.storage.checkpoints.sink import CheckpointSink
 from swarm.errors import DatabaseUnavailable, NoProgress

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from scheduler.brain.explain.reasons import RESUMED
+from scheduler.brain.explain.facts import RESUMED
 from scheduler.brain.job import JobBrain
 from stage_server.session.server import StageServer
 from swarm.job.spec import spec_from_json

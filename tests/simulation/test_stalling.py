@@ -16,7 +16,7 @@ from scheduler.api.members.passes import Issuer
 from scheduler.api.views import job_view
 from scheduler.assembly import assemble
 from scheduler.brain.explain.facts import Fact, explain_job
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from scheduler.jobs.driver import JobDriver
 from swarm.errors import PeerUnavailable, StorageError
 from swarm.pki.passes import PassKey

@@ -56,7 +56,7 @@ from scheduler.brain.outputs import (
 )
 from scheduler.brain.routing.policies import POLICIES
 from scheduler.brain.settings import BrainSettings
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from stage_server.brain.cell import (
     Action,
     Ask,

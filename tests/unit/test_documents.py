@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scheduler.brain.fleet.membership import PeerState
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from scheduler.brain.state.step import Phase
 from swarm.types import JobState
 

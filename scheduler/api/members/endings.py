@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from scheduler.api.sessions import Connections
-from scheduler.brain.fleet.endings import Endings
-from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.brain.fleet.membership import Endings, Membership, Transition
 from swarm.process.logs import Logger
 from swarm.wire.messages import Hello
 

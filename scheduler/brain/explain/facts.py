@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.brain.explain.step_times import StepTimes
 from scheduler.brain.fleet.membership import Peer
+from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.state.leaves import Leave
 from swarm.text import bandwidth, counted, size, spoken_duration
 from swarm.types import IslandState, JobId, JobState, Memory, PeerId, PeerState, needs_text
@@ -524,3 +525,130 @@ def _pace(situation: Situation, replica: ReplicaStanding) -> Fact:
 
 def _rate(per_s: float) -> str:
     return f"{per_s:.3g} microbatches/s"
+
+
+LOADED = "all replicas are loaded"
+RESUMED = "goes on after a restart of the scheduler"
+AWAITS_DATABASE = "waits for the database, which takes no writes; nothing is lost meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The replicas of a job, present and coming."""
+
+    replicas: int
+    suspects: int = 0
+    leaving: int = 0
+    joining: int = 0
+
+    @property
+    def text(self) -> str:
+        facts = (
+            f"{self.suspects} of them {'is' if self.suspects == 1 else 'are'} not heard" if self.suspects else "",
+            f"{self.leaving} of them {'leaves' if self.leaving == 1 else 'leave'}" if self.leaving else "",
+            f"{self.joining} more {'joins' if self.joining == 1 else 'join'}" if self.joining else "",
+        )
+        return ", ".join((f"trains with {counted(self.replicas, 'stage server')}", *filter(None, facts)))
+
+
+def reason_at_work(stored: str, team: Team, *, awaits_database: bool, unsaved: str) -> str:
+    """Why a running job is as it is; `unsaved` is the fault of its newest checkpoint.
+
+    A reason that its brain gave when it went on stands: it could not pause, or not save the last weights.
+    """
+    if awaits_database:
+        return AWAITS_DATABASE
+    if stored not in (LOADED, RESUMED):
+        return stored
+    return "; ".join(filter(None, (team.text, unsaved)))
+
+
+def machines_lost(lost: int, back: int, *, are_enough: bool) -> str:
+    """What became of the stage servers that a running job lost lately, for a person; "" if it lost none.
+
+    `back`: as many of them serve it again; `are_enough`: it has as many replicas as when it began.
+    """
+    if not lost:
+        return ""
+    text = "one machine was lost" if lost == 1 else f"{lost} machines were lost"
+    if back >= lost:
+        text += f" and {'is' if lost == 1 else 'are'} back"
+    elif are_enough:
+        text += " and replaced"
+    return f"{text}; no step lost"
+
+
+HOLDERS_SHOWN = 8  # holders by name
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A job that has stage servers; of one that is not the reader's, only that is known."""
+
+    job: JobId
+    stage_servers: int
+    step: int = 0
+    steps: int = 0  # 0 = not known
+    left_s: float = nan  # until its last step, if it goes on as it does; nan = not known
+
+
+@dataclass(frozen=True, slots=True)
+class JobQueue:
+    """The queue of waiting jobs: a job's place in it, and the jobs that hold the stage servers that it could use."""
+
+    waiting: tuple[JobId, ...]
+    holders: tuple[Holder, ...]
+    priorities: Mapping[JobId, int] = field(default_factory=dict)  # of those that wait
+
+    def text(self, job: JobId) -> str:
+        """In a few words; empty if the job waits alone and no job has stage servers."""
+        facts = [self._place(job)] if len(self.waiting) > 1 else []
+        if self.holders:
+            taken = counted(sum(one.stage_servers for one in self.holders), "stage server")
+            first, more = self.holders[0].job, len(self.holders) - 1
+            facts.append(f"{first} and {more} more have {taken}" if more else f"{first} has {taken}")
+        return "; ".join(facts)
+
+    def facts(self, job: JobId) -> list[Fact]:
+        """In full."""
+        before = self.waiting[: self.waiting.index(job)]
+        named = f": {', '.join(map(self._named, before[-HOLDERS_SHOWN:]))} before it" if before else ""
+        numbers = {"place": len(before) + 1.0, "waiting": float(len(self.waiting))}
+        facts = [Fact("queue", f"{self._place(job)}{named}", numbers)]
+        for one in self.holders[:HOLDERS_SHOWN]:
+            text = f"{one.job} has {counted(one.stage_servers, 'stage server')}"
+            text += f", step {one.step} of {one.steps}" if one.steps else ""
+            numbers = {"stage_servers": float(one.stage_servers)}
+            if isfinite(one.left_s):
+                text += f", about {spoken_duration(one.left_s)} left at this speed"
+                numbers["left_s"] = one.left_s
+            facts.append(Fact("in use", text, numbers))
+        if (more := len(self.holders) - HOLDERS_SHOWN) > 0:
+            facts.append(Fact("in use", f"by {counted(more, 'job')} more"))
+        return facts
+
+    def _named(self, job: JobId) -> str:
+        priority = self.priorities.get(job, 0)
+        return f"{job} (priority {priority})" if priority else job
+
+    def _place(self, job: JobId) -> str:
+        number = self.waiting.index(job) + 1
+        place = f"number {number} of {len(self.waiting)} that wait"
+        # Said only where it matters: where those that wait differ in it.
+        differ = len(set(self.priorities.values())) > 1
+        return f"{place}, priority {self.priorities[job]}" if differ else place
+
+
+def explain_trust(record: TrustRecord, now_unix_s: float) -> list[Fact]:
+    """The facts against a stage server: its quarantine, and each strike."""
+    facts = []
+    if record.is_quarantined:
+        for_s = max(0.0, now_unix_s - record.since_unix_s)
+        facts.append(Fact("quarantined", f"for {spoken_duration(for_s)}: {record.told}", {"for_s": for_s}))
+    for strike in record.strikes:
+        ago_s = max(0.0, now_unix_s - strike.unix_s)
+        how = "proven by a third" if strike.is_proven else "not proven by a third"
+        checked = f"{counted(strike.checked, 'hop')} of it had been checked in that job"
+        text = f"{spoken_duration(ago_s)} ago: {strike.evidence}; {how}; {checked}"
+        facts.append(Fact("strike", text, {"ago_s": ago_s, "checked": float(strike.checked)}))
+    return facts

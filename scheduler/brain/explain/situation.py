@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler.brain.explain.facts import JoinerStanding, ReplicaStanding, Situation
-from scheduler.brain.explain.reasons import Team
+from scheduler.brain.explain.facts import JoinerStanding, ReplicaStanding, Situation, Team
 from scheduler.brain.parts import Parts
-from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import BrainState, Mode
 from scheduler.brain.state.step import Phase, StepRun
 from swarm.text import listed
 from swarm.types import PeerId

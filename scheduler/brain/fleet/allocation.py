@@ -32,16 +32,21 @@ for it against everybody, for LOOKS_S_MAX.
 
 Not chosen: preemption, because it costs the work since a checkpoint to save a wait; `max_replicas` as a bound on each
 stage, because it would forbid the moves that let an unequal pool flow.
+
+Decision: docs/decisions/090.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from scheduler.brain.fleet.memory_split import ModelCosts, fit, needs
 from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, together
 from scheduler.brain.settings import ON_ITS_WAY_S_MAX
+from swarm.text import counted
 from swarm.types import Decision, JobId, Memory, PeerId
 
 PATIENCE_S = 600.0
@@ -411,3 +416,52 @@ def _kept(
             since = Urgency.MISSED if job.waited_s >= PATIENCE_S else Urgency.HELPFUL
             kept |= dict.fromkeys(able.least(left), _Kept(job.job, since))
     return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Fewer:
+    """When a job begins with fewer islands than its file asks for.
+
+        goes on, stage servers for all islands ──▶ begins with all
+           │ for fewer, but islands.min
+           ▼
+        waits for the others ──limits.no_progress_s──▶ begins with as many as it can; the others are lost at first
+
+    That is as long as islands at work wait for another one. The wait begins when some could begin, not when the job
+    stalled: machines that fail together come back one after the other. The first start of a job is for a person to see,
+    and waits for all islands.
+
+    A job that waits for all its islands could begin with `count` of them, and does so at `at_s`.
+    """
+
+    count: int
+    of: int
+    at_s: float
+
+    def told(self, now_s: float) -> str:
+        """What it waits for, for a person."""
+        left_s = max(0, math.ceil(self.at_s - now_s))
+        return f"goes on with {self.count} of {counted(self.of, 'island')} in {left_s} s if no more can begin"
+
+
+def waits_on(before: Fewer | None, count: int, of: int, wait_s: float, now_s: float) -> Fewer | None:
+    """How a job waits on that could begin with `count` islands now, after it waited as `before`; None: it has to."""
+    if not count:
+        return None
+    return Fewer(count, of, before.at_s if before is not None else now_s + wait_s)
+
+
+def stages_here(job: PendingJob, model: ModelCosts, here: Sequence[Candidate]) -> int | None:
+    """Into how many stages, the most first, a job without islands could be cut to begin with the peers that are here.
+
+    None if the estimate of memory says that none would hold it, or if only as many stages as now would do.
+    """
+    able = [one for one in here if one.peer not in job.unfit]
+    most = min(len(able) // job.min_replicas, len(job.needs) - 1, model.layers)
+    for stages in range(most, 0, -1):
+        cut = fit(model, [one.offer for one in able], [stages], job.min_replicas)
+        if cut.plan is None:
+            continue
+        if replace(job, needs=needs(model, cut.plan, len(able))).plan(able).plan is not None:
+            return stages
+    return None

@@ -24,8 +24,7 @@ from types import MappingProxyType
 
 from scheduler.brain import inputs, outputs
 from scheduler.brain.checkpoint.schedule import OpenCheckpoint
-from scheduler.brain.explain.facts import IslandStanding, Situation
-from scheduler.brain.explain.reasons import Team
+from scheduler.brain.explain.facts import IslandStanding, Situation, Team
 from scheduler.brain.explain.situation import Counts
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Input
@@ -39,7 +38,7 @@ from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, DropCheckpoint, EnterState, Fail, Finish, Note, Output, Stopped
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.stall import is_loss, stopped_by_loss, stuck
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from swarm.errors import ReplicaDiverged
 from swarm.job.course import OuterCourse
 from swarm.job.shares import Shares, next_shares

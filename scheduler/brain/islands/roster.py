@@ -22,7 +22,7 @@ from scheduler.brain.commit.digests import outvoted
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.job import JobBrain
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from swarm.job.course import TIMELINES_MAX, OuterCourse, OuterStep
 from swarm.types import Decision, Hop, IslandState, PeerId
 from swarm.wire.messages import Hello

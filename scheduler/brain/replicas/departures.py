@@ -17,9 +17,8 @@ from scheduler.brain.outputs import Fail, Left, Unfit
 from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.stall import FAILED_HINT, stopped_by_loss
-from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.state.brain_state import BrainState, Mode
 from scheduler.brain.state.leaves import Leave
-from scheduler.brain.state.mode import Mode
 from scheduler.brain.state.step import Phase
 from swarm.errors import PeerUnavailable
 from swarm.types import PeerId

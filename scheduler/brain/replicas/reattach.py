@@ -17,8 +17,7 @@ from scheduler.brain.commit.rounds import Rounds
 from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.routing.evaluation import Evaluations
-from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import BrainState, Mode
 from scheduler.brain.state.pool import Trust
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase

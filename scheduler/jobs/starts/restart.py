@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from scheduler.brain.explain.reasons import LOADED
+from scheduler.brain.explain.facts import LOADED
 from scheduler.jobs.islands import timelines
 from scheduler.jobs.job import Job, again
 from scheduler.jobs.peers import Peers

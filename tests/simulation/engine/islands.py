@@ -26,7 +26,7 @@ from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.islands.roster import still_at_work
 from scheduler.brain.outputs import CommitRow, Fork, Output
 from scheduler.brain.settings import BrainSettings, SavingRules
-from scheduler.brain.watchdog import Over, Watchdog
+from scheduler.brain.stall import Over, Watchdog
 from swarm.job.course import IslandCourse, OuterCourse
 from swarm.job.shares import Shares, divides
 from swarm.types import PROTOCOL_VERSION, JobId, JobState, OnStall, PeerId, Round, UnitName

@@ -30,8 +30,8 @@ from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Fail, Finish, Note, PublishCheckpoint, Send, Stopped
 from scheduler.brain.replicas.admission import COMPILE_S_MAX, JOIN_S_MIN
 from scheduler.brain.routing.policies import POLICIES
+from scheduler.brain.state.brain_state import Mode
 from scheduler.brain.state.links import ROUNDS_MAX
-from scheduler.brain.state.mode import Mode
 from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged
 from swarm.types import TIED_UNIT, JobState, PeerId, Round, RoundFault, Routing, UnitName, set_digest
 from swarm.wire.messages import (

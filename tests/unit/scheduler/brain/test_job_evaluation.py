@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler.brain.inputs import CheckpointKept, PeerGone
 from scheduler.brain.outputs import EvaluationRow, Fail, Finish, WriteCommit, WriteEvaluation
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from swarm.types import PeerId
 from swarm.wire.messages import Average, Commit, Evaluate, Evaluated, LoadStage, Route, SaveStage
 from tests.support.brain import A, B, C, D, Swarm

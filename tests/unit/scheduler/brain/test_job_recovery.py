@@ -14,7 +14,7 @@ from scheduler.brain.inputs import Happened, Input, Join, PeerGone, ReplicaRecor
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
 from scheduler.brain.settings import BrainSettings
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from swarm.types import JobId, Microbatch, PeerId, Round, UnitName
 from swarm.wire.messages import (
     Accumulated,

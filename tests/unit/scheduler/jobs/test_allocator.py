@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from scheduler.brain.fleet import allocation
-from scheduler.brain.fleet.allocation import Reservations
-from scheduler.brain.fleet.fewer import Fewer
+from scheduler.brain.fleet.allocation import Fewer, Reservations
 from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership
 from scheduler.jobs import allocator
 from scheduler.jobs.allocator import Allocator

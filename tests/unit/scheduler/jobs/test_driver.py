@@ -13,7 +13,7 @@ import pytest
 from scheduler.brain.inputs import Join, PeerBack, PeerGone, PeerSuspect, ReplicaRecord, RowDurable, Start, Stuck, Tick
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Effect, EvaluationRow, Finish, IslandLost, Output, WriteCommit
-from scheduler.brain.watchdog import Watchdog
+from scheduler.brain.stall import Watchdog
 from scheduler.jobs.driver import JobDriver
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import NoProgress

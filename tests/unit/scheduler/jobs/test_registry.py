@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.api.announcer import NoAnnouncer
-from scheduler.brain.explain.queue import Holder
+from scheduler.brain.explain.facts import Holder
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry

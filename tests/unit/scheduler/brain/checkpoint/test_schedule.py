@@ -19,7 +19,7 @@ from scheduler.brain.outputs import (
     Stopped,
 )
 from scheduler.brain.settings import SavingRules
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from swarm.errors import CheckpointFailed
 from swarm.types import JobId, JobState
 from swarm.wire.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage

@@ -15,13 +15,17 @@ from scheduler.brain.fleet.allocation import (
     UNFIT_MAX,
     ActiveJob,
     Allocation,
+    Fewer,
     PendingJob,
     Reservation,
     Reservations,
     StartTurn,
     UnfitPeers,
     allocate,
+    stages_here,
+    waits_on,
 )
+from scheduler.brain.fleet.memory_split import ModelCosts
 from scheduler.brain.fleet.placement import Candidate
 from swarm.types import Decision, JobId, Memory, PeerId
 from tests.support.memories import memories
@@ -483,3 +487,49 @@ def test_only_as_many_are_kept_for_a_waiting_job_as_may_serve_it() -> None:
     assert job.least([*peers("a", "b"), *hidden("x")]) == {"a", "b"}
     assert job.least([*peers("a"), *hidden("x", "y")]) == {"a"}
     assert job.least(hidden("x", "y", site="home")) == {"x", "y"}
+
+
+def test_the_wait_begins_when_some_could_begin_and_goes_on_when_more_could() -> None:
+    first = waits_on(None, 1, 3, 300.0, 20.0)
+    assert first == Fewer(1, 3, 320.0)
+    assert waits_on(first, 2, 3, 300.0, 200.0) == Fewer(2, 3, 320.0)
+    assert waits_on(first, 1, 3, 300.0, 400.0) == first
+
+
+def test_a_job_for_which_too_few_are_there_waits_anew() -> None:
+    assert waits_on(None, 0, 2, 300.0, 20.0) is None
+    assert waits_on(Fewer(1, 2, 320.0), 0, 2, 300.0, 100.0) is None
+
+
+def test_people_are_told_how_long_it_still_waits() -> None:
+    assert Fewer(1, 2, 320.0).told(79.5) == "goes on with 1 of 2 islands in 241 s if no more can begin"
+    assert Fewer(2, 3, 320.0).told(321.0) == "goes on with 2 of 3 islands in 0 s if no more can begin"
+
+
+def recut_peers(*names: str) -> list[Candidate]:
+    return [Candidate(PeerId(name), offer=Memory(100)) for name in names]
+
+
+def recut_waiting(stages: int) -> PendingJob:
+    return PendingJob(JobId("b-1"), memories(10) * stages, 1, 1.0)
+
+
+def model(layer_bytes: int, layers: int = 4) -> ModelCosts:
+    return ModelCosts(layers, 1, 1, lambda of, stage, stages, replicas: Memory(layer_bytes * of))
+
+
+def test_what_is_here_is_offered_only_if_it_can_hold_the_job() -> None:
+    """A job waited for a second stage server, while the one that was idle could hold all of it."""
+    assert stages_here(recut_waiting(2), model(25), recut_peers("a")) == 1
+    assert stages_here(recut_waiting(2), model(26), recut_peers("a")) is None, "one layer too many"
+    assert stages_here(recut_waiting(4), model(50), recut_peers("a", "b", "c")) == 3, "the most first"
+    assert stages_here(recut_waiting(4), model(50), recut_peers("a", "b")) == 2
+    assert stages_here(recut_waiting(2), model(1), []) is None
+    assert stages_here(recut_waiting(1), model(1), recut_peers("a")) is None, "there are no fewer stages"
+    assert stages_here(replace(recut_waiting(2), min_replicas=2), model(25), recut_peers("a")) is None
+    assert stages_here(replace(recut_waiting(2), unfit=frozenset({PeerId("a")})), model(25), recut_peers("a")) is None
+    pinned = [replace(one, pinned_stage=1) for one in recut_peers("a")]
+    assert stages_here(recut_waiting(2), model(25), pinned) is None
+    assert stages_here(recut_waiting(2), model(25), [replace(one, unreached=True) for one in recut_peers("x")]) == 1, (
+        "alone it needs no links"
+    )

@@ -10,7 +10,7 @@ import pytest
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.roster import WAITS, Roster, Waits, states
-from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.brain_state import Mode
 from swarm.job.course import IslandCourse, OuterCourse
 from swarm.types import PeerId
 from tests.simulation.engine.islands import Shape, World

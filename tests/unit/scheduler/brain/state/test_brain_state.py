@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.brain.inputs import Resumed
 from scheduler.brain.outputs import CommitRow
-from scheduler.brain.state.progress import Progress
+from scheduler.brain.state.brain_state import Progress
 from scheduler.brain.state.step import Phase
 from swarm.types import PeerId
 from swarm.wire.messages import Committed
