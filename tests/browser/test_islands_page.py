@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from tests.support.browser import Browser
 from tests.support.processes import Cluster
+from tests.support.scenes import resolved
 from tests.support.services import fetch, until
 from tests.support.simulated import Tokens, small_spec, write_text
 
@@ -34,7 +33,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "training__global_batch_sequences": 8,
         }
         spec = small_spec(write_text(folder), **changes)
-        spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        spec = resolved(spec)
         job = fleet.submit(spec, Tokens.make(folder / "tokens", spec).manifest).id
         fleet.wait_for_step(job, 3)
         yield fleet

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.wire import jobs_pb2 as pb
 from tests.support.browser import Browser
 from tests.support.processes import Cluster
+from tests.support.scenes import resolved
 from tests.support.services import until
 from tests.support.simulated import Tokens, small_spec, write_text
 
@@ -32,7 +31,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             changes: dict[str, object] = {"pipeline__stages": 2, "training__steps": 1_000_000}
             changes |= {"data__validation_ratio": 0.01, "training__eval_every_steps": 4}
             spec = small_spec(write_text(folder), **changes).model_copy(update={"name": name})
-            spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+            spec = resolved(spec)
             job = fleet.submit(spec, Tokens.make(folder / "tokens", spec).manifest).id
             if name == "first":
                 fleet.wait_for_step(job, 3)

@@ -23,13 +23,12 @@ from typing import Any
 
 import torch
 
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import Trained, train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.chaos.failpoints import HIT
 from tests.support.processes import Cluster, Process
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 MICROBATCHES = 8  # per step, in the jobs of trials
@@ -96,7 +95,7 @@ class Trial(Cluster):
             "training__global_batch_sequences": 2 * MICROBATCHES,
         }
         spec = small_spec(self.text, **(shape | changes))
-        spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        spec = resolved(spec)
         tokens = Tokens.make(self.folder / f"tokens-{time.monotonic_ns()}", spec)
         return Job(self.submit(spec, tokens.manifest).id, spec, tokens)
 

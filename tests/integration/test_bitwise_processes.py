@@ -17,6 +17,7 @@ from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
 from swarm.types import Microbatch
 from tests.support.processes import Cluster
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 EVALUATING = {"data__validation_ratio": 0.01, "training__eval_every_steps": 4}
@@ -44,11 +45,7 @@ def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
             changes = (
                 own | EVALUATING | {"pipeline__stages": stages, "config__num_hidden_layers": 4, "training__steps": 6}
             )
-            spec = resolve(
-                small_spec(source, **changes),
-                vocabulary_size=ByteTokenizer.vocabulary_size,
-                stages_if_auto=1,
-            )
+            spec = resolved(small_spec(source, **changes))
             tokens = Tokens.make(tmp_path / f"{stages}-{replicas}", spec)
             expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
             job = cluster.submit(spec, tokens.manifest)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from client.cli import run
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.wire import jobs_pb2 as pb
 from tests.support.processes import Cluster
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 
@@ -20,7 +19,7 @@ def test_harm_is_done_only_where_it_is_allowed_and_its_end_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = small_spec(write_text(tmp_path), pipeline__stages=1, training__steps=100_000)
-    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    spec = resolved(spec)
     tokens = Tokens.make(tmp_path / "tokens", spec)
 
     with Cluster(tmp_path, "--grace", "1", "--allow-chaos") as cluster:

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from client.cli import run
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from tests.support.processes import Cluster
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 
 @pytest.mark.timeout(900)
 def test_a_stage_server_is_explained_and_drained_by_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spec = small_spec(write_text(tmp_path), pipeline__stages=1, training__steps=100_000)
-    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    spec = resolved(spec)
     tokens = Tokens.make(tmp_path / "tokens", spec)
 
     with Cluster(tmp_path, "--grace", "8") as cluster:

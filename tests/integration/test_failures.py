@@ -13,12 +13,11 @@ import torch
 from client.cli import run
 from scheduler.brain.replay import replay
 from scheduler.brain.transcript import Transcript
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.support.processes import Cluster, RpcError
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 END_S_MAX = 120.0
@@ -30,7 +29,7 @@ def long_job(source: Path, **changes: object) -> JobSpec:
 
 def job_of(source: Path, steps: int, **changes: object) -> JobSpec:
     spec = small_spec(source, pipeline__stages=2, training__steps=steps, **changes)
-    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolved(spec)
 
 
 def wait_for_state(cluster: Cluster, job: str, state: str) -> pb.JobView:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
@@ -19,6 +19,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from scheduler.jobs.job import Job
 from stage_server.ports import HubPolicy
 from swarm.data.corpus import open_corpus
 from swarm.data.tokenizer import ByteTokenizer, load_tokenizer
@@ -26,12 +27,11 @@ from swarm.errors import InvalidModel, NotCached
 from swarm.hf import hub
 from swarm.hf.companions import companions
 from swarm.hf.pretrained import ground, hub_files, look_at_model, weight_files
-from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import build_stages, save_folder, sha256_of, train_local
 from swarm.types import JobState, PeerId
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import play, resolved
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FIELDS = {
@@ -72,7 +72,7 @@ def job(source: Path, name: str, **changes: object) -> JobSpec:
 
 def spec_of(source: Path, name: str, **changes: object) -> JobSpec:
     spec = ground(job(source, name, **changes))
-    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolved(spec)
 
 
 @pytest.mark.parametrize("shard", ["20KB", "5GB"])
@@ -141,33 +141,33 @@ def test_what_the_library_raises_reaches_the_user_as_an_invalid_model(
         ground(job(tmp_path, "acme/tiny"))
 
 
+def trained(
+    spec: JobSpec, tokens: Tokens, files: Mapping[str, bytes] = ByteTokenizer().tokenizer_files(),
+    hub_policy: HubPolicy | None = None,
+) -> Job:  # fmt: skip
+    """The job as it ends on two stage servers, or on one whose owner has this policy."""
+
+    async def act(rig: Rig) -> Job:
+        if hub_policy is not None:
+            rig.hub = hub_policy
+            rig.add_peer(PeerId("peer-0"), rig.tasks, Random(1))
+        job = await rig.jobs.submit(spec, tokens.of_job(), files)
+        await rig.finished(job)
+        return job
+
+    return play(tokens, 2 if hub_policy is None else 0, act)
+
+
 def test_every_stage_server_reads_the_hub_itself(offline: Path, tmp_path: Path) -> None:
     publish(offline, "acme/tiny")
     spec = spec_of(write_text(tmp_path), "acme/tiny", pipeline__stages=2)
     tokens = Tokens.make(tmp_path, spec)
-    expected = train_local(spec, tokens.batches(spec)).sha256
-
-    async def main() -> tuple[JobState, str, str]:
-        ended = (JobState.QUEUED, "", "")
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 2, tasks, Random(1))
-                while len(rig.membership.idle_peers()) < 2:
-                    await asyncio.sleep(0.1)
-                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
-                await rig.finished(job)
-                ended = job.record.state, job.record.weights_sha256, job.record.reason
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-        return ended
-
-    assert sim.run(main(), seed=1, limit_s=3600.0)[:2] == (JobState.SUCCEEDED, expected)
+    record = trained(spec, tokens).record
+    assert (record.state, record.weights_sha256) == (JobState.SUCCEEDED, train_local(spec, tokens.batches(spec)).sha256)
     shutil.rmtree(offline)
-    state, _, reason = sim.run(main(), seed=1, limit_s=3600.0)
-    assert state is JobState.FAILED
-    assert "is not in the local cache" in reason
+    record = trained(spec, tokens).record
+    assert record.state is JobState.FAILED
+    assert "is not in the local cache" in record.reason
 
 
 def test_what_lies_beside_a_hub_models_weights_goes_with_the_trained_model(offline: Path, tmp_path: Path) -> None:
@@ -195,24 +195,9 @@ def test_what_lies_beside_a_hub_models_weights_goes_with_the_trained_model(offli
     save_folder(build_stages(spec, torch.device("cpu")), spec, tmp_path / "out", corpus.small_files)
     tokens = Tokens.make(tmp_path, spec)
 
-    async def main() -> dict[str, bytes]:
-        model: dict[str, bytes] = {}
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 2, tasks, Random(1))
-                while len(rig.membership.idle_peers()) < 2:
-                    await asyncio.sleep(0.1)
-                ended = await rig.jobs.submit(spec, tokens.of_job(), corpus.small_files)
-                await rig.finished(ended)
-                (folder,) = (tokens.root / "jobs" / ended.record.id / "checkpoints").glob("step-*/model")
-                model = {path.name: path.read_bytes() for path in folder.iterdir()}
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-        return model
-
-    pulled = sim.run(main(), seed=1, limit_s=3600.0)
+    job = trained(spec, tokens, corpus.small_files)
+    (folder,) = (tokens.root / "jobs" / job.record.id / "checkpoints").glob("step-*/model")
+    pulled = {path.name: path.read_bytes() for path in folder.iterdir()}
     for written in (pulled, {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}):
         assert beside.items() <= written.items()
         assert not written.keys() & left.keys()
@@ -235,63 +220,83 @@ def test_a_stage_server_loads_only_the_models_that_its_owner_allows(offline: Pat
     spec = spec_of(write_text(tmp_path), "acme/tiny", pipeline__stages=1)
     tokens = Tokens.make(tmp_path, spec)
 
-    async def main(policy: HubPolicy) -> tuple[JobState, str]:
-        ended = (JobState.QUEUED, "")
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 0, tasks, Random(1))
-                rig.hub = policy
-                rig.add_peer(PeerId("peer-0"), tasks, Random(1))
-                while not rig.membership.idle_peers():
-                    await asyncio.sleep(0.1)
-                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
-                await rig.finished(job)
-                ended = job.record.state, f"{job.record.reason} {job.record}"
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-        return ended
-
     for allowed in ((), ("other/*", "acme-2/*")):
-        state, reason = sim.run(main(HubPolicy(allowed)), seed=1, limit_s=3600.0)
-        assert state is JobState.FAILED
-        assert 'does not load model.id = "acme/tiny" from the hub' in reason
-    assert sim.run(main(HubPolicy(("acme/*",))), seed=1, limit_s=3600.0)[0] is JobState.SUCCEEDED
+        record = trained(spec, tokens, hub_policy=HubPolicy(allowed)).record
+        assert record.state is JobState.FAILED
+        assert 'does not load model.id = "acme/tiny" from the hub' in f"{record.reason} {record}"
+    assert trained(spec, tokens, hub_policy=HubPolicy(("acme/*",))).record.state is JobState.SUCCEEDED
+
+
+@dataclass
+class Asked:
+    """What a hub was asked for."""
+
+    ranges: list[str] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
+
+
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Asked]]:
+    """Serves the weights of a folder in parts, and nothing else."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def serve(folder: Path) -> Asked:
+        asked = Asked()
+
+        class Hub(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.tokens.add(self.headers.get("Authorization", ""))
+                path, wanted = folder / self.path.rpartition("/")[2], self.headers.get("Range", "")
+                if not path.is_file() or not wanted:
+                    self.send_error(404)
+                    return
+                asked.ranges.append(wanted)
+                first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+                content = path.read_bytes()
+                part = content[first : last + 1]
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(content)}")
+                self.send_header("Content-Length", str(len(part)))
+                self.end_headers()
+                self.wfile.write(part)
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+        servers.append(server)
+        Thread(target=server.serve_forever, daemon=True).start()
+        template = f"http://127.0.0.1:{server.server_port}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", template.partition("/{")[0])
+        return asked
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.parametrize("with_token", [False, True])
 def test_the_owners_token_goes_to_the_hub_only_if_the_owner_says_so(
-    with_token: bool, offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    with_token: bool,
+    offline: Path,
+    tmp_path: Path,
+    serving: Callable[[Path], Asked],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Stage servers asked the hub as their owner: gated and private weights left by `swarm pull`."""
-    asked: list[str] = []
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            asked.append(self.headers.get("Authorization", ""))
-            self.send_error(404)
-
-        do_GET = do_HEAD
-
-        def log_message(self, *_: object) -> None:
-            pass
-
     publish(offline, "acme/tiny")
     spec = spec_of(tmp_path, "acme/tiny", model__revision="main", pipeline__stages=2)
     shutil.rmtree(offline)
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        template = f"http://127.0.0.1:{server.server_port}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", template.partition("/{")[0])
-        with pytest.raises(InvalidModel):
-            hub_files(spec, frozenset({"lm_head.weight"}), with_token=with_token)
-        server.shutdown()
-    assert asked
-    assert set(asked) == {"Bearer hf_canary" if with_token else ""}
+    asked = serving(tmp_path / "nothing")
+    with pytest.raises(InvalidModel):
+        hub_files(spec, frozenset({"lm_head.weight"}), with_token=with_token)
+    assert asked.tokens == {"Bearer hf_canary" if with_token else ""}
 
 
 def test_a_hub_that_does_not_answer_is_said_at_once_to_who_submits(
@@ -323,51 +328,9 @@ def test_a_hub_that_does_not_answer_is_said_at_once_to_who_submits(
 # What is known before -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], list[str]]]:
-    """Serves the weights of a folder in parts, and nothing else; the ranges that were asked for are collected."""
-    servers: list[ThreadingHTTPServer] = []
-
-    def serve(folder: Path) -> list[str]:
-        asked: list[str] = []
-
-        class Hub(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                path, wanted = folder / self.path.rpartition("/")[2], self.headers.get("Range", "")
-                if not path.is_file() or not wanted:
-                    self.send_error(404)
-                    return
-                asked.append(wanted)
-                first, last = map(int, wanted.removeprefix("bytes=").split("-"))
-                content = path.read_bytes()
-                part = content[first : last + 1]
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(content)}")
-                self.send_header("Content-Length", str(len(part)))
-                self.end_headers()
-                self.wfile.write(part)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-        servers.append(server)
-        Thread(target=server.serve_forever, daemon=True).start()
-        template = f"http://127.0.0.1:{server.server_port}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", template.partition("/{")[0])
-        return asked
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.parametrize("shard", ["20KB", "5GB"])
 def test_the_headers_of_a_hub_model_are_read_before_anything_is_sent(
-    shard: str, offline: Path, tmp_path: Path, serving: Callable[[Path], list[str]]
+    shard: str, offline: Path, tmp_path: Path, serving: Callable[[Path], Asked]
 ) -> None:
     """Nothing of a hub model was checked before stage servers had downloaded it."""
     snapshot = publish(offline, "acme/tiny", shard=shard)
@@ -378,7 +341,7 @@ def test_the_headers_of_a_hub_model_are_read_before_anything_is_sent(
     asked = serving(there)
     spec = spec_of(tmp_path, "acme/tiny", model__revision=COMMIT, pipeline__stages=2)
     assert look_at_model(spec) == ()
-    assert len(asked) == len(list(there.iterdir()))
+    assert len(asked.ranges) == len(list(there.iterdir()))
     config = json.loads((snapshot / "config.json").read_text())
     (snapshot / "config.json").write_text(json.dumps(config | {"vocab_size": 258}))
     other = spec_of(tmp_path, "acme/tiny", model__revision=COMMIT, pipeline__stages=2)
@@ -393,9 +356,7 @@ def test_the_headers_of_a_hub_model_are_read_before_anything_is_sent(
     assert str(client.value) == str(cached.value) == str(stage_server.value)
 
 
-def test_a_head_of_its_own_is_found_on_the_hub(
-    offline: Path, tmp_path: Path, serving: Callable[[Path], list[str]]
-) -> None:
+def test_a_head_of_its_own_is_found_on_the_hub(offline: Path, tmp_path: Path, serving: Callable[[Path], Asked]) -> None:
     snapshot = publish(offline, "acme/tiny", shard="5GB")
     config = json.loads((snapshot / "config.json").read_text())
     (snapshot / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))

@@ -341,25 +341,9 @@ def train_local(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     return call
 
 
-REFUSED: dict[str, tuple[dict[str, Any], Callable[[Tensors], Tensors], str]] = {
-    "more rows": ({"vocab_size": 258}, as_they_are, r"shape \[260, 24\], this model needs \[258, 24\]"),
-    "wrapper": ({}, lambda t: {f"_orig_mod.{name}": one for name, one in t.items()}, "a wrapper put '_orig_mod.'"),
-    "missing": ({}, lambda t: {name: one for name, one in t.items() if name != "model.norm.weight"}, "lacks tensor"),
-    "head of another shape": ({}, lambda t: t | {HEAD: torch.zeros(300, 24)}, r"shape \[300, 24\], this model needs"),
-    "integers": ({}, lambda t: t | {EMBEDDING: t[EMBEDDING].to(torch.int8)}, "is I8, readable are"),
-    "head with a bias": ({}, lambda t: t | {"lm_head.bias": torch.zeros(260)}, "which the lm_head of a llama"),
-    "adapter": ({}, lambda t: t | {"model.norm.lora_A.weight": torch.zeros(1, 24)}, "merge the adapter"),
-    "names of an adapter": (
-        {},
-        lambda t: {f"base_model.model.{name}".replace("norm.", "norm.base_layer."): one for name, one in t.items()},
-        "merge the adapter",
-    ),
-    "tied head with a bias": (
-        TIED,
-        lambda t: {name: one for name, one in t.items() if name != HEAD} | {"lm_head.bias": torch.zeros(260)},
-        "which the lm_head of a llama",
-    ),
-    "bias": ({}, lambda t: t | {"model.norm.bias": torch.zeros(24)}, "which the model.norm of a llama model"),
+REFUSED: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
+    "wrapper": (lambda t: {f"_orig_mod.{name}": one for name, one in t.items()}, "a wrapper put '_orig_mod.'"),
+    "adapter": (lambda t: t | {"model.norm.lora_A.weight": torch.zeros(1, 24)}, "merge the adapter"),
 }
 
 
@@ -368,8 +352,8 @@ def test_submit_train_local_and_stage_server_refuse_a_folder_with_the_same_words
     refused: str, train_local: Callable[..., Said], tmp_path: Path
 ) -> None:
     """Shapes, types and names were found out by stage servers alone, after all had been tokenised and sent."""
-    fields, edit, words = REFUSED[refused]
-    write(Odd("llama", GATED, edit, said=fields), tmp_path / "hf")
+    edit, words = REFUSED[refused]
+    write(Odd("llama", GATED, edit), tmp_path / "hf")
     path = job_file(tmp_path)
     with pytest.raises(InvalidConfig, match=words) as submit:
         check(load_job(path))

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.support.processes import Cluster, Process
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 HOLD_S = 3.0  # without any relay
@@ -48,7 +47,7 @@ def explained(cluster: Cluster, peer: str) -> str:
 @pytest.mark.timeout(900)
 def test_relays_are_killed_and_nobody_is_expelled_and_the_weights_are_those_of_one_process(tmp_path: Path) -> None:
     spec = small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=40)
-    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    spec = resolved(spec)
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
     with Cluster(tmp_path, "--grace", "8") as cluster:

@@ -14,12 +14,11 @@ import torch
 import trustme
 
 from scheduler.storage.database import make_engine, migrate
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.support.on_postgres import SERVER
 from tests.support.processes import Cluster
+from tests.support.scenes import resolved
 from tests.support.services import Mosquitto, Postgres, fetch, until
 from tests.support.simulated import Tokens, small_spec, write_text
 
@@ -30,7 +29,7 @@ STEPS = 150
 @pytest.mark.timeout(900)
 def test_a_job_survives_the_loss_of_mosquitto_and_postgresql_bit_for_bit(tmp_path: Path) -> None:
     spec = small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=STEPS, checkpoint__every_steps=20)
-    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    spec = resolved(spec)
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
     with (

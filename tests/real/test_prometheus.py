@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.wire import jobs_pb2 as pb
 from tests.support.collector import Collector
 from tests.support.processes import Cluster, Process
+from tests.support.scenes import resolved
 from tests.support.services import Prometheus, fetch, promtool, until
 from tests.support.simulated import Tokens, small_spec, write_text
 
@@ -43,11 +42,7 @@ class Fleet(Cluster):
         self.add_servers(5)
         changes = {"pipeline__stages": 2, "training__steps": 1_000_000, "checkpoint__every_steps": 10}
         changes |= {"data__validation_ratio": 0.01, "training__eval_every_steps": 4}
-        spec = resolve(
-            small_spec(write_text(self.folder), **changes),
-            vocabulary_size=ByteTokenizer.vocabulary_size,
-            stages_if_auto=1,
-        )
+        spec = resolved(small_spec(write_text(self.folder), **changes))
         self.job = self.submit(spec, Tokens.make(self.folder / "tokens", spec).manifest).id
         self.wait_for_step(self.job, 12)
 

@@ -13,9 +13,7 @@ import grpc
 import pytest
 
 from client.connection import Scheduler
-from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import NotAllowed
-from swarm.job.partition import resolve
 from swarm.limits import FOLLOWED_BY_ONE_MAX, HANDSHAKE_S_MAX
 from swarm.pki.identity import Application
 from swarm.pki.joining import join
@@ -27,6 +25,7 @@ from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 from swarm.wire import members_pb2 as members_pb
 from tests.support.processes import Cluster
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 FILES_MAX = 300
@@ -63,7 +62,7 @@ def _open_files(pid: int) -> int:
 
 def test_one_viewer_who_follows_without_end_leaves_places_to_the_others(tmp_path: Path) -> None:
     spec = small_spec(write_text(tmp_path), pipeline__stages=1, limits__min_replicas=1)
-    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    spec = resolved(spec)
     with Cluster(tmp_path) as cluster, contextlib.ExitStack() as channels:
         job = cluster.submit(spec, Tokens.make(tmp_path / "tokens", spec).manifest).id
         watches = _watches(cluster, "eve", channels)

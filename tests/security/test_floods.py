@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.support.floods import flooding
 from tests.support.processes import Cluster
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 RATE = 100.0  # connections a second, at each of five ports
@@ -26,7 +25,7 @@ STEPS = 60
 def test_a_job_trains_to_the_weights_of_one_process_while_strangers_flood_all_ports(tmp_path: Path) -> None:
     """Handshakes that never end, bytes that mean nothing and slow requests, at scheduler and stage servers alike."""
     spec = small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=STEPS, limits__min_replicas=1)
-    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    spec = resolved(spec)
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
     with Cluster(tmp_path) as cluster:

@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from client.connection import Scheduler
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import join
@@ -26,6 +24,7 @@ from swarm.wire import jobs_pb2 as pb
 from swarm.wire import members_pb2 as members_pb
 from swarm.wire.messages import Command, Event, Heartbeat, Hello, Release, Welcome
 from tests.support.processes import Cluster
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 pytestmark = pytest.mark.timeout(600)
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def job_of(folder: Path, steps: int) -> JobSpec:
     spec = small_spec(write_text(folder), pipeline__stages=2, training__steps=steps)
-    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolved(spec)
 
 
 def member(cluster: Cluster, name: str) -> Identity:

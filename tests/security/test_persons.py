@@ -18,7 +18,6 @@ from client.cli import run
 from client.connection import Scheduler
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidData, NotFound, NotOwner, QuotaReached, Revoked, RoleForbids, SwarmError
-from swarm.job.partition import resolve
 from swarm.limits import JOBS_OPEN_OF_ONE_MAX
 from swarm.pki.identity import Application, Identity
 from swarm.pki.joining import join
@@ -28,6 +27,7 @@ from swarm.pki.tokens import parse_line
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import members_pb2 as members_pb
 from tests.support.processes import Cluster
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 pytestmark = pytest.mark.timeout(300)
@@ -74,11 +74,7 @@ class People:
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
     folder = tmp_path_factory.mktemp("people")
-    spec = resolve(
-        small_spec(write_text(folder), pipeline__stages=1, limits__min_replicas=1),
-        vocabulary_size=ByteTokenizer.vocabulary_size,
-        stages_if_auto=1,
-    )
+    spec = resolved(small_spec(write_text(folder), pipeline__stages=1, limits__min_replicas=1))
     tokens = Tokens.make(folder / "tokens", spec)
     manifest = tokens.manifest
     request = pb.SubmitRequest(

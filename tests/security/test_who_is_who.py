@@ -16,9 +16,7 @@ import pytest
 import torch
 
 from client.cli import run
-from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import Refused, Revoked
-from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Application, Identity, Wallet, issue
@@ -37,6 +35,7 @@ from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 from swarm.wire.messages import Event, Hello, Pass, StateRequest
 from tests.support.processes import Cluster, Process
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 pytestmark = pytest.mark.timeout(300)
@@ -255,7 +254,7 @@ def test_a_scheduler_with_insecure_says_so_and_is_found_only_by_those_who_ask_fo
 def job_spec(folder: Path, steps: int) -> JobSpec:
     changes = {"training__steps": steps, "pipeline__stages": 2, "limits__min_replicas": 1}
     spec = small_spec(write_text(folder), **changes)
-    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolved(spec)
 
 
 async def revoke_in_the_midst(cluster: Cluster, peer: str, job: str) -> None:

@@ -12,9 +12,7 @@ from scheduler.api.overview import Overview
 from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.jobs import commands
 from scheduler.jobs.job import Job
-from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import NotAllowed, QuotaReached
-from swarm.job.partition import resolve
 from swarm.pki.names import Role
 from swarm.types import JobState, PeerId
 from tests.support.scenes import (
@@ -26,6 +24,7 @@ from tests.support.scenes import (
     drained,
     of_desk,
     replayed,
+    resolved,
     serves,
     train,
 )
@@ -38,7 +37,7 @@ async def submit_another(run: Run, **changes: Any) -> Job:
     run.rig.slowness = dict.fromkeys(names, 20.0)
     root = run.rig.tokens.root
     spec = small_spec(root / "text.txt", training__steps=2, **changes)
-    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    spec = resolved(spec)
     other = await run.rig.jobs.submit(spec, run.rig.tokens.of_job(), {})
     async for _ in run.rig.jobs.watch(other):
         if other.record.state is JobState.PLACING:
@@ -205,7 +204,7 @@ def test_two_jobs_that_take_no_more_than_their_share_run_side_by_side(tmp_path: 
         assert sorted(map(len, run.job.stages.values())) == [1, 1], "two of the four are left"
         root = run.rig.tokens.root
         spec = small_spec(root / "text.txt", training__steps=2, pipeline__stages=1, limits__max_replicas=1)
-        spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        spec = resolved(spec)
         others.append(await run.rig.jobs.submit(spec, run.rig.tokens.of_job(), {}))
         run.rig.slowness = dict.fromkeys(run.rig.servers, 20.0)
         await run.rig.finished(others[0])

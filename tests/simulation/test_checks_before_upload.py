@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,8 +13,8 @@ from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidConfig, OutOfMemory, SwarmError
 from swarm.job.spec import JobSpec
 from swarm.limits import HOPS_MAX
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import play
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 HUGE = {
     "config__hidden_size": 1 << 15,
@@ -30,29 +29,20 @@ def answers(folder: Path, spec: JobSpec) -> tuple[JobSpec | SwarmError, JobSpec 
     tokens = Tokens.make(folder, small_spec(write_text(folder), pipeline__stages=2))
     told: list[JobSpec | SwarmError] = []
 
-    async def main() -> None:
+    async def act(rig: Rig) -> None:
+        of_job = tokens.of_job()
+        nothing_yet = JobTokens((), of_job.token_dtype, of_job.vocabulary_size, 0.0, of_job.end_of_text)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 4, tasks, Random(3))
-                while len(rig.membership.idle_peers()) < 4:
-                    await asyncio.sleep(0.1)
-                of_job = tokens.of_job()
-                nothing_yet = JobTokens((), of_job.token_dtype, of_job.vocabulary_size, 0.0, of_job.end_of_text)
-                try:
-                    told.append(await rig.jobs.check(spec, nothing_yet))
-                except SwarmError as error:
-                    told.append(error)
-                assert list(rig.jobs.registry.all()) == []
-                try:
-                    told.append((await rig.jobs.submit(spec, of_job, ByteTokenizer().tokenizer_files())).spec)
-                except SwarmError as error:
-                    told.append(error)
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+            told.append(await rig.jobs.check(spec, nothing_yet))
+        except SwarmError as error:
+            told.append(error)
+        assert list(rig.jobs.registry.all()) == []
+        try:
+            told.append((await rig.jobs.submit(spec, of_job, ByteTokenizer().tokenizer_files())).spec)
+        except SwarmError as error:
+            told.append(error)
 
-    sim.run(main(), seed=1, limit_s=3600.0)
+    play(tokens, 4, act, rng=Random(3))
     before, after = told
     return before, after
 

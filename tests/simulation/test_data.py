@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -20,49 +19,38 @@ from swarm.data.corpus import open_corpus
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import play
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 from tests.support.tokenizer import write_tokenizer
 
 
 def run_swarm(spec: JobSpec, tokens: Tokens, files: dict[str, bytes]) -> tuple[str, dict[str, bytes]]:
     """Train in simulation, submitted as a client does; gives the hash of the weights and the model folder."""
 
-    async def main() -> tuple[str, dict[str, bytes]]:
-        result = ("", dict[str, bytes]())
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 4, tasks, Random(3))
-                while len(rig.membership.idle_peers()) < 4:
-                    await asyncio.sleep(0.1)
-                service = JobService(rig.jobs, rig.membership, "0", lambda: 0.0)
-                listed = []
-                for name, content in files.items():
-                    sha256 = hashlib.sha256(content).hexdigest()
-                    rig.jobs.stores.files.shard("", sha256).write_bytes(content)
-                    listed.append(pb.JobFile(path=f"model/{name}", sha256=sha256, size_bytes=len(content)))
-                of_job = tokens.of_job()
-                request = pb.SubmitRequest(
-                    spec_json=spec.model_dump_json(),
-                    shards=[pb.Shard(sha256=sha256) for sha256 in of_job.shards],
-                    token_dtype=of_job.token_dtype,
-                    vocabulary_size=of_job.vocabulary_size,
-                    unigram_entropy=of_job.unigram_entropy,
-                    end_of_text=of_job.end_of_text,
-                    files=listed,
-                )
-                view = await service.Submit(request, SimpleNamespace())  # type: ignore[arg-type]
-                job = rig.jobs.registry.find(view.id)
-                await rig.finished(job)
-                (model,) = (tokens.root / "jobs" / job.record.id / "checkpoints").glob("step-*/model")
-                result = job.record.weights_sha256, {path.name: path.read_bytes() for path in model.iterdir()}
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-        return result
+    async def act(rig: Rig) -> tuple[str, dict[str, bytes]]:
+        service = JobService(rig.jobs, rig.membership, "0", lambda: 0.0)
+        listed = []
+        for name, content in files.items():
+            sha256 = hashlib.sha256(content).hexdigest()
+            rig.jobs.stores.files.shard("", sha256).write_bytes(content)
+            listed.append(pb.JobFile(path=f"model/{name}", sha256=sha256, size_bytes=len(content)))
+        of_job = tokens.of_job()
+        request = pb.SubmitRequest(
+            spec_json=spec.model_dump_json(),
+            shards=[pb.Shard(sha256=sha256) for sha256 in of_job.shards],
+            token_dtype=of_job.token_dtype,
+            vocabulary_size=of_job.vocabulary_size,
+            unigram_entropy=of_job.unigram_entropy,
+            end_of_text=of_job.end_of_text,
+            files=listed,
+        )
+        view = await service.Submit(request, SimpleNamespace())  # type: ignore[arg-type]
+        job = rig.jobs.registry.find(view.id)
+        await rig.finished(job)
+        (model,) = (tokens.root / "jobs" / job.record.id / "checkpoints").glob("step-*/model")
+        return job.record.weights_sha256, {path.name: path.read_bytes() for path in model.iterdir()}
 
-    return sim.run(main(), seed=1, limit_s=3600.0)
+    return play(tokens, 4, act, rng=Random(3))
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -131,25 +119,18 @@ def test_a_file_has_its_name_only_once_it_is_on_the_disk_and_no_tokenizer_hides_
         for payload in payloads:
             yield pb.ShardChunk(payload=payload)
 
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 0, tasks, Random(3))
-                service = JobService(rig.jobs, rig.membership, "0", lambda: 0.0)
-                with pytest.raises(PermissionError, match="arrived as 4 bytes"):
-                    await service.PutShard(upload(content[:4]), Context())  # type: ignore[arg-type]
-                assert not rig.jobs.stores.files.shard("", shard.sha256).exists()
-                done.clear()
-                await service.PutShard(upload(content[:4], content[4:]), Context())  # type: ignore[arg-type]
-                assert done == ["sync", "rename", "sync folder"]
-                assert rig.jobs.stores.files.shard("", shard.sha256).read_bytes() == content
-                for name in ("config.json", "model-00001-of-00002.safetensors", "../x", "tokenizer.json\n"):
-                    request = pb.SubmitRequest(token_dtype="uint16", vocabulary_size=257, tokenizer_files={name: b"x"})
-                    with pytest.raises(PermissionError, match="no name of a file that goes with"):
-                        await service.Submit(request, Context())  # type: ignore[arg-type]
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+    async def act(rig: Rig) -> None:
+        service = JobService(rig.jobs, rig.membership, "0", lambda: 0.0)
+        with pytest.raises(PermissionError, match="arrived as 4 bytes"):
+            await service.PutShard(upload(content[:4]), Context())  # type: ignore[arg-type]
+        assert not rig.jobs.stores.files.shard("", shard.sha256).exists()
+        done.clear()
+        await service.PutShard(upload(content[:4], content[4:]), Context())  # type: ignore[arg-type]
+        assert done == ["sync", "rename", "sync folder"]
+        assert rig.jobs.stores.files.shard("", shard.sha256).read_bytes() == content
+        for name in ("config.json", "model-00001-of-00002.safetensors", "../x", "tokenizer.json\n"):
+            request = pb.SubmitRequest(token_dtype="uint16", vocabulary_size=257, tokenizer_files={name: b"x"})
+            with pytest.raises(PermissionError, match="no name of a file that goes with"):
+                await service.Submit(request, Context())  # type: ignore[arg-type]
 
-    sim.run(main(), seed=1, limit_s=3600.0)
+    play(tokens, 0, act, rng=Random(3))

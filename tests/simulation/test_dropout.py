@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, run_swarm, small_spec, write_text
 
 
@@ -21,7 +20,7 @@ def test_the_swarm_with_dropout_ends_with_the_weights_of_one_process(
     dropout = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.1)
     hashes = []
     for fields in (config, config | dropout):
-        spec = resolve(
+        spec = resolved(
             small_spec(
                 source,
                 model__family="gpt2",
@@ -29,9 +28,7 @@ def test_the_swarm_with_dropout_ends_with_the_weights_of_one_process(
                 model__recompute=recompute,
                 pipeline__stages=stages,
                 training__steps=3,
-            ),
-            vocabulary_size=ByteTokenizer.vocabulary_size,
-            stages_if_auto=1,
+            )
         )
         tokens = Tokens.make(tmp_path, spec)
         hashes.append(train_local(spec, tokens.batches(spec)).sha256)

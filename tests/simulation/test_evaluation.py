@@ -8,11 +8,10 @@ import pytest
 
 from scheduler.brain.outputs import EvaluationRow
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import EvaluationReport, train_local
 from swarm.types import JobState
-from tests.support.scenes import play
+from tests.support.scenes import play, resolved
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 
@@ -34,7 +33,7 @@ def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> tuple[str
 def spec_with_validation(folder: Path, **changes: object) -> JobSpec:
     values = {"data__validation_ratio": 0.01, "training__eval_every_steps": 2, "training__steps": 3} | changes
     spec = small_spec(write_text(folder), **values)
-    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolved(spec)
 
 
 def test_validation_losses_are_those_of_one_process_at_every_number_of_stages(tmp_path: Path) -> None:

@@ -20,12 +20,10 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import SHOW_S, _show_speeds, show, tidy
 from scheduler.metrics import IslandFigures, SchedulerMetrics
 from scheduler.storage.stores import Stores
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.process.logs import get_logger
 from swarm.types import PROTOCOL_VERSION, IslandState, JobId, PeerId
-from tests.support.sim import loop as sim
-from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import play, resolved
+from tests.support.simulated import WALL_START_UNIX_S, Rig, Tokens, small_spec, write_text
 
 
 def _lines(metrics: SchedulerMetrics, name: str) -> list[str]:
@@ -44,128 +42,99 @@ class Cleared(NoAnnouncer):
 
 def test_series_go_an_hour_after_a_job_and_ten_minutes_after_a_peer(tmp_path: Path) -> None:
     changes = {"pipeline__stages": 2, "training__steps": 2}
-    spec = resolve(
-        small_spec(write_text(tmp_path), **changes), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1
-    )
+    spec = resolved(small_spec(write_text(tmp_path), **changes))
     tokens = Tokens.make(tmp_path, spec)
 
-    async def main() -> None:
+    async def act(rig: Rig) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 2, tasks, Random(1))
-                metrics = rig.metrics
-                tasks.create_task(tidy(rig.jobs.registry, rig.membership, rig.ports))
-                job = await rig.jobs.submit(spec, tokens.of_job(), {})
-                await rig.finished(job)
-                ended_s = loop.time()
-                rig.kill(PeerId("peer-1"))
-                await asyncio.sleep(500)
-                assert len(_lines(metrics, "peer-1")) > 2
-                await asyncio.sleep(250)
-                assert _lines(metrics, "peer-1") == []
-                assert len(_lines(metrics, "peer-0")) > 2
-                rig.add_peer(PeerId("peer-1"), tasks, Random(2))  # it comes back
-                await asyncio.sleep(ended_s + 3500 - loop.time())
-                assert len(_lines(metrics, "peer-1")) > 1
-                assert len(_lines(metrics, job.record.id)) > 20
-                await asyncio.sleep(200)
-                assert _lines(metrics, job.record.id) == []
-                assert metrics.known_jobs == set()
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+        metrics = rig.metrics
+        rig.tasks.create_task(tidy(rig.jobs.registry, rig.membership, rig.ports))
+        job = await rig.jobs.submit(spec, tokens.of_job(), {})
+        await rig.finished(job)
+        ended_s = loop.time()
+        rig.kill(PeerId("peer-1"))
+        await asyncio.sleep(500)
+        assert len(_lines(metrics, "peer-1")) > 2
+        await asyncio.sleep(250)
+        assert _lines(metrics, "peer-1") == []
+        assert len(_lines(metrics, "peer-0")) > 2
+        rig.add_peer(PeerId("peer-1"), rig.tasks, Random(2))  # it comes back
+        await asyncio.sleep(ended_s + 3500 - loop.time())
+        assert len(_lines(metrics, "peer-1")) > 1
+        assert len(_lines(metrics, job.record.id)) > 20
+        await asyncio.sleep(200)
+        assert _lines(metrics, job.record.id) == []
+        assert metrics.known_jobs == set()
 
-    sim.run(main(), seed=1, limit_s=7200.0)
+    play(tokens, 2, act)
 
 
 def test_a_job_at_work_shows_speeds_and_deadlines_and_an_ended_one_none(tmp_path: Path) -> None:
     changes = {"pipeline__stages": 2, "training__steps": 30}
-    spec = resolve(
-        small_spec(write_text(tmp_path), **changes), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1
-    )
+    spec = resolved(small_spec(write_text(tmp_path), **changes))
     tokens = Tokens.make(tmp_path, spec)
     names = ("swarm_route_weight{", "swarm_hop_deadline_seconds{")
 
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 4, tasks, Random(1))
-                tasks.create_task(show(rig.jobs.registry, rig.ports, tmp_path))
-                job = await rig.jobs.submit(spec, tokens.of_job(), {})
+    async def act(rig: Rig) -> None:
+        rig.tasks.create_task(show(rig.jobs.registry, rig.ports, tmp_path))
+        job = await rig.jobs.submit(spec, tokens.of_job(), {})
 
-                def shown() -> list[tuple[str, float]]:
-                    lines = [line.rpartition(" ") for line in _lines(rig.metrics, job.record.id)]
-                    return [(line[0], float(line[2])) for line in lines if line[0].startswith(names)]
+        def shown() -> list[tuple[str, float]]:
+            lines = [line.rpartition(" ") for line in _lines(rig.metrics, job.record.id)]
+            return [(line[0], float(line[2])) for line in lines if line[0].startswith(names)]
 
-                while job.progress.steps_done < 10:
-                    await asyncio.sleep(0.1)
-                await asyncio.sleep(SHOW_S)
-                weights = [value for name, value in shown() if name.startswith(names[0])]
-                deadlines = [value for name, value in shown() if name.startswith(names[1])]
-                assert (len(weights), len(deadlines)) == (4, 4)
-                assert all(0.2 < weight < 0.8 for weight in weights)
-                assert sum(weights) == pytest.approx(2.0)
-                assert all(0.0 < deadline_s <= spec.pipeline.deadline_max_s for deadline_s in deadlines)
-                speeds = [line for line in _lines(rig.metrics, "peer-1") if "speed_tokens" in line]
-                assert float(speeds[0].rpartition(" ")[2]) > 100.0
-                await rig.finished(job)
-                await asyncio.sleep(SHOW_S)
-                assert shown() == []
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+        while job.progress.steps_done < 10:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(SHOW_S)
+        weights = [value for name, value in shown() if name.startswith(names[0])]
+        deadlines = [value for name, value in shown() if name.startswith(names[1])]
+        assert (len(weights), len(deadlines)) == (4, 4)
+        assert all(0.2 < weight < 0.8 for weight in weights)
+        assert sum(weights) == pytest.approx(2.0)
+        assert all(0.0 < deadline_s <= spec.pipeline.deadline_max_s for deadline_s in deadlines)
+        speeds = [line for line in _lines(rig.metrics, "peer-1") if "speed_tokens" in line]
+        assert float(speeds[0].rpartition(" ")[2]) > 100.0
+        await rig.finished(job)
+        await asyncio.sleep(SHOW_S)
+        assert shown() == []
 
-    sim.run(main(), seed=1, limit_s=7200.0)
+    play(tokens, 4, act)
 
 
 def test_a_restarted_scheduler_shows_the_jobs_that_it_knows(tmp_path: Path) -> None:
     """swarm_job_info was there only for jobs submitted since the start."""
-    spec = resolve(
-        small_spec(write_text(tmp_path), pipeline__stages=1, training__steps=2),
-        vocabulary_size=ByteTokenizer.vocabulary_size,
-        stages_if_auto=1,
-    )
+    spec = resolved(small_spec(write_text(tmp_path), pipeline__stages=1, training__steps=2))
     tokens = Tokens.make(tmp_path, spec)
 
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 1, tasks, Random(1))
-                job = await rig.jobs.submit(spec, tokens.of_job(), {})
-                await rig.finished(job)
-                metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
-                ports = SchedulerPorts(
-                    Stores.under(tmp_path, rig.store),
-                    NoAnnouncer(),
-                    metrics,
-                    Random(2),
-                    lambda: WALL_START_UNIX_S,
-                    get_logger("rig"),
-                )
-                await assemble(ports, tasks).load()
-                shown = "\n".join(_lines(metrics, job.record.id))
-                assert re.search(r'swarm_job_info{family="llama",job_id="rig-\w+"} 1.0', shown)
-                assert re.search(r'swarm_job_state{job_id="rig-\w+",state="succeeded"} 1.0', shown)
-                assert re.search(r'swarm_job_step{job_id="rig-\w+"} 2.0', shown)
-                # Once it ended long ago, it does not come back, and what the broker retains of it is cleared.
-                metrics, announcer = SchedulerMetrics("0", PROTOCOL_VERSION), Cleared()
-                ports = replace(ports, metrics=metrics, announcer=announcer, wall_s=lambda: WALL_START_UNIX_S + 9e4)
-                later = assemble(ports, tasks)
-                await later.load()
-                tidying = tasks.create_task(tidy(later.jobs.registry, later.membership, ports))
-                await asyncio.sleep(150)
-                tidying.cancel()
-                assert _lines(metrics, job.record.id) == []
-                assert announcer.jobs == [job.record.id], "once"
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+    async def act(rig: Rig) -> None:
+        job = await rig.jobs.submit(spec, tokens.of_job(), {})
+        await rig.finished(job)
+        metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
+        ports = SchedulerPorts(
+            Stores.under(tmp_path, rig.store),
+            NoAnnouncer(),
+            metrics,
+            Random(2),
+            lambda: WALL_START_UNIX_S,
+            get_logger("rig"),
+        )
+        await assemble(ports, rig.tasks).load()
+        shown = "\n".join(_lines(metrics, job.record.id))
+        assert re.search(r'swarm_job_info{family="llama",job_id="rig-\w+"} 1.0', shown)
+        assert re.search(r'swarm_job_state{job_id="rig-\w+",state="succeeded"} 1.0', shown)
+        assert re.search(r'swarm_job_step{job_id="rig-\w+"} 2.0', shown)
+        # Once it ended long ago, it does not come back, and what the broker retains of it is cleared.
+        metrics, announcer = SchedulerMetrics("0", PROTOCOL_VERSION), Cleared()
+        ports = replace(ports, metrics=metrics, announcer=announcer, wall_s=lambda: WALL_START_UNIX_S + 9e4)
+        later = assemble(ports, rig.tasks)
+        await later.load()
+        tidying = rig.tasks.create_task(tidy(later.jobs.registry, later.membership, ports))
+        await asyncio.sleep(150)
+        tidying.cancel()
+        assert _lines(metrics, job.record.id) == []
+        assert announcer.jobs == [job.record.id], "once"
 
-    sim.run(main(), seed=1, limit_s=7200.0)
+    play(tokens, 1, act)
 
 
 def test_the_islands_of_a_job_at_work_are_shown_now_and_then() -> None:

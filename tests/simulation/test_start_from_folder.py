@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import shutil
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -17,14 +16,12 @@ from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidModel, NotFound, Refused
 from swarm.hf.pretrained import ground, weight_files
-from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
 from swarm.types import JobId, JobState
 from swarm.wire.messages import FetchRequest, StateFile
-from tests.support.scenes import play
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import play, resolved
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 FIELDS: dict[str, dict[str, Any]] = {
     "llama": {
@@ -51,7 +48,7 @@ def spec_of(folder: Path, source: Path, **changes: object) -> JobSpec:
     spec = small_spec(
         source, model__id=str(folder), model__config={}, model__tokenizer="byte", **{"training__steps": 3, **changes}
     )
-    return resolve(ground(spec), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolved(ground(spec))
 
 
 def uploaded(spec: JobSpec, root: Path) -> tuple[StateFile, ...]:
@@ -108,43 +105,36 @@ def test_only_the_listed_files_of_a_job_at_work_are_served(tmp_path: Path) -> No
     tokens = Tokens.make(tmp_path, spec)
     files = uploaded(spec, tmp_path)
 
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 1, tasks, Random(1))
-                bad = (StateFile("model/../x.safetensors", files[0].size_bytes, files[0].sha256),)
-                with pytest.raises(InvalidModel, match="no path of a model's file"):
-                    await rig.jobs.submit(spec, tokens.of_job(), {}, bad)
-                with pytest.raises(InvalidModel, match="is not here"):
-                    await rig.jobs.submit(spec, tokens.of_job(), {}, (StateFile("model/a.safetensors", 1, "0" * 64),))
-                with pytest.raises(InvalidModel, match="comes twice"):
-                    await rig.jobs.submit(spec, tokens.of_job(), {}, (files[0], files[0]))
-                with pytest.raises(InvalidModel, match="announced were"):
-                    await rig.jobs.submit(spec, tokens.of_job(), {}, (StateFile(files[0].path, 1, files[0].sha256),))
-                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files(), files)
-                while job.record.state is not JobState.RUNNING:
-                    await asyncio.sleep(0.01)
-                good = FetchRequest(job.record.id, 0, files[0].path, 0, 8)
-                link = rig.network.scheduler_link("somebody", "scheduler")
+    async def act(rig: Rig) -> None:
+        bad = (StateFile("model/../x.safetensors", files[0].size_bytes, files[0].sha256),)
+        with pytest.raises(InvalidModel, match="no path of a model's file"):
+            await rig.jobs.submit(spec, tokens.of_job(), {}, bad)
+        with pytest.raises(InvalidModel, match="is not here"):
+            await rig.jobs.submit(spec, tokens.of_job(), {}, (StateFile("model/a.safetensors", 1, "0" * 64),))
+        with pytest.raises(InvalidModel, match="comes twice"):
+            await rig.jobs.submit(spec, tokens.of_job(), {}, (files[0], files[0]))
+        with pytest.raises(InvalidModel, match="announced were"):
+            await rig.jobs.submit(spec, tokens.of_job(), {}, (StateFile(files[0].path, 1, files[0].sha256),))
+        job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files(), files)
+        while job.record.state is not JobState.RUNNING:
+            await asyncio.sleep(0.01)
+        good = FetchRequest(job.record.id, 0, files[0].path, 0, 8)
+        link = rig.network.scheduler_link("somebody", "scheduler")
 
-                async def fetch(request: FetchRequest) -> bytes:
-                    return b"".join([chunk async for chunk in link.fetch(request)])
+        async def fetch(request: FetchRequest) -> bytes:
+            return b"".join([chunk async for chunk in link.fetch(request)])
 
-                assert len(await fetch(good)) == 8
-                for path in ("model/../shards/x", "/etc/passwd", f"shards/{files[0].sha256}.bin", ""):
-                    with pytest.raises(NotFound):
-                        await fetch(FetchRequest(job.record.id, 0, path, 0, 8))
-                for request in (
-                    FetchRequest(job.record.id, 1, files[0].path, 0, 8),
-                    FetchRequest(JobId("another"), 0, files[0].path, 0, 8),
-                    FetchRequest(job.record.id, 0, files[0].path, 8, 0),
-                    FetchRequest(job.record.id, 0, files[0].path, 0, files[0].size_bytes + 1),
-                ):
-                    with pytest.raises(Refused):
-                        await fetch(request)
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+        assert len(await fetch(good)) == 8
+        for path in ("model/../shards/x", "/etc/passwd", f"shards/{files[0].sha256}.bin", ""):
+            with pytest.raises(NotFound):
+                await fetch(FetchRequest(job.record.id, 0, path, 0, 8))
+        for request in (
+            FetchRequest(job.record.id, 1, files[0].path, 0, 8),
+            FetchRequest(JobId("another"), 0, files[0].path, 0, 8),
+            FetchRequest(job.record.id, 0, files[0].path, 8, 0),
+            FetchRequest(job.record.id, 0, files[0].path, 0, files[0].size_bytes + 1),
+        ):
+            with pytest.raises(Refused):
+                await fetch(request)
 
-    sim.run(main(), seed=1, limit_s=3600.0)
+    play(tokens, 1, act)

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -17,13 +16,11 @@ from scheduler.brain.inputs import Happened, Tick
 from scheduler.brain.outputs import CommitRow, WriteCommit
 from scheduler.brain.trace import SCHEDULER, Span, Trace
 from scheduler.jobs.job import Job
-from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import NotAllowed, NotFound
-from swarm.job.partition import resolve
 from swarm.types import PeerId, Round, UnitName
 from swarm.wire.messages import Averaged
-from tests.support.sim import loop as sim
-from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import play, resolved
+from tests.support.simulated import WALL_START_UNIX_S, Rig, Tokens, small_spec, write_text
 
 STEPS, STAGES = 20, 2
 
@@ -31,29 +28,20 @@ STEPS, STAGES = 20, 2
 def trained(tmp_path: Path, look: Callable[[Rig, Job, int], None], **changes: object) -> Job:
     """Train; `look` is called after each step that was committed, with how many are."""
     settings = {"pipeline__stages": STAGES, "training__steps": STEPS} | changes
-    spec = resolve(
-        small_spec(write_text(tmp_path), **settings), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1
-    )
+    spec = resolved(small_spec(write_text(tmp_path), **settings))
     tokens = Tokens.make(tmp_path, spec)
     jobs: list[Job] = []
 
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 4, tasks, Random(1))
-                job = await rig.jobs.submit(spec, tokens.of_job(), {})
-                seen = 0
-                async for _ in rig.jobs.watch(job):
-                    if job.progress.steps_done > seen:
-                        seen = job.progress.steps_done
-                        look(rig, job, seen)
-                jobs.append(job)
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+    async def act(rig: Rig) -> None:
+        job = await rig.jobs.submit(spec, tokens.of_job(), {})
+        seen = 0
+        async for _ in rig.jobs.watch(job):
+            if job.progress.steps_done > seen:
+                seen = job.progress.steps_done
+                look(rig, job, seen)
+        jobs.append(job)
 
-    sim.run(main(), seed=1, limit_s=7200.0)
+    play(tokens, 4, act)
     return jobs[0]
 
 

@@ -20,8 +20,8 @@ from swarm.types import JobState, PeerId
 from swarm.wire.messages import LoadStage
 from tests.support.devices import InlineDevice
 from tests.support.other_products import OtherProducts
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import play
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 T = TypeVar("T")
 H100 = "cuda:0 NVIDIA H100"
@@ -65,35 +65,26 @@ def train(
     tokens = Tokens.make(folder, resolved)
     step_on: dict[int, str] = {}
 
-    async def main() -> Job:
-        job: Job | None = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 0, tasks, Random(1))
-                send = rig.parts.connections.send
+    async def act(rig: Rig) -> Job:
+        send = rig.parts.connections.send
 
-                def watched(peer: PeerId, command: object) -> None:
-                    if isinstance(command, LoadStage):
-                        step_on[command.stage] = command.step_on
-                    send(peer, command)  # type: ignore[arg-type]
+        def watched(peer: PeerId, command: object) -> None:
+            if isinstance(command, LoadStage):
+                step_on[command.stage] = command.step_on
+            send(peer, command)  # type: ignore[arg-type]
 
-                rig.parts.connections.send = watched  # type: ignore[method-assign, assignment]
-                for number, (name, kind, pin) in enumerate(peers):
-                    rng = Random(number)
-                    peer = PeerId(f"peer-{number}")
-                    rig.add_peer(peer, tasks, rng, stage=pin, device_name=name, device_type=kind)
-                while len(rig.membership.idle_peers()) < len(peers):
-                    await asyncio.sleep(0.1)
-                job = await rig.jobs.submit(resolved, tokens.of_job(), ByteTokenizer().tokenizer_files())
-                await rig.finished(job)
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-        assert job is not None
+        rig.parts.connections.send = watched  # type: ignore[method-assign, assignment]
+        for number, (name, kind, pin) in enumerate(peers):
+            rng = Random(number)
+            peer = PeerId(f"peer-{number}")
+            rig.add_peer(peer, rig.tasks, rng, stage=pin, device_name=name, device_type=kind)
+        while len(rig.membership.idle_peers()) < len(peers):
+            await asyncio.sleep(0.1)
+        job = await rig.jobs.submit(resolved, tokens.of_job(), ByteTokenizer().tokenizer_files())
+        await rig.finished(job)
         return job
 
-    job = sim.run(main(), seed=1, limit_s=3600.0)
+    job = play(tokens, 0, act)
     return job, step_on, train_local(resolved, tokens.batches(resolved)).sha256
 
 

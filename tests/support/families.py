@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
 
 BASE = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3}
@@ -40,7 +39,7 @@ def train(folder: Path) -> dict[str, str]:
             training__optimizer=("adamw", "sgd", "muon", "lamb")[number % 4],
             pipeline__stages=2,
         )
-        spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        spec = resolved(spec)
         tokens = Tokens.make(folder / family, spec)
         hashes[family] = train_local(spec, tokens.batches(spec), device=torch.device("cpu")).sha256
     return hashes

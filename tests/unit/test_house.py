@@ -47,6 +47,7 @@ COVERED_BY = {
     "unit/swarm/process/test_http.py": ("scheduler/web/site", "swarm/pki/https"),
     "unit/swarm/process/test_lifecycle.py": ("scheduler/app",),
     "unit/swarm/process/test_metrics.py": ("scheduler/metrics", "stage_server/metrics"),
+    "unit/swarm/rpc/test_enrolment.py": ("swarm/rpc/members",),
     "unit/swarm/checkpoint/test_writer.py": ("swarm/checkpoint/reader", "swarm/checkpoint/storage"),
     "unit/swarm/job/sections/test_trust.py": ("swarm/job/sections/base",),
     "unit/swarm/job/test_spec.py": ("swarm/job/overrides",),

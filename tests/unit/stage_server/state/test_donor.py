@@ -15,15 +15,14 @@ from stage_server.brain.rejoin import TensorSize, cut
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.state.donor import SERVED_MAX, Donor, Record, chunks_of, names_of, pack_records, unpack_records
 from stage_server.state.joiner import missed_record
-from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage
 from swarm.job.course import TIMELINES_MAX, IslandCourse, OuterCourse
-from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
 from swarm.types import Hop, JobId, PeerId
 from swarm.wire.messages import Commit, LoadStage, StateRequest
 from tests.support.devices import InlineDevice
+from tests.support.scenes import resolved
 from tests.support.sim.network import SimNetwork
 from tests.support.simulated import small_spec, write_text
 
@@ -33,7 +32,7 @@ RATE = 1e-2
 
 def spec_of(folder: Path, **changes: Any) -> JobSpec:
     spec = small_spec(write_text(folder), pipeline__stages=1, **changes)
-    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolved(spec)
 
 
 def means(stage: Stage, step: int) -> dict[Any, torch.Tensor]:

@@ -9,7 +9,6 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,12 +76,12 @@ class Serving:
         return await asyncio.to_thread(exchange)
 
 
-@asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Serving]:
-    database = await Database.open(database_url(folder), None)
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Serving]:
+    database = await Database.open(database_url(tmp_path), None)
     members = Members(AUTHORITY, database, Clock(1_800_000_000.0))
     wallet = Wallet(SCHEDULER)
-    door = Https(wallet, folder / "https.pem")
+    door = Https(wallet, tmp_path / "https.pem")
     endpoint = JoinEndpoint(members, lambda: "10.0.0.5:7950", asyncio.get_running_loop(), door)
     try:
         yield Serving(members, endpoint, wallet, endpoint.start("127.0.0.1", 0))
@@ -91,108 +90,101 @@ async def serving(folder: Path) -> AsyncIterator[Serving]:
         await database.close()
 
 
-async def test_whoever_has_a_token_becomes_a_member(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        line, application = await served.token(), Application("gpu-1")
-        joined = await served.join(line, application=application)
-        assert joined.scheduler == "10.0.0.5:7950"
-        assert joined.identity.principal == Principal(AUTHORITY.cluster, Role.STAGE_SERVER, "gpu-1")
-        again = await served.join(line, application=application)  # its answer may have been lost
-        assert again.identity.key_pem == joined.identity.key_pem
-        with pytest.raises(BadToken):
-            await served.join(line, "gpu-2")
+async def test_whoever_has_a_token_becomes_a_member(served: Serving) -> None:
+    line, application = await served.token(), Application("gpu-1")
+    joined = await served.join(line, application=application)
+    assert joined.scheduler == "10.0.0.5:7950"
+    assert joined.identity.principal == Principal(AUTHORITY.cluster, Role.STAGE_SERVER, "gpu-1")
+    again = await served.join(line, application=application)  # its answer may have been lost
+    assert again.identity.key_pem == joined.identity.key_pem
+    with pytest.raises(BadToken):
+        await served.join(line, "gpu-2")
 
 
-async def test_a_line_for_another_swarm_is_not_used_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tmp_path) as served:
-        asked: list[bytes] = []
-        monkeypatch.setattr(served.endpoint, "join", lambda body, address: asked.append(body))
-        with pytest.raises(WrongSwarm):
-            await served.join(replace(await served.token(), pin=Authority.new(0.0).pin))
+async def test_a_line_for_another_swarm_is_not_used_here(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+    monkeypatch.setattr(served.endpoint, "join", lambda body, address: asked.append(body))
+    with pytest.raises(WrongSwarm):
+        await served.join(replace(await served.token(), pin=Authority.new(0.0).pin))
     assert asked == []
 
 
 async def test_guessing_is_slowed_down_and_a_good_join_forgives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoints, "JOIN_FAILURES_PER_S", 0.0)  # however long this takes
-    async with serving(tmp_path) as served:
-        line = await served.token(uses=3)
-        wrong = replace(line, secret="a" * 26)
-        await served.join(line, "gpu-1")
-        for _ in range(2):
-            with pytest.raises(BadToken):
-                await served.join(wrong)
-        await served.join(line, "gpu-2")  # forgiven
-        for _ in range(JOIN_FAILURES_AT_ONCE + 1):
-            with pytest.raises(BadToken):
-                await served.join(wrong)
-        with pytest.raises(RetryElsewhere, match="too many joins failed") as caught:
-            await served.join(wrong, "gpu-3")
-        assert caught.value.hint
-        assert len(served.members.members()) == 2
+    line = await served.token(uses=3)
+    wrong = replace(line, secret="a" * 26)
+    await served.join(line, "gpu-1")
+    for _ in range(2):
+        with pytest.raises(BadToken):
+            await served.join(wrong)
+    await served.join(line, "gpu-2")  # forgiven
+    for _ in range(JOIN_FAILURES_AT_ONCE + 1):
+        with pytest.raises(BadToken):
+            await served.join(wrong)
+    with pytest.raises(RetryElsewhere, match="too many joins failed") as caught:
+        await served.join(wrong, "gpu-3")
+    assert caught.value.hint
+    assert len(served.members.members()) == 2
 
 
 @pytest.mark.parametrize("is_known", [False, True])
 async def test_a_stranger_closes_the_door_for_nobody_of_his_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
+    served: Serving, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     """Five failures of one machine, and for minutes nobody behind the same router joined, whatever token he had."""
     monkeypatch.setattr(endpoints, "JOIN_FAILURES_PER_S", 0.0)
-    async with serving(tmp_path) as served:
-        line = await served.token(uses=3)
-        wrong = replace(line, secret="a" * 26) if is_known else replace(line, id="a" * len(line.id))
-        for _ in range(JOIN_FAILURES_AT_ONCE + 1):
-            with pytest.raises(BadToken):
-                await served.join(wrong)
-        with pytest.raises(RetryElsewhere):
+    line = await served.token(uses=3)
+    wrong = replace(line, secret="a" * 26) if is_known else replace(line, id="a" * len(line.id))
+    for _ in range(JOIN_FAILURES_AT_ONCE + 1):
+        with pytest.raises(BadToken):
             await served.join(wrong)
-        for name in ("gpu-1", "gpu-2"):
-            await served.join(line, name)
-        other = await served.token()
-        await served.join(other, "gpu-3")
-        assert len(served.members.members()) == 3
+    with pytest.raises(RetryElsewhere):
+        await served.join(wrong)
+    for name in ("gpu-1", "gpu-2"):
+        await served.join(line, name)
+    other = await served.token()
+    await served.join(other, "gpu-3")
+    assert len(served.members.members()) == 3
 
 
 async def test_who_comes_back_is_let_in_whatever_others_of_his_address_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoints, "JOIN_FAILURES_PER_S", 0.0)
-    async with serving(tmp_path) as served:
-        joined = (await served.join(await served.token())).identity
-        asked = {
-            "certificate": joined.certificate_pem.decode(),
-            "csr": Application("x", joined.key_pem).request_pem.decode(),
-        }
-        bad = json.dumps({"certificate": "x", "csr": "x"}).encode()
-        stati = [(await served.ask("POST", "/v1/renew", bad))[0] for _ in range(JOIN_FAILURES_AT_ONCE + 2)]
-        assert stati[-1] == 429
-        assert (await served.ask("POST", "/v1/renew", json.dumps(asked).encode()))[0] == 200
+    joined = (await served.join(await served.token())).identity
+    asked = {
+        "certificate": joined.certificate_pem.decode(),
+        "csr": Application("x", joined.key_pem).request_pem.decode(),
+    }
+    bad = json.dumps({"certificate": "x", "csr": "x"}).encode()
+    stati = [(await served.ask("POST", "/v1/renew", bad))[0] for _ in range(JOIN_FAILURES_AT_ONCE + 2)]
+    assert stati[-1] == 429
+    assert (await served.ask("POST", "/v1/renew", json.dumps(asked).encode()))[0] == 200
 
 
 async def test_joins_that_wait_together_share_one_count_of_failures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them brought a count of its own: of 32 at a time all were tried at first, and not five."""
     monkeypatch.setattr(endpoints, "JOIN_FAILURES_PER_S", 0.0)
-    async with serving(tmp_path) as served:
-        heard: list[Any] = []
-        served.endpoint._heard = lambda *told: heard.append(told)
-        together = asyncio.Event()
+    heard: list[Any] = []
+    served.endpoint._heard = lambda *told: heard.append(told)
+    together = asyncio.Event()
 
-        async def waits() -> bytes:
-            await together.wait()
-            raise BadToken("it is unknown")
+    async def waits() -> bytes:
+        await together.wait()
+        raise BadToken("it is unknown")
 
-        asking = [
-            asyncio.create_task(served.endpoint._answer(waits, "Join", "token a", "gpu-1", "10.0.0.5"))
-            for _ in range(32)
-        ]
-        await asyncio.sleep(0)
-        together.set()
-        results = await asyncio.gather(*asking, return_exceptions=True)
-        assert [type(one) for one in results].count(BadToken) == JOIN_FAILURES_AT_ONCE + 1 == len(heard)
-        assert [type(one) for one in results].count(RetryElsewhere) == 32 - len(heard)
+    asking = [
+        asyncio.create_task(served.endpoint._answer(waits, "Join", "token a", "gpu-1", "10.0.0.5")) for _ in range(32)
+    ]
+    await asyncio.sleep(0)
+    together.set()
+    results = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(one) for one in results].count(BadToken) == JOIN_FAILURES_AT_ONCE + 1 == len(heard)
+    assert [type(one) for one in results].count(RetryElsewhere) == 32 - len(heard)
 
 
 BODIES = [
@@ -216,138 +208,130 @@ BODIES = [
 ]
 
 
-async def test_a_body_that_is_no_join_is_refused_with_a_reason(tmp_path: Path) -> None:
+async def test_a_body_that_is_no_join_is_refused_with_a_reason(served: Serving) -> None:
     """Half of a surrogate pair, which JSON can spell and UTF-8 cannot, ended the request without an answer."""
-    async with serving(tmp_path) as served:
-        for body in BODIES:
-            status, answer = await served.ask("POST", "/v1/join", body)
-            assert (status, answer["code"]) == (403, Refused.code), body[:80]
-            assert set(answer) == {"code", "message", "hint"}
-        await served.join(await served.token())
+    for body in BODIES:
+        status, answer = await served.ask("POST", "/v1/join", body)
+        assert (status, answer["code"]) == (403, Refused.code), body[:80]
+        assert set(answer) == {"code", "message", "hint"}
+    await served.join(await served.token())
 
 
-async def test_a_certificate_is_renewed_for_the_holder_of_its_key_alone(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        joined, other = (await served.join(await served.token())).identity, Application("gpu-1")
-        csr = Application("gpu-1", joined.key_pem).request_pem
-        stranger = identity_of(Authority.new(0.0), Role.STAGE_SERVER, "gpu-1")
-        good = {"certificate": joined.certificate_pem.decode(), "csr": csr.decode()}
-        refusals = (
-            (good | {"csr": other.request_pem.decode()}, "E0500", "not signed with the key"),
-            (good | {"certificate": stranger.certificate_pem.decode()}, "E0500", "not of this swarm"),
-            (good | {"certificate": AUTHORITY.pem.decode()}, "E0500", "names nobody|not signed"),
-            (good | {"certificate": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END"}, Refused.code, "no certificate"),
-            (good | {"csr": "x"}, Refused.code, "no request"),
-            ({"csr": csr.decode()}, Refused.code, "JSON with certificate, csr"),
-            (good | {"csr": 3}, Refused.code, "JSON with certificate, csr"),
-        )
-        for asked, code, words in refusals:
-            served.endpoint._failures.clear()
-            status, answer = await served.ask("POST", "/v1/renew", json.dumps(asked).encode())
-            assert (status, answer["code"]) == (403, code), answer
-            assert re.search(words, answer["message"]), answer
-        status, answer = await served.ask("POST", "/v1/renew", json.dumps(good).encode())
-        assert status == 200
-        assert joined.principal == Identity(b"", answer["certificate"].encode(), b"").principal
+async def test_a_certificate_is_renewed_for_the_holder_of_its_key_alone(served: Serving) -> None:
+    joined, other = (await served.join(await served.token())).identity, Application("gpu-1")
+    csr = Application("gpu-1", joined.key_pem).request_pem
+    stranger = identity_of(Authority.new(0.0), Role.STAGE_SERVER, "gpu-1")
+    good = {"certificate": joined.certificate_pem.decode(), "csr": csr.decode()}
+    refusals = (
+        (good | {"csr": other.request_pem.decode()}, "E0500", "not signed with the key"),
+        (good | {"certificate": stranger.certificate_pem.decode()}, "E0500", "not of this swarm"),
+        (good | {"certificate": AUTHORITY.pem.decode()}, "E0500", "names nobody|not signed"),
+        (good | {"certificate": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END"}, Refused.code, "no certificate"),
+        (good | {"csr": "x"}, Refused.code, "no request"),
+        ({"csr": csr.decode()}, Refused.code, "JSON with certificate, csr"),
+        (good | {"csr": 3}, Refused.code, "JSON with certificate, csr"),
+    )
+    for asked, code, words in refusals:
+        served.endpoint._failures.clear()
+        status, answer = await served.ask("POST", "/v1/renew", json.dumps(asked).encode())
+        assert (status, answer["code"]) == (403, code), answer
+        assert re.search(words, answer["message"]), answer
+    status, answer = await served.ask("POST", "/v1/renew", json.dumps(good).encode())
+    assert status == 200
+    assert joined.principal == Identity(b"", answer["certificate"].encode(), b"").principal
 
 
-async def test_guessing_at_certificates_is_slowed_down_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_guessing_at_certificates_is_slowed_down_too(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "JOIN_FAILURES_PER_S", 0.0)
-    async with serving(tmp_path) as served:
-        stati = [(await served.ask("POST", "/v1/renew", b"{}"))[0] for _ in range(3)]
-        asked = json.dumps({"certificate": "x", "csr": "x"}).encode()
-        stati += [(await served.ask("POST", "/v1/renew", asked))[0] for _ in range(JOIN_FAILURES_AT_ONCE + 2)]
-        assert stati == [403] * (3 + JOIN_FAILURES_AT_ONCE + 1) + [429]
+    stati = [(await served.ask("POST", "/v1/renew", b"{}"))[0] for _ in range(3)]
+    asked = json.dumps({"certificate": "x", "csr": "x"}).encode()
+    stati += [(await served.ask("POST", "/v1/renew", asked))[0] for _ in range(JOIN_FAILURES_AT_ONCE + 2)]
+    assert stati == [403] * (3 + JOIN_FAILURES_AT_ONCE + 1) + [429]
 
 
-async def test_a_body_of_an_odd_length_is_not_read(tmp_path: Path) -> None:
+async def test_a_body_of_an_odd_length_is_not_read(served: Serving) -> None:
     """A length that counts as digits and is no number ended the request without an answer."""
-    async with serving(tmp_path) as served:
-        for length in ("", "-1", "1e3", "²", "x", str(JOIN_BODY_BYTES_MAX + 1), "9" * 5000, "0x10", "1_0"):
-            status, answer = await served.ask("POST", "/v1/join", None, {"Content-Length": length})
-            assert (status, answer["code"]) == (400, Refused.code), length[:80]
-        await served.join(await served.token())
+    for length in ("", "-1", "1e3", "²", "x", str(JOIN_BODY_BYTES_MAX + 1), "9" * 5000, "0x10", "1_0"):
+        status, answer = await served.ask("POST", "/v1/join", None, {"Content-Length": length})
+        assert (status, answer["code"]) == (400, Refused.code), length[:80]
+    await served.join(await served.token())
 
 
-async def test_a_page_of_another_site_joins_nothing_and_uses_up_no_try(tmp_path: Path) -> None:
+async def test_a_page_of_another_site_joins_nothing_and_uses_up_no_try(served: Serving) -> None:
     """A page could fail for its visitor, five times, and then nobody of his address joined."""
-    async with serving(tmp_path) as served:
-        for said in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
-            for _ in range(JOIN_FAILURES_AT_ONCE + 2):
-                status, answer = await served.ask("POST", "/v1/join", json.dumps(GOOD).encode(), said)
-                assert (status, "another site" in answer["message"]) == (403, True)
-        await served.join(await served.token())
+    for said in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
+        for _ in range(JOIN_FAILURES_AT_ONCE + 2):
+            status, answer = await served.ask("POST", "/v1/join", json.dumps(GOOD).encode(), said)
+            assert (status, "another site" in answer["message"]) == (403, True)
+    await served.join(await served.token())
 
 
-async def test_there_is_nothing_else(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        for path in ("/", "/v1/join", "/v1/ca/../../etc/passwd"):
-            status, answer = await served.ask("GET", path)
-            assert (status, answer["code"]) == (404, Refused.code)
-        assert (await served.ask("POST", "/v1/ca", b"{}"))[0] == 400
-        assert await served.ask("GET", "/v1/ca") == (200, {"ca": AUTHORITY.pem.decode(), "proof": ""})
+async def test_there_is_nothing_else(served: Serving) -> None:
+    for path in ("/", "/v1/join", "/v1/ca/../../etc/passwd"):
+        status, answer = await served.ask("GET", path)
+        assert (status, answer["code"]) == (404, Refused.code)
+    assert (await served.ask("POST", "/v1/ca", b"{}"))[0] == 400
+    assert await served.ask("GET", "/v1/ca") == (200, {"ca": AUTHORITY.pem.decode(), "proof": ""})
 
 
-async def test_clients_that_say_nothing_or_half_hold_nobody_up(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(5)]
-        silent[0].sendall(b"GET /v1/ca HTTP/1.0\r\n\r\n")  # plaintext
-        half = await asyncio.to_thread(trusting_all().wrap_socket, silent[1])
-        half.sendall(b"POST /v1/join HTTP/1.0\r\nContent-Length: 100\r\n\r\n{")
-        await served.join(await served.token())
-        half.close()
-        for one in silent:
-            one.close()
+async def test_clients_that_say_nothing_or_half_hold_nobody_up(served: Serving) -> None:
+    silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(5)]
+    silent[0].sendall(b"GET /v1/ca HTTP/1.0\r\n\r\n")  # plaintext
+    half = await asyncio.to_thread(trusting_all().wrap_socket, silent[1])
+    half.sendall(b"POST /v1/join HTTP/1.0\r\nContent-Length: 100\r\n\r\n{")
+    await served.join(await served.token())
+    half.close()
+    for one in silent:
+        one.close()
 
 
-async def test_a_secret_is_in_no_answer_and_in_no_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    async with serving(tmp_path) as served:
-        line = await served.token()
-        await served.join(line)
-        with pytest.raises(BadToken) as caught:
-            await served.join(line, "gpu-2")
+async def test_a_secret_is_in_no_answer_and_in_no_log(served: Serving, capfd: pytest.CaptureFixture[str]) -> None:
+    line = await served.token()
+    await served.join(line)
+    with pytest.raises(BadToken) as caught:
+        await served.join(line, "gpu-2")
     out, err = capfd.readouterr()
     for secret in (line.secret, secret_hash(line.secret)):
         assert secret not in out + err + str(caught.value)
     assert line.id in out + err
 
 
-async def test_a_renewed_certificate_is_shown_to_the_next_who_join(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        served.wallet.identity = identity_of(AUTHORITY, Role.SCHEDULER, "scheduler", life_s=-1.0)
-        line = await served.token()
-        with pytest.raises(WrongSwarm, match="expired"):
-            await served.join(line)
-        served.wallet.identity = SCHEDULER
+async def test_a_renewed_certificate_is_shown_to_the_next_who_join(served: Serving) -> None:
+    served.wallet.identity = identity_of(AUTHORITY, Role.SCHEDULER, "scheduler", life_s=-1.0)
+    line = await served.token()
+    with pytest.raises(WrongSwarm, match="expired"):
         await served.join(line)
+    served.wallet.identity = SCHEDULER
+    await served.join(line)
 
 
-async def test_a_busy_port_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        second = JoinEndpoint(served.members, str, asyncio.get_running_loop(), Https(served.wallet, tmp_path / "other"))
-        with pytest.raises(InvalidConfig, match=f"127.0.0.1:{served.port}") as caught:
-            second.start("127.0.0.1", served.port)
-        assert "--join-listen" in caught.value.hint
-        second.close()
+async def test_a_busy_port_is_an_error_that_names_the_flag(served: Serving, tmp_path: Path) -> None:
+    second = JoinEndpoint(served.members, str, asyncio.get_running_loop(), Https(served.wallet, tmp_path / "other"))
+    with pytest.raises(InvalidConfig, match=f"127.0.0.1:{served.port}") as caught:
+        second.start("127.0.0.1", served.port)
+    assert "--join-listen" in caught.value.hint
+    second.close()
 
 
-async def test_who_asks_again_and_again_with_one_key_is_told_when_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An answer may have been lost, so the same key may ask again, and did so as often as it liked: each time for a
-    row of the book, and for a line of the log that an admin's lines are in."""
+@pytest.fixture
+def few_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrolment, "CERTIFICATES_AT_ONCE", 2)
     monkeypatch.setattr(enrolment, "CERTIFICATES_PER_S", 0.001)
-    async with serving(tmp_path) as served:
-        line, application = await served.token(), Application("gpu-1")
-        joined = (await served.join(line, application=application)).identity
-        for _ in range(2):
-            await served.join(line, application=application)
-        with pytest.raises(Crowded, match="stage-server gpu-1 has asked for 2 certificates") as caught:
-            await served.join(line, application=application)
-        assert re.fullmatch(r"try again in 1[56] min \d\d s", caught.value.hint)
-        csr = Application("gpu-1", joined.key_pem).request_pem.decode()
-        asked = json.dumps({"certificate": joined.certificate_pem.decode(), "csr": csr}).encode()
-        status, answer = await served.ask("POST", "/v1/renew", asked)
-        assert (status, answer["code"]) == (429, Crowded.code)
-        await served.join(await served.token(), "gpu-2")
+
+
+@pytest.mark.usefixtures("few_certificates")
+async def test_who_asks_again_and_again_with_one_key_is_told_when_it_may(served: Serving) -> None:
+    """An answer may have been lost, so the same key may ask again, and did so as often as it liked: each time for a
+    row of the book, and for a line of the log that an admin's lines are in."""
+    line, application = await served.token(), Application("gpu-1")
+    joined = (await served.join(line, application=application)).identity
+    for _ in range(2):
+        await served.join(line, application=application)
+    with pytest.raises(Crowded, match="stage-server gpu-1 has asked for 2 certificates") as caught:
+        await served.join(line, application=application)
+    assert re.fullmatch(r"try again in 1[56] min \d\d s", caught.value.hint)
+    csr = Application("gpu-1", joined.key_pem).request_pem.decode()
+    asked = json.dumps({"certificate": joined.certificate_pem.decode(), "csr": csr}).encode()
+    status, answer = await served.ask("POST", "/v1/renew", asked)
+    assert (status, answer["code"]) == (429, Crowded.code)
+    await served.join(await served.token(), "gpu-2")
