@@ -230,6 +230,7 @@ def test_no_key_and_no_secret_is_told_or_readable(cluster: Cluster, swarm: Swarm
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     log = str(data / "audit.jsonl")
     assert swarm("audit", log, "--verify")[0] == 2
+    until(lambda: swarm("audit", log, "--actor", "viewer/curious")[1] != [])  # it is written by a thread
     shown = swarm("audit", log, "--actor", "viewer/curious")[1]
     assert [one["action"] for one in shown] == ["ListTokens"]
     told = [
