@@ -22,10 +22,10 @@ from typing import Annotated, Any
 import grpc
 import typer
 
-from client.connection import identity_for
+from client.connection import dial, identity_for
 from client.records import Job, record
 from client.shell import DEFAULT_SCHEDULER, Shell
-from client.up.actors import Cluster, Crew, connected
+from client.up.actors import Cluster, connected
 from client.up.between import Between, SlowLink, host_of
 from client.up.demo import NAME, demo_job, free_name, report
 from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
@@ -38,7 +38,7 @@ from swarm.job.spec import JobSpec
 from swarm.limits import ISLANDS_IN_SWARM_MAX
 from swarm.listening import LOOPBACK, bind_fault, check_free
 from swarm.mqtt.broker import local_broker
-from swarm.pki.names import scheduler_of
+from swarm.pki.names import Role, scheduler_of
 from swarm.pki.profiles import ENVIRONMENT, profiles_folder
 from swarm.process.cores import cores
 from swarm.process.lifecycle import check_listen, lock_folder
@@ -47,9 +47,11 @@ from swarm.text import counted
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
+from swarm.wire import members_pb2 as pb_members
 
 DEFAULT_PORT = int(DEFAULT_SCHEDULER.rpartition(":")[2])
 HTTP_PORT = 9464
+TOKEN_TTL_S, TOKEN_USES = 30 * 86400.0, 1000  # as much as a token may
 SILENT_S = 4.0  # a start that takes longer says how far it is
 
 
@@ -255,19 +257,16 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
             stack.callback(lambda: shell.say(wires.told()))
         scheduler, servers = await _start(shell, options, programs, fleet, broker, folder, roots, proxies)
         address = scheduler.ready["address"]
+        if cluster is not None:
+            fleet.on_kill = cluster.kill
+            stack.push_async_callback(cluster.end)
+            await asyncio.to_thread(_start_on, cluster, shell, address, ["--allow-chaos"] * options.allow_chaos)
         jobs = await stack.enter_async_context(_jobs(shell, address))
         if options.data_dir is not None:
             await stack.enter_async_context(saving_jobs(shell, jobs, folder))
-        crew: Crew | None = None
-        if cluster is not None:
-            crew = Crew(cluster, shell, address, fleet.logs, ["--allow-chaos"] * options.allow_chaos)
-            fleet.on_kill = crew.kill
-            await stack.enter_async_context(crew.working())
-        attached = _wait_for_peers(shell, jobs, options.stage_servers, fleet.logs, None if crew else START_S_MAX)
-        await fleet.guard(crew.beside(attached) if crew else attached)
-        if crew is not None:
-            await fleet.guard(crew.beside(crew.complete()))
-        _show(shell, broker, scheduler, crew.ready if crew else [server.ready for server in servers], fleet.logs)
+        attached = _wait_for_peers(shell, jobs, options.stage_servers, fleet.logs, None if cluster else START_S_MAX)
+        there = await fleet.guard(cluster.beside(attached) if cluster else attached)
+        _show(shell, broker, scheduler, there if cluster else [server.ready for server in servers], fleet.logs)
         await fleet.guard(go_on(shell, jobs, folder))
         if options.demo:
             return await fleet.guard(_demo(shell, programs, fleet, jobs, address, folder, options), shell)
@@ -342,6 +341,17 @@ async def _start(
     return scheduler, servers
 
 
+def _start_on(cluster: Cluster, shell: Shell, address: str, flags: list[str]) -> None:
+    """Start the stage servers of a Ray cluster, with a line that lets in all that Ray starts in a month; blocking."""
+    if shell.insecure:
+        cluster.start(["--scheduler", address, *flags], {"SWARM_INSECURE": "1"})
+        return
+    shell.scheduler = address
+    request = pb_members.CreateTokenRequest(role=Role.STAGE_SERVER, ttl_s=TOKEN_TTL_S, uses=TOKEN_USES)
+    with dial(shell) as scheduler:
+        cluster.start(flags, {"SWARM_JOIN": scheduler.create_token(request).line})
+
+
 def _stage_server_flags(device: str, count: int, folder: Path, host: str) -> list[str]:
     return [
         *("--listen", f"{host}:0"),
@@ -377,7 +387,10 @@ async def _telling(shell: Shell, progress: Callable[[], str]) -> AsyncIterator[N
         await asyncio.wait({telling})
 
 
-async def _wait_for_peers(shell: Shell, jobs: Any, count: int, logs: Path, within_s: float | None) -> None:
+async def _wait_for_peers(
+    shell: Shell, jobs: Any, count: int, logs: Path, within_s: float | None
+) -> list[dict[str, str]]:
+    """The names and addresses of stage servers once `count` are attached; DeadlinePassed."""
     usable = (PeerState.IDLE.value, PeerState.SERVING.value)
     listed = 0
     with contextlib.suppress(TimeoutError):
@@ -388,7 +401,7 @@ async def _wait_for_peers(shell: Shell, jobs: Any, count: int, logs: Path, withi
                     reply = await jobs.Peers(pb.PeersRequest(stage=-1), timeout=5.0)
                     listed = sum(peer.state in usable for peer in reply.peers)
                 if listed >= count:
-                    return
+                    return [{"peer": peer.id, "address": peer.address} for peer in reply.peers if peer.state in usable]
                 await asyncio.sleep(POLL_S)
     raise DeadlinePassed(
         f"{listed} of {counted(count, 'stage server')} found the scheduler in time",

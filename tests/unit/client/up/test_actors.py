@@ -1,73 +1,48 @@
-"""What is decided about a Ray cluster before and while stage servers start there; tests/real/test_ray.py has a real
-one."""
+"""What is found out about a Ray cluster before stage servers start there; tests/real/test_ray.py has a real one."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from concurrent.futures import Future
-from importlib import metadata
-from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
-from client.up.actors import (
-    CLIENT_TRIES,
-    _connect,
-    answer,
-    check_versions,
-    connected,
-    device_for,
-    listening_host,
-    remove_stale,
-)
-from swarm.errors import IncompatibleVersion, InvalidConfig, UsageError
-from swarm.process.lifecycle import lock_folder
-from swarm.types import PROTOCOL_VERSION
-
-OWN = {"127.0.0.1", "10.0.0.1"}
-
-
-def listening(asked: str, *nodes: str) -> str:
-    return listening_host(asked, list(nodes), OWN, lambda node: f"10.0.0.1 to {node}")
+from client.up.actors import CLIENT_TRIES, Cluster, _connect, connected, listening_host
+from swarm.errors import InvalidConfig, UsageError
 
 
 def test_the_scheduler_listens_on_loopback_if_all_nodes_are_here() -> None:
-    assert listening("", "127.0.0.1") == "127.0.0.1"
-    assert listening("", "10.0.0.1", "10.0.0.1") == "127.0.0.1"
-
-
-def test_it_listens_at_the_address_that_leads_to_other_nodes() -> None:
-    assert listening("", "10.0.0.1", "10.0.0.2") == "10.0.0.1 to 10.0.0.2"
+    assert listening_host("", ["127.0.0.1"]) == "127.0.0.1"
+    assert listening_host("", ["127.0.0.1", "198.51.100.7"]) not in ("", "0.0.0.0")
 
 
 def test_what_was_asked_for_is_taken_if_nodes_can_dial_it() -> None:
-    assert listening("192.168.0.7", "10.0.0.2") == "192.168.0.7"
-    assert listening("127.0.0.1", "10.0.0.1") == "127.0.0.1"
+    assert listening_host("192.168.0.7", ["198.51.100.7"]) == "192.168.0.7"
+    assert listening_host("127.0.0.1", ["127.0.0.1"]) == "127.0.0.1"
     for asked in ("127.0.0.1", "localhost", "0.0.0.0"):
         with pytest.raises(UsageError, match=f"cannot dial {asked}") as caught:
-            listening(asked, "10.0.0.2")
-        assert "--listen 10.0.0.1 to 10.0.0.2:7950" in caught.value.hint
+            listening_host(asked, ["198.51.100.7"])
+        assert ":7950" in caught.value.hint
 
 
-def test_a_gpu_is_used_if_there_is_one_for_each() -> None:
-    assert device_for("auto", 4, 4) == "cuda"
-    assert device_for("auto", 4, 3) == "cpu"
-    assert device_for("cpu", 4, 4) == "cpu"
-    assert device_for("cuda", 4, 0) == "cuda"  # such nodes may come
-    for asked in ("cuda:1", "mps"):
-        with pytest.raises(UsageError, match=f"--device {asked}"):
-            device_for(asked, 4, 4)
-
-
-def test_a_node_with_another_version_is_named_with_the_command_that_helps() -> None:
-    ours = {"node": "10.0.0.2", "product": metadata.version("swarm-stages"), "protocol": str(PROTOCOL_VERSION)}
-    check_versions(ours)
-    for key, value in (("product", "0.0.1"), ("protocol", "1")):
-        with pytest.raises(IncompatibleVersion, match=r"10\.0\.0\.2") as caught:
-            check_versions(ours | {key: value})
-        assert value in caught.value.message
-        assert "pip install" in caught.value.hint
+@pytest.mark.parametrize(
+    ("asked", "gpus", "flags"),
+    [
+        ("auto", 4, "--device cuda"),
+        ("auto", 3, "--device cpu"),
+        ("cpu", 4, "--device cpu"),
+        ("cuda", 0, "--device cuda"),
+    ],
+)
+def test_a_gpu_is_used_if_there_is_one_for_each(asked: str, gpus: int, flags: str) -> None:
+    """Nodes with GPUs that were asked for may come later."""
+    ray = MagicMock()
+    ray.cluster_resources.return_value = {"GPU": gpus}
+    ray.nodes.return_value = ["one"]
+    Cluster(ray, 4, "127.0.0.1", asked).start([], {})
+    given, _ = ray.remote.return_value.return_value.options.return_value.remote.return_value.run.remote.call_args[0]
+    assert flags in " ".join(given)
+    assert ray.remote.call_args.kwargs["num_gpus"] == ("cuda" in flags)
 
 
 def test_where_no_cluster_answers_that_is_said_at_once() -> None:
@@ -110,38 +85,3 @@ def test_an_address_that_is_none_is_refused() -> None:
             connected(asked, count=1, listen_host="", device="cpu"),
         ):
             pass
-
-
-def test_the_folder_of_an_actor_that_was_killed_goes_and_no_other(tmp_path: Path) -> None:
-    """A private key stayed behind."""
-    for name in ("swarm-ray-killed", "swarm-ray-alive", "swarm-up-other", "far"):
-        (tmp_path / name / "data").mkdir(parents=True)
-    (tmp_path / "swarm-ray-begun").mkdir()  # its server has not started
-    (tmp_path / "swarm-ray-link").symlink_to(tmp_path / "far")
-    with lock_folder(tmp_path / "swarm-ray-alive"):
-        remove_stale(tmp_path)
-    kept = {"swarm-ray-alive", "swarm-ray-begun", "swarm-ray-link", "swarm-up-other", "far"}
-    assert {path.name for path in tmp_path.iterdir()} == kept
-
-
-async def test_whoever_waits_for_an_actor_can_be_cancelled_and_ray_does_not_notice() -> None:
-    """Ray's client for ray://HOST:PORT printed a traceback about futures that were cancelled."""
-
-    class Asked:
-        def __init__(self) -> None:
-            self.given: Future[str] = Future()
-
-        def future(self) -> Future[str]:
-            return self.given
-
-    never, later, lost = Asked(), Asked(), Asked()
-    waiting = [asyncio.create_task(answer(one)) for one in (never, later, lost)]
-    await asyncio.sleep(0)
-    waiting[0].cancel()
-    later.given.set_result("here")
-    lost.given.set_exception(OSError("gone"))
-    given = await asyncio.gather(*waiting, return_exceptions=True)
-    assert given[1] == "here"
-    assert [type(given[0]), type(given[2])] == [asyncio.CancelledError, OSError]
-    never.given.set_result("it may still be given")
-    await asyncio.sleep(0)
