@@ -349,7 +349,7 @@ def _start_on(cluster: Cluster, shell: Shell, address: str, flags: list[str]) ->
     shell.scheduler = address
     request = pb_members.CreateTokenRequest(role=Role.STAGE_SERVER, ttl_s=TOKEN_TTL_S, uses=TOKEN_USES)
     with dial(shell) as scheduler:
-        cluster.start(flags, {"SWARM_JOIN": scheduler.create_token(request).line})
+        cluster.start(flags, {"SWARM_JOIN": scheduler.call("CreateToken", request).line})
 
 
 def _stage_server_flags(device: str, count: int, folder: Path, host: str) -> list[str]:
