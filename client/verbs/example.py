@@ -80,13 +80,7 @@ overlap     = "auto"            # microbatches of a step that use weights one st
                                 # busy between steps: 0 = none, a share as 0.25, "all", or what stages, replicas
                                 # and measured links ask for
 sync_steps  = "auto"            # the first steps do without overlap; auto: warmup_steps
-deadline_k     = 6.0            # 1 to 50: a hop is late after the median + k * MAD of what hops took lately,
-deadline_min_s = 1.0            # at the least,
-deadline_max_s = 120.0          # at the most; it then goes to another replica
-rebalance            = true     # move stage servers to the stage that limits the job
-rebalance_interval_s = 30.0     # 1 to 3600: how often to look
-rebalance_min_gain   = 0.15     # 0 to 1: of throughput, net of what the move costs
-rebalance_cooldown_s = 120.0    # 0 to 86400: a stage server that has moved or joined stays so long
+rebalance   = true              # move stage servers to the stage that limits the job
 
 [islands]
 count       = "auto"            # or 1 to 64 complete pipelines, joined by averaging.mode; in a swarm 8 at most;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarm.types import JobId, OnStall, Routing, UnitName
 from swarm.wire.messages import StateFile
@@ -14,7 +14,7 @@ ON_ITS_WAY_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DeadlineSettings:
-    """Keys of [pipeline] in the job file: deadline_k, deadline_min_s, deadline_max_s."""
+    """A hop is late after the median of recent hops and `k` times their spread, within the two bounds."""
 
     k: float = 6.0
     min_s: float = 1.0
@@ -23,12 +23,12 @@ class DeadlineSettings:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceSettings:
-    """The first four are keys of [pipeline] in the job file, `min_replicas` is one of [limits]."""
+    """`rebalance` is a key of [pipeline] in the job file, `min_replicas` one of [limits]; all else is constant."""
 
     rebalance: bool = True
-    interval_s: float = 30.0
-    min_gain: float = 0.15
-    cooldown_s: float = 120.0
+    interval_s: float = 30.0  # between two looks
+    min_gain: float = 0.15  # of throughput, net of what the move costs
+    cooldown_s: float = 120.0  # that a stage server stays after it moved or joined
     min_replicas: int = 1
     horizon_s: float = 1800.0  # how long a gain is assumed to last
     windows: int = 3
@@ -48,7 +48,8 @@ class SavingRules:
 
 NEVER = SavingRules()  # but after the last step
 DEADLINES = DeadlineSettings()
-NO_REBALANCING = RebalanceSettings(rebalance=False)
+REBALANCING = RebalanceSettings()
+NO_REBALANCING = replace(REBALANCING, rebalance=False)
 
 
 @dataclass(frozen=True, slots=True)

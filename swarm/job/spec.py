@@ -159,27 +159,7 @@ class PipelineSection(Section):
     # Microbatches of a step that use weights one step old, so that steps overlap, or their share; 0: synchronous.
     overlap: Auto | Literal["all"] | WholeNumber | Annotated[float, Field(gt=0, lt=1)] = "auto"
     sync_steps: Auto | Annotated[int, Field(ge=0, le=10**9)] = "auto"  # the first steps do without overlap
-    deadline_k: Annotated[float, Field(ge=1, le=50)] = 6.0  # median + k * MAD of what a hop took lately
-    deadline_min_s: Annotated[float, Field(ge=0.05, le=600)] = 1.0
-    deadline_max_s: Annotated[float, Field(ge=0.05, le=3600)] = 120.0
     rebalance: bool = True  # move stage servers to the stage that limits the job
-    rebalance_interval_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
-    rebalance_min_gain: Annotated[float, Field(ge=0, le=1)] = 0.15  # of throughput, net of what the move costs
-    rebalance_cooldown_s: Annotated[float, Field(ge=0, le=86400)] = 120.0  # per stage server
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_staleness(cls, values: Any) -> Any:
-        """`staleness`, the key that was before `overlap`: 0 = no microbatch late, 1 = all of them, from the start."""
-        if not isinstance(values, dict) or "staleness" not in values:
-            return values
-        rest = {key: value for key, value in values.items() if key != "staleness"}
-        staleness = values["staleness"]
-        if rest.keys() & {"overlap", "sync_steps"}:
-            raise ValueError("staleness is the old name of overlap: remove pipeline.staleness")
-        if staleness not in (0, 1) or isinstance(staleness, bool):
-            raise ValueError(f"staleness = {staleness!r} is neither 0 nor 1: set pipeline.overlap instead")
-        return rest | {"overlap": "all" if staleness else 0, "sync_steps": 0}
 
     @property
     def staleness(self) -> int:
@@ -256,11 +236,6 @@ class JobSpec(Section):
             return self  # not grounded yet: the layers are known when it is
         layers = self.layers
         pipeline = self.pipeline
-        if pipeline.deadline_max_s < pipeline.deadline_min_s:
-            raise ValueError(
-                f"pipeline.deadline_max_s = {pipeline.deadline_max_s} is less than "
-                f"pipeline.deadline_min_s = {pipeline.deadline_min_s}"
-            )
         if self.training.eval_every_steps and not self.data.validation_ratio:
             raise ValueError(
                 f"training.eval_every_steps = {self.training.eval_every_steps} has nothing to evaluate: "
@@ -370,6 +345,13 @@ class JobSpec(Section):
 _CHECKED = "leave it out; trust.spot_check computes a share of all hops again"
 # The keys that earlier versions had: the default that their specs contain, and what to do instead.
 GONE: Mapping[str, tuple[object, str]] = {
+    "pipeline.staleness": ("", 'set pipeline.overlap = 0, or "all" and pipeline.sync_steps = 0'),
+    "pipeline.deadline_k": (6.0, "leave it out; it is always 6"),
+    "pipeline.deadline_min_s": (1.0, "leave it out; it is always 1 s"),
+    "pipeline.deadline_max_s": (120.0, "leave it out; it is always 120 s"),
+    "pipeline.rebalance_interval_s": (30.0, "leave it out; it is always 30 s"),
+    "pipeline.rebalance_min_gain": (0.15, "leave it out; it is always 0.15"),
+    "pipeline.rebalance_cooldown_s": (120.0, "leave it out; it is always 120 s"),
     "training.muon_products": ("fast", "leave it out, and let each stage have stage servers of one kind of processor"),
     "trust.newcomer_hops": (0, _CHECKED),
     "trust.norm_band": (False, _CHECKED),

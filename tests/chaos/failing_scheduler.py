@@ -8,6 +8,8 @@ from collections.abc import Callable
 from scheduler.__main__ import cli
 from scheduler.api.sessions import Connections
 from scheduler.brain.islands.exchange import OuterSteps
+from scheduler.brain.settings import RebalanceSettings
+from scheduler.jobs.starts import settings
 from scheduler.storage.database import Database
 from swarm.process.lifecycle import run_cli
 from swarm.wire.messages import Averaged, Commit, Exchange
@@ -56,6 +58,11 @@ def merge_agreed(point: Failpoint) -> None:
     point.before(Connections, "send", merges)
 
 
+def never_moves(_: Failpoint) -> None:
+    """Nobody dies; stage servers move soon, often and for little."""
+    settings.REBALANCING = RebalanceSettings(interval_s=2.0, cooldown_s=10.0, min_gain=0.05)
+
+
 OUTER_POINTS: dict[str, Callable[[Failpoint], None]] = {
     "level/Exchange": level_exchange,
     "Exchange/Averaged": exchange_averaged,
@@ -63,7 +70,7 @@ OUTER_POINTS: dict[str, Callable[[Failpoint], None]] = {
     "rows/merge": rows_merge,
     "merge/agreed": merge_agreed,
 }
-POINTS = {"Averaged/row": averaged_row, "row/Commit": row_commit, **OUTER_POINTS}
+POINTS = {"Averaged/row": averaged_row, "row/Commit": row_commit, "never/moves": never_moves, **OUTER_POINTS}
 
 if __name__ == "__main__":
     name, hit, rest = take_flags(sys.argv[1:])

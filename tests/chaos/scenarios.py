@@ -553,8 +553,8 @@ def moves_under_churn(folder: Path, seed: str, long: bool) -> Trial:
     with Trial(folder, seed, "--allow-chaos") as trial:
         trial.add_servers(4, "--allow-chaos")
         (slow,) = trial.add_servers(1, "--allow-chaos", "--stage", "1")
-        settings = {"rebalance_interval_s": 2.0, "rebalance_cooldown_s": 10.0, "rebalance_min_gain": 0.05}
-        work = Work(trial, 2, 300, **{f"pipeline__{key}": value for key, value in settings.items()})
+        trial.restart_scheduler(module="tests.chaos.failing_scheduler --at never/moves --hit 1")
+        work = Work(trial, 2, 300)
         kills = 12 if long else 2
         while len(trial.kills) < kills or not trial.said(trial.scheduler, "moves to stage"):
             job = work.at_work()

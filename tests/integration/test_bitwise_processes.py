@@ -24,7 +24,7 @@ EVALUATING = {"data__validation_ratio": 0.01, "training__eval_every_steps": 4}
 TWO_ISLANDS = {"islands__count": 2}
 # (stages, replicas) in order of the processes that they need; the pool grows from one to the next.
 ROWS: list[tuple[int, int, dict[str, object]]] = [
-    (2, 1, {"config__tie_word_embeddings": True, "pipeline__staleness": 0, "pipeline__compression": "int8"}),
+    (2, 1, {"config__tie_word_embeddings": True, "pipeline__overlap": 0, "pipeline__compression": "int8"}),
     (1, 2, {"training__optimizer": "lamb", "model__recompute": True}),
     (2, 2, {"config__tie_word_embeddings": True, "training__optimizer": "muon", "pipeline__routing": "iwrr"}),
     # Two islands, so every stage has a replica of each.

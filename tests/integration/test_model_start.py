@@ -28,6 +28,7 @@ from swarm.model.state import InitialState, StateReading, part_file, read_files,
 from swarm.reference.trainer import build_stages, save_folder, sha256_of, train_local, train_step
 from swarm.types import Microbatch
 from swarm.wire.messages import StateFile
+from tests.support.simulated import stale
 
 CPU = torch.device("cpu")
 T = 16
@@ -286,7 +287,7 @@ def test_training_goes_on_from_a_checkpoint_at_another_cut_with_the_same_bits(
     tied: bool, staleness: int, optimizer: str, tmp_path: Path
 ) -> None:
     save(tmp_path / "hf", "llama-tied" if tied else "llama")
-    changes = {"training__steps": 4, "pipeline__staleness": staleness, "training__optimizer": optimizer}
+    changes = {"training__steps": 4, **stale(staleness), "training__optimizer": optimizer}
     whole = spec_of(tmp_path / "hf", stages=2, **changes)
     batches = batches_of(whole)
     stages = build_stages(whole, CPU)

@@ -29,7 +29,7 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
         4,
         {"model__family": "mistral", "config__sliding_window": 4, "pipeline__stages": 2, "pipeline__routing": "iwrr"},
     ),
-    "qwen2, synchronous": (4, {"model__family": "qwen2", "pipeline__stages": 2, "pipeline__staleness": 0}),
+    "qwen2, synchronous": (4, {"model__family": "qwen2", "pipeline__stages": 2, "pipeline__overlap": 0}),
     "qwen3, uniform, sgd": (
         5,
         {"model__family": "qwen3", "pipeline__stages": 2, "pipeline__routing": "uniform", "training__optimizer": "sgd"},
@@ -40,7 +40,7 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "bfloat16 boundaries": (4, {"pipeline__stages": 2, "pipeline__compression": "bfloat16"}),
     "float16 boundaries, synchronous": (
         4,
-        {"pipeline__stages": 2, "pipeline__compression": "float16", "pipeline__staleness": 0},
+        {"pipeline__stages": 2, "pipeline__compression": "float16", "pipeline__overlap": 0},
     ),
     "recompute, linear": (2, {"pipeline__stages": 2, "model__recompute": True, "training__schedule": "linear"}),
     "resumed at another cut": (4, {"pipeline__stages": 2, "training__steps": 8, "checkpoint__every_steps": 2}),
@@ -52,8 +52,8 @@ _GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 64, "n_positions": 6
 def _spec(folder: Path, changes: dict[str, Any]) -> JobSpec:
     values = small_spec(write_text(folder)).model_dump()
     # As it was when the hashes were recorded: all microbatches one step late, plain AdamW.
-    del values["pipeline"]["overlap"], values["pipeline"]["sync_steps"]
-    values["pipeline"]["staleness"], values["training"]["lookahead"] = 1, 0.0
+    values["pipeline"] |= {"overlap": "all", "sync_steps": 0}
+    values["training"]["lookahead"] = 0.0
     for key, value in changes.items():
         section, _, name = key.partition("__")
         if section == "config":

@@ -28,7 +28,7 @@ from tests.support.scenes import (
     serves,
     train,
 )
-from tests.support.simulated import small_spec
+from tests.support.simulated import small_spec, stale
 
 
 async def submit_another(run: Run, **changes: Any) -> Job:
@@ -45,15 +45,10 @@ async def submit_another(run: Run, **changes: Any) -> Job:
     raise AssertionError(other.record.reason)
 
 
+@pytest.mark.usefixtures("moves_soon")
 def test_a_replica_that_moves_arrives_although_another_job_waits(tmp_path: Path) -> None:
     """Between its stages it is idle, and whoever waited took it: the move cost the job a replica instead."""
-    task = Task.make(
-        tmp_path,
-        training__steps=10,
-        pipeline__staleness=1,
-        pipeline__rebalance_interval_s=1.0,
-        pipeline__rebalance_cooldown_s=1.0,
-    )
+    task = Task.make(tmp_path, training__steps=10, **stale(1))
     others: list[Job] = []
 
     async def unbalance(run: Run) -> None:
@@ -132,14 +127,9 @@ def test_a_lost_replica_is_replaced_although_another_job_waits(tmp_path: Path) -
     train(task, 4, 4, lose_one)
 
 
+@pytest.mark.usefixtures("moves_soon")
 def test_a_replica_that_is_lost_between_its_stages_is_waited_for_no_longer(tmp_path: Path) -> None:
-    task = Task.make(
-        tmp_path,
-        training__steps=10,
-        pipeline__staleness=1,
-        pipeline__rebalance_interval_s=1.0,
-        pipeline__rebalance_cooldown_s=1.0,
-    )
+    task = Task.make(tmp_path, training__steps=10, **stale(1))
     moved: list[PeerId] = []
 
     async def lose_the_mover(run: Run) -> None:

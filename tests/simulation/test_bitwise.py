@@ -17,7 +17,7 @@ from swarm.data.shards import ShardInfo, TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.reference.trainer import StepReport, train_local
-from tests.support.simulated import Tokens, run_swarm, small_spec, write_text
+from tests.support.simulated import Tokens, run_swarm, small_spec, stale, write_text
 
 
 def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_without_flush_steps_overlap(tmp_path: Path) -> None:
     source = write_text(tmp_path)
     seconds = {}
     for staleness in (0, 1):
-        spec = small_spec(source, pipeline__stages=3, pipeline__staleness=staleness, training__steps=8)
+        spec = small_spec(source, pipeline__stages=3, **stale(staleness), training__steps=8)
         resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
         tokens = Tokens.make(tmp_path, resolved)
         seconds[staleness] = run_swarm(resolved, tokens, 3, seed=5).training_s

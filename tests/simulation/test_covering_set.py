@@ -18,7 +18,7 @@ import torch
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
-from tests.support.simulated import Tokens, run_swarm, small_spec, write_text
+from tests.support.simulated import Tokens, run_swarm, small_spec, stale, write_text
 
 BASE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 GATED = BASE | {"intermediate_size": 40, "num_key_value_heads": 2}
@@ -102,7 +102,7 @@ def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path, row: Row
         pipeline__compression=row.codec,
         pipeline__stages=row.stages,
         pipeline__routing=row.routing,
-        pipeline__staleness=row.staleness,
+        **stale(row.staleness),
         pipeline__max_in_flight=("auto", 1, 4)[number % 4 % 3],
         **momentum,
     )

@@ -12,7 +12,7 @@ from swarm.job.spec import JobSpec
 from swarm.reference.trainer import EvaluationReport, train_local
 from swarm.types import JobState
 from tests.support.scenes import play, resolved
-from tests.support.simulated import Rig, Tokens, small_spec, write_text
+from tests.support.simulated import Rig, Tokens, small_spec, stale, write_text
 
 
 def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> tuple[str, list[EvaluationRow], list[str]]:
@@ -65,7 +65,7 @@ def test_validation_losses_are_those_of_one_process_in_every_mode(
     spec = spec_with_validation(
         tmp_path,
         pipeline__stages=2,
-        pipeline__staleness=staleness,
+        **stale(staleness),
         pipeline__compression=compression,
         pipeline__max_in_flight=3,
         training__eval_every_steps=every,

@@ -15,13 +15,14 @@ from swarm.wire.messages import Admit, Command, Event, Follow, Loaded
 from tests.support.scenes import BEFORE, Run, Task, add_peer, serves, train
 from tests.support.sim.fabric import Observer
 from tests.support.sim.network import SimNetwork
+from tests.support.simulated import stale
 
 SHAPES = [
-    {"pipeline__staleness": 0},
+    {"pipeline__overlap": 0},
     {"pipeline__overlap": 3, "pipeline__sync_steps": 2},
-    {"pipeline__staleness": 1, "config__tie_word_embeddings": True, "training__optimizer": "lamb"},
-    {"pipeline__staleness": 1, "pipeline__stages": 1, "config__tie_word_embeddings": True},
-    {"pipeline__staleness": 0, "pipeline__stages": 3, "training__optimizer": "muon"},
+    {**stale(1), "config__tie_word_embeddings": True, "training__optimizer": "lamb"},
+    {**stale(1), "pipeline__stages": 1, "config__tie_word_embeddings": True},
+    {"pipeline__overlap": 0, "pipeline__stages": 3, "training__optimizer": "muon"},
     {"training__optimizer": "sgd", "training__momentum": 0.9},
     {"pipeline__overlap": 3, "pipeline__sync_steps": 2, "model__dtype": "bfloat16_parameters"},
 ]
@@ -55,7 +56,7 @@ def test_a_new_peer_becomes_a_replica_and_the_old_one_of_its_stage_may_die(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_peers_come_and_go_at_random(tmp_path: Path, seed: int) -> None:
-    task = Task.make(tmp_path, training__steps=10, pipeline__staleness=seed % 2)
+    task = Task.make(tmp_path, training__steps=10, **stale(seed % 2))
 
     async def churn(run: Run) -> None:
         number = 0

@@ -10,11 +10,12 @@ import pytest
 
 from swarm.types import PeerId, PeerState
 from tests.support.scenes import Run, Task, add_peer, replayed, train
+from tests.support.simulated import stale
 
 SHAPES = [
-    {"pipeline__staleness": 0},
+    {"pipeline__overlap": 0},
     {"pipeline__overlap": 3, "pipeline__sync_steps": 2},
-    {"pipeline__staleness": 1, "config__tie_word_embeddings": True, "pipeline__stages": 3},
+    {**stale(1), "config__tie_word_embeddings": True, "pipeline__stages": 3},
 ]
 
 
@@ -77,7 +78,7 @@ def test_the_last_of_a_stage_stays_until_another_has_joined(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("seed", range(2))
 def test_drains_deaths_and_joins_at_random(tmp_path: Path, seed: int) -> None:
-    task = Task.make(tmp_path, training__steps=9, pipeline__staleness=seed % 2)
+    task = Task.make(tmp_path, training__steps=9, **stale(seed % 2))
 
     async def churn(run: Run) -> None:
         number = 0
@@ -97,15 +98,10 @@ def test_drains_deaths_and_joins_at_random(tmp_path: Path, seed: int) -> None:
     train(task, 4, seed, churn)
 
 
+@pytest.mark.usefixtures("moves_soon")
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_replica_moves_to_the_stage_that_limits(tmp_path: Path, staleness: int) -> None:
-    task = Task.make(
-        tmp_path,
-        training__steps=16,
-        pipeline__staleness=staleness,
-        pipeline__rebalance_interval_s=1.0,
-        pipeline__rebalance_cooldown_s=1.0,
-    )
+    task = Task.make(tmp_path, training__steps=16, **stale(staleness))
 
     async def unbalance(run: Run) -> None:
         await run.until_step(1)

@@ -38,14 +38,13 @@ class Codecs(Observer):
             self.seen.setdefault((owner, address), []).append(header.codec)
 
 
+@pytest.mark.usefixtures("late_after_a_minute")
 def test_a_slow_link_gets_int8_and_a_fast_one_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = resolved(
         small_spec(
             write_text(tmp_path),
             pipeline__stages=2,
             pipeline__compression="auto",
-            pipeline__deadline_min_s=60.0,
-            pipeline__deadline_max_s=60.0,
             pipeline__rebalance=False,
             config__num_hidden_layers=2,
             config__hidden_size=64,

@@ -24,6 +24,7 @@ class Steady(InlineDevice):
         super().__init__(lambda: COMPUTE_S)
 
 
+@pytest.mark.usefixtures("late_after_a_minute")
 @pytest.mark.parametrize(("travel_s", "late"), [(FAST_S, 2), (0.2, 5), (2.0, 8)])
 def test_the_next_job_hides_the_links_that_the_one_before_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, travel_s: float, late: int
@@ -36,8 +37,6 @@ def test_the_next_job_hides_the_links_that_the_one_before_measured(
         write_text(tmp_path),
         pipeline__stages=2,
         pipeline__overlap="auto",
-        pipeline__deadline_min_s=60.0,
-        pipeline__deadline_max_s=60.0,
         config__num_hidden_layers=2,
         config__vocab_size=257,
         training__global_batch_sequences=16,

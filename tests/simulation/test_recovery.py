@@ -15,13 +15,13 @@ import pytest
 from swarm.errors import Fenced
 from swarm.types import JobState, PeerState
 from tests.support.scenes import Run, Task, replayed, train
-from tests.support.simulated import SCHEDULER
+from tests.support.simulated import SCHEDULER, stale
 
 SHAPES = [
-    {"pipeline__staleness": 0},
+    {"pipeline__overlap": 0},
     {"pipeline__overlap": 3, "pipeline__sync_steps": 2},
-    {"pipeline__staleness": 1, "config__tie_word_embeddings": True},
-    {"pipeline__staleness": 0, "pipeline__stages": 3, "model__recompute": True},
+    {**stale(1), "config__tie_word_embeddings": True},
+    {"pipeline__overlap": 0, "pipeline__stages": 3, "model__recompute": True},
 ]
 
 

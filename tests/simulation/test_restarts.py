@@ -64,18 +64,12 @@ def test_a_job_that_had_committed_nothing_is_placed_again(tmp_path: Path) -> Non
     train(task, 4, 1, kill_while_it_loads)
 
 
+@pytest.mark.usefixtures("late_after_a_minute")
 def test_as_much_is_in_flight_on_long_links_as_before_the_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory of those that came back was taken to be unknown: the window stayed as narrow as on near links."""
-    task = Task.make(
-        tmp_path,
-        training__global_batch_sequences=32,
-        training__steps=6,
-        pipeline__overlap=0,
-        pipeline__deadline_min_s=60.0,
-        pipeline__deadline_max_s=60.0,
-    )
+    task = Task.make(tmp_path, training__global_batch_sequences=32, training__steps=6, pipeline__overlap=0)
 
     def widest(run: Run) -> int:
         brain = run.job.brain

@@ -21,7 +21,7 @@ from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import Accumulated, StoreHeader
 from tests.support.scenes import PEERS, Desk, at_desk, make_spec, of_desk
-from tests.support.simulated import Tokens
+from tests.support.simulated import Tokens, stale
 
 MAX_RUNTIME_S = 0.5  # some of the steps
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
     spec = make_spec(
         tmp_path,
         pipeline__stages=4,
-        pipeline__staleness=staleness,
+        **stale(staleness),
         training__optimizer=optimizer,
         training__momentum=0.9 if optimizer == "sgd" else 0.0,
         model__dtype=dtype,
@@ -120,7 +120,7 @@ async def test_a_job_keeps_the_checkpoint_that_its_name_meant_when_it_was_submit
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_pause_and_resume_at_another_number_of_stages_change_no_bit(tmp_path: Path, staleness: int) -> None:
-    spec = make_spec(tmp_path, pipeline__staleness=staleness, checkpoint__every_steps=0)
+    spec = make_spec(tmp_path, **stale(staleness), checkpoint__every_steps=0)
     tokens = Tokens.make(tmp_path, spec)
     expected = train_local(spec, tokens.batches(spec), device=CPU)
 

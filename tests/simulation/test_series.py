@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 from scheduler.api.announcer import NoAnnouncer
 from scheduler.assembly import assemble
 from scheduler.brain.explain.facts import IslandStanding
+from scheduler.brain.settings import DEADLINES
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import SHOW_S, _show_speeds, show, tidy
 from scheduler.metrics import IslandFigures, SchedulerMetrics
@@ -91,7 +92,7 @@ def test_a_job_at_work_shows_speeds_and_deadlines_and_an_ended_one_none(tmp_path
         assert (len(weights), len(deadlines)) == (4, 4)
         assert all(0.2 < weight < 0.8 for weight in weights)
         assert sum(weights) == pytest.approx(2.0)
-        assert all(0.0 < deadline_s <= spec.pipeline.deadline_max_s for deadline_s in deadlines)
+        assert all(0.0 < deadline_s <= DEADLINES.max_s for deadline_s in deadlines)
         speeds = [line for line in _lines(rig.metrics, "peer-1") if "speed_tokens" in line]
         assert float(speeds[0].rpartition(" ")[2]) > 100.0
         await rig.finished(job)

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from statistics import median
 
+import pytest
+
 from swarm.types import PeerId
 from tests.support.scenes import Run, Task, train
 
@@ -32,14 +34,9 @@ def given(run: Run, peer: PeerId) -> float:
     return total(run, "swarm_route_decisions_total", stage="0", peer=peer)
 
 
+@pytest.mark.usefixtures("late_soon")
 def test_a_slow_replica_is_routed_around_and_used_again(tmp_path: Path) -> None:
-    task = Task.make(
-        tmp_path,
-        training__steps=36,
-        training__global_batch_sequences=24,
-        pipeline__staleness=0,
-        pipeline__deadline_min_s=0.1,
-    )
+    task = Task.make(tmp_path, training__steps=36, training__global_batch_sequences=24, pipeline__overlap=0)
     figures: dict[str, float] = {}
 
     async def slow_one_down(run: Run) -> None:

@@ -23,7 +23,7 @@ from swarm.pki.passes import PassKey
 from swarm.types import JobState
 from swarm.wire.messages import StoreHeader
 from tests.support.scenes import Run, SavingTask, Scene, saving, stall
-from tests.support.simulated import SCHEDULER
+from tests.support.simulated import SCHEDULER, stale
 
 CPU = torch.device("cpu")
 STEPS = 8
@@ -41,9 +41,7 @@ def explained(scene: Scene) -> list[Fact]:
 def test_a_job_whose_stage_is_lost_waits_and_goes_on_with_a_new_peer_bitwise(
     tmp_path: Path, stages: int, lost: int, staleness: int, tied: bool, seed: int
 ) -> None:
-    task = SavingTask.make(
-        tmp_path, pipeline__stages=stages, pipeline__staleness=staleness, config__tie_word_embeddings=tied
-    )
+    task = SavingTask.make(tmp_path, pipeline__stages=stages, **stale(staleness), config__tie_word_embeddings=tied)
 
     async def act(scene: Scene) -> None:
         job = scene.job
@@ -244,7 +242,7 @@ async def test_a_job_that_fails_whenever_it_loads_rests_longer_each_time(scene: 
 
 
 @pytest.mark.parametrize("version", [4, STEPS])
-@saving(pipeline__staleness=0)
+@saving(pipeline__overlap=0)
 async def test_a_stage_that_is_lost_while_it_hands_over_a_checkpoint_costs_that_checkpoint(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:

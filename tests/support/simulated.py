@@ -87,6 +87,11 @@ def small_spec(source: Path, **changes: object) -> JobSpec:
     return JobSpec.model_validate({"name": "rig", **values})
 
 
+def stale(versions: int) -> dict[str, object]:
+    """The changes by which all microbatches use weights so many versions old, from the first step on."""
+    return {"pipeline__overlap": "all" if versions else 0, "pipeline__sync_steps": 0}
+
+
 def write_text(folder: Path) -> Path:
     """Text with structure, so that training has something to learn."""
     path = folder / "text.txt"

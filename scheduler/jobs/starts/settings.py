@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scheduler.brain.fleet.memory_split import ModelCosts
-from scheduler.brain.settings import BrainSettings, DeadlineSettings, RebalanceSettings, SavingRules
+from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, SavingRules
 from scheduler.jobs.job import split_of
 from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.islands import files_for
@@ -84,12 +85,6 @@ def brain_settings(
         second_owner=spec.trust.second_owner,
         clips=spec.averaging.aggregate == "centered_clip",
         second_hash=spec.trust.second_hash,
-        deadlines=DeadlineSettings(pipeline.deadline_k, pipeline.deadline_min_s, pipeline.deadline_max_s),
-        rebalance=RebalanceSettings(
-            rebalance=pipeline.rebalance,
-            interval_s=pipeline.rebalance_interval_s,
-            min_gain=pipeline.rebalance_min_gain,
-            cooldown_s=pipeline.rebalance_cooldown_s,
-            min_replicas=spec.limits.min_replicas,
-        ),
+        deadlines=DEADLINES,
+        rebalance=replace(REBALANCING, rebalance=pipeline.rebalance, min_replicas=spec.limits.min_replicas),
     )

@@ -63,7 +63,7 @@ def check_islands(spec: JobSpec) -> None:
             raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco" or "streaming"')
         if spec.islands.shares != "equal":
             raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco", not "{mode}"')
-        if outer not in (OuterSection(), OuterSection(momentum=0.9)):  # 0.9 was the default, and was stored
+        if outer != OuterSection():
             raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set another mode')
         return
     batch, size = spec.training.global_batch_sequences, spec.training.microbatch_sequences

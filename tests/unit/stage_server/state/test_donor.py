@@ -24,7 +24,7 @@ from swarm.wire.messages import Commit, LoadStage, StateRequest
 from tests.support.devices import InlineDevice
 from tests.support.scenes import resolved
 from tests.support.sim.network import SimNetwork
-from tests.support.simulated import small_spec, write_text
+from tests.support.simulated import small_spec, stale, write_text
 
 CPU = torch.device("cpu")
 RATE = 1e-2
@@ -68,7 +68,7 @@ def test_chunks_of_different_versions_are_brought_up_to_one_state(
 ) -> None:
     spec = spec_of(
         tmp_path,
-        pipeline__staleness=staleness,
+        **stale(staleness),
         training__optimizer=optimizer,
         config__tie_word_embeddings=True,
         **({"training__momentum": 0.9} if optimizer == "sgd" else {}),

@@ -102,7 +102,7 @@ def test_parameters_are_counted(family: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16_parameters"])
 def test_what_a_stage_holds_between_steps_is_within_the_estimate(dtype: str, staleness: int) -> None:
     training = {"optimizer": "adamw", "reproducible": True}
-    spec = spec_of(dtype=dtype, training=training, pipeline={"staleness": staleness})
+    spec = spec_of(dtype=dtype, training=training, pipeline={"overlap": staleness})
     stage = Stage(spec, 0, torch.device("cpu"))
     estimate = stage_footprint(spec, 2, 0, 2)
     held = [*stage.weights.newest().values()]
@@ -129,7 +129,7 @@ def test_what_costs_memory_raises_the_estimate_and_what_saves_it_lowers_it() -> 
     assert of(pipeline={"max_in_flight": 64}) > plain > of(pipeline={"max_in_flight": 1})
     assert of(model={"recompute": True}) < plain
     assert of(model={"dtype": "bfloat16_parameters"}) < of(model={"dtype": "bfloat16"}) < plain
-    assert of(pipeline={"staleness": 0}) < plain
+    assert of(pipeline={"overlap": 0}) < plain
     assert of(training={"optimizer": "sgd"}) < plain
     assert of(pipeline={"compression": "int8"}) < plain < of(pipeline={"compression": "none"})
     assert of(replicas=4) < plain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import astuple
 from typing import Any
 
@@ -89,13 +88,6 @@ def test_people_are_told_how_islands_exchange() -> None:
     )
     assert told in shape_text(spec_of("streaming", outer={"every_steps": 4}))
     assert "island" not in shape_text(spec_of("allreduce", 1))
-
-
-def test_a_job_that_was_stored_before_momentum_was_chosen_can_be_read() -> None:
-    values = json.loads(spec_of("allreduce", 1).model_dump_json())
-    assert values["outer"]["momentum"] == "auto"
-    values["outer"]["momentum"] = 0.9
-    assert not spec_from_json(json.dumps(values)).has_outer_steps
 
 
 def test_a_resolved_job_with_islands_is_resolved_for_good() -> None:

@@ -165,7 +165,6 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
         (2, 0, {"pipeline": {"overlap": 0.01}}, 0),
         (2, 0, {"pipeline": {"overlap": 0.03125}}, 1),  # half of a microbatch
         (2, 0, {"pipeline": {"overlap": "all"}}, 16),
-        (2, 0, {"pipeline": {"staleness": 1}}, 16),
     ],
 )
 def test_overlap_keeps_every_pipeline_busy_between_two_steps(
@@ -175,7 +174,7 @@ def test_overlap_keeps_every_pipeline_busy_between_two_steps(
     spec = job(**sections | {"training": training | sections.get("training", {})})
     found = resolve(spec, vocabulary_size=257, stages_if_auto=stages, peers=peers)
     assert found.overlap == overlap
-    assert found.sync_steps == (0 if "staleness" in sections.get("pipeline", {}) else 7)
+    assert found.sync_steps == 7
     assert resolve(found, vocabulary_size=257, stages_if_auto=1, peers=50) == found
 
 

@@ -55,21 +55,9 @@ def pipeline(**values: Any) -> JobSpec:
     )
 
 
-@pytest.mark.parametrize(("staleness", "overlap", "kept"), [(0, 0, 0), (1, "all", 1)])
-def test_staleness_is_understood_as_none_or_all_of_a_step_from_the_first_one_on(
-    staleness: int, overlap: int | str, kept: int
-) -> None:
-    spec = pipeline(staleness=staleness)
-    assert (spec.pipeline.overlap, spec.pipeline.sync_steps, spec.pipeline.staleness) == (overlap, 0, kept)
-    assert spec_from_json(spec.model_dump_json()) == spec
-
-
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"staleness": 2}, "neither 0 nor 1"),
-        ({"staleness": True}, "neither 0 nor 1"),
-        ({"staleness": 1, "overlap": 2}, "old name of overlap"),
         ({"overlap": -1}, "pipeline.overlap"),
         ({"overlap": "some"}, "pipeline.overlap"),
         ({"overlap": 1.0}, "pipeline.overlap"),
