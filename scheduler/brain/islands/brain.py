@@ -104,7 +104,7 @@ class IslandsBrain:
                 self._pacing.durable(rows, now_s)
                 durable = [(row.timeline % len(self._roster.islands), inputs.RowDurable(row.step)) for row in rows]
                 durable.sort(key=lambda one: self._checkpoints.waits(one[0]))  # first those whose checkpoint is open
-                decided = [one for island, row in durable for one in self._tell(island, row, now_s)]
+                decided = [output for island, row in durable for output in self._tell(island, row, now_s)]
                 return [*decided, *self._pause_on_nonfinite(rows)]
             case inputs.Happened(peer=peer, event=Hello() as hello) if peer not in self._roster.island_of:
                 island = hello.timeline % len(self._roster.islands)
@@ -164,13 +164,13 @@ class IslandsBrain:
 
     @property
     def saves_again_s(self) -> float:
-        return max(one.saves_again_s for one in self._roster.at_work().values())
+        return max(brain.saves_again_s for brain in self._roster.at_work().values())
 
     @property
     def due_s(self) -> float:
         """When the next Tick is due, over all islands."""
         ahead_s = [time_s for time_s in self._outer.retries_s() if time_s > self._now_s]
-        return min([*ahead_s, *(one.due_s for one in self._roster.at_work().values())], default=math.inf)
+        return min([*ahead_s, *(brain.due_s for brain in self._roster.at_work().values())], default=math.inf)
 
     def part_of(self, timeline: int) -> int:
         """The number of the island's part in the checkpoint under way; -1 if it has no part."""
@@ -182,7 +182,7 @@ class IslandsBrain:
 
     def counts(self) -> Counts:
         """Counters over all islands at work; a step counts once all of them made it."""
-        return Counts.of_islands([one.counts() for one in self._roster.at_work().values()])
+        return Counts.of_islands([brain.counts() for brain in self._roster.at_work().values()])
 
     def team(self) -> Team:
         return team_of(self._roster.at_work())
@@ -239,12 +239,12 @@ class IslandsBrain:
 
     def deadline_s(self, stage: int, direction: Direction) -> float:
         """The longest of all islands."""
-        return max(one.deadline_s(stage, direction) for one in self._roster.islands)
+        return max(brain.deadline_s(stage, direction) for brain in self._roster.islands)
 
     def validate(self) -> None:
         """Assert what must hold between any two inputs."""
-        for one in self._roster.islands:
-            one.validate()
+        for brain in self._roster.islands:
+            brain.validate()
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class IslandsBrain:
         for island, begin in enumerate(each.begins):
             if begin is None:
                 continue
-            peers = begin.known if isinstance(begin, inputs.Resumed) else [one.peer for one in begin.replicas]
+            peers = begin.known if isinstance(begin, inputs.Resumed) else [replica.peer for replica in begin.replicas]
             self._roster.island_of |= dict.fromkeys(peers, island)
             decided += self._tell(island, begin, now_s)
         return decided
@@ -271,9 +271,9 @@ class IslandsBrain:
             return []
         brain = self._roster.islands[island]
         was_loading = brain.mode is Mode.LOADING
-        until = {peer: brain.leaves_from(peer) for one in self._divisions for peer in one.awaited}
+        until = {peer: brain.leaves_from(peer) for division in self._divisions for peer in division.awaited}
         made = brain.step(happened, now_s)
-        left = [one.peer for one in made if isinstance(one, outputs.Left)]
+        left = [output.peer for output in made if isinstance(output, outputs.Left)]
         over = {peer for peer in left if self._divisions.left(peer, until.get(peer))}
         decided = self._outer.released(made, now_s)
         for output in made:
@@ -314,7 +314,7 @@ class IslandsBrain:
         return self._end(end if is_asked else replace(end, reason=f"island {island}: {told}"), told, now_s)
 
     def _tell_all(self, happened: Input, now_s: float) -> list[Output]:
-        return [one for island in self.present for one in self._tell(island, happened, now_s)]
+        return [output for island in self.present for output in self._tell(island, happened, now_s)]
 
     def _release(self, peer: PeerId, reason: str) -> list[Output]:
         return [outputs.Send(peer, Release(self.settings.job, reason)), outputs.Released(peer, reason)]
@@ -322,9 +322,10 @@ class IslandsBrain:
     def _end(self, end: Finish | Fail | Stopped, reason: str, now_s: float) -> list[Output]:
         """End the job and release all peers; the first end stands."""
         self.is_over = True
-        released = [one for island in self._roster.islands for one in island.step(inputs.Cancel(reason), now_s)]
-        released += [one for each in self._divisions for peer in each.arrived for one in self._release(peer, reason)]
-        return [*(one for one in released if not isinstance(one, Stopped)), end]
+        released = [output for island in self._roster.islands for output in island.step(inputs.Cancel(reason), now_s)]
+        arrived = [peer for division in self._divisions for peer in division.arrived]
+        released += [output for peer in arrived for output in self._release(peer, reason)]
+        return [*(output for output in released if not isinstance(output, Stopped)), end]
 
     # Saving and stopping ---------------------------------------------------------------------------------------------
 
@@ -351,13 +352,13 @@ class IslandsBrain:
     def _drop(self, drop: DropCheckpoint, now_s: float, *, anew: bool = False, already: int = -1) -> list[Output]:
         """Give a checkpoint up at all islands but `already`, and let the islands save that waited for it."""
         gone, islands = self._checkpoints.drop(drop, anew=anew)
-        told = [one for n in islands if n != already for one in self._tell_quietly(n, gone, now_s)]
+        told = [output for n in islands if n != already for output in self._tell_quietly(n, gone, now_s)]
         return [replace(drop, version=self.courses[0].inner_steps(drop.version)), *told]
 
     def _tell_quietly(self, island: int, gone: Gone, now_s: float) -> list[Output]:
         """Let an island give up its part of a checkpoint without a second note for people."""
         told = (DropCheckpoint, Note, EnterState)
-        return [one for one in self._tell(island, gone, now_s) if not isinstance(one, told)]
+        return [output for output in self._tell(island, gone, now_s) if not isinstance(output, told)]
 
     def _written(
         self, happened: inputs.CheckpointKept | inputs.CheckpointNotKept, steps: int, now_s: float
@@ -376,7 +377,7 @@ class IslandsBrain:
         if self._roster.is_unsettled or self._divisions:
             return []  # how far they are is not known yet
         self._asked, self._stopping = None, Stopped(asked.state, asked.reason)
-        if any(one.mode is Mode.LOADING for one in self._roster.at_work().values()):
+        if any(brain.mode is Mode.LOADING for brain in self._roster.at_work().values()):
             return self._end(self._stopping, asked.reason, now_s)
         return self._tell_all(replace(asked, version=self._roster.level()), now_s)
 
@@ -396,8 +397,8 @@ class IslandsBrain:
             return [Note("warning", told)]
         if found := islands_to_evict(self._roster, self._outer, happened.for_s, now_s):
             return self._give_up(found, happened.for_s, now_s)
-        if all(one.saves_only for one in self._roster.at_work().values()):
-            owing = [number for number, one in self._roster.at_work().items() if one.owing()]
+        if all(brain.saves_only for brain in self._roster.at_work().values()):
+            owing = [number for number, brain in self._roster.at_work().items() if brain.owing()]
             return self._tell((owing or [self._checkpoints.first])[0], happened, now_s)
         end = stuck(self.settings.job, happened.for_s, self.waiting_for(), self.settings.on_stall, self._told_to_stop)
         return self._end(end, "nothing moved", now_s)
@@ -421,11 +422,12 @@ class IslandsBrain:
             return decided
         self._guests.exchanged(self._roster, now_s)
         told = self._tell_all(exchanged, now_s)
-        rows = [row for one in told if isinstance(one, outputs.WriteRows) for row in one.rows]
-        decided += [one for one in told if not isinstance(one, outputs.WriteRows)]
+        rows = [row for output in told if isinstance(output, outputs.WriteRows) for row in output.rows]
+        decided += [output for output in told if not isinstance(output, outputs.WriteRows)]
         assert len(rows) == len(self.present), "each island at work commits the outer step"
         decided += self._divide(exchanged.step, now_s)
-        forks, shares = tuple(one.fork for one in self._divisions), self._pacing.decide(exchanged.step, self._divisions)
+        forks = tuple(division.fork for division in self._divisions)
+        shares = self._pacing.decide(exchanged.step, self._divisions)
         return [*decided, outputs.WriteRows(tuple(rows), forks, shares, self._outer.took_s)]
 
     def _receive(self, now_s: float) -> list[Output]:
@@ -433,7 +435,7 @@ class IslandsBrain:
         step = self._roster.outer_step
         in_front = step is not None and not self.is_stopping and self._roster.may_begin_behind(step)
         joins = self._guests.look(self._roster, now_s, in_front=in_front)
-        return [one for join in joins for one in self._told(join.replica.peer, join, now_s)]
+        return [output for join in joins for output in self._told(join.replica.peer, join, now_s)]
 
     def _compare(self, now_s: float) -> list[Output]:
         """Evict islands whose outer weights differ from the majority's; without a majority the job fails."""
@@ -452,7 +454,8 @@ class IslandsBrain:
         for island, why in islands.items():
             told = f"{why}; {self._guests.leave_out(island, self._roster, for_s, now_s)}"
             released = self._roster.islands[island].step(inputs.Cancel(told), now_s)
-            decided += [one for one in released if not isinstance(one, Stopped)] + self._lose(island, told, now_s)
+            decided += [output for output in released if not isinstance(output, Stopped)]
+            decided += self._lose(island, told, now_s)
         return decided
 
     def _lose(self, island: int, told: str, now_s: float) -> list[Output]:
@@ -474,17 +477,17 @@ class IslandsBrain:
         if self.is_stopping or not self._roster.may_begin_behind(step):
             return []
         leaves = self._divisions.begin(self._roster, step + 1, self._guests.resting(now_s))
-        return [one for island, leave in leaves for one in self._tell(island, leave, now_s)]
+        return [output for island, leave in leaves for output in self._tell(island, leave, now_s)]
 
     def _settle(self, now_s: float) -> list[Output]:
         """Begin the islands whose replicas have all gone over; give up the islands that lack a stage."""
         decided: list[Output] = []
-        for one in self._divisions.settled(self._roster):
-            if one.is_whole(len(self.settings.split)):
-                decided += self._fork(one, now_s)
+        for division in self._divisions.settled(self._roster):
+            if division.is_whole(len(self.settings.split)):
+                decided += self._fork(division, now_s)
             else:
-                reason = f"island {one.island} does not begin: a stage has no replica"
-                decided += [output for peer in one.arrived for output in self._release(peer, reason)]
+                reason = f"island {division.island} does not begin: a stage has no replica"
+                decided += [output for peer in division.arrived for output in self._release(peer, reason)]
         return decided
 
     def _fork(self, division: Division, now_s: float) -> list[Output]:
@@ -497,7 +500,7 @@ class IslandsBrain:
         if (version := self._checkpoints.version) is not None:
             self._checkpoints.wait(island)
             told.append(inputs.OthersSave(version))
-        return [*places, *(one for each in told for one in self._tell(island, each, now_s))]
+        return [*places, *(output for each in told for output in self._tell(island, each, now_s))]
 
 
 def of_job(output: Output, island: int, roster: Roster, envoys: set[PeerId]) -> Output:
@@ -544,8 +547,8 @@ class Pacing:
         """Record which islands have come to the outer step."""
         if self._shares is None or self._began_s is None:
             return
-        for island, one in self._roster.at_work().items():
-            if one.outer_step is not None and now_s > self._began_s:
+        for island, brain in self._roster.at_work().items():
+            if brain.outer_step is not None and now_s > self._began_s:
                 self._took_s.setdefault(island, now_s - self._began_s)
 
     def decide(self, step: int, divisions: Iterable[Division]) -> tuple[int, ...]:
@@ -555,7 +558,7 @@ class Pacing:
         course = self._roster.courses[0]
         newest, following = self._shares.of_cycle(course.inner.steps), course.next_outer(step + 1)
         steps = following.behind - course.inner_steps(step) if following is not None else 1
-        begin = [one.island for one in divisions]
+        begin = [division.island for division in divisions]
         able = sorted({*self._roster.present, *begin})
         took_s = {island: took_s for island, took_s in self._took_s.items() if island not in begin}  # by another life
         self._next = next_shares(able, newest, took_s, self._shares.microbatches, steps)
@@ -576,21 +579,21 @@ REJOINS = "begins anew behind an exchange, once its site has a stage server for 
 def situation_of(roster: Roster, outer: OuterSteps, waiting_for: str, now_s: float) -> Situation:
     """The islands at work as one situation, and why others are lost."""
     islands, courses, state = roster.at_work(), roster.courses, states(roster)
-    of = {number: one.situation(now_s) for number, one in islands.items()}
+    of = {number: brain.situation(now_s) for number, brain in islands.items()}
     standings = [
         IslandStanding(
             number,
-            courses[number].inner_steps(one.agreed),
-            one.agreed - courses[number].inner_steps(one.agreed),
-            one.peers,
-            "waits for the exchange" if state[number] is IslandState.EXCHANGING else island_waits_for(one),
+            courses[number].inner_steps(brain.agreed),
+            brain.agreed - courses[number].inner_steps(brain.agreed),
+            brain.peers,
+            "waits for the exchange" if state[number] is IslandState.EXCHANGING else island_waits_for(brain),
             of[number],
             numbers(of[number].steps, courses[number]),
-            _share(courses[number], one.agreed),
+            _share(courses[number], brain.agreed),
             state[number],
             outer.waits.of(number, now_s),
         )
-        for number, one in islands.items()
+        for number, brain in islands.items()
     ]
     standings += [
         IslandStanding(
@@ -602,13 +605,13 @@ def situation_of(roster: Roster, outer: OuterSteps, waiting_for: str, now_s: flo
     ]
     return replace(
         next(iter(of.values())),
-        is_running=all(one.is_running for one in of.values()),
-        agreed=min(one.agreed for one in of.values()),
+        is_running=all(situation.is_running for situation in of.values()),
+        agreed=min(situation.agreed for situation in of.values()),
         waiting_for=waiting_for,
-        replicas=tuple(replica for one in of.values() for replica in one.replicas),
-        joiners=tuple(joiner for one in of.values() for joiner in one.joiners),
-        links={pair: until_s for one in of.values() for pair, until_s in one.links.items()},
-        checkpoint=_checkpoint([one.checkpoint for one in of.values() if one.checkpoint is not None], courses[0]),
+        replicas=tuple(replica for situation in of.values() for replica in situation.replicas),
+        joiners=tuple(joiner for situation in of.values() for joiner in situation.joiners),
+        links={pair: until_s for situation in of.values() for pair, until_s in situation.links.items()},
+        checkpoint=_checkpoint([open_ for each in of.values() if (open_ := each.checkpoint) is not None], courses[0]),
         islands=tuple(sorted(standings, key=lambda one: one.number)),
         outer_rounds=dict(outer.outcomes),
     )
@@ -616,13 +619,13 @@ def situation_of(roster: Roster, outer: OuterSteps, waiting_for: str, now_s: flo
 
 def team_of(islands: Mapping[int, JobBrain]) -> Team:
     """All replicas of the islands at work."""
-    of = [one.team() for one in islands.values()]
-    return Team(*(sum(getattr(one, each.name) for one in of) for each in fields(Team)))
+    teams = [brain.team() for brain in islands.values()]
+    return Team(*(sum(getattr(team, field.name) for team in teams) for field in fields(Team)))
 
 
 def waits_for(islands: Mapping[int, JobBrain], lost: Mapping[int, str]) -> str:
     """The reason why each island waits."""
-    told = [f"island {number} {island_waits_for(one)}" for number, one in islands.items()]
+    told = [f"island {number} {island_waits_for(brain)}" for number, brain in islands.items()]
     return "; ".join([*told, *(f"island {number} is lost" for number in sorted(lost))])
 
 
@@ -633,8 +636,8 @@ def island_waits_for(island: JobBrain) -> str:
 def story_of(islands: Sequence[JobBrain], courses: Sequence[OuterCourse], step: int, index: int) -> list[str]:
     """The story of a microbatch of an inner step, at every island."""
     found = []
-    for number, (one, course) in enumerate(zip(islands, courses, strict=True)):
-        lines = one.story(course.version_after(step), index)
+    for number, (brain, course) in enumerate(zip(islands, courses, strict=True)):
+        lines = brain.story(course.version_after(step), index)
         found += [f"island {number}: {line}" for line in lines]
     return found
 
@@ -649,6 +652,6 @@ def _checkpoint(parts: Sequence[OpenCheckpoint], course: OuterCourse) -> OpenChe
     """The parts of a checkpoint as one, for people."""
     if not parts:
         return None
-    savers = {peer: stage for one in parts for peer, stage in one.savers.items()}
-    is_writing = all(one.is_writing for one in parts)
+    savers = {peer: stage for part in parts for peer, stage in part.savers.items()}
+    is_writing = all(part.is_writing for part in parts)
     return OpenCheckpoint(course.inner_steps(parts[0].version), parts[0].since_s, savers, is_writing=is_writing)

@@ -68,11 +68,11 @@ class _Round:
     @property
     def is_judged(self) -> bool:
         """Whether it failed, and for each pair of islands an envoy reported whether they reached each other."""
-        return bool(self.missed) and len({one.timeline for one in self.silent()}) <= 1
+        return bool(self.missed) and len({envoy.timeline for envoy in self.silent()}) <= 1
 
     def silent(self) -> list[Envoy]:
         """The envoys that have not reported."""
-        return [one for one in self.envoys if one.peer not in self.reports and one.peer not in self.missed]
+        return [envoy for envoy in self.envoys if envoy.peer not in self.reports and envoy.peer not in self.missed]
 
     def failed(self, peer: PeerId, event: RoundFailed) -> None:
         """Note an accusation. It counts even after the round was given up because of another report."""
@@ -103,13 +103,13 @@ class _Round:
         for peer, missed in sorted(self.missed.items()):
             for other, said in sorted(missed.items()):
                 told.setdefault(frozenset((of[peer], of[other])), {}).setdefault(of[peer], said)
-        silent = {one.timeline: one.peer for one in self.silent()}
+        silent = {envoy.timeline: envoy.peer for envoy in self.silent()}
         for pair, by in told.items():
             first = min(by)
             is_denied = len(by) < len(pair) and not silent.keys() & pair
             found[pair] = LinkFailure(by[first], first if is_denied else None)
         if min(now_s, self.ended_s) >= self.began_s + must_speak_s:
-            found |= {frozenset((one,)): LinkFailure(f"{peer} says nothing") for one, peer in silent.items()}
+            found |= {frozenset((timeline,)): LinkFailure(f"{peer} says nothing") for timeline, peer in silent.items()}
         return found
 
     def _timelines(self) -> dict[PeerId, int]:
@@ -138,17 +138,19 @@ class _UnitRounds:
 
     def of(self, number: Round, peer: PeerId) -> _Round | None:
         """The round with this number, if the peer is one of its envoys."""
-        found = (one for one in self.newest if one.number == number and any(each.peer == peer for each in one.envoys))
-        return next(found, None)
+        found = next((made for made in self.newest if made.number == number), None)
+        return found if found is not None and any(envoy.peer == peer for envoy in found.envoys) else None
 
     def rifts(self, now_s: float, must_speak_s: float) -> dict[frozenset[int], LinkFailure]:
         """What failed in all of the newest finished rounds; if nothing did, what failed in the last one."""
-        over = [one for one in self.newest if one is not self.under_way or now_s >= one.began_s + must_speak_s]
+        over = [
+            round_ for round_ in self.newest if round_ is not self.under_way or now_s >= round_.began_s + must_speak_s
+        ]
         if self.is_complete or not over:
             return {}
-        *before, last = (one.rifts(now_s, must_speak_s) for one in over)
-        for one in over[-1].silent() if before else ():  # nor did its island say anything in the round before
-            last |= {each: rift for each, rift in before[-1].items() if each == {one.timeline}}
+        *before, last = (round_.rifts(now_s, must_speak_s) for round_ in over)
+        for envoy in over[-1].silent() if before else ():  # nor did its island say anything in the round before
+            last |= {each: rift for each, rift in before[-1].items() if each == {envoy.timeline}}
         return {each: last[each] for each in last.keys() & set(last).intersection(*before) or last.keys()}
 
 
@@ -173,33 +175,33 @@ class Exchanging:
         """Give up late rounds; start due rounds for which every island has envoys."""
         outputs: list[Output] = []
         known = list(delegations)
-        for unit, one in self._rounds.items():
-            if self._late_s(one) <= now_s and self._relieves(unit, one.newest[-1].silent(), known):
-                silent = listed(each.peer for each in one.newest[-1].silent())
-                outputs += self._again(unit, one.newest[-1].trouble or f"no word came from {silent}", now_s)
-                one.was_late = True
-            envoys = self._envoys(unit, one.failures, known)
-            if one.is_under_way or one.retry_s > now_s or not envoys:
+        for unit, rounds in self._rounds.items():
+            if self._late_s(rounds) <= now_s and self._relieves(unit, rounds.newest[-1].silent(), known):
+                silent = listed(each.peer for each in rounds.newest[-1].silent())
+                outputs += self._again(unit, rounds.newest[-1].trouble or f"no word came from {silent}", now_s)
+                rounds.was_late = True
+            envoys = self._envoys(unit, rounds.failures, known)
+            if rounds.is_under_way or rounds.retry_s > now_s or not envoys:
                 continue
-            if one.newest and one.newest[-1].ended_s == math.inf:
-                outputs += self._aborts(unit, one.newest[-1])
-                one.newest[-1].ended_s = now_s
-            one.newest, one.is_under_way = [*one.newest[1 - NEWEST :], _Round(self._next, envoys, now_s)], True
+            if rounds.newest and rounds.newest[-1].ended_s == math.inf:
+                outputs += self._aborts(unit, rounds.newest[-1])
+                rounds.newest[-1].ended_s = now_s
+            rounds.newest, rounds.is_under_way = [*rounds.newest[1 - NEWEST :], _Round(self._next, envoys, now_s)], True
             outputs += [Send(each.peer, self._command(unit, self._next, envoys, each)) for each in envoys]
             self._next = Round(self._next.epoch, self._next.number + 1)
         return outputs
 
     def averaged(self, peer: PeerId, event: Averaged, now_s: float) -> list[Output]:
         """An envoy has the mean proposal. Fails the job if repeatedly no majority of islands holds the same mean."""
-        one = self._rounds.get(event.unit)
-        made = None if one is None else one.of(event.round, peer)
-        if one is None or made is None or all(each.peer != peer for each in made.silent()):
+        rounds = self._rounds.get(event.unit)
+        made = None if rounds is None else rounds.of(event.round, peer)
+        if rounds is None or made is None or all(each.peer != peer for each in made.silent()):
             return []
         made.reports[peer] = event
-        if not one.is_under_way and made is one.newest[-1] and made.ended_s == math.inf and made.is_complete:
-            one.is_under_way = True  # the last word came late, but before the next round
+        if not rounds.is_under_way and made is rounds.newest[-1] and made.ended_s == math.inf and made.is_complete:
+            rounds.is_under_way = True  # the last word came late, but before the next round
             self.outcomes["failed"] -= 1
-        if one.under_way is not made:
+        if rounds.under_way is not made:
             return []
         if made.is_judged:
             return self._again(event.unit, made.trouble, now_s)
@@ -209,98 +211,98 @@ class Exchanging:
         told = f"envoys differ in the mean proposal of unit {event.unit}, outer step {self.step}: {held}"
         if made.overrules():
             return self._again(event.unit, told, now_s)
-        one.disputes += 1
-        if one.disputes > DISPUTES_MAX:
+        rounds.disputes += 1
+        if rounds.disputes > DISPUTES_MAX:
             return [Fail(ReplicaDiverged.code, told, "run the same release on all stage servers")]
         return [*self._again(event.unit, told, now_s), *self._void(event.unit)]
 
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> list[Output]:
         """An envoy could not exchange: repeat the round after a pause, with other envoys if there are any."""
-        one = self._rounds.get(event.unit)
-        made = None if one is None else one.of(event.round, peer)
-        if one is None or made is None:
+        rounds = self._rounds.get(event.unit)
+        made = None if rounds is None else rounds.of(event.round, peer)
+        if rounds is None or made is None:
             return []
         made.failed(peer, event)
-        return self._again(event.unit, made.trouble, now_s) if one.under_way is made and made.is_judged else []
+        return self._again(event.unit, made.trouble, now_s) if rounds.under_way is made and made.is_judged else []
 
     def lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
         """The peer is gone, or lost its rounds with its session: repeat its rounds."""
         outputs, told = list[Output](), f"{peer} is lost: {reason}"
-        for unit, one in self._rounds.items():
-            for envoy in one.newest[-1].envoys if one.newest and one.newest[-1].ended_s == math.inf else ():
+        for unit, rounds in self._rounds.items():
+            for envoy in rounds.newest[-1].envoys if rounds.newest and rounds.newest[-1].ended_s == math.inf else ():
                 if envoy.peer == peer:
                     self._lost[envoy.timeline] = (self._lost.get(envoy.timeline, (0, ""))[0] + 1, told)
                     outputs += [*self._again(unit, told, now_s), *self._void(unit)]
-                    pause_s = _pause_s(one.failures - 1)
-                    one.retry_s = min(one.retry_s, now_s + pause_s)  # whatever others still say of it is void
+                    pause_s = _pause_s(rounds.failures - 1)
+                    rounds.retry_s = min(rounds.retry_s, now_s + pause_s)  # whatever others still say of it is void
         return outputs
 
     def give_up(self, reason: str) -> list[Output]:
         """Abort all rounds, complete or not, because the proposing islands have changed."""
-        self.outcomes["aborted"] += sum(one.is_under_way for one in self._rounds.values())
-        newest = [(unit, one.newest[-1]) for unit, one in self._rounds.items() if one.newest]
+        self.outcomes["aborted"] += sum(rounds.is_under_way for rounds in self._rounds.values())
+        newest = [(unit, rounds.newest[-1]) for unit, rounds in self._rounds.items() if rounds.newest]
         aborts = [each for unit, made in newest for each in self._aborts(unit, made)]
         return [Note("warning", f"the exchange begins again: {reason}"), *aborts]
 
     def result(self) -> Exchanged | None:
         """The means that all envoys agree on, once the rounds of all units are complete."""
-        if not all(one.is_complete for one in self._rounds.values()):
+        if not all(rounds.is_complete for rounds in self._rounds.values()):
             return None
-        made = {unit: one.newest[-1] for unit, one in self._rounds.items()}
-        norms = [norm for one in made.values() for norm in one.reports[min(one.reports)].norms]
+        made = {unit: rounds.newest[-1] for unit, rounds in self._rounds.items()}
+        norms = [norm for each in made.values() for norm in each.reports[min(each.reports)].norms]
         squared = math.fsum(squared_norms(norms))
-        rounds = [OuterRound(unit, one.number, tuple(each.peer for each in one.envoys)) for unit, one in made.items()]
+        rounds = [OuterRound(unit, of.number, tuple(envoy.peer for envoy in of.envoys)) for unit, of in made.items()]
         is_finite = math.isfinite(squared)
         return Exchanged(self.step, tuple(rounds), not is_finite, math.sqrt(squared) if is_finite else 0.0)
 
     def rifts(self, now_s: float) -> dict[frozenset[int], LinkFailure]:
         """The timelines, and pairs of timelines, that cannot exchange, by the newest rounds of all units."""
         found: dict[frozenset[int], LinkFailure] = {}
-        for one in self._rounds.values():
-            found |= one.rifts(now_s, self._timeout_s + PAUSE_S)  # envoys begin at about the same time
+        for rounds in self._rounds.values():
+            found |= rounds.rifts(now_s, self._timeout_s + PAUSE_S)  # envoys begin at about the same time
         if not found and self._lost:  # no round came to its end, for want of these envoys
-            most = max(self._lost, key=lambda one: self._lost[one][0])
+            most = max(self._lost, key=lambda timeline: self._lost[timeline][0])
             found[frozenset((most,))] = LinkFailure(self._lost[most][1])
         return found
 
     def retries_s(self) -> list[float]:
         """When rounds are due, and when those under way are late."""
-        return [self._late_s(one) if one.is_under_way else one.retry_s for one in self._rounds.values()]
+        return [self._late_s(rounds) if rounds.is_under_way else rounds.retry_s for rounds in self._rounds.values()]
 
     def waiting_for(self) -> str:
         """The reason why the exchange waits, for a person; empty if all rounds are complete."""
         parts = []
-        for unit, one in self._rounds.items():
-            if one.under_way is None:
-                parts.append(f"{unit} is exchanged again" + (f", since {one.trouble}" if one.trouble else ""))
-            elif not one.is_complete:
-                parts.append(f"{listed(each.peer for each in one.under_way.silent())} ({unit})")
+        for unit, rounds in self._rounds.items():
+            if rounds.under_way is None:
+                parts.append(f"{unit} is exchanged again" + (f", since {rounds.trouble}" if rounds.trouble else ""))
+            elif not rounds.is_complete:
+                parts.append(f"{listed(each.peer for each in rounds.under_way.silent())} ({unit})")
         return f"waits for the exchange between islands: {'; '.join(parts)}" if parts else ""
 
-    def _late_s(self, one: _UnitRounds) -> float:
+    def _late_s(self, rounds: _UnitRounds) -> float:
         """When the round under way is late; never, if it is complete."""
-        if one.under_way is None or one.is_complete:
+        if rounds.under_way is None or rounds.is_complete:
             return math.inf
-        return one.under_way.began_s + (LATER if one.was_late else LATE) * self._timeout_s
+        return rounds.under_way.began_s + (LATER if rounds.was_late else LATE) * self._timeout_s
 
     def _relieves(self, unit: UnitName, silent: Iterable[Envoy], known: Iterable[Delegation]) -> bool:
         """Whether others can go for some that say nothing; the same ones would only have to begin again."""
-        pools = [one.replicas[stage] for one in known for stage in self._units[unit]]
+        pools = [delegation.replicas[stage] for delegation in known for stage in self._units[unit]]
         alone = {pool[0].peer for pool in pools if len(pool) == 1}
-        return any(one.peer not in alone for one in silent)
+        return any(envoy.peer not in alone for envoy in silent)
 
     def _again(self, unit: UnitName, trouble: str, now_s: float) -> list[Output]:
         """Let the next round begin after a pause, in which other envoys may say how they fared."""
-        one = self._rounds[unit]
-        if not one.is_under_way:
+        rounds = self._rounds[unit]
+        if not rounds.is_under_way:
             return []
-        one.is_under_way, one.trouble = False, trouble
-        one.retry_s = now_s + _pause_s(one.failures)
-        if one.failures >= HASTY and one.newest[-1].silent():
-            one.retry_s = max(one.retry_s, one.newest[-1].began_s + self._timeout_s + PAUSE_S)
-        one.failures += 1
+        rounds.is_under_way, rounds.trouble = False, trouble
+        rounds.retry_s = now_s + _pause_s(rounds.failures)
+        if rounds.failures >= HASTY and rounds.newest[-1].silent():
+            rounds.retry_s = max(rounds.retry_s, rounds.newest[-1].began_s + self._timeout_s + PAUSE_S)
+        rounds.failures += 1
         self.outcomes["failed"] += 1
-        told = f"round {one.newest[-1].number.number} of unit {unit} between islands failed: {trouble}"
+        told = f"round {rounds.newest[-1].number.number} of unit {unit} between islands failed: {trouble}"
         return [Note("warning", told)]
 
     def _void(self, unit: UnitName) -> list[Output]:
@@ -308,7 +310,7 @@ class Exchanging:
         return self._aborts(unit, self._rounds[unit].newest.pop())
 
     def _aborts(self, unit: UnitName, made: _Round) -> list[Output]:
-        return [Send(one.peer, AbortRound(one.timeline, self.step, unit, made.number)) for one in made.envoys]
+        return [Send(envoy.peer, AbortRound(envoy.timeline, self.step, unit, made.number)) for envoy in made.envoys]
 
     def _envoys(self, unit: UnitName, failures: int, delegations: Iterable[Delegation]) -> tuple[Envoy, ...]:
         """One envoy of each stage that holds the unit, island by island; the first of an island proposes. None if one
@@ -325,8 +327,10 @@ class Exchanging:
                 if not able:
                     return ()
                 first = _turn(failures, island, len(able))
-                for one in (*able[first:], *able[:first])[: None if len(known) == 1 else 1]:
-                    envoys.append(Envoy(one.peer, one.incarnation, one.address, delegation.timeline, tokens))
+                for replica in (*able[first:], *able[:first])[: None if len(known) == 1 else 1]:
+                    envoys.append(
+                        Envoy(replica.peer, replica.incarnation, replica.address, delegation.timeline, tokens)
+                    )
                     tokens = 0
         return tuple(envoys)
 
@@ -396,8 +400,8 @@ class OuterSteps:
 
     def released(self, made: Iterable[Output], now_s: float) -> list[Output]:
         """Repeat the rounds of replicas that an island released: they drop what they hold."""
-        gone = [one for one in made if isinstance(one, Released)]
-        return [output for one in gone for output in self.lost(one.peer, f"it was released ({one.reason})", now_s)]
+        gone = [(output.peer, f"it was released ({output.reason})") for output in made if isinstance(output, Released)]
+        return [output for peer, reason in gone for output in self.lost(peer, reason, now_s)]
 
     def advance(self, now_s: float) -> tuple[list[Output], Exchanged | None]:
         """Begin the rounds that can begin. Returns the exchange too once all rounds are complete."""
@@ -417,7 +421,7 @@ class OuterSteps:
         if exchanged is None or not self._roster.have_come_to(step):
             return decided, None
         self._close(self._exchanging)
-        self.envoys = {peer for one in exchanged.rounds for peer in one.envoys}
+        self.envoys = {peer for round_ in exchanged.rounds for peer in round_.envoys}
         self._outcomes["averaged"] += len(exchanged.rounds)
         if exchanged.skip:
             steps_made = self._roster.courses[0].inner_steps(step)
@@ -432,7 +436,7 @@ class OuterSteps:
             return []
         aborts = self._exchanging.give_up(reason)
         self._close(self._exchanging)
-        return [one for one in aborts if not isinstance(one, Send) or one.peer in self._roster.island_of]
+        return [output for output in aborts if not isinstance(output, Send) or output.peer in self._roster.island_of]
 
     def _close(self, exchanging: Exchanging) -> None:
         self._round, self._exchanging = exchanging.next_round, None
@@ -446,8 +450,8 @@ class OuterSteps:
     def rifts(self, now_s: float) -> dict[frozenset[int], LinkFailure]:
         """The islands, and pairs of islands, that cannot exchange, with an envoy's report."""
         found = {} if self._exchanging is None else self._exchanging.rifts(now_s)
-        by = {one: None if rift.by is None else self._island(rift.by) for one, rift in found.items()}
-        return {frozenset(map(self._island, one)): replace(rift, by=by[one]) for one, rift in found.items()}
+        by = {pair: None if rift.by is None else self._island(rift.by) for pair, rift in found.items()}
+        return {frozenset(map(self._island, pair)): replace(rift, by=by[pair]) for pair, rift in found.items()}
 
     def _island(self, timeline: int) -> int:
         return timeline % len(self._roster.islands)
@@ -457,7 +461,7 @@ class OuterSteps:
 
     def waiting_for(self) -> str:
         """What the exchange waits for, for people; empty if there is no exchange or it waits for nothing."""
-        if self._exchanging is None or all(one.outer_step is None for one in self._roster.at_work().values()):
+        if self._exchanging is None or all(brain.outer_step is None for brain in self._roster.at_work().values()):
             return ""
         steps = self._roster.courses[0].inner_steps(self._exchanging.step)
         told = self._exchanging.waiting_for()
@@ -490,16 +494,16 @@ def islands_to_evict(roster: Roster, outer: OuterSteps, for_s: float, now_s: flo
 
 def _at_fault(roster: Roster, outer: OuterSteps, for_s: float, now_s: float) -> dict[int, str]:
     islands = roster.at_work()
-    if all(one.saves_only for one in islands.values()):
-        owing = {n: listed(peers) for n, one in islands.items() if (peers := one.owing(again=True))}
+    if all(brain.saves_only for brain in islands.values()):
+        owing = {n: listed(peers) for n, brain in islands.items() if (peers := brain.owing(again=True))}
         told = f"handed over no part of the checkpoint for {for_s:g} s, a second time"
         return {n: f"{peers} {told}" for n, peers in owing.items()}
-    behind = [n for n, one in islands.items() if one.outer_step is None and not one.saves_only]
+    behind = [n for n, brain in islands.items() if brain.outer_step is None and not brain.saves_only]
     if behind:
         return dict.fromkeys(behind, f"no step was committed for {for_s:g} s, and the other islands wait")
     rifts = outer.rifts(now_s)
-    sizes = {n: sum(map(len, one.peers)) for n, one in islands.items()}
-    stay = largest_group(sizes, rifts, doubts(rifts.keys() | outer.parted), Counter(one.by for one in rifts.values()))
+    sizes = {n: sum(map(len, brain.peers)) for n, brain in islands.items()}
+    stay = largest_group(sizes, rifts, doubts(rifts.keys() | outer.parted), Counter(rift.by for rift in rifts.values()))
     return {n: _told(n, rifts, for_s) for n in islands if n not in stay}
 
 
@@ -512,11 +516,11 @@ def largest_group(
     servers (`sizes`); then the lowest numbers.
     """
     groups = [group for many in range(len(sizes) + 1) for group in combinations(sorted(sizes), many)]
-    able = [group for group in groups if not any(one.issubset(group) for one in apart)]
+    able = [group for group in groups if not any(pair.issubset(group) for pair in apart)]
 
     def worth(group: tuple[int, ...]) -> tuple[object, ...]:
-        doubted = [-sum(of.get(one, 0) for one in group) for of in doubts]
-        return len(group), doubted, sum(sizes[one] for one in group), [-one for one in group]
+        doubted = [-sum(of.get(island, 0) for island in group) for of in doubts]
+        return len(group), doubted, sum(sizes[n] for n in group), [-n for n in group]
 
     return max(able, key=worth)
 

@@ -37,7 +37,7 @@ class Division:
 
     def is_whole(self, stages: int) -> bool:
         """Whether each stage has a replica."""
-        return {one.stage for one in self.arrived.values()} == set(range(stages))
+        return {replica.stage for replica in self.arrived.values()} == set(range(stages))
 
     def settings(self, roster: Roster) -> BrainSettings:
         """The settings of the island that begins. It saves when the others do, and does not evaluate."""
@@ -50,7 +50,7 @@ class Division:
         settings, course = self.settings(roster), roster.courses[self.island]
         roster.renew(self.island, JobBrain(settings, Random(rng.getrandbits(64)), course), self.arrived)
         told = f"island {self.island} begins anew after step {course.inner_steps(settings.first_step)}"
-        places = [Admitted(one.peer, roster.place(self.island, one.stage)) for one in self.arrived.values()]
+        places = [Admitted(replica.peer, roster.place(self.island, replica.stage)) for replica in self.arrived.values()]
         return [Note("info", f"{told}, as a copy of island {self.origin}"), *places]
 
 
@@ -72,38 +72,41 @@ class Divisions:
     def begin(self, roster: Roster, version: int, resting: Collection[str] = ()) -> list[tuple[int, AskToLeave]]:
         """Divide islands after an outer step; returns the island and the order for each replica that is to leave."""
         leaves = []
-        for one in plan(roster, version, resting):
-            self.add(one)
-            leaves += [(one.origin, AskToLeave(peer, f"goes over to island {one.island}")) for peer in one.awaited]
+        for division in plan(roster, version, resting):
+            self.add(division)
+            leaves += [
+                (division.origin, AskToLeave(peer, f"goes over to island {division.island}"))
+                for peer in division.awaited
+            ]
         moved = "its island is another site's now"
         return leaves or [(island, AskToLeave(peer, moved)) for island, peer in handed_over(roster, version, resting)]
 
     def settled(self, roster: Roster) -> list[Division]:
         """Remove and return the divisions that await no replica any more."""
         found = []
-        for one in list(self._of):
-            origin = roster.islands[one.origin]
-            for peer in list(one.awaited):
-                if one.origin in roster.lost or origin.leaves_from(peer) != one.fork.version:
-                    del one.awaited[peer]  # it is lost, or has to stay
-            if not one.awaited:
-                self._of.remove(one)
-                found.append(one)
+        for division in list(self._of):
+            origin = roster.islands[division.origin]
+            for peer in list(division.awaited):
+                if division.origin in roster.lost or origin.leaves_from(peer) != division.fork.version:
+                    del division.awaited[peer]  # it is lost, or has to stay
+            if not division.awaited:
+                self._of.remove(division)
+                found.append(division)
         return found
 
     def left(self, peer: PeerId, version: int | None) -> bool:
         """Note that a replica left its island with this version. Whether it goes over, so that it is not released."""
-        for one in self._of:
-            if peer in one.awaited and one.fork.version == version:
-                one.arrived[peer] = one.awaited.pop(peer)
+        for division in self._of:
+            if peer in division.awaited and division.fork.version == version:
+                division.arrived[peer] = division.awaited.pop(peer)
                 return True
         return False
 
     def lost(self, peer: PeerId) -> bool:
         """The peer is gone or out of touch and does not go over. Returns whether it had left its island."""
-        for one in self._of:
-            one.awaited.pop(peer, None)
-        return any(one.arrived.pop(peer, None) is not None for one in self._of)
+        for division in self._of:
+            division.awaited.pop(peer, None)
+        return any(division.arrived.pop(peer, None) is not None for division in self._of)
 
 
 def plan(roster: Roster, version: int, resting: Collection[str] = ()) -> list[Division]:
@@ -124,7 +127,7 @@ def plan(roster: Roster, version: int, resting: Collection[str] = ()) -> list[Di
         if guests and any(len(pool) - len(some) < least for pool, some in zip(pools, guests, strict=True)):
             guests = []
         halves = [sorted(pool, key=lambda one: one.peer)[1::2] for pool in pools]
-        going = {one.peer: one for pool in guests or halves for one in pool}
+        going = {replica.peer: replica for pool in guests or halves for replica in pool}
         fork = Fork(roster.next_timeline(island), roster.timelines[origin], version)
         divisions.append(Division(island, origin, fork, going))
     return divisions
@@ -137,12 +140,12 @@ def handed_over(roster: Roster, version: int, resting: Collection[str] = ()) -> 
     sites that serve other islands leave. A site never leaves its last island.
     """
     least, able = roster.replicas_min, _able(roster, version, resting)
-    sites = {island: {one.site for pool in pools for one in pool} - {""} for island, pools in able.items()}
+    sites = {island: {replica.site for pool in pools for replica in pool} - {""} for island, pools in able.items()}
     leaves = []
     for island, pools in able.items():
         elsewhere = {site for other, found in sites.items() if other != island for site in found}
         if any(_enough(pools, site, least) for site in sites[island] - elsewhere):
-            leaves += [(island, one.peer) for pool in pools for one in pool if one.site in elsewhere]
+            leaves += [(island, replica.peer) for pool in pools for replica in pool if replica.site in elsewhere]
             sites[island] -= elsewhere
     return leaves
 
@@ -150,19 +153,19 @@ def handed_over(roster: Roster, version: int, resting: Collection[str] = ()) -> 
 def _able(roster: Roster, version: int, resting: Collection[str]) -> dict[int, list[list[ReplicaRecord]]]:
     """Per island and stage, the replicas that may leave with `version`."""
     found = {}
-    for island, one in roster.at_work().items():
-        pools = [one.may_divide(stage, version - 1) for stage in range(len(one.settings.split))]
+    for island, brain in roster.at_work().items():
+        pools = [brain.may_divide(stage, version - 1) for stage in range(len(brain.settings.split))]
         found[island] = [[each for each in pool if not {each.site, each.peer} & {*resting}] for pool in pools]
     return found
 
 
 def _guests(pools: Sequence[Sequence[ReplicaRecord]], home: str, least: int) -> list[list[ReplicaRecord]]:
     """Per stage, the replicas of one foreign site, if that site can fill every stage; otherwise none."""
-    sites = sorted({one.site for pool in pools for one in pool} - {"", home})
+    sites = sorted({replica.site for pool in pools for replica in pool} - {"", home})
     return next((found for site in sites if (found := _enough(pools, site, least))), [])
 
 
 def _enough(pools: Sequence[Sequence[ReplicaRecord]], site: str, least: int) -> list[list[ReplicaRecord]]:
     """Per stage, the replicas of a site; none at all if some stage has too few."""
-    of_site = [[one for one in pool if one.site == site] for pool in pools]
+    of_site = [[replica for replica in pool if replica.site == site] for pool in pools]
     return of_site if all(len(pool) >= least for pool in of_site) else []

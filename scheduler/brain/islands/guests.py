@@ -65,7 +65,7 @@ class Guests:
     def arrives(self, replica: ReplicaRecord, roster: Roster) -> Join:
         """How a peer joins its island: as a guest it waits."""
         island = roster.island_of[replica.peer]
-        counts = Counter(one.site for pool in roster.replicas(island) for one in pool)
+        counts = Counter(replica.site for pool in roster.replicas(island) for replica in pool)
         others = [count for site, count in counts.items() if site not in ("", replica.site)]
         is_guest = bool(replica.site) and max(others, default=0) > counts[replica.site]
         self._guests.pop(replica.peer, None)
@@ -77,10 +77,10 @@ class Guests:
         """The guests that may fetch from now on. Sets `awaited` if all islands stand `in_front` of an exchange."""
         self._forget(roster)
         self.awaited = sorted(self._wanted(roster, now_s)) if in_front else []
-        may = [one for peer, one in self._guests.items() if peer in self.awaited or (in_front and one.exchanges)]
-        joins = [Join(one.replica) for one in may if not one.fetches]
-        for one in may:
-            one.fetches = True
+        may = [guest for peer, guest in self._guests.items() if peer in self.awaited or (in_front and guest.exchanges)]
+        joins = [Join(guest.replica) for guest in may if not guest.fetches]
+        for guest in may:
+            guest.fetches = True
         return joins
 
     def waiting_for(self) -> str:
@@ -92,7 +92,7 @@ class Guests:
         for guest in self._guests.values():
             guest.exchanges += not guest.fetches
         for island in roster.present:
-            sites = {one.site for pool in roster.replicas(island) for one in pool} - {""}
+            sites = {replica.site for pool in roster.replicas(island) for replica in pool} - {""}
             for name in self._names(island, roster) if len(sites) < 2 else ():  # not as guests of another site's
                 rest = self._rests.get(name)
                 if rest is not None and rest.until_s <= now_s and roster.timelines[island] not in rest.beside:
@@ -136,19 +136,19 @@ class Guests:
 
     def _wanted(self, roster: Roster, now_s: float) -> Iterator[PeerId]:
         """The guests that complete an island of their site, where exchanges wait for that site."""
-        for island, site in {(one.island, one.replica.site) for one in self._guests.values()}:
+        for island, site in {(guest.island, guest.replica.site) for guest in self._guests.values()}:
             if now_s < self._rest_until_s.get(site, now_s) or site in self.resting(now_s):
                 continue
             if self._is_whole(island, site, roster):
                 yield from self._of(island, site)
 
     def _of(self, island: int, site: str) -> Iterator[PeerId]:
-        return (peer for peer, one in self._guests.items() if (one.island, one.replica.site) == (island, site))
+        return (peer for peer, guest in self._guests.items() if (guest.island, guest.replica.site) == (island, site))
 
     def _is_whole(self, island: int, site: str, roster: Roster) -> bool:
         """Whether guests and replicas of a site are enough for an island of their own."""
         coming = Counter(self._guests[peer].replica.stage for peer in self._of(island, site))
-        here = [sum(one.site == site for one in pool) for pool in roster.replicas(island)]
+        here = [sum(replica.site == site for replica in pool) for pool in roster.replicas(island)]
         return all(count + coming[stage] >= roster.replicas_min for stage, count in enumerate(here))
 
     def _forget(self, roster: Roster) -> None:

@@ -75,7 +75,7 @@ class Roster:
     @property
     def timelines(self) -> tuple[int, ...]:
         """The current timeline of each island; for a lost island, its last one."""
-        return tuple(one.settings.timeline for one in self.islands)
+        return tuple(brain.settings.timeline for brain in self.islands)
 
     def serves(self, peer: PeerId) -> JobBrain | None:
         """The island that a peer serves, or joins."""
@@ -109,14 +109,14 @@ class Roster:
     def is_unsettled(self) -> bool:
         """Whether it is not known yet how far each island is."""
         return any(
-            one.mode in (Mode.WAITING, Mode.GATHERING) or (one.mode is Mode.LOADING and self.is_fork(number))
-            for number, one in self.at_work().items()
+            brain.mode in (Mode.WAITING, Mode.GATHERING) or (brain.mode is Mode.LOADING and self.is_fork(number))
+            for number, brain in self.at_work().items()
         )
 
     def captured(self) -> OuterStep | None:
         """The next outer step, if all islands at work hold what they propose there."""
-        found = [self._captured(number, one) for number, one in self.at_work().items()]
-        return None if len({one.step if one else -1 for one in found}) > 1 else found[0]
+        found = [self._captured(number, brain) for number, brain in self.at_work().items()]
+        return None if len({outer.step if outer else -1 for outer in found}) > 1 else found[0]
 
     def _captured(self, number: int, island: JobBrain) -> OuterStep | None:
         outer = self.courses[number].next_outer(island.begun)
@@ -129,7 +129,7 @@ class Roster:
     @property
     def outer_step(self) -> int | None:
         """The outer step that all islands at work have come to, if they have."""
-        found = {one.outer_step for one in self.at_work().values()}
+        found = {brain.outer_step for brain in self.at_work().values()}
         return found.pop() if len(found) == 1 else None
 
     def may_begin_behind(self, step: int) -> bool:
@@ -139,7 +139,7 @@ class Roster:
 
     def level(self) -> int:
         """The first version behind an outer step that no island has passed."""
-        return max(self.courses[number].level_from(one.begun) for number, one in self.at_work().items())
+        return max(self.courses[number].level_from(brain.begun) for number, brain in self.at_work().items())
 
     def neediest(
         self, stages: Iterable[int], sent: Mapping[int, Mapping[PeerId, int]] = MappingProxyType({})
@@ -147,7 +147,7 @@ class Roster:
         """The islands, fewest peers in these stages first; replicas, joiners and peers `sent` to an island count."""
         wanted, islands = set(stages), self.at_work()
         coming = {number: [*sent.get(number, {}).values()] for number in islands}
-        held = {n: sum(len(one.present(at)) + coming[n].count(at) for at in wanted) for n, one in islands.items()}
+        held = {n: sum(len(brain.present(at)) + coming[n].count(at) for at in wanted) for n, brain in islands.items()}
         return sorted(held, key=held.__getitem__)
 
     @property
@@ -162,7 +162,8 @@ class Roster:
 
     def home(self, island: int) -> str:
         """The site where most of the island's replicas are; empty if no replica names a site."""
-        counts = Counter(one.site for stage in self._stages for one in self.islands[island].present(stage) if one.site)
+        present = (replica for stage in self._stages for replica in self.islands[island].present(stage))
+        counts = Counter(replica.site for replica in present if replica.site)
         return min(counts, key=lambda site: (-counts[site], site)) if counts else ""
 
     def open_to(self, site: str) -> list[int]:
@@ -179,7 +180,7 @@ class Roster:
     def admit(self, replica: ReplicaRecord) -> None:
         """Assign the joining peer to an island."""
         able = self.open_to(replica.site) or self.present
-        self.island_of[replica.peer] = next(one for one in self.neediest([replica.stage]) if one in able)
+        self.island_of[replica.peer] = next(island for island in self.neediest([replica.stage]) if island in able)
 
     def where_to_join(
         self,
@@ -197,17 +198,17 @@ class Roster:
         sent: dict[int, dict[PeerId, int]] = {number: {} for number in islands}
         alike: dict[int, list[int]] = {number: [] for number in islands}  # the stages of those of the peer's site
         for peer, stage in coming.items():  # as if all came now
-            if not any(one.is_joining(peer) or one.stage_of(peer) is not None for one in islands.values()):
+            if not any(brain.is_joining(peer) or brain.stage_of(peer) is not None for brain in islands.values()):
                 site = sites.get(peer, "")
                 able = self._open_to(site, (n for n in islands if any(sites.get(one) == site for one in sent[n])))
-                island = next(one for one in self.neediest([stage], sent) if one in (able or islands))
+                island = next(island for island in self.neediest([stage], sent) if island in (able or islands))
                 sent[island][peer] = stage
                 if site == idle.site:
                     alike[island].append(stage)
         fits = list(fitting)
         decision: Decision[int] = Decision(None, f"no island is at {idle.site}, where it is")
         able = self._open_to(idle.site, (island for island in islands if alike[island]))
-        for island in (one for one in self.neediest(self._stages, sent) if one in able):
+        for island in (n for n in self.neediest(self._stages, sent) if n in able):
             lacking = self._lacking(island, idle.site, fits, alike[island])
             decision = islands[island].where_to_join(idle, lacking, now_s, sent[island])
             if decision.plan is not None:
@@ -226,7 +227,8 @@ class Roster:
         if not site or self.home(island) in ("", site):
             return fitting
         counts = Counter(dict.fromkeys(fitting, 0))
-        counts.update(stage for stage in fitting for one in self.islands[island].present(stage) if one.site == site)
+        held = ((stage, replica.site) for stage in fitting for replica in self.islands[island].present(stage))
+        counts.update(stage for stage, at in held if at == site)
         counts.update(stage for stage in coming if stage in counts)
         return [stage for stage, count in counts.items() if count == min(counts.values())]
 
@@ -237,12 +239,12 @@ class Roster:
     def delegations(self, step: int) -> list[Delegation]:
         """The replicas that may exchange for each island at an outer step, and the tokens that its proposal counts."""
         found = []
-        for number, one in self.at_work().items():
-            course, settings = self.courses[number], one.settings
+        for number, brain in self.at_work().items():
+            course, settings = self.courses[number], brain.settings
             first = course.inner_steps(settings.first_step) if self.is_fork(number) else 0
             span = [inner for inner in course.span(step) if inner >= first]  # before, it was another's
             tokens = sum(settings.tokens_of(course.inner.at(inner).portion) for inner in span)
-            able = {stage: tuple(one.delegates(stage, step)) for stage in range(len(settings.split))}
+            able = {stage: tuple(brain.delegates(stage, step)) for stage in range(len(settings.split))}
             found.append(Delegation(settings.timeline, tokens, able))
         return found
 
@@ -252,10 +254,10 @@ class Roster:
         Until others have fetched the mean, only envoys hold it. If an envoy is lost then, other islands still have it.
         """
         stage = self.islands[island].stage_of(peer)
-        others = [one for number, one in self.at_work().items() if number != island and stage is not None]
-        able = [replica for one in others for replica in one.delegates(stage or 0, step)]
+        others = [brain for number, brain in self.at_work().items() if number != island and stage is not None]
+        able = [replica for brain in others for replica in brain.delegates(stage or 0, step)]
         able.sort(key=lambda replica: replica.peer not in envoys)
-        return [Hop(one.peer, one.incarnation, 0, one.address) for one in able[:ALLIES_MAX]]
+        return [Hop(replica.peer, replica.incarnation, 0, replica.address) for replica in able[:ALLIES_MAX]]
 
 
 def still_at_work(
@@ -267,12 +269,12 @@ def still_at_work(
     the timeline began, or lost at once. An island that is about to
     fork has no stage server either, but a newer version.
     """
-    exchanged = max(path.outer_before(one.committed) for path, one in zip(courses, resumed, strict=True))
-    began = [bool(one.known) or one.committed > first_version for one in resumed]
+    exchanged = max(path.outer_before(life.committed) for path, life in zip(courses, resumed, strict=True))
+    began = [bool(life.known) or life.committed > first_version for life in resumed]
     is_known = any(began)
     return tuple(
-        one if one.committed >= exchanged and (has_begun or not is_known) else None
-        for one, has_begun in zip(resumed, began, strict=True)
+        life if life.committed >= exchanged and (has_begun or not is_known) else None
+        for life, has_begun in zip(resumed, began, strict=True)
     )
 
 
@@ -295,7 +297,7 @@ class Waits:
         """Record what each island waits for; it counts until the next call."""
         self._seconds = {island: dict(self.of(island, now_s)) for island in range(len(self._roster.islands))}
         found = states(self._roster)
-        self._waiting, self._noted_s = {one: state for one, state in found.items() if state in WAITS}, now_s
+        self._waiting, self._noted_s = {island: state for island, state in found.items() if state in WAITS}, now_s
 
     def of(self, island: int, now_s: float) -> Mapping[IslandState, float]:
         """Seconds that an island has waited, by state."""
@@ -308,7 +310,7 @@ class Waits:
 def states(roster: Roster) -> dict[int, IslandState]:
     """What each island does now."""
     all_are_there = roster.outer_step is not None
-    at_work = {n: _state(one, roster.courses[n], all_are_there) for n, one in roster.at_work().items()}
+    at_work = {n: _state(brain, roster.courses[n], all_are_there) for n, brain in roster.at_work().items()}
     return dict.fromkeys(roster.lost, IslandState.LOST) | at_work
 
 
@@ -338,18 +340,18 @@ class OuterDigests:
 
         `forget`: drop versions that all `islands` have passed.
         """
-        for number, one in islands.items():
-            version = one.agreed
-            if version != one.settings.first_step and not self._courses[number].is_outer(version - 1):
+        for number, brain in islands.items():
+            version = brain.agreed
+            if version != brain.settings.first_step and not self._courses[number].is_outer(version - 1):
                 continue
-            for stage in range(len(one.settings.split)):
-                if digest := one.agreed_digest(stage):  # not known of what was agreed before a restart
+            for stage in range(len(brain.settings.split)):
+                if digest := brain.agreed_digest(stage):  # not known of what was agreed before a restart
                     self._held.setdefault((version, stage), {})[number] = digest.rpartition("-")[2]
-        oldest = min(one.agreed for one in islands.values())
+        oldest = min(brain.agreed for brain in islands.values())
         for (version, stage), said in list(self._held.items()):
             held = {number: said[number] for number in sorted(said.keys() & islands.keys())}
             self._held[version, stage] = held  # without that of an earlier life
-            yet = {number for number, one in islands.items() if one.agreed < version or one.mode is Mode.LOADING}
+            yet = {number for number, brain in islands.items() if brain.agreed < version or brain.mode is Mode.LOADING}
             odd = outvoted(held)
             if odd and yet <= held.keys():
                 told = ", ".join(f"island {number} holds {digest}" for number, digest in held.items())

@@ -102,7 +102,7 @@ class Rows:
             for at in self._courses[0].trained_before(step):
                 of = [inner[took_part[island], at] for island in sorted(took_part)]
                 made.append(together(of, self.timeline, at))
-            behind = [one for one in forks if one.version == step + 1]
+            behind = [fork for fork in forks if fork.version == step + 1]
             self._note(step, took_part, behind, shares.get(step + 1, ()))
             at_work = {**took_part, **{one.timeline % len(self._courses): one.timeline for one in behind}}
             begun = self._courses[0].inner_steps(step + 1)
@@ -113,7 +113,7 @@ class Rows:
         return tuple(made)
 
     def _note(self, step: int, present: Collection[int], forks: Iterable[Fork], shares: tuple[int, ...]) -> None:
-        begins = {one.timeline % len(self._courses): one.origin % len(self._courses) for one in forks}
+        begins = {fork.timeline % len(self._courses): fork.origin % len(self._courses) for fork in forks}
         after_step = self._courses[0].inner_steps(step)
         if shares:
             self.shares.append((after_step, shares))
@@ -146,7 +146,7 @@ def together(rows: Sequence[CommitRow], timeline: int, step: int) -> CommitRow:
 
 def numbers(steps: Sequence[StepTimes], course: Course) -> tuple[int, ...]:
     """The number of each step of an island for people, from 1; 0: an outer step."""
-    return tuple(0 if course.is_outer(one.step) else course.inner_steps(one.step) + 1 for one in steps)
+    return tuple(0 if course.is_outer(step.step) else course.inner_steps(step.step) + 1 for step in steps)
 
 
 def evaluation_of(row: EvaluationRow, course: OuterCourse) -> EvaluationRow:
