@@ -20,7 +20,7 @@ from scheduler.api.job_service import JobService
 from scheduler.api.members.admission import Gatekeeper
 from scheduler.api.members.endings import watch_endings
 from scheduler.api.members.reach import Reach
-from scheduler.api.overview import Overview
+from scheduler.api.views import Overview
 from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.members.persons import ANYBODY, Person
@@ -30,11 +30,10 @@ from scheduler.jobs.series import show, tidy
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, DatabaseWatch, database_in
 from scheduler.storage.stores import Stores
-from scheduler.web.discovery import targets
 from scheduler.web.feed import Entrance, Feed
 from scheduler.web.listener import HttpListener
 from scheduler.web.pages import Pages
-from scheduler.web.site import MainLoop, Probes, Site
+from scheduler.web.site import MainLoop, Probes, Site, targets
 from swarm.errors import InvalidConfig
 from swarm.mqtt import topics
 from swarm.mqtt.broker import local_broker

@@ -17,10 +17,9 @@ from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.removal import JobRemoval
+from scheduler.jobs.restart import Restart
 from scheduler.jobs.runner import JobRunner
-from scheduler.jobs.starts.restart import Restart
-from scheduler.jobs.starts.rollback import Rollback
-from scheduler.jobs.starts.timelines import Timelines
+from scheduler.jobs.starts import Rollback, Timelines
 from scheduler.storage.drains import Drains
 from scheduler.storage.members.quarantine import Quarantine
 

@@ -13,14 +13,11 @@ import grpc.aio
 
 from scheduler.api import probe
 from scheduler.api.chaos import ChaosDesk
-from scheduler.api.drain import drain
-from scheduler.api.holding import Holding, sending
+from scheduler.api.holding import Holding, Reads, sending
 from scheduler.api.members.relays import STATE, RelayDesk
-from scheduler.api.overview import Overview
-from scheduler.api.reads import Reads
 from scheduler.api.uploads import MODEL, Uploads, read_request
-from scheduler.api.views import explanation, fitting, log_entry, log_filter, step_trace
-from scheduler.brain.explain.facts import Fact, explain_peer, explain_trust
+from scheduler.api.views import Overview, explanation, fitting, log_entry, log_filter, step_trace
+from scheduler.brain.explain.facts import Fact, explain_peer, explain_trust, why_it_stays
 from scheduler.brain.fleet.membership import Membership, Peer, check_reference
 from scheduler.brain.members.persons import ANYBODY, Changes, Person, check_owner
 from scheduler.brain.members.places import Place, Places
@@ -43,7 +40,7 @@ from swarm.rpc import channel
 from swarm.rpc.bulk import within_window
 from swarm.rpc.window import Window
 from swarm.text import counted
-from swarm.types import PROTOCOL_VERSION, JobState, PeerId
+from swarm.types import PROTOCOL_VERSION, JobState, PeerId, PeerState
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
@@ -378,3 +375,30 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         if len(text) > SPEC_BYTES_MAX:
             raise InvalidConfig(f"the job's spec has {len(text)} characters, at most {SPEC_BYTES_MAX}")
         return await self._jobs.aside(lambda: spec_from_caller(text, stored))
+
+
+LOOK_S = 0.1
+
+
+async def drain(jobs: Jobs, membership: Membership, reference: str, reason: str) -> AsyncIterator[tuple[Peer, str]]:
+    """The peer and the reason why it is still here: now, after every change, and when it serves no job or is gone.
+
+    NotFound; NotAllowed if it is gone already.
+    """
+    known = membership.find(reference)
+    peer = known.hello.peer
+    if known.state is PeerState.GONE:
+        raise NotAllowed(f"stage server {peer} is gone: {known.reason}", hint="it has nothing left to hand over")
+    await jobs.drain(peer, reason)
+    told: tuple[PeerState, str] | None = None
+    if known.job:
+        await asyncio.sleep(LOOK_S)  # until the job has heard of it
+    while known.job:  # this incarnation; when a newer one dials, this one is gone
+        job = jobs.registry.get(known.job)
+        situation = job.situation() if job is not None else None
+        waits_for = why_it_stays(situation, peer) if situation is not None else ""
+        if told != (known.state, waits_for):
+            told = (known.state, waits_for)
+            yield known, waits_for or "it is about to be released"
+        await asyncio.sleep(LOOK_S)
+    yield known, ""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from scheduler.api.origin import host_of
+from scheduler.api.sessions import host_of
 from swarm.errors import InvalidConfig
 from swarm.text import printable
 from swarm.wire import jobs_pb2 as pb

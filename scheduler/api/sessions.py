@@ -7,12 +7,12 @@ nothing of jobs, so jobs can send before any peer has dialled; `Sessions` reads 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
+from urllib.parse import unquote
 
-from scheduler.api.origin import is_here
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.members.enrolment import Member
 from scheduler.jobs.ports import SchedulerPorts
@@ -333,3 +333,15 @@ class Sessions:
 def _host(connection: str) -> str:
     """Whence a connection was dialled, without the port."""
     return connection.rpartition(":")[0]
+
+
+def host_of(peer: str) -> str:
+    """The address of a caller; empty if it is not known."""
+    kind, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]").removeprefix("::ffff:") if kind in ("ipv4", "ipv6") else ""
+
+
+def is_here(peer: str, own_addresses: Collection[str]) -> bool:
+    """Whether the caller is on this machine, also where it dials by another of its addresses; so is one not known."""
+    host = host_of(peer)
+    return not host or is_loopback(host) or host in own_addresses

@@ -9,11 +9,10 @@ from scheduler.brain.checkpoint.collection import CheckpointCollector
 from scheduler.brain.checkpoint.schedule import CheckpointSchedule
 from scheduler.brain.commit.commits import Commits
 from scheduler.brain.commit.rounds import Rounds
-from scheduler.brain.replicas.admission import Admission
+from scheduler.brain.replicas.admission import Admission, Loading
 from scheduler.brain.replicas.departures import Departures
-from scheduler.brain.replicas.loading import Loading
-from scheduler.brain.replicas.moves import Moves
 from scheduler.brain.replicas.reattach import Reattach
+from scheduler.brain.replicas.rebalancing import Moves
 from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.routing.loads import Loads

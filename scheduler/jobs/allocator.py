@@ -17,13 +17,13 @@ from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.stall import stalled_hint, waiting
+from scheduler.jobs.brain_settings import model_costs
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, peers_max, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
-from scheduler.jobs.starts.settings import model_costs
 from swarm.errors import SwarmError
 from swarm.job.footprint import flight_room
 from swarm.job.spec import JobSpec

@@ -21,13 +21,13 @@ from scheduler.brain.inputs import Stop
 from scheduler.brain.members.persons import ANYBODY, Person, Submits, check_owner, check_share
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
+from scheduler.jobs.brain_settings import model_costs
 from scheduler.jobs.job import Job, JobProgress, again, now_s, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.removal import JobRemoval
-from scheduler.jobs.starts.settings import model_costs
-from scheduler.jobs.starts.timelines import Timelines, starting_at
+from scheduler.jobs.starts import Timelines, starting_at
 from scheduler.storage.checkpoints.catalog import Beginning, uploaded_checkpoint
 from scheduler.storage.drains import Drains
 from scheduler.storage.executor import run_blocking

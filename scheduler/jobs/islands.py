@@ -22,9 +22,9 @@ from scheduler.brain.islands.rows import Rows
 from scheduler.brain.lineage import row_counts
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.settings import NO_REBALANCING, BrainSettings
+from scheduler.jobs.brain_settings import brain_settings
 from scheduler.jobs.driver import Brain
 from scheduler.jobs.job import Job, split_of
-from scheduler.jobs.starts.settings import brain_settings
 from scheduler.storage.database import Database
 from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.islands import files_for

@@ -17,14 +17,14 @@ from scheduler.brain.inputs import EachIsland, RelaysHere, ReplicaRecord, Resume
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
 from scheduler.brain.stall import Watchdog, resume_hint, seeking, stalled_hint, steps_lost
+from scheduler.jobs.brain_settings import brain_settings
 from scheduler.jobs.driver import Begin, JobDriver, Outcome
 from scheduler.jobs.islands import Life, at_work, by_island, islands_brain, lives_of
 from scheduler.jobs.job import Job, JobRun, again, now_s, success_text
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
-from scheduler.jobs.starts.rollback import Rollback
-from scheduler.jobs.starts.settings import brain_settings
+from scheduler.jobs.starts import Rollback
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoints.sink import CheckpointSink, Subject
 from scheduler.storage.patience import patiently

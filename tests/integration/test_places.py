@@ -18,9 +18,8 @@ import grpc
 import pytest
 
 from client.connection import Scheduler
-from scheduler.api.holding import Holding
+from scheduler.api.holding import Holding, Reads
 from scheduler.api.job_service import JobService
-from scheduler.api.reads import Reads
 from scheduler.api.uploads import Uploads
 from scheduler.brain.members import places
 from scheduler.brain.members.persons import Person

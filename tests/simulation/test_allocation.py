@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.api.overview import Overview
+from scheduler.api.views import Overview
 from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.jobs import commands
 from scheduler.jobs.job import Job

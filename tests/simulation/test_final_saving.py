@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.api.drain import drain
+from scheduler.api.job_service import drain
 from scheduler.storage.checkpoints.sink import CheckpointWriter, FileWriter
 from scheduler.storage.job_record import JobRecord
 from swarm.errors import CheckpointFailed

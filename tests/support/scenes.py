@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, TypeVar
 
-from scheduler.api.drain import drain
+from scheduler.api.job_service import drain
 from scheduler.brain.explain.facts import explain_peer
 from scheduler.jobs.job import Job
 from swarm.checkpoint.reader import Checkpoint, list_checkpoints

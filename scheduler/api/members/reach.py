@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from scheduler.api.origin import host_of, is_here
-from scheduler.api.sessions import Connections
+from scheduler.api.sessions import Connections, host_of, is_here
 from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership
 from swarm.errors import SwarmError
 from swarm.pki.identity import Wallet

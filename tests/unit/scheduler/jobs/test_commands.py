@@ -15,9 +15,9 @@ import pytest
 from scheduler.brain.fleet.allocation import PendingJob
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
+from scheduler.jobs.brain_settings import model_costs
 from scheduler.jobs.commands import Jobs, _for_sites, _resolve, check_hops
 from scheduler.jobs.job import split_of
-from scheduler.jobs.starts.settings import model_costs
 from scheduler.storage.job_record import JobTokens
 from swarm.errors import InvalidConfig, OutOfMemory
 from swarm.job.spec import JobSpec

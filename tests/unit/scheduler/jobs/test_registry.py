@@ -13,7 +13,7 @@ from scheduler.brain.explain.facts import Holder
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
-from scheduler.jobs.starts.restart import spec_of
+from scheduler.jobs.restart import spec_of
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database
 from scheduler.storage.job_record import JobRecord, JobTokens

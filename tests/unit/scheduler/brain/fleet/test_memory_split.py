@@ -11,7 +11,7 @@ import pytest
 from scheduler.brain.fleet.membership import Measured, Peer
 from scheduler.brain.fleet.memory_split import check_possible, fit, fleet_speed, is_possible, needs, stage_counts
 from scheduler.brain.fleet.placement import Candidate, place
-from scheduler.jobs.starts.settings import model_costs
+from scheduler.jobs.brain_settings import model_costs
 from swarm.errors import OutOfMemory
 from swarm.job.footprint import stage_footprint
 from swarm.job.lighter import lighter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.brain.replicas.devices import device_kind, explain_probes, step_places, step_together
+from scheduler.brain.replicas.admission import device_kind, explain_probes, step_places, step_together
 from swarm.types import PeerId, UnitName
 
 H100, A100 = "cuda:0 NVIDIA H100 80GB HBM3", "cuda:0 NVIDIA A100"

@@ -12,8 +12,7 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.series import is_over
-from scheduler.jobs.starts.rollback import Rollback
-from scheduler.jobs.starts.timelines import Timelines
+from scheduler.jobs.starts import Rollback, Timelines
 from scheduler.storage.job_record import JobRecord
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.job.spec import JobSpec, spec_from_json

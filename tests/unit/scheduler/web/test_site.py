@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.brain.fleet.membership import Membership
-from scheduler.web.discovery import targets
+from scheduler.web.site import targets
 from swarm.types import PeerId
 from swarm.wire.messages import Hello
 
