@@ -16,7 +16,7 @@ from scheduler.api.chaos import ChaosDesk
 from scheduler.api.holding import Holding, Reads, sending
 from scheduler.api.members.relays import STATE, RelayDesk
 from scheduler.api.uploads import MODEL, Uploads, read_request
-from scheduler.api.views import Overview, explanation, fitting, log_entry, log_filter, step_trace
+from scheduler.api.views import Overview, explanation, fitting, log_filter, named, step_trace
 from scheduler.brain.explain.facts import Fact, explain_peer, explain_trust, why_it_stays
 from scheduler.brain.fleet.membership import Membership, Peer, check_reference
 from scheduler.brain.members.persons import ANYBODY, Changes, Person, check_owner
@@ -235,13 +235,13 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 kept = [line for line in lines if wanted(line)]
                 for line in kept[-tail:] if tail else kept:
                     with sending(place):
-                        yield log_entry(line)
+                        yield named(pb.LogEntry, line)
             if follow:
                 async with self._following() as place:
                     async for line in log.after(position):
                         if wanted(line):
                             with sending(place):
-                                yield log_entry(line)
+                                yield named(pb.LogEntry, line)
 
     # Acting ------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,11 @@
-"""Jobs, stage servers, explanations and logs as clients see them."""
+"""Jobs, stage servers, explanations and logs as one caller sees them, for the Jobs service and the page alike."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -16,7 +15,7 @@ from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.members.persons import Person
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.islands import island_at
-from scheduler.jobs.job import Job, split_of
+from scheduler.jobs.job import Job, now_s, split_of
 from scheduler.storage.job_log import LogLine
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.limits import REPLY_BYTES_MAX
@@ -28,6 +27,7 @@ from swarm.wire import jobs_pb2 as pb
 # What stage servers and persons may write at length; names, states and paths are not cut.
 _WORDS = frozenset({"reason", "hint", "lost", "address", "http_address", "device", "product", "site"})
 View = TypeVar("View", pb.JobView, pb.PeerView, pb.Waste)
+Reply = TypeVar("Reply", bound=Message)
 
 
 def fitting(views: Iterable[View]) -> list[View]:
@@ -61,26 +61,72 @@ def _shorten(view: Message, share: int) -> None:
         setattr(view, name, getattr(view, name)[: share // (8 * len(texts))])
 
 
+def named(kind: type[Reply], *values: object, **others: Any) -> Reply:
+    """A message with the fields of the values by name, each from the first value that has it, and `others`."""
+    for name in kind.DESCRIPTOR.fields_by_name.keys() - others.keys():
+        having = next((value for value in values if hasattr(value, name)), None)
+        if having is not None:
+            others[name] = getattr(having, name)
+    return kind(**others)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everything that is shown of jobs, stage servers and relays; `asks` says who looks."""
+
+    jobs: Jobs
+    membership: Membership
+    asks: Callable[[], Person]
+    wall_s: Callable[[], float]
+    relays: RelayDesk | None = None
+
+    def queue(self) -> JobQueue:
+        return self.jobs.registry.queue()
+
+    def job(self, job: Job, *, spec: bool = True, queue: JobQueue | None = None) -> pb.JobView:
+        """The job as the caller sees it, with its `spec` or without; of one that waits, also its place among others."""
+        view = job_view(job, self.wall_s(), spec=spec)
+        if job.waiting is not None and (told := (queue or self.queue()).text(job.record.id)):
+            view.reason = f"{view.reason}; {told}"
+        return view
+
+    def job_facts(self, job: Job) -> list[Fact]:
+        """Why the job waits, or what limits its speed."""
+        peers = [one for one in self.membership.peers() if one.job == job.record.id]
+        facts = explain_job(self.jobs.standing(job), job.situation(), self.jobs.idle(), job.clock_s(), peers)
+        if job.waiting is not None:
+            facts += self.queue().facts(job.record.id)
+        return facts
+
+    def peer(self, peer: Peer) -> pb.PeerView:
+        return self._guarded(_peer_view(peer, self.jobs.registry.get(peer.job), now_s(), self.wall_s()))
+
+    def relay_views(self) -> list[pb.PeerView]:
+        return [] if self.relays is None else list(map(self._guarded, self.relays.views()))
+
+    def _guarded(self, view: pb.PeerView) -> pb.PeerView:
+        """The view; for a caller that is no admin, without addresses."""
+        if self.asks().role is not Role.ADMIN:
+            view.ClearField("address")
+            view.ClearField("http_address")
+        return view
+
+
 def job_view(job: Job, now_unix_s: float, *, spec: bool = True) -> pb.JobView:
     """A job as clients see it, with its whole `spec` or without: it may be long."""
     record, progress, peers = job.record.counted(now_unix_s), job.progress, job.stages
     counts = job.brain.counts() if job.brain is not None else None
     committed = progress.steps_done * job.spec.training.microbatches
-    return pb.JobView(
-        id=record.id,
-        name=record.name,
-        state=record.state.value,
+    waits = {"tokens_per_s": 0.0, "eta_s": math.nan} if job.awaits_database else {}
+    return named(
+        pb.JobView,
+        progress,
+        record,
+        **waits,
         reason=job.reason,
-        since_unix_s=record.since_unix_s,
-        created_unix_s=record.created_unix_s,
         step=progress.steps_done,
         steps=job.spec.training.steps,
-        loss=progress.loss,
-        learning_rate=progress.learning_rate,
         grad_norm=progress.norm,
-        tokens_per_s=0.0 if job.awaits_database else progress.tokens_per_s,
-        eta_s=math.nan if job.awaits_database else progress.eta_s,
-        tokens=progress.tokens,
         unigram_entropy=record.tokens.unigram_entropy,
         stages=[
             pb.StageView(
@@ -94,77 +140,53 @@ def job_view(job: Job, now_unix_s: float, *, spec: bool = True) -> pb.JobView:
         microbatches_committed=committed,
         microbatches_in_flight=counts.in_flight if counts is not None else 0,
         microbatches_replayed=job.done_again,
-        weights_sha256=record.weights_sha256,
-        evaluation_loss=progress.evaluation_loss,
-        evaluation_step=progress.evaluation_step,
         spec_json=without_passwords(record.spec_json) if spec else "",
-        error_code=record.error_code,
-        hint=record.hint,
         checkpoint_step=job.newest.step if job.newest is not None else 0,
+        checkpoint_unix_s=job.newest.created_unix_s if job.newest is not None else 0.0,
         skipped_steps=progress.skipped,
-        owner=record.owner,
         islands=_islands(job),
         priority=job.spec.limits.priority,
         times_s=record.times,
-        peer_s=record.peer_s,
         lost_steps=record.repeats.steps,
         lost=job.lost,
-        checkpoint_unix_s=job.newest.created_unix_s if job.newest is not None else 0.0,
     )
 
 
 def _islands(job: Job) -> list[pb.IslandView]:
     """The islands of a job at work that has some."""
     situation = job.situation() if job.spec.has_outer_steps else None
+    whole = job.spec.training.microbatches // job.spec.island_count
     return [
-        pb.IslandView(
+        named(
+            pb.IslandView,
+            one,
             island=one.number,
             peers=[peer for pool in one.peers for peer in pool],
             step=one.steps,
-            exchanges=one.exchanges,
             waits_for=one.waiting_for,
-            state=one.state.value,
-            microbatches=job.spec.training.microbatches // job.spec.island_count if one.share is None else one.share[0],
-            microbatches_per_s=one.microbatches_per_s,
+            microbatches=whole if one.share is None else one.share[0],
         )
         for one in (situation.islands if situation is not None else ())
     ]
 
 
-def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> pb.PeerView:
-    """A stage server as clients see it; `job` is the one that it serves."""
+def _peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> pb.PeerView:
+    """A stage server; `job` is the one that it serves."""
     hello = peer.hello
     brain = job.brain if job is not None else None
     way = "via relay" if hello.via_relay else "(not reached)" if peer.unreached else ""
-    return pb.PeerView(
+    return named(
+        pb.PeerView,
+        peer,
+        hello,
         id=hello.peer,
-        state=peer.state.value,
-        reason=peer.reason,
         since_unix_s=now_unix_s - (now_s - peer.since_s),
         address=" ".join(filter(None, (hello.address, way))),
-        http_address=hello.http_address,
-        device=hello.device,
-        threads=hello.threads,
-        memory_bytes=hello.memory_bytes,
-        host_bytes=hello.host_bytes,
-        job=peer.job,
-        stage=peer.stage,
         pace_s=brain.pace_s(hello.peer) if brain is not None else 0.0,
         outstanding=brain.outstanding(hello.peer) if brain is not None else 0,
-        product=hello.product,
-        incarnation=hello.incarnation,
-        slow_bfloat16=hello.slow_bfloat16,
-        site=hello.site,
-        links=[pb.LinkView(to=one.to, bytes_per_s=one.bytes_per_s, receipt_s=one.receipt_s) for one in peer.links],
+        links=[named(pb.LinkView, one) for one in peer.links],
         island=f"{island_at(job, hello.peer)}" if job is not None and job.spec.has_outer_steps else "",
     )
-
-
-def guarded_view(view: pb.PeerView) -> pb.PeerView:
-    """The view for callers that are no admins: without addresses."""
-    view.ClearField("address")
-    view.ClearField("http_address")
-    return view
 
 
 def step_trace(job: Job, step: int, now_unix_s: float) -> pb.StepTrace:
@@ -191,17 +213,7 @@ def step_trace(job: Job, step: int, now_unix_s: float) -> pb.StepTrace:
         every=trace.every,
         begin_unix_s=now_unix_s - (job.clock_s() - begin_s),
         spans=[
-            pb.StepSpan(
-                name=one.name,
-                track=one.track,
-                begin_s=one.begin_s - begin_s,
-                duration_s=one.end_s - one.begin_s,
-                stage=one.stage,
-                index=one.index,
-                attempt=one.attempt,
-                beside=one.beside,
-            )
-            for one in spans
+            named(pb.StepSpan, one, begin_s=one.begin_s - begin_s, duration_s=one.end_s - one.begin_s) for one in spans
         ],
     )
 
@@ -229,52 +241,3 @@ def log_filter(request: pb.LogsRequest) -> Callable[[LogLine], bool]:
         )
 
     return wanted
-
-
-def log_entry(line: LogLine) -> pb.LogEntry:
-    return pb.LogEntry(
-        time_unix_s=line.time_unix_s,
-        level=line.level,
-        peer=line.peer,
-        stage=line.stage,
-        message=line.message,
-        number=line.number,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """Everything that is shown of jobs, stage servers and relays; `asks` says who looks."""
-
-    jobs: Jobs
-    membership: Membership
-    asks: Callable[[], Person]
-    wall_s: Callable[[], float]
-    relays: RelayDesk | None = None
-
-    def queue(self) -> JobQueue:
-        return self.jobs.registry.queue()
-
-    def job(self, job: Job, *, spec: bool = True, queue: JobQueue | None = None) -> pb.JobView:
-        """The job as the caller sees it; of one that waits, also its place among others."""
-        view = job_view(job, self.wall_s(), spec=spec)
-        if job.waiting is not None and (told := (queue or self.queue()).text(job.record.id)):
-            view.reason = f"{view.reason}; {told}"
-        return view
-
-    def job_facts(self, job: Job) -> list[Fact]:
-        """Why the job waits, or what limits its speed."""
-        peers = [one for one in self.membership.peers() if one.job == job.record.id]
-        facts = explain_job(self.jobs.standing(job), job.situation(), self.jobs.idle(), job.clock_s(), peers)
-        if job.waiting is not None:
-            facts += self.queue().facts(job.record.id)
-        return facts
-
-    def peer(self, peer: Peer) -> pb.PeerView:
-        now_s = asyncio.get_running_loop().time()
-        view = peer_view(peer, self.jobs.registry.get(peer.job), now_s, self.wall_s())
-        return view if self.asks().role is Role.ADMIN else guarded_view(view)
-
-    def relay_views(self) -> list[pb.PeerView]:
-        views = [] if self.relays is None else self.relays.views()
-        return views if self.asks().role is Role.ADMIN else list(map(guarded_view, views))

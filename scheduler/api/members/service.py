@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import grpc.aio
 
+from scheduler.api.views import named
 from scheduler.brain.members.enrolment import Member, Token
 from scheduler.storage.members.book import Members
 from swarm.errors import NotAdmitted
@@ -89,22 +90,8 @@ def _caller() -> Caller:
 
 
 def _token_view(token: Token) -> pb.TokenView:
-    return pb.TokenView(
-        id=token.id,
-        role=token.role,
-        names=token.names,
-        uses_left=token.uses_left,
-        expires_unix_s=token.expires_unix_s,
-        created_by=token.created_by,
-    )
+    return named(pb.TokenView, token)
 
 
 def _member_view(member: Member) -> pb.MemberView:
-    return pb.MemberView(
-        role=member.role,
-        name=member.name,
-        state="revoked" if member.is_revoked else "active",
-        ends_unix_s=member.ends_unix_s,
-        invited_by=member.invited_by,
-        reason=member.reason,
-    )
+    return named(pb.MemberView, member, state="revoked" if member.is_revoked else "active")

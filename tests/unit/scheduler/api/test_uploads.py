@@ -222,6 +222,25 @@ async def test_a_person_is_told_of_his_own_files_only_and_sends_again_what_other
     assert one.path(EVE.owner, SHA256) != one.path(ANN.owner, SHA256)
 
 
+async def test_files_of_before_people_had_folders_are_found_by_everybody(tmp_path: Path) -> None:
+    """So are those that came over plaintext."""
+    old = tmp_path / "shards" / f"{SHA256}.bin"
+    old.parent.mkdir()
+    old.write_bytes(CONTENT)
+    one = await made(tmp_path)
+    await one.put(sent_as(*numbered(1)), ANN)
+    again = await made(tmp_path)
+    await again._files.load()
+    for person in (ANN, EVE, ANYBODY):
+        assert await again.missing(person, [pb.Shard(sha256=SHA256)]) == []
+        assert again.path(person.owner, SHA256) == tmp_path / "shards" / f"{SHA256}.bin"
+    assert await again.missing(ANN, [pb.Shard(sha256=numbered(1)[0])]) == []
+    await again._files.remove_unused(set(), 4e9)
+    assert await again.missing(EVE, [pb.Shard(sha256=SHA256)]) != []
+    assert await again.put(sent(), EVE) == SHA256
+    assert again.path(EVE.owner, SHA256).parent == tmp_path / "shards" / "submitter" / "eve"
+
+
 def numbered(number: int, size_bytes: int = 100) -> tuple[str, bytes]:
     content = number.to_bytes(min(4, size_bytes), "big").ljust(size_bytes, b".")
     return hashlib.sha256(content).hexdigest(), content
