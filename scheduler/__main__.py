@@ -16,19 +16,8 @@ with quiet_start():
     from scheduler.storage.checkpoints.catalog import root_of
     from swarm.home import data_folder
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
+    from swarm.process import lifecycle
     from swarm.process.callers import Logins
-    from swarm.process.lifecycle import (
-        HttpHost,
-        HttpUsers,
-        Insecure,
-        LogFormatName,
-        LogLevel,
-        check_host,
-        http_port_of,
-        log_format_of,
-        run_cli,
-        run_process,
-    )
     from swarm.process.logs import configure
 
 cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -42,9 +31,9 @@ def scheduler(
     announce: Annotated[
         str, typer.Option(help="HOST:PORT at which others reach the scheduler.", show_default="where it listens")
     ] = "",
-    http_host: HttpHost = LOOPBACK,
+    http_host: lifecycle.HttpHost = LOOPBACK,
     http_port: Annotated[str, typer.Option(help="Port of /metrics and /healthz; 0 = any, none = off.")] = "9464",
-    http_user: HttpUsers = None,
+    http_user: lifecycle.HttpUsers = None,
     db: Annotated[
         str,
         typer.Option(
@@ -119,17 +108,17 @@ def scheduler(
         ),
     ] = "",
     otlp_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Which share of all microbatches.")] = 0.01,
-    insecure: Insecure = False,
-    log_level: LogLevel = "info",
-    log_format: LogFormatName = "auto",
+    insecure: lifecycle.Insecure = False,
+    log_level: lifecycle.LogLevel = "info",
+    log_format: lifecycle.LogFormatName = "auto",
 ) -> None:
     """Run the scheduler: it routes microbatches, counts gradients, commits steps and answers `swarm`."""
-    configure(log_level, log_format_of(log_format))
+    configure(log_level, lifecycle.log_format_of(log_format))
     options = SchedulerOptions(
         listen,
         announce,
-        check_host(http_host),
-        http_port_of(http_port),
+        lifecycle.check_host(http_host),
+        lifecycle.http_port_of(http_port),
         db,
         broker,
         data_dir or data_folder() / "scheduler",
@@ -147,8 +136,8 @@ def scheduler(
         otlp_ratio,
         Logins.named(http_user or ()),
     )
-    run_process(serve(options))
+    lifecycle.run_process(serve(options))
 
 
 if __name__ == "__main__":
-    run_cli(cli, "swarm scheduler")
+    lifecycle.run_cli(cli, "swarm scheduler")

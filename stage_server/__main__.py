@@ -61,9 +61,7 @@ def stage_server(
         str, typer.Option(metavar="SIZE|PERCENT", help="Memory to use: 20GiB, or a share of what is free now.")
     ] = DEFAULT_SHARE,
     http_host: lifecycle.HttpHost = LOOPBACK,
-    http_port: Annotated[
-        str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
-    ] = "9464",
+    http_port: lifecycle.HttpPort = "9464",
     http_user: lifecycle.HttpUsers = None,
     data_dir: Annotated[
         Path | None,
@@ -91,12 +89,8 @@ def stage_server(
     hub_token: Annotated[
         bool, typer.Option("--hub-token", help="Ask the hub as yourself (HF_TOKEN, login): jobs get what you may see.")
     ] = False,
-    join: Annotated[
-        str, typer.Option(metavar="LINE", help="Join a swarm with the line that swarm token create printed; once.")
-    ] = "",
-    join_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same, from a file.", show_default=False)
-    ] = None,
+    join: lifecycle.JoinLine = "",
+    join_file: lifecycle.JoinFile = None,
     site: Annotated[
         str,
         typer.Option(

@@ -28,8 +28,11 @@ from swarm.text import is_address, is_wildcard, printable
 if TYPE_CHECKING:  # it loads structlog, which --help can do without
     from swarm.process.logs import LogFormat
 
-# The flags that both servers have, spelled once.
+# The flags that the scheduler, stage servers and relays share, spelled once.
 HttpHost: TypeAlias = Annotated[str, typer.Option(help="Address of /metrics and /healthz; HTTPS off loopback.")]
+HttpPort: TypeAlias = Annotated[
+    str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
+]
 HttpUsers: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -41,6 +44,12 @@ HttpUsers: TypeAlias = Annotated[
 ]
 Insecure: TypeAlias = Annotated[
     bool, typer.Option("--insecure", help="Speak plaintext with anybody; for tests and private networks.")
+]
+JoinLine: TypeAlias = Annotated[
+    str, typer.Option(metavar="LINE", help="Join a swarm with the line that swarm token create printed; once.")
+]
+JoinFile: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The same, from a file.", show_default=False)
 ]
 LogLevel: TypeAlias = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 # Their values may hold a password, so they may be in a file: flags are shown to every user of the machine, and

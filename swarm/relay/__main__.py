@@ -13,18 +13,8 @@ with quiet_start():
     from swarm.home import data_folder
     from swarm.listening import LOOPBACK
     from swarm.pki.tokens import read_line
+    from swarm.process import lifecycle
     from swarm.process.callers import Logins
-    from swarm.process.lifecycle import (
-        HttpHost,
-        HttpUsers,
-        LogFormatName,
-        LogLevel,
-        check_host,
-        http_port_of,
-        log_format_of,
-        run_cli,
-        run_process,
-    )
     from swarm.process.logs import configure
     from swarm.relay.app import RelayOptions, serve
     from swarm.relay.budget import budget_of
@@ -44,12 +34,8 @@ def relay(
     announce: Annotated[
         str, typer.Option(help="HOST:PORT at which stage servers reach the relay.", show_default="where it listens")
     ] = "",
-    join: Annotated[
-        str, typer.Option(metavar="LINE", help="Join a swarm with the line that swarm token create printed; once.")
-    ] = "",
-    join_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same, from a file.", show_default=False)
-    ] = None,
+    join: lifecycle.JoinLine = "",
+    join_file: lifecycle.JoinFile = None,
     scheduler: Annotated[
         str, typer.Option(help="The scheduler's HOST:PORT.", show_default="the one that was joined")
     ] = "",
@@ -59,35 +45,33 @@ def relay(
     max_bytes_per_job: Annotated[
         str, typer.Option(help="Carry no more than this for a job, such as 2TiB.", show_default="no limit")
     ] = "",
-    http_host: HttpHost = LOOPBACK,
-    http_port: Annotated[
-        str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
-    ] = "9464",
-    http_user: HttpUsers = None,
+    http_host: lifecycle.HttpHost = LOOPBACK,
+    http_port: lifecycle.HttpPort = "9464",
+    http_user: lifecycle.HttpUsers = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Identity of this relay; one process each.", show_default="user data folder"),
     ] = None,
-    log_level: LogLevel = "info",
-    log_format: LogFormatName = "auto",
+    log_level: lifecycle.LogLevel = "info",
+    log_format: lifecycle.LogFormatName = "auto",
 ) -> None:
     """Carry bytes between stage servers of which one cannot be dialled (swarm stage-server --via-relay). They are
     encrypted from end to end: a relay cannot read them."""
-    configure(log_level, log_format_of(log_format))
+    configure(log_level, lifecycle.log_format_of(log_format))
     options = RelayOptions(
         listen,
         announce,
         scheduler,
         read_line(join, join_file),
-        check_host(http_host),
-        http_port_of(http_port),
+        lifecycle.check_host(http_host),
+        lifecycle.http_port_of(http_port),
         data_dir or data_folder() / "relay",
         budget_of(max_rate, max_bytes_per_job),
         Logins.named(http_user or ()),
     )
     options.check()
-    run_process(serve(options))
+    lifecycle.run_process(serve(options))
 
 
 if __name__ == "__main__":
-    run_cli(cli, "swarm relay")
+    lifecycle.run_cli(cli, "swarm relay")
