@@ -100,9 +100,7 @@ class Swarm:
         stage = self.stage_of[peer]
         match command:
             case LoadStage():
-                units = [unit for unit, stages in self.brain.settings.units.items() if stage in stages]
-                sizes = tuple(UnitSize(unit, 1000) for unit in units)
-                return Loaded(JOB, 0, stage, command.version, changes.get("digest", "start"), sizes)
+                return self.holding(peer, command.version, changes.get("digest", "start"))
             case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer:
                 loss = self.loss + microbatch.index if stage == len(hops) - 1 else 0.0
                 return Accumulated(
@@ -117,6 +115,12 @@ class Swarm:
             case SaveStage():
                 return Saved(JOB, 0, command.version, stage, (ParameterHash(f"w{stage}", "float32", (1,), "00"),))
         return None
+
+    def holding(self, peer: PeerId, version: int = 0, digest: str = "start", join: int = 0) -> Loaded:
+        """What a peer that holds a version of its stage says."""
+        stage = self.stage_of[peer]
+        sizes = [UnitSize(unit, 1000) for unit, stages in self.brain.settings.units.items() if stage in stages]
+        return Loaded(JOB, 0, stage, version, digest, tuple(sizes), join=join)
 
     def until_averaging(self) -> None:
         self.answer(LoadStage)

@@ -4,6 +4,7 @@ import asyncio
 import math
 import sqlite3
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -56,17 +57,33 @@ def row(step: int) -> CommitRow:
     )
 
 
-async def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
-    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
+Opened = Callable[[], Awaitable[Database]]
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[Opened]:
+    """The database a.db, as one more start of a scheduler finds it."""
+    stores = []
+
+    async def again() -> Database:
+        stores.append(await Database.open(f"sqlite:///{tmp_path}/a.db", None))
+        return stores[-1]
+
+    yield again
+    for store in stores:
+        await store.close()
+
+
+async def test_a_job_is_read_as_it_was_written(opened: Opened) -> None:
+    store = await opened()
     await store.put_job(record())
     await store.put_job(record().entered(JobState.FAILED, "why", 9.0, error_code="E0100", hint="do this"))
     assert await store.jobs() == [record().entered(JobState.FAILED, "why", 9.0, error_code="E0100", hint="do this")]
-    await store.close()
 
 
-async def test_a_job_from_before_documents_had_an_end_is_read(tmp_path: Path) -> None:
+async def test_a_job_from_before_documents_had_an_end_is_read(tmp_path: Path, opened: Opened) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
-    store = await Database.open(url, None)
+    store = await opened()
     await store.put_job(record(tokens=JobTokens(("aa", "bb"), "uint16", 257, 3.5, end_of_text=256)))
     old = '{"shards": ["aa"], "token_dtype": "uint16", "vocabulary_size": 257, "unigram_entropy": 3.5}'
     (kept,) = await store.jobs()
@@ -75,25 +92,21 @@ async def test_a_job_from_before_documents_had_an_end_is_read(tmp_path: Path) ->
         connection.execute(sa.text("UPDATE jobs SET tokens_json = :old"), {"old": old})
     (read,) = await store.jobs()
     assert read.tokens == JobTokens(("aa",), "uint16", 257, 3.5, end_of_text=-1)
-    await store.close()
 
 
-async def test_every_start_takes_the_next_epoch_and_keeps_what_was_stored(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    first = await Database.open(url, None)
+async def test_every_start_takes_the_next_epoch_and_keeps_what_was_stored(opened: Opened) -> None:
+    first = await opened()
     await first.put_job(record())
     await first.close()
-    second = await Database.open(url, None)
+    second = await opened()
     assert (first.epoch, second.epoch) == (1, 2)
     assert [job.id for job in await second.jobs()] == [JOB]
-    await second.close()
 
 
-async def test_a_superseded_scheduler_can_write_nothing(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    old = await Database.open(url, None)
+async def test_a_superseded_scheduler_can_write_nothing(opened: Opened) -> None:
+    old = await opened()
     await old.put_job(record())
-    new = await Database.open(url, None)
+    new = await opened()
     with pytest.raises(Fenced):
         await old.put_commit(JOB, row(0), 1.0)
     with pytest.raises(Fenced):
@@ -101,56 +114,46 @@ async def test_a_superseded_scheduler_can_write_nothing(tmp_path: Path) -> None:
     await new.put_commit(JOB, row(0), 2.0)
     assert [stored["committed_unix_s"] for stored in await new.commits(JOB)] == [2.0]
     assert (await new.jobs())[0].reason == "waits"
-    await old.close()
-    await new.close()
 
 
-async def test_writing_a_commit_again_after_an_unknown_outcome_changes_nothing(tmp_path: Path) -> None:
-    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
+async def test_writing_a_commit_again_after_an_unknown_outcome_changes_nothing(opened: Opened) -> None:
+    store = await opened()
     await store.put_job(record())
     await store.put_commit(JOB, row(0), 1.0)
     await store.put_commit(JOB, row(0), 5.0)
     stored = await store.commits(JOB)
     assert [(commit["step"], commit["committed_unix_s"], commit["epoch"]) for commit in stored] == [(0, 1.0, 1)]
-    await store.close()
 
 
-async def test_a_row_that_another_scheduler_wrote_is_not_taken_for_our_own(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    old = await Database.open(url, None)
+async def test_a_row_that_another_scheduler_wrote_is_not_taken_for_our_own(opened: Opened) -> None:
+    old = await opened()
     await old.put_job(record())
     await old.put_commit(JOB, row(0), 1.0)
-    new = await Database.open(url, None)
+    new = await opened()
     with pytest.raises(DatabaseRejected):
         await new.put_commit(JOB, row(0), 2.0)
     assert [(stored["epoch"], stored["committed_unix_s"]) for stored in await new.commits(JOB)] == [(1, 1.0)]
-    await old.close()
-    await new.close()
 
 
-async def test_rows_of_several_islands_are_written_all_or_none(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    old = await Database.open(url, None)
+async def test_rows_of_several_islands_are_written_all_or_none(opened: Opened) -> None:
+    old = await opened()
     await old.put_job(record())
     rows = [replace(row(0), timeline=island) for island in range(3)]
     await old.put_commit(JOB, rows[2], 1.0)
-    new = await Database.open(url, None)
+    new = await opened()
     with pytest.raises(DatabaseRejected):
         await new.put_commits(JOB, rows, 2.0)
     assert await new.rows(JOB, 0) == (), "that of the third island is of another scheduler"
     await new.put_commits(JOB, rows[:2], 3.0)
     await new.put_commits(JOB, rows[:2], 4.0)
     assert [await new.rows(JOB, island) for island in range(2)] == [(rows[0],), (rows[1],)]
-    await old.close()
-    await new.close()
 
 
-async def test_what_is_committed_is_on_the_disk(tmp_path: Path) -> None:
-    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
+async def test_what_is_committed_is_on_the_disk(opened: Opened) -> None:
+    store = await opened()
     with store._engine.connect() as connection:
         pragmas = {name: connection.execute(sa.text(f"PRAGMA {name}")).scalar_one() for name in PRAGMAS}
     assert pragmas == PRAGMAS
-    await store.close()
 
 
 async def test_a_commit_row_survives_on_disk_with_all_its_values(tmp_path: Path) -> None:
@@ -203,13 +206,13 @@ async def test_a_database_that_an_earlier_version_put_elsewhere_is_named(tmp_pat
     assert database_in(folder).database == f"{folder}/scheduler.db"
 
 
-async def test_a_drain_is_kept_until_a_later_one_or_its_own_end(tmp_path: Path) -> None:
-    url, peer, other = f"sqlite:///{tmp_path}/a.db", PeerId("a"), PeerId("b")
-    first = await Database.open(url, None)
+async def test_a_drain_is_kept_until_a_later_one_or_its_own_end(opened: Opened) -> None:
+    peer, other = PeerId("a"), PeerId("b")
+    first = await opened()
     await first.put_drain(peer, Drain(7, "old"))
     await first.put_drain(peer, Drain(8, "hot"))
     await first.put_drain(other, Drain(1, "idle"))
-    second = await Database.open(url, None)
+    second = await opened()
     with pytest.raises(Fenced):
         await first.put_drain(peer, Drain(9, "late"))
     with pytest.raises(Fenced):
@@ -218,8 +221,6 @@ async def test_a_drain_is_kept_until_a_later_one_or_its_own_end(tmp_path: Path) 
     assert await second.drains() == {peer: Drain(8, "hot"), other: Drain(1, "idle")}
     await second.delete_drain(peer, 8)
     assert await second.drains() == {other: Drain(1, "idle")}
-    await first.close()
-    await second.close()
 
 
 async def test_evaluations_are_kept_in_order_and_written_once() -> None:
@@ -341,21 +342,18 @@ async def test_shares_without_their_rows_are_not_written() -> None:
 
 
 async def test_an_idle_scheduler_notices_that_another_one_took_its_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "LOOK_S", 0.01)
-    url = f"sqlite:///{tmp_path}/a.db"
-    first = await Database.open(url, None)
+    first = await opened()
     watch = database.DatabaseWatch(first)
     watching = asyncio.create_task(watch.run())
     await asyncio.sleep(0)
     assert not watching.done()
     assert watch.not_ready() == []
-    second = await Database.open(url, None)
+    await opened()
     with pytest.raises(Fenced, match="mine was epoch 1"):
         await asyncio.wait_for(watching, 60)
-    await first.close()
-    await second.close()
 
 
 async def test_an_error_about_a_database_leaves_out_its_passwords(tmp_path: Path) -> None:

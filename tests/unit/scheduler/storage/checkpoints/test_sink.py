@@ -7,6 +7,7 @@ import hashlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from swarm.wire.messages import FetchRequest, StoreHeader
 from tests.support.checkpoints import JOB, TOKENIZER, WITH_MEMORY, facts, hashes, spec, tensors, write
 
 JOB_ID = JobId(JOB)
+WEIGHTS = "model/model-00001-of-00002.safetensors"
 
 
 @dataclass(slots=True)
@@ -69,6 +71,17 @@ def keeper(
     return CheckpointSink(LocalStorage(root), Subject(JOB_ID, spec(), 0, TOKENIZER), facts, heard, tasks, executor)
 
 
+@asynccontextmanager
+async def collecting(root: Path, heard: Heard | None = None) -> AsyncIterator[CheckpointSink]:
+    """Version 4 is being collected, and then given up."""
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(root, heard or Heard(), tasks)
+        made.begin(4)
+        yield made
+        made.drop()
+        await made.close()
+
+
 async def put_all(made: CheckpointSink, version: int) -> PublishCheckpoint:
     made.begin(version)
     for stage in (0, 1):
@@ -91,9 +104,6 @@ async def test_stages_come_in_and_a_checkpoint_comes_out(tmp_path: Path) -> None
     assert heard.notes == ["removed step-00000002"]
 
 
-WEIGHTS = "model/model-00001-of-00002.safetensors"
-
-
 def whole(payload: bytes) -> StoreHeader:
     return replace(header(0, WEIGHTS, payload), sha256=hashlib.sha256(payload).hexdigest())
 
@@ -106,9 +116,7 @@ async def broken_off(*parts: bytes) -> AsyncIterator[bytes]:
 
 async def test_a_file_that_broke_off_goes_on_at_its_next_byte(tmp_path: Path) -> None:
     heard, payload = Heard(), save(tensors(4, 0))
-    async with asyncio.TaskGroup() as tasks:
-        made = keeper(tmp_path, heard, tasks)
-        made.begin(4)
+    async with collecting(tmp_path, heard) as made:
         with pytest.raises(asyncio.CancelledError):
             await made.put(whole(payload), broken_off(payload[:7], payload[7:9]))
         assert await made.held(whole(payload)) == 9
@@ -117,8 +125,6 @@ async def test_a_file_that_broke_off_goes_on_at_its_next_byte(tmp_path: Path) ->
         assert await made.held(whole(payload)) == len(payload)
         assert await made.put(whole(payload), chunks()) == hashlib.sha256(payload).hexdigest()
         assert heard.stored_ == [(WEIGHTS, hashlib.sha256(payload).hexdigest())]
-        made.drop()
-        await made.close()
     assert not list(tmp_path.rglob("*.safetensors*"))
 
 
@@ -131,17 +137,13 @@ async def test_nobody_goes_on_with_a_file_of_another_header(tmp_path: Path) -> N
         replace(whole(payload), total_bytes=len(payload) - 1),
         replace(whole(payload), sha256=""),
     ]
-    async with asyncio.TaskGroup() as tasks:
-        made = keeper(tmp_path, Heard(), tasks)
-        made.begin(4)
+    async with collecting(tmp_path) as made:
         with pytest.raises(asyncio.CancelledError):
             await made.put(whole(payload), broken_off(payload[:9]))
         assert [await made.held(other) for other in others] == [0] * len(others)
         again = replace(whole(payload), peer=PeerId("q"))
         assert await made.put(again, chunks(payload)) == hashlib.sha256(payload).hexdigest()
         assert await made.held(whole(payload)) == 0
-        made.drop()
-        await made.close()
 
 
 async def test_a_sender_that_dialled_again_does_not_wait_for_its_broken_connection(tmp_path: Path) -> None:
@@ -152,33 +154,25 @@ async def test_a_sender_that_dialled_again_does_not_wait_for_its_broken_connecti
         has_begun.set()
         await asyncio.Event().wait()
 
-    async with asyncio.TaskGroup() as tasks:
-        made = keeper(tmp_path, Heard(), tasks)
-        made.begin(4)
+    async with collecting(tmp_path) as made:
         before = asyncio.create_task(made.put(whole(payload), stuck()))
         await has_begun.wait()
         assert await made.held(whole(payload)) == 9
         assert before.cancelled()
         assert await made.put(whole(payload), chunks(payload[9:])) == hashlib.sha256(payload).hexdigest()
-        made.drop()
-        await made.close()
 
 
 async def test_a_file_that_arrived_with_another_hash_begins_at_its_first_byte(tmp_path: Path) -> None:
     payload = save(tensors(4, 0))
-    async with asyncio.TaskGroup() as tasks:
-        made = keeper(tmp_path, Heard(), tasks)
-        made.begin(4)
+    async with collecting(tmp_path) as made:
         await made.put(whole(payload), chunks(bytes(len(payload))))
         assert await made.held(whole(payload)) == 0
-        made.drop()
-        await made.close()
 
 
 async def test_only_files_that_are_vouched_for_are_published(tmp_path: Path) -> None:
     """A member could store a file again after others had said that the first one was right."""
     heard = Heard()
-    path, payload = "model/model-00001-of-00002.safetensors", save(tensors(4, 0))
+    payload = save(tensors(4, 0))
     async with asyncio.TaskGroup() as tasks:
         made = keeper(tmp_path, heard, tasks)
         for replaced in (False, True):
@@ -186,10 +180,10 @@ async def test_only_files_that_are_vouched_for_are_published(tmp_path: Path) -> 
             made.vouch(Vouch(4, dict(heard.stored_)))
             if replaced:
                 false = save(tensors(5, 0))
-                await made.put(header(0, path, false), chunks(false))
+                await made.put(header(0, WEIGHTS, false), chunks(false))
             made.publish(move)
             with pytest.raises(Refused, match="has all its files"):
-                await made.put(header(0, path, payload), chunks(payload))
+                await made.put(header(0, WEIGHTS, payload), chunks(payload))
             while len(heard.kept_) + len(heard.failed_) < 1 + replaced:
                 await asyncio.sleep(0.01)
             if replaced:
@@ -210,7 +204,7 @@ async def test_an_island_writes_its_own_files_and_the_first_one_what_all_share(t
         }
     )
     weights, own, shared = (
-        "model/model-00001-of-00002.safetensors",
+        WEIGHTS,
         "optimizer/embed.safetensors",
         "outer/embed.safetensors",
     )
@@ -225,24 +219,19 @@ async def test_an_island_writes_its_own_files_and_the_first_one_what_all_share(t
                 await made.put(header(place, path, b"abc"), chunks(b"abc"))
         made.drop()
         await made.close()
-    async with asyncio.TaskGroup() as tasks:
-        made = keeper(tmp_path, Heard(), tasks)
-        made.begin(4)
+    async with collecting(tmp_path) as made:
         with pytest.raises(Refused, match="writes no file"):
             await made.put(header(0, shared, b"abc"), chunks(b"abc"))
-        made.drop()
-        await made.close()
 
 
 async def test_only_what_belongs_comes_in(tmp_path: Path) -> None:
     async with asyncio.TaskGroup() as tasks:
         made = keeper(tmp_path, Heard(), tasks)
-        good = "model/model-00001-of-00002.safetensors"
         with pytest.raises(Refused, match="collects no state of version 4"):
-            await made.put(header(0, good, b"x"), chunks(b"x"))
+            await made.put(header(0, WEIGHTS, b"x"), chunks(b"x"))
         made.begin(4)
         for stage, path in (
-            (1, good),
+            (1, WEIGHTS),
             (0, "model/model-00001-of-00003.safetensors"),
             (0, "../../etc/passwd"),
             (0, "manifest.json"),
@@ -252,19 +241,19 @@ async def test_only_what_belongs_comes_in(tmp_path: Path) -> None:
             (0, "optimizer/layer-٠٠٠٠.safetensors"),
             (1, "optimizer/embed.safetensors"),
             (0, "optimizer/head.safetensors"),
-            (7, good),
+            (7, WEIGHTS),
         ):
             with pytest.raises(Refused, match="writes no file"):
                 await made.put(header(stage, path, b"x"), chunks(b"x"))
         for version, timeline in ((5, 0), (4, 1)):
             with pytest.raises(Refused):
-                await made.put(header(0, good, b"x", version=version, timeline=timeline), chunks(b"x"))
+                await made.put(header(0, WEIGHTS, b"x", version=version, timeline=timeline), chunks(b"x"))
         with pytest.raises(CorruptFrame, match="announced with 9 bytes and has 3"):
-            await made.put(header(0, good, b"x" * 9), chunks(b"abc"))
+            await made.put(header(0, WEIGHTS, b"x" * 9), chunks(b"abc"))
         await made.put(header(1, "optimizer/head.safetensors", b"abc"), chunks(b"abc"))
         made.drop()
         with pytest.raises(Refused):
-            await made.put(header(0, good, b"x"), chunks(b"x"))
+            await made.put(header(0, WEIGHTS, b"x"), chunks(b"x"))
         await made.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -288,7 +277,7 @@ async def test_a_folder_that_cannot_be_written_is_an_error_with_its_cause(tmp_pa
         made = keeper(tmp_path / "file" / "x", Heard(), tasks)
         made.begin(4)
         with pytest.raises(CheckpointFailed, match="Not a directory"):
-            await made.put(header(0, "model/model-00001-of-00002.safetensors", b"x"), chunks(b"x"))
+            await made.put(header(0, WEIGHTS, b"x"), chunks(b"x"))
         await made.close()
 
 
@@ -332,7 +321,7 @@ async def test_what_was_given_up_while_it_came_in_is_refused_and_removed(tmp_pat
         made = keeper(tmp_path, Heard(), tasks)
         made.begin(4)
         with pytest.raises(Refused, match="given up"):
-            await made.put(header(0, "model/model-00001-of-00002.safetensors", b"ab"), slow())
+            await made.put(header(0, WEIGHTS, b"ab"), slow())
         await made.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -380,8 +369,7 @@ async def test_one_with_wrong_bytes_is_not_kept_although_it_is_being_completed(
             if reason == "peer":  # the same version is collected again, from others
                 made.begin(4)
                 payload = save(tensors(4, 0))
-                path = "model/model-00001-of-00002.safetensors"
-                again = asyncio.create_task(made.put(header(0, path, payload), chunks(payload)))
+                again = asyncio.create_task(made.put(header(0, WEIGHTS, payload), chunks(payload)))
                 await asyncio.sleep(0)
                 may_go_on.set()
                 await again
@@ -433,11 +421,10 @@ async def test_a_version_that_is_dropped_as_its_first_file_comes_stops_nothing(
     tmp_path: Path, is_threaded: bool
 ) -> None:
     heard = Heard()
-    path = "model/model-00001-of-00002.safetensors"
     async with asyncio.TaskGroup() as tasks:
         made = keeper(tmp_path, heard, tasks, ThreadPoolExecutor(1) if is_threaded else None)
         made.begin(4)
-        put = asyncio.create_task(made.put(header(0, path, b"xyz"), chunks(b"xyz")))
+        put = asyncio.create_task(made.put(header(0, WEIGHTS, b"xyz"), chunks(b"xyz")))
         await asyncio.sleep(0)  # it has asked for a writer, and that has not had its turn
         made.drop()
         async with asyncio.timeout(60.0):
@@ -449,25 +436,20 @@ async def test_a_version_that_is_dropped_as_its_first_file_comes_stops_nothing(
 
 async def test_a_stage_stores_no_more_than_it_can_weigh(tmp_path: Path) -> None:
     """One peer announced a tebibyte, and filled the disk."""
-    good = "model/model-00001-of-00002.safetensors"
-    announced = replace(header(0, good, b"x"), total_bytes=1 << 40)
-    async with asyncio.TaskGroup() as tasks:
-        made = keeper(tmp_path, Heard(), tasks)
-        made.begin(4)
+    announced = replace(header(0, WEIGHTS, b"x"), total_bytes=1 << 40)
+    async with collecting(tmp_path) as made:
         with pytest.raises(Refused, match="it can have"):
             await made.put(announced, chunks(b"x"))
         most = _stage_bytes_max(spec(), 0)
-        await made.put(header(0, good, b"x"), chunks(b"x"))
+        await made.put(header(0, WEIGHTS, b"x"), chunks(b"x"))
         with pytest.raises(Refused, match="it can have"):  # all its files together
             await made.put(replace(header(0, "optimizer/embed.safetensors", b""), total_bytes=most), chunks())
-        await made.put(header(0, good, b"xy"), chunks(b"xy"))  # again: in the place of the first
-        made.drop()
-        await made.close()
+        await made.put(header(0, WEIGHTS, b"xy"), chunks(b"xy"))  # again: in the place of the first
 
 
 async def test_one_file_is_stored_by_one_at_a_time(tmp_path: Path) -> None:
     """Two at once wrote through each other."""
-    good, begun, go_on = "model/model-00001-of-00002.safetensors", asyncio.Event(), asyncio.Event()
+    begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"a"
@@ -475,15 +457,11 @@ async def test_one_file_is_stored_by_one_at_a_time(tmp_path: Path) -> None:
         await go_on.wait()
         yield b"b"
 
-    async with asyncio.TaskGroup() as tasks:
-        made = keeper(tmp_path, Heard(), tasks)
-        made.begin(4)
-        first = asyncio.create_task(made.put(header(0, good, b"ab"), slow()))
+    async with collecting(tmp_path) as made:
+        first = asyncio.create_task(made.put(header(0, WEIGHTS, b"ab"), slow()))
         await begun.wait()
         with pytest.raises(Refused, match="is being stored already"):
-            await made.put(header(0, good, b"xy"), chunks(b"xy"))
+            await made.put(header(0, WEIGHTS, b"xy"), chunks(b"xy"))
         go_on.set()
         assert await first == hashlib.sha256(b"ab").hexdigest()
-        await made.put(header(0, good, b"xy"), chunks(b"xy"))
-        made.drop()
-        await made.close()
+        await made.put(header(0, WEIGHTS, b"xy"), chunks(b"xy"))
