@@ -22,12 +22,13 @@ from scheduler.brain.members.places import Places
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.errors import SchedulerUnreachable, SwarmError
-from swarm.rpc.channel import bind, new_server
+from swarm.rpc.channel import new_server
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
 from swarm.types import JobId, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 from swarm.wire.messages import Command, Event, FetchRequest, Heartbeat, StateFile, StoreHeader, Void
+from tests.support.serving import serving
 from tests.support.slow_line import SlowLine
 
 MBIT = 125_000.0
@@ -67,13 +68,9 @@ class Keeping:
 async def scheduling(handler: Keeping, megabits: float, delay_s: float) -> AsyncIterator[SlowLine]:
     server = new_server()
     add_session_service(server, handler)
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    try:
+    async with serving(server) as address:
         async with SlowLine(address, megabits * MBIT, delay_s) as line:
             yield line
-    finally:
-        await server.stop(None)
 
 
 @asynccontextmanager
@@ -244,13 +241,9 @@ class Jobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
 async def serving_jobs(jobs: Jobs, megabits: float, delay_s: float) -> AsyncIterator[SlowLine]:
     server = new_server()
     jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)  # type: ignore[no-untyped-call]
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    try:
+    async with serving(server) as address:
         async with SlowLine(address, megabits * MBIT, delay_s) as line:
             yield line
-    finally:
-        await server.stop(None)
 
 
 @pytest.mark.parametrize(("megabits", "delay_s", "is_cut"), [(1.0, 0.2, False), (10.0, 0.02, True)])

@@ -46,6 +46,7 @@ from swarm.wire.messages import (
     Void,
 )
 from tests.support.headers import header_of
+from tests.support.serving import links_here, serving
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -77,12 +78,8 @@ class Receiver:
 async def listening(receiver: Receiver) -> AsyncIterator[str]:
     server = new_server()
     add_peer_service(server, receiver)
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    try:
+    async with serving(server) as address:
         yield address
-    finally:
-        await server.stop(None)
 
 
 PROCESS = """
@@ -171,14 +168,12 @@ async def test_cancelled_sends_free_their_place() -> None:
 
 async def test_a_tensor_is_not_held_up_by_a_large_one_before_it() -> None:
     receiver = Receiver()
-    async with listening(receiver) as address:
-        links = GrpcPeerLinks()
+    async with listening(receiver) as address, links_here() as links:
         large = asyncio.create_task(links.send(address, header_of(60 << 20, 0), bytes(60 << 20)))
         await asyncio.sleep(0.005)
         await links.send(address, header_of(4, 1), b"abcd")
         assert receiver.got == [1]
         await large
-        await links.close()
 
 
 async def test_a_frame_that_cannot_be_read_ends_the_stream_with_the_reason() -> None:
@@ -314,27 +309,25 @@ async def test_a_stage_server_that_says_it_is_somewhere_else_than_at_a_host_and_
     hello = Hello(PeerId("p"), 1, 2, "0", "127.0.0.1:1", "", "cpu", 1, 1, -1)
     scheduler, server = Attached(), new_server()
     add_session_service(server, scheduler)  # type: ignore[arg-type]  # only attach is called
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
+    async with serving(server) as address:
 
-    async def events(one: Hello) -> AsyncGenerator[Event, None]:
-        yield one
-        await asyncio.Event().wait()
+        async def events(one: Hello) -> AsyncGenerator[Event, None]:
+            yield one
+            await asyncio.Event().wait()
 
-    async def first(one: Hello) -> object:
-        link = GrpcSchedulerLink(address)
-        try:
-            async for command in link.attach(events(one)):
-                return command
-        finally:
-            await link.close()
-        return None
+        async def first(one: Hello) -> object:
+            link = GrpcSchedulerLink(address)
+            try:
+                async for command in link.attach(events(one)):
+                    return command
+            finally:
+                await link.close()
+            return None
 
-    with pytest.raises(Refused, match="is no address to dial"):
-        await first(replace(hello, **{field: "unix:/run/docker.sock"}))
-    assert scheduler.heard == []
-    assert await first(hello) == (1, Void(0, 0, 0))
-    await server.stop(None)
+        with pytest.raises(Refused, match="is no address to dial"):
+            await first(replace(hello, **{field: "unix:/run/docker.sock"}))
+        assert scheduler.heard == []
+        assert await first(hello) == (1, Void(0, 0, 0))
 
 
 class DamagingServer:
@@ -359,17 +352,13 @@ async def test_one_damaged_frame_costs_one_resend_two_are_an_error(damaged: int)
     service, server = DamagingServer(damaged), new_server()
     handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(service.exchange)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    links = GrpcPeerLinks()
-    if damaged < 2:
-        await links.send(address, header_of(4), b"abcd")
-    else:
-        with pytest.raises(CorruptFrame):
+    async with serving(server) as address, links_here() as links:
+        if damaged < 2:
             await links.send(address, header_of(4), b"abcd")
-    assert service.frames == min(damaged, 1) + 1
-    await links.close()
-    await server.stop(None)
+        else:
+            with pytest.raises(CorruptFrame):
+                await links.send(address, header_of(4), b"abcd")
+        assert service.frames == min(damaged, 1) + 1
 
 
 class CountingServer:
@@ -392,15 +381,13 @@ async def test_small_tensors_that_wait_together_travel_together_and_large_ones_a
     service, server = CountingServer(), new_server()
     handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(service.exchange)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    links = GrpcPeerLinks()
-    await asyncio.gather(*(links.send(address, header_of(1000, index), bytes(1000)) for index in range(12)))
-    assert service.frames == [12]
-    await asyncio.gather(*(links.send(address, header_of(MESSAGE_BYTES, i), bytes(MESSAGE_BYTES)) for i in range(3)))
-    assert set(service.frames[1:]) == {1}
-    await links.close()
-    await server.stop(None)
+    async with serving(server) as address, links_here() as links:
+        await asyncio.gather(*(links.send(address, header_of(1000, index), bytes(1000)) for index in range(12)))
+        assert service.frames == [12]
+        await asyncio.gather(
+            *(links.send(address, header_of(MESSAGE_BYTES, i), bytes(MESSAGE_BYTES)) for i in range(3))
+        )
+        assert set(service.frames[1:]) == {1}
 
 
 class FloodingServer:
@@ -416,13 +403,9 @@ async def test_a_flood_of_receipts_breaks_the_link_before_it_is_read() -> None:
     server = new_server()
     handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(FloodingServer().exchange)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    links = GrpcPeerLinks()
-    with pytest.raises(CorruptFrame, match="bytes at once"):
-        await links.send(address, header_of(4), b"abcd")
-    await links.close()
-    await server.stop(None)
+    async with serving(server) as address, links_here() as links:
+        with pytest.raises(CorruptFrame, match="bytes at once"):
+            await links.send(address, header_of(4), b"abcd")
 
 
 async def test_a_damaged_tensor_of_a_shared_message_is_sent_again_and_the_others_are_not() -> None:
@@ -472,13 +455,9 @@ async def test_a_receiver_that_answers_nonsense_loses_the_link(answer: bytes) ->
     server = new_server()
     handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(exchange)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    links = GrpcPeerLinks()
-    with pytest.raises(CorruptFrame):
-        await links.send(address, header_of(4), b"abcd")
-    await links.close()
-    await server.stop(None)
+    async with serving(server) as address, links_here() as links:
+        with pytest.raises(CorruptFrame):
+            await links.send(address, header_of(4), b"abcd")
 
 
 class Handler:
@@ -507,13 +486,9 @@ class Handler:
 async def scheduling(handler: Handler) -> AsyncIterator[grpc.aio.Channel]:
     server = new_server()
     add_session_service(server, handler)
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    try:
+    async with serving(server) as address:
         async with connect(address) as channel:
             yield channel
-    finally:
-        await server.stop(None)
 
 
 BAD_EVENTS = [
@@ -575,14 +550,12 @@ async def test_weights_that_are_refused_while_they_are_sent_are_refused_with_the
 
     server, content = new_server(), bytes(8 << 20)
     add_session_service(server, Over())
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    link = GrpcSchedulerLink(address)
-    for _ in range(60):
-        with pytest.raises(NotAllowed, match="the job is over"):
-            await link.store(StoreHeader(JobId("j"), PeerId("a"), 1, 0, 1, 0, len(content)), content)
-    await link.close()
-    await server.stop(None)
+    async with serving(server) as address:
+        link = GrpcSchedulerLink(address)
+        for _ in range(60):
+            with pytest.raises(NotAllowed, match="the job is over"):
+                await link.store(StoreHeader(JobId("j"), PeerId("a"), 1, 0, 1, 0, len(content)), content)
+        await link.close()
 
 
 async def test_ten_thousand_metadata_keys_are_refused_and_the_server_lives_on() -> None:

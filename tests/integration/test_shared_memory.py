@@ -28,6 +28,7 @@ from swarm.rpc.links.peers import GrpcPeerLinks, _Link
 from swarm.wire import frame_pb2
 from swarm.wire.messages import Boundary
 from tests.support.headers import header_of
+from tests.support.serving import links_here, serving
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -182,8 +183,7 @@ async def test_a_slow_link_between_islands_is_not_passed_by() -> None:
 async def test_a_link_that_breaks_takes_its_memory_along() -> None:
     """What is sent again goes by a new file: an extent of the old one means nothing any more."""
     receiver = Receiver()
-    async with listening(receiver) as address:
-        links = GrpcPeerLinks()
+    async with listening(receiver) as address, links_here() as links:
         old = await introduced(links, address)
         receiver.gate.clear()
         receiver.arrived.clear()
@@ -204,15 +204,13 @@ async def test_a_link_that_breaks_takes_its_memory_along() -> None:
             await links.send(address, header_of(CHUNK_BYTES, index), content_of(index, CHUNK_BYTES))
             assert receiver.got[index] == content_of(index, CHUNK_BYTES)
         assert new._memory._extents._free == WHOLE
-        await links.close()
     await all_closed()
 
 
 async def test_a_refused_tensor_keeps_no_extent() -> None:
     """Its later frames were still made once the refusal had freed what it held, and were never freed."""
     receiver = Receiver()
-    async with listening(receiver) as address:
-        links = GrpcPeerLinks()
+    async with listening(receiver) as address, links_here() as links:
         link = await introduced(links, address)
         receiver.refused = set(range(5))
         sending = (links.send(address, header_of(12 << 20, index), bytes(12 << 20)) for index in range(5))
@@ -220,13 +218,11 @@ async def test_a_refused_tensor_keeps_no_extent() -> None:
         assert {type(one) for one in outcomes} == {StaleMessage}
         await introduced(links, address)
         assert link._memory._extents._free == WHOLE
-        await links.close()
 
 
 async def test_a_cancelled_tensor_keeps_its_extents_until_its_receipt() -> None:
     receiver = Receiver()
-    async with listening(receiver) as address:
-        links = GrpcPeerLinks()
+    async with listening(receiver) as address, links_here() as links:
         link = await introduced(links, address)
         receiver.gate.clear()
         receiver.arrived.clear()
@@ -239,7 +235,6 @@ async def test_a_cancelled_tensor_keeps_its_extents_until_its_receipt() -> None:
         await introduced(links, address)
         assert receiver.got[0] == content_of(0, CHUNK_BYTES)
         assert link._memory._extents._free == WHOLE
-        await links.close()
 
 
 async def test_a_damaged_frame_of_a_payload_in_memory_is_sent_again() -> None:
@@ -412,9 +407,7 @@ async def test_who_is_not_let_in_has_no_file_opened(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_opened", opened.append)
     server = new_server()
     add_peer_service(server, Receiver(), gate=Closed())  # type: ignore[arg-type]
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    try:
+    async with serving(server) as address:
         async with connect(address) as channel:
             sender = Liar(address, channel)
             with closing(sender.memory):
@@ -422,8 +415,6 @@ async def test_who_is_not_let_in_has_no_file_opened(monkeypatch: pytest.MonkeyPa
                 assert offered is not None
                 await sender.says(message([offer(1, offered)]))
                 assert await sender.error() is NoPass
-    finally:
-        await server.stop(None)
     assert opened == []
 
 
@@ -432,12 +423,10 @@ async def test_a_receiver_that_knows_no_memory_is_sent_messages(monkeypatch: pyt
     known = {number: kind for number, kind in frames._KIND_OF_FIELD.items() if number <= 5}
     monkeypatch.setattr(frames, "_KIND_OF_FIELD", known)
     receiver = Receiver()
-    async with listening(receiver) as address:
-        links = GrpcPeerLinks()
+    async with listening(receiver) as address, links_here() as links:
         for index in range(3):
             await links.send(address, header_of(CHUNK_BYTES, index), content_of(index, CHUNK_BYTES))
         (link,) = links._links.values()
         assert link._memory.written_bytes == 0
         await all_closed()
-        await links.close()
     assert receiver.got == {index: content_of(index, CHUNK_BYTES) for index in range(3)}

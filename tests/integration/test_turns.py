@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 from scheduler.app import SchedulerOptions, serve
 from swarm.job.lengths import CONFIG_VALUES_MAX, TEXT_CHARACTERS_MAX
 from swarm.limits import COUNTS_MAX, FILES_MAX, HASHES_ASKED_MAX, SHARDS_MAX
-from swarm.rpc.channel import MAX_MESSAGE_BYTES, bind, client_options, new_server
+from swarm.rpc.channel import MAX_MESSAGE_BYTES, client_options, new_server
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.mapping import to_event
 from swarm.types import PROTOCOL_VERSION, JobId, Microbatch, PeerId, Round, UnitName
@@ -31,6 +31,7 @@ from swarm.wire import frame_pb2, jobs_pb2, members_pb2, session_pb2
 from swarm.wire.messages import Averaged, Heartbeat, Hello, LinkSpeed, ParameterNorm, ReportedCell
 from tests.support.fields import field
 from tests.support.services import free_port
+from tests.support.serving import serving
 from tests.support.turns import TRIES, UNITS_MAX, event_loop
 
 ROOM_BYTES = MAX_MESSAGE_BYTES - 1024
@@ -158,12 +159,8 @@ async def test_no_message_to_a_stage_server_holds_its_event_loop_for_fifty_units
     receiver: Any = Receiver()
     server = new_server()
     add_peer_service(server, receiver)
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    try:
+    async with serving(server) as address:
         assert await held_up(address, frame_pb2.DESCRIPTOR.services_by_name["Peer"]) == []
-    finally:
-        await server.stop(None)
 
 
 # Messages that are what they should be --------------------------------------------------------------------------------

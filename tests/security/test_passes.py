@@ -23,7 +23,7 @@ from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.pki.passes import PassKey
 from swarm.rpc import channel
-from swarm.rpc.channel import bind, new_server
+from swarm.rpc.channel import new_server
 from swarm.rpc.guard import Guard
 from swarm.rpc.links import peers
 from swarm.rpc.links.memory import LEAST_BYTES
@@ -36,6 +36,7 @@ from swarm.wire.messages import CutOff, Pass, StateReply, StateRequest, TensorHe
 from tests.support.headers import header_of
 from tests.support.members import identity_of
 from tests.support.relays import until
+from tests.support.serving import links_here, serving
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -119,15 +120,13 @@ async def _world(monkeypatch: pytest.MonkeyPatch, *, speaks_tls: bool) -> AsyncI
     gate.welcomed(Welcome(B, 1.0, KEY.public, NOW))
     server = new_server(Guard(may_exchange) if speaks_tls else None)
     add_peer_service(server, receiver, None, receiver, gate)
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0', own if speaks_tls else None)}"
-    await server.start()
-    theirs.pass_token = issue(KEY, PASS)
-    links = GrpcPeerLinks(wallet=theirs)
-    try:
-        yield World(receiver, gate, address, theirs, links, denied)
-    finally:
-        await links.close()
-        await server.stop(None)
+    async with serving(server, own if speaks_tls else None) as address:
+        theirs.pass_token = issue(KEY, PASS)
+        links = GrpcPeerLinks(wallet=theirs)
+        try:
+            yield World(receiver, gate, address, theirs, links, denied)
+        finally:
+            await links.close()
 
 
 async def test_whom_the_scheduler_sent_is_let_in(world: World) -> None:
@@ -237,17 +236,11 @@ async def test_no_connection_outlives_its_time(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(channel, "CONNECTION_GRACE_S", 0.2)
     receiver, server = Receiver(), new_server(None, 0.3)
     add_peer_service(server, receiver)
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    links = GrpcPeerLinks()
-    try:
+    async with serving(server) as address, links_here() as links:
         receiver.opened.clear()
         with pytest.raises(PeerUnavailable, match="max connection age"):
             await links.send(address, header_of(4), b"abcd")
         receiver.opened.set()
         while await _error(links.send(address, header_of(4), b"abcd")) is PeerUnavailable:
             pass  # on a machine that stands still connections live no longer than this
-    finally:
-        await links.close()
-        await server.stop(None)
     assert receiver.got >= 1

@@ -17,7 +17,7 @@ from swarm.pki.authority import Authority
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Role, any_of
 from swarm.rpc import channel
-from swarm.rpc.channel import bind, connect, new_server
+from swarm.rpc.channel import connect, new_server
 from swarm.rpc.guard import Guard
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks
@@ -25,6 +25,7 @@ from swarm.types import JobId, PeerId
 from swarm.wire.messages import StateReply, StateRequest, TensorHeader
 from tests.support.headers import header_of
 from tests.support.members import identity_of
+from tests.support.serving import serving
 
 A, B = PeerId("a"), PeerId("b")
 OURS = Authority.new(time.time())
@@ -60,12 +61,8 @@ def _on_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
 async def stage_server(name: str, receiver: Receiver) -> AsyncIterator[str]:
     server = new_server(Guard(may_exchange))
     add_peer_service(server, receiver, None, receiver)
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0', Wallet(identity_of(OURS, Role.STAGE_SERVER, name)))}"
-    await server.start()
-    try:
+    async with serving(server, Wallet(identity_of(OURS, Role.STAGE_SERVER, name))) as address:
         yield address
-    finally:
-        await server.stop(None)
 
 
 @asynccontextmanager

@@ -48,6 +48,7 @@ from swarm.rpc.channel import (
 from swarm.types import PeerId
 from swarm.wire import jobs_pb2 as pb
 from tests.support.members import identity_of
+from tests.support.serving import serving as serving_at
 
 Body = Callable[[bytes], Awaitable[bytes]]
 METHOD = "/test.Service/Call"
@@ -65,12 +66,8 @@ async def serving(body: Body) -> AsyncIterator[str]:
     server = new_server()
     handlers = {"Call": grpc.unary_unary_rpc_method_handler(call)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    try:
+    async with serving_at(server) as address:
         yield address
-    finally:
-        await server.stop(None)
 
 
 async def failure(address: str, request: bytes = b"", **options: float) -> grpc.RpcError:

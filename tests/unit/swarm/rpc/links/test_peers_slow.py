@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from swarm.errors import PeerUnavailable
-from swarm.rpc.channel import PATIENT, bind, new_server
+from swarm.rpc.channel import PATIENT, new_server
 from swarm.rpc.links import peers
 from swarm.rpc.links.memory import Files
 from swarm.rpc.links.peer_service import add_peer_service
@@ -21,6 +21,7 @@ from swarm.types import JobId, PeerId
 from swarm.wire.messages import StateReply, StateRequest, TensorHeader
 from tests.support.deep import DeepLine, deep
 from tests.support.headers import header_of
+from tests.support.serving import serving
 
 RATE, DELAY_S = 125_000.0, 0.1  # 1 Mbit/s, 100 ms each way
 SIZE_BYTES = 200_000
@@ -58,13 +59,9 @@ def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
 async def behind_a_line(receiver: Receiver, bytes_per_s: float = RATE) -> AsyncIterator[DeepLine]:
     server = new_server(more=PATIENT)  # as stage_server/app.py
     add_peer_service(server, receiver, None, receiver)
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    try:
+    async with serving(server) as address:
         async with deep(address, bytes_per_s, DELAY_S) as line:
             yield line
-    finally:
-        await server.stop(None)
 
 
 async def test_tensors_pass_a_slow_line_once_and_its_buffers_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,15 +159,13 @@ async def test_a_receiver_that_takes_its_time_is_not_dead(monkeypatch: pytest.Mo
     receiver, links = Slow(), GrpcPeerLinks()
     server = new_server()
     add_peer_service(server, receiver)
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    sending = [asyncio.create_task(links.send(address, header_of(30_000, i), bytes(30_000))) for i in range(9)]
-    await asyncio.wait(sending, timeout=2.5)
-    assert not any(one.done() for one in sending)
-    opened.set()
-    await asyncio.gather(*sending)
-    await links.close()
-    await server.stop(None)
+    async with serving(server) as address:
+        sending = [asyncio.create_task(links.send(address, header_of(30_000, i), bytes(30_000))) for i in range(9)]
+        await asyncio.wait(sending, timeout=2.5)
+        assert not any(one.done() for one in sending)
+        opened.set()
+        await asyncio.gather(*sending)
+        await links.close()
 
 
 async def test_what_is_on_its_way_to_a_neighbour_never_passes_the_window(monkeypatch: pytest.MonkeyPatch) -> None:

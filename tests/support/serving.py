@@ -1,0 +1,32 @@
+"""A gRPC server that a test has made, at a free port of this machine, and links, as long as a test needs them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from swarm.pki.identity import Wallet
+from swarm.rpc.channel import bind
+from swarm.rpc.links.peers import GrpcPeerLinks
+
+
+@asynccontextmanager
+async def serving(server: grpc.aio.Server, wallet: Wallet | None = None) -> AsyncIterator[str]:
+    """Its address."""
+    port = bind(server, "127.0.0.1:0", wallet)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def links_here() -> AsyncIterator[GrpcPeerLinks]:
+    links = GrpcPeerLinks()
+    try:
+        yield links
+    finally:
+        await links.close()
