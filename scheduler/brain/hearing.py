@@ -47,21 +47,17 @@ def hear(parts: Parts, happened: Happened, now_s: float) -> bool:
             if fault := parts.dispatch.accumulated(peer, event, now_s):
                 _on_nonsense(parts, peer, event, fault, now_s)
             else:
-                parts.checks.accumulated(peer, event)
+                parts.audited(peer, event, now_s)
                 if event.overflow and (run := state.progress.runs.get(event.microbatch.step)) is not None:
                     run.overflows.setdefault(event.stage, event.overflow)
-        case messages.Checked():
-            if not parts.recounts.checked(peer, event):
-                parts.checks.checked(peer, event, now_s)
-        case messages.Recounted():
-            parts.recounts.recounted(peer, event)
+        case messages.Checked() | messages.Recounted() | messages.Rechecked() | messages.Hashed():
+            if not parts.audited(peer, event, now_s):
+                state.ledger.duplicates += 1
         case messages.Forwarded():
             parts.dispatch.forwarded(peer, event, now_s)
             return False
         case messages.Averaged():
             parts.departures.remedy(parts.rounds.averaged(peer, event, now_s), now_s)
-        case messages.Rechecked():
-            parts.means.rechecked(peer, event)
         case messages.RoundFailed():
             _on_round_failed(parts, peer, event, now_s)
         case messages.Committed():
@@ -72,8 +68,6 @@ def hear(parts: Parts, happened: Happened, now_s: float) -> bool:
                 parts.departures.remedy(parts.loading.loaded(peer, event), now_s)
         case messages.Saved():
             state.conclude(parts.collector.saved(peer, event, now_s))
-        case messages.Hashed():
-            parts.saves.hashed(peer, event)
         case messages.Undelivered():
             if unreached := parts.dispatch.undelivered(peer, event, now_s):
                 run = state.progress.runs[event.microbatch.step]

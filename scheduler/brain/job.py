@@ -101,7 +101,7 @@ class JobBrain:
                 elif peer in state.pool:
                     self._parts.departures.ask(peer, Leave(reason, target), now_s)
             case inputs.Stored():
-                self._parts.saves.stored(happened)
+                self._parts.audited(happened.peer, happened, now_s)
                 return False
             case inputs.CheckpointKept(version=version):
                 if not self._parts.collector.kept(version):
@@ -159,12 +159,12 @@ class JobBrain:
     @property
     def due_s(self) -> float:
         """When the next Tick is due if nothing happens before; infinity if never."""
-        state, times_s = self._state, [*self._parts.rounds.retries_s(), *self._parts.saves.times_s()]
+        state, times_s = self._state, [*self._parts.rounds.retries_s()]
+        times_s += [time_s for audit in self._parts.audits for time_s in audit.times_s()]
         if state.mode is Mode.GATHERING and state.census is not None:
             times_s.append(state.census.deadline_s)
         if state.mode is Mode.RUNNING:
             times_s += [self._parts.moves.look_s, *self._parts.dispatch.times_s(), *self._parts.admission.times_s()]
-            times_s += [*self._parts.checks.times_s(), *self._parts.means.times_s(), *self._parts.recounts.times_s()]
         if state.mode is Mode.SAVING:
             times_s.append(self._parts.saving.again_s)
         return min((time_s for time_s in times_s if time_s > self._now_s), default=math.inf)
@@ -363,8 +363,8 @@ class JobBrain:
         for peer in self._state.pool.members(step):
             self._parts.commits.send(peer, run.row)
         self._parts.dispatch.close(step)
-        self._parts.checks.close(step)
-        self._parts.recounts.close(step)
+        for audit in self._parts.audits:
+            audit.close(step)
         self._state.progress.committed = step + 1
         self._parts.admission.tell()
         self._parts.evaluations.made(step + 1)
@@ -423,7 +423,7 @@ class JobBrain:
         for run in [run for run in progress.runs.values() if run.phase is Phase.COMMITTING]:
             if not self._parts.commits.is_owed(run):
                 self._parts.departures.remedy(self._parts.commits.compare(run), now_s)
-        if self._parts.checks.is_on or self._parts.means.is_on:
+        if self._parts.audits:
             self._check(now_s)
         if self.mode is not Mode.RUNNING:
             return
@@ -449,7 +449,7 @@ class JobBrain:
         """Compare what replicas say that they computed, and void what is wrong before more is given away."""
         for run in self._state.progress.redoable():
             self._settle_pairs(run, now_s)
-        found = self._parts.checks.look(now_s) or self._parts.means.look(now_s) or self._parts.recounts.look(now_s)
+        found = next(filter(None, (audit.look(now_s) for audit in self._parts.audits)), [])
         self._parts.departures.remedy(found, now_s)
 
     def _advance_step(self, run: StepRun, now_s: float) -> None:
@@ -463,7 +463,6 @@ class JobBrain:
         self._parts.rounds.repeat(run, now_s)
         if run.is_averaged and not self._parts.rounds.paused(run):
             run.turn(StepEvent.AVERAGED)
-            self._parts.means.draw(run, now_s)
         if self._parts.permit(run, now_s):
             state.conclude(self._parts.commits.decide(run))
         is_oldest = run.step == state.progress.agreed
@@ -491,14 +490,19 @@ class JobBrain:
 
     def _save(self, now_s: float) -> None:
         """Begin or complete a checkpoint, or stop, if it is time."""
-        self._parts.departures.remedy(self._parts.saves.judge(now_s), now_s)
+        self._check_saving(now_s)
         if not self.mode.is_at_work:
             return
         match self._parts.saving.next(self._state.progress.agreed, now_s, idle=self._parts.is_idle):
             case BeginCheckpoint(version=version):
                 self._parts.collector.begin(version, now_s)
+                self._check_saving(now_s)
             case PublishCheckpoint() as publish:
                 self._state.outbox.put(publish)
             case Stopped() as stopped:
                 self._state.conclude(stopped)
-        self._parts.saves.ask()
+
+    def _check_saving(self, now_s: float) -> None:
+        """Compare what replicas say that they saved."""
+        for audit in self._parts.audits:
+            self._parts.departures.remedy(audit.look_at_checkpoint(now_s), now_s)

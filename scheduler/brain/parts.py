@@ -9,6 +9,7 @@ from scheduler.brain.checkpoint.collection import CheckpointCollector
 from scheduler.brain.checkpoint.schedule import CheckpointSchedule
 from scheduler.brain.commit.commits import Commits
 from scheduler.brain.commit.rounds import Rounds
+from scheduler.brain.inputs import Stored
 from scheduler.brain.replicas.admission import Admission, Loading
 from scheduler.brain.replicas.departures import Departures
 from scheduler.brain.replicas.reattach import Reattach
@@ -19,11 +20,8 @@ from scheduler.brain.routing.loads import Loads
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState, Mode
 from scheduler.brain.state.step import Phase, StepRun
-from scheduler.brain.trust.checks import Checks
-from scheduler.brain.trust.means import Means
-from scheduler.brain.trust.recounts import Recounts
-from scheduler.brain.trust.saves import Saves
-from scheduler.brain.trust.strikes import Strikes
+from scheduler.brain.trust.audits import audits_of
+from scheduler.brain.trust.inquiry import ReplicaAudit
 from swarm.job.course import Course
 from swarm.types import PeerId
 from swarm.wire.messages import Evaluated, Event, Loaded, Saved
@@ -41,13 +39,10 @@ class Parts:
     dispatch: Dispatch  # which replica computes which microbatch
     rounds: Rounds  # averaging of full steps
     commits: Commits  # rows, and whether all replicas made their commits
-    checks: Checks  # whether replicas compute what they should
-    means: Means  # whether owners give out the means of what they were sent
-    recounts: Recounts  # whether sums are those of their microbatches
+    collector: CheckpointCollector  # replicas that hand over a checkpoint
+    audits: tuple[ReplicaAudit, ...]  # find replicas that give wrong numbers
     moves: Moves  # replicas that change stages
     admission: Admission  # peers that join
-    collector: CheckpointCollector  # replicas that hand over a checkpoint
-    saves: Saves  # whether what they hand over is right
     departures: Departures  # replicas that leave or are lost
     reattach: Reattach  # replicas that come back
 
@@ -60,19 +55,15 @@ class Parts:
         dispatch = Dispatch(state, loads, evaluations, rng)
         rounds = Rounds(state, loading.elements)
         commits = Commits(state, evaluations, rng)
-        strikes = Strikes(state)
-        checks = Checks(state, strikes, rng)
-        means = Means(state, strikes, rng)
-        recounts = Recounts(state, checks, means, strikes, rng)
+        collector = CheckpointCollector(state, saving)
+        audits = audits_of(state, saving, collector, rng)
         moves = Moves(state, loads)
         admission = Admission(state, loading, dispatch, commits, moves, rng)
-        collector = CheckpointCollector(state, saving)
-        saves = Saves(state, saving, collector, strikes)
         departures = Departures(state, saving, evaluations, dispatch, rounds, commits, collector)
         reattach = Reattach(state, evaluations, dispatch, rounds, commits)
         return cls(
-            state, saving, evaluations, loads, loading, dispatch, rounds, commits, checks, means, recounts, moves,
-            admission, collector, saves, departures, reattach,
+            state, saving, evaluations, loads, loading, dispatch, rounds, commits, collector, audits, moves, admission,
+            departures, reattach,
         )  # fmt: skip
 
     @property
@@ -109,9 +100,18 @@ class Parts:
 
     def permit(self, run: StepRun, now_s: float) -> bool:
         """Whether nothing of the step is being checked, or has to be now."""
-        if self.checks.permits(run.step) and self.means.permits(run.step):
-            self.recounts.draw(run, now_s)
-        return all(guard.permits(run.step) for guard in (self.checks, self.means, self.recounts))
+        if not self.state.course.is_outer(run.step):
+            for audit in self.audits:
+                audit.draw(run, now_s)
+        return self.forbidding(run.step) is None
+
+    def audited(self, peer: PeerId, event: Event | Stored, now_s: float) -> bool:
+        """Show an event to the audits; False if none of them waits for it."""
+        return any(audit.hear(peer, event, now_s) for audit in self.audits)
+
+    def forbidding(self, step: int) -> ReplicaAudit | None:
+        """An audit that checks something of the step."""
+        return next((audit for audit in self.audits if not audit.permits(step)), None)
 
     def validate(self) -> None:
         state, progress = self.state, self.state.progress

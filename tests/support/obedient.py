@@ -82,6 +82,7 @@ from swarm.wire.messages import (
 
 JOB = JobId("job")
 STEPS, MICROBATCHES = 3, 3
+HOOKS = {"lie", "falsify", "reduced", "recounted", "state_of"}
 
 
 @dataclass
@@ -147,6 +148,17 @@ class Swarm:
         self.means: dict[Any, dict[int, list[int]]] = {}  # of each round, what each member put in, per stage
         self.averages: dict[Any, dict[PeerId, Average]] = {}
         self.averaged: set[Any] = set()
+
+    @classmethod
+    def trained(cls, pools: Sequence[str] = ("abc", "def"), **changes: Any) -> Swarm:
+        """A job that was run to its end, with hooks such as `lie` and settings by name."""
+        hooks = {name: changes.pop(name) for name in HOOKS & changes.keys()}
+        swarm = cls(pools, **{"routing": "uniform", "eval_every_steps": 0} | changes)
+        for name, hook in hooks.items():
+            setattr(swarm, name, hook)
+        swarm.start()
+        swarm.run(most=20000)
+        return swarm
 
     # The scheduler -----------------------------------------------------------------------------------------------
 

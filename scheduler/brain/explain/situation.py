@@ -144,12 +144,8 @@ def _step_waits_for(parts: Parts, run: StepRun, now_s: float) -> str:
             return parts.rounds.waiting_for(run, now_s)
         case Phase.COMMITTING:
             return f"waits for {listed(parts.commits.owing(run))} to commit"
-        case Phase.DECIDED if not parts.checks.permits(run.step):
-            return parts.checks.waiting_for(run.step)
-        case Phase.DECIDED if not parts.means.permits(run.step):
-            return parts.means.waiting_for(run.step)
-        case Phase.DECIDED if not parts.recounts.permits(run.step):
-            return parts.recounts.waiting_for(run.step)
+        case Phase.DECIDED if (audit := parts.forbidding(run.step)) is not None:
+            return audit.waiting_for(run.step)
         case Phase.DECIDED if not parts.evaluations.permits(run.step):
             return f"waits for the {parts.evaluations.waiting_for()}"
     return run.phase

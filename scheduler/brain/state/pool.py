@@ -136,6 +136,10 @@ class Pool:
         """The replicas of a stage that are no suspects."""
         return [self._standings[peer].replica for peer in self.by_stage[stage] if not self._standings[peer].is_suspect]
 
+    def may_answer(self, peer: PeerId) -> bool:
+        """Whether an answer of the peer may come: a replica that has lost its session has forgotten the question."""
+        return peer in self and not self._standings[peer].is_suspect
+
     def may_work(self, peer: PeerId) -> bool:
         return not self._standings[peer].is_suspect and peer not in self.leaves
 

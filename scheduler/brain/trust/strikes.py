@@ -8,7 +8,7 @@ unclear who is right ─────────again and again──▶ the job
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from scheduler.brain.commit.digests import Expel, Remedy, StartOver
 from scheduler.brain.fleet.quarantine import STRIKES_MAX, STRIKES_S
@@ -18,6 +18,7 @@ from swarm.errors import ReplicaDiverged
 from swarm.text import listed
 from swarm.types import PeerId
 
+SHOWN = 8  # characters of a hash in evidence
 UNCLEAR_MAX = 3  # times that the same replicas contradict each other and nobody can decide
 
 
@@ -41,6 +42,10 @@ class Strikes:
         cause = f"wrong numbers: {text}"
         return [Expel(peer, cause)] if is_out and peer in self._state.pool else [StartOver(f"{peer}: {cause}")]
 
+    def prove(self, evidence: Mapping[PeerId, str], now_s: float) -> list[Remedy]:
+        """These replicas are proven wrong."""
+        return [found for peer, text in evidence.items() for found in self.convict(peer, text, now_s, is_proven=True)]
+
     def contradict(self, one: PeerId, other: PeerId, told: str, guard: str, now_s: float) -> list[Remedy]:
         """Two contradict each other about a tensor between them. A replica that two others contradict is wrong."""
         for peer, against in ((one, other), (other, one)):
@@ -51,7 +56,11 @@ class Strikes:
             if len(self._doubts[peer]) > 1 and len(self._doubts[against]) == 1:
                 text = f"{told}; {listed(sorted(self._doubts[peer]))} contradict it ({guard})"
                 return self.convict(peer, text, now_s, is_proven=True)
-        return [self.unclear(told, (one, other)) or StartOver(f"unclear who is right: {told}")]
+        return self.undecided(told, (one, other))
+
+    def undecided(self, text: str, peers: Iterable[PeerId]) -> list[Remedy]:
+        """It is unclear which of them is right: the step is computed again, at most UNCLEAR_MAX times."""
+        return [self.unclear(text, peers) or StartOver(f"unclear who is right: {text}")]
 
     def unclear(self, text: str, peers: Iterable[PeerId]) -> Fail | None:
         """It is unclear which of them is right. The job stops if that happens too often."""

