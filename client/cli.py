@@ -17,7 +17,7 @@ from client.flags import HELP, Root, Verb
 from client.shell import OutputFormat, Shell, product
 from swarm.errors import INTERRUPTED, SwarmError, UsageError
 from swarm.process.faults import is_bug, told
-from swarm.process.lifecycle import give_stdout_up, print_error, usage_error
+from swarm.process.lifecycle import GONE_FLAGS, give_stdout_up, print_error, usage_error
 from swarm.process.startup import take_any_text
 
 
@@ -61,7 +61,6 @@ VERB_GROUPS = {
     },
     "Machines": {
         "peers": VerbEntry("client.verbs.peers", "List stage servers, or drain one."),
-        "chaos": VerbEntry("client.verbs.chaos", "Harm a stage server and show how its job recovers."),
     },
     "People": {
         "login": VerbEntry("client.verbs.members.login", "Join a swarm as a person, with a token."),
@@ -79,14 +78,11 @@ VERB_GROUPS = {
 }
 VERBS = {name: entry for verbs in VERB_GROUPS.values() for name, entry in verbs.items()}
 ALIASES = {"stop": "cancel"}
-_NO_PROJECTS = "every member may see every job now; teams that need walls run one scheduler each"
-_NO_CHAIN = "the log has no hash chain now: copy its files to a place that this machine cannot write"
 _ONE_AUTHORITY = "stop the scheduler, begin a new authority with swarm ca new, and let everybody join again"
 # What earlier versions had, and what to do instead.
 GONE = {
-    "project": _NO_PROJECTS,
-    "--project": _NO_PROJECTS,
-    "--verify": _NO_CHAIN,
+    "project": GONE_FLAGS["--project"],
+    "chaos": GONE_FLAGS["--allow-chaos"],
     "ca rotate": _ONE_AUTHORITY,
     "ca retire": _ONE_AUTHORITY,
 }
@@ -139,7 +135,6 @@ def run(arguments: list[str]) -> int:
     except TyperException as error:
         context = getattr(error, "ctx", None)
         complaint = usage_error(error, "swarm" if context is None else context.command_path)
-        complaint.hint = GONE.get(getattr(error, "option_name", ""), complaint.hint)
         return _failed(shell, complaint)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED

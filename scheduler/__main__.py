@@ -66,9 +66,6 @@ def scheduler(
         float,
         typer.Option(min=0.5, max=600.0, help="How long a lost peer may stay away before its work is void, seconds."),
     ] = 5.0,
-    allow_chaos: Annotated[
-        bool, typer.Option("--allow-chaos", help="Obey swarm chaos: harm stage servers on purpose.")
-    ] = False,
     record: Annotated[
         bool, typer.Option("--record", help="Write down what each job's brain hears, to be replayed: jobs/JOB/brain-*.")
     ] = False,
@@ -124,7 +121,6 @@ def scheduler(
         data_dir or data_folder() / "scheduler",
         insecure,
         grace,
-        allow_chaos,
         check_swarm(swarm),
         record,
         tuple(map(root_of, checkpoint_root or ())),

@@ -70,7 +70,6 @@ class SchedulerOptions:
     data_dir: Path
     insecure: bool
     grace_s: float = GRACE_S
-    allow_chaos: bool = False
     swarm: str = topics.DEFAULT_SWARM  # its name at the broker
     record: bool = False  # what happens to the brains of jobs
     checkpoint_roots: tuple[Path | str, ...] = ()  # a job may name a folder or a URL below these, or below data_dir
@@ -167,12 +166,10 @@ async def serve(options: SchedulerOptions) -> None:
         membership = Membership(grace_s=options.grace_s)
         stack.callback(ports.stores.logs.flush)
         issuer = None if admission is None else admission.issuer
-        chaos = options.allow_chaos
         scheduler = assemble(
             ports,
             tasks,
             membership,
-            allow_chaos=chaos,
             issuer=issuer,
             keep_jobs_s=options.keep_jobs_s,
         )
@@ -181,9 +178,7 @@ async def serve(options: SchedulerOptions) -> None:
         health = Health(watch, bus, scheduler.jobs.registry.awaits_database)
         add_session_service(server, scheduler.sessions)
         asks: Callable[[], Person] = (lambda: ANYBODY) if admission is None else admission.asks
-        service = JobService(
-            scheduler.jobs, membership, product, time.time, scheduler.chaos, asks, scheduler.relays, health.troubles
-        )
+        service = JobService(scheduler.jobs, membership, product, time.time, asks, scheduler.relays, health.troubles)
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         if scheduler.relays is not None:
             relay_pb2_grpc.add_RelaysServicer_to_server(scheduler.relays, server)  # type: ignore[no-untyped-call]
@@ -203,7 +198,7 @@ async def serve(options: SchedulerOptions) -> None:
             tasks.create_task(admission.renew())
             told = scheduler.listener.on_reach
             tasks.create_task(Reach(membership, scheduler.connections, admission.wallet, log, told).run())
-        hears = scheduler.chaos or scheduler.listener
+        hears = scheduler.listener
         tasks.create_task(watch_endings(membership, scheduler.connections, hears.on_transition, log))
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)

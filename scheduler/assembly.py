@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from scheduler.api.chaos import ChaosDesk
 from scheduler.api.members.passes import Issuer, Passes
 from scheduler.api.members.relays import RelayDesk
 from scheduler.api.sessions import Connections, Sessions
@@ -34,7 +33,6 @@ class Scheduler:
     sessions: Sessions
     listener: PeerListener
     transfer: JobTransfer
-    chaos: ChaosDesk | None
     peers: Peers
     allocator: Allocator
     restart: Restart
@@ -67,7 +65,6 @@ def assemble(
     tasks: asyncio.TaskGroup,
     membership: Membership | None = None,
     *,
-    allow_chaos: bool = False,
     issuer: Issuer | None = None,
     keep_jobs_s: float = 0.0,
 ) -> Scheduler:
@@ -94,9 +91,8 @@ def assemble(
     if relays is not None:
         relays.on_change = listener.on_relays
         listener.on_relays(False)  # until one attaches
-    chaos = ChaosDesk(listener, jobs, membership, connections) if allow_chaos else None
     transfer = JobTransfer(ports.stores, registry)
-    sessions = Sessions(ports, membership, connections, chaos or listener, transfer, tasks, passes)
+    sessions = Sessions(ports, membership, connections, listener, transfer, tasks, passes)
     return Scheduler(
         jobs=jobs,
         membership=membership,
@@ -104,7 +100,6 @@ def assemble(
         sessions=sessions,
         listener=listener,
         transfer=transfer,
-        chaos=chaos,
         peers=peers,
         allocator=allocator,
         restart=restart,

@@ -75,9 +75,6 @@ def stage_server(
         float,
         typer.Option(min=0.0, help="How long SIGTERM or Ctrl-C waits until others have taken the work over, seconds."),
     ] = 60.0,
-    allow_chaos: Annotated[
-        bool, typer.Option("--allow-chaos", help="Obey swarm chaos: be killed, frozen, slow, cut off, corrupt.")
-    ] = False,
     allow_hub: Annotated[
         list[str] | None,
         typer.Option(
@@ -151,7 +148,6 @@ def stage_server(
         proxy=proxy,
         via_relay=via_relay,
         join=read_line(join, join_file),
-        allow_chaos=allow_chaos,
         allow_hub=tuple(allow_hub or ()),
         hub_token=hub_token,
         log_level=log_level,

@@ -13,8 +13,7 @@ from importlib import metadata
 import grpc.aio
 import torch
 
-from stage_server.chaos import Harm, HarmedDevice, HarmedLinks, HarmedReceiver
-from stage_server.device import Device, ThreadDevice, watch_memory
+from stage_server.device import ThreadDevice, watch_memory
 from stage_server.metrics import StageServerMetrics
 from stage_server.options import StageServerOptions
 from stage_server.ports import HubPolicy, MemoryBudget
@@ -50,7 +49,7 @@ from swarm.rpc.enrolment import Enrolment, once_reached, own_name, tell_host
 from swarm.rpc.guard import Caller, Guard
 from swarm.rpc.links.paths import Paths
 from swarm.rpc.links.peer_service import add_peer_service
-from swarm.rpc.links.peers import GrpcPeerLinks, Neighbour, PeerLinks
+from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.meter import Meter
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.text import is_loopback, is_wildcard, size
@@ -124,13 +123,10 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         speaks_tls = not options.insecure and not options.is_alone
         if speaks_tls:  # others reach this process: it proves who it is from the first moment on
             await once_reached(find, get_logger("stage-server"))
-        harm = Harm(get_logger("chaos")) if options.allow_chaos else None
-        thread = ThreadDevice(device_name, threads)
-        stack.callback(thread.close)
-        device: Device = thread if harm is None else HarmedDevice(thread, harm)
+        device = ThreadDevice(device_name, threads)
+        stack.callback(device.close)
         paths = Paths(proxy=options.proxy, host=options.address(0).rpartition(":")[0])
-        dialled = GrpcPeerLinks(metrics, on_wire=None if harm is None else harm.garble, wallet=wallet, paths=paths)
-        links: PeerLinks = dialled if harm is None else HarmedLinks(dialled, harm)
+        links = GrpcPeerLinks(metrics, wallet=wallet, paths=paths)
         stack.push_async_callback(links.close)
         denials = Denials(metrics, get_logger("stage-server"))
         guard = Guard(may_exchange, lambda _, who, error: denials.note(who, error)) if speaks_tls else None
@@ -204,7 +200,6 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             tasks,
             metrics,
             get_logger("stage-server"),
-            obey_chaos=None if harm is None else harm.begin,
             passes=gate,
             relays=None if options.insecure else listener or KnownRelays(paths),
         )
@@ -227,8 +222,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             tasks.create_task(enrolment.renew())
         tasks.create_task(watch_memory(used, memory_bytes, device, metrics, log))
         tasks.create_task(keep_trimmed(lambda: served() is not None))
-        receiver: Neighbour = stage_server if harm is None else HarmedReceiver(stage_server, harm)
-        add_peer_service(server, receiver, metrics, receiver, gate)
+        add_peer_service(server, stage_server, metrics, stage_server, gate)
         await server.start()
         if listener is not None:
             tasks.create_task(listener.run())

@@ -84,7 +84,6 @@ class StageServerOptions:
     drain_timeout_s: float  # 0 = end at once
     insecure: bool
     join: JoinLine | None
-    allow_chaos: bool
     allow_hub: tuple[str, ...]  # patterns of model ids
     hub_token: bool
     log_level: str

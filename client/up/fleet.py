@@ -94,7 +94,7 @@ class Fleet:
             async with asyncio.timeout(START_S_MAX):
                 while child.process.returncode is None:
                     if said := ready_line(child.out):
-                        child.ready = said
+                        child.ready = said | {"pid": str(child.process.pid)}
                         return
                     await asyncio.sleep(POLL_S)
                 raise _ended(child)
@@ -149,8 +149,9 @@ class Fleet:
         if len(child.ended_s) >= ENDS_MAX:
             self._shell.say(f"{child.name} ended {ENDS_MAX} times within {ENDS_WITHIN_S:.0f} s")
             return False
-        self._shell.say(f"{child.name} {how_it_ended(child.process.returncode)}, see {child.log}; it is started again")
+        how = how_it_ended(child.process.returncode)
         child.process = await self._serve(child.command, child.log, child.out)
+        self._shell.say(f"{child.name} {how}, see {child.log}; it is started again as process {child.process.pid}")
         return True
 
     async def end(self) -> None:

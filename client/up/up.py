@@ -109,7 +109,6 @@ def up(
             min=0, max=65535, help="Port of the scheduler; 0 = any free one.", show_default=f"{DEFAULT_PORT} or any"
         ),
     ] = None,
-    allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="Let swarm chaos harm the stage servers.")] = False,
     ray: Annotated[
         str,
         typer.Option(
@@ -158,7 +157,7 @@ def up(
         check_listen(listen)
     host, _, given_port = listen.rpartition(":")
     port = int(given_port) if given_port else port
-    options = UpOptions(stages, replicas, device, job, demo, folder, port, allow_chaos, islands, between=link)
+    options = UpOptions(stages, replicas, device, job, demo, folder, port, islands, between=link)
     if not ray:
         return asyncio.run(up_and_wait(shell, options))
     shell.say(f"connecting to Ray at {ray}" if ray != "local" else "starting Ray on this machine")
@@ -177,7 +176,6 @@ class UpOptions:
     demo: bool
     data_dir: Path | None
     port: int | None = None
-    allow_chaos: bool = False
     islands: int = 1
     cluster: Cluster | None = None  # where the stage servers are; None: here
     between: SlowLink | None = None
@@ -260,7 +258,7 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         if cluster is not None:
             fleet.on_kill = cluster.kill
             stack.push_async_callback(cluster.end)
-            await asyncio.to_thread(_start_on, cluster, shell, address, ["--allow-chaos"] * options.allow_chaos)
+            await asyncio.to_thread(_start_on, cluster, shell, address)
         jobs = await stack.enter_async_context(_jobs(shell, address))
         if options.data_dir is not None:
             await stack.enter_async_context(saving_jobs(shell, jobs, folder))
@@ -312,7 +310,7 @@ async def _start(
     checkpoint_roots: Sequence[str],
     proxies: Sequence[str],
 ) -> tuple[Child, list[Child]]:
-    shared = ["--broker", broker, *(["--allow-chaos"] * options.allow_chaos)]
+    shared = ["--broker", broker]
     port = options.port
     if port is None:
         port = DEFAULT_PORT if bind_fault(options.host, DEFAULT_PORT) is None else 0
@@ -341,15 +339,15 @@ async def _start(
     return scheduler, servers
 
 
-def _start_on(cluster: Cluster, shell: Shell, address: str, flags: list[str]) -> None:
+def _start_on(cluster: Cluster, shell: Shell, address: str) -> None:
     """Start the stage servers of a Ray cluster, with a line that lets in all that Ray starts in a month; blocking."""
     if shell.insecure:
-        cluster.start(["--scheduler", address, *flags], {"SWARM_INSECURE": "1"})
+        cluster.start(["--scheduler", address], {"SWARM_INSECURE": "1"})
         return
     shell.scheduler = address
     request = pb_members.CreateTokenRequest(role=Role.STAGE_SERVER, ttl_s=TOKEN_TTL_S, uses=TOKEN_USES)
     with dial(shell) as scheduler:
-        cluster.start(flags, {"SWARM_JOIN": scheduler.call("CreateToken", request).line})
+        cluster.start([], {"SWARM_JOIN": scheduler.call("CreateToken", request).line})
 
 
 def _stage_server_flags(device: str, count: int, folder: Path, host: str) -> list[str]:
@@ -423,7 +421,9 @@ def _show(shell: Shell, broker: str, scheduler: Child, servers: Sequence[dict[st
         shell.say(f"  broker      {broker}")
     for name, facts in (("scheduler", scheduler.ready), *((server["peer"], server) for server in servers)):
         http, path = facts.get("http", ""), "" if facts is scheduler.ready else "metrics"  # the scheduler has a page
-        shell.say(f"  {name:<11} {facts['address']:<18}" + (f"  http://{http}/{path}" if http else ""))
+        process = f"  process {facts['pid']}" if "pid" in facts else ""  # it is on this machine
+        page = f"  http://{http}/{path}" if http else ""
+        shell.say(f"  {name:<11} {facts['address']:<18}{process}{page}")
     address = scheduler.ready["address"]
     where = "" if address == DEFAULT_SCHEDULER else f" --scheduler {address}"
     shell.say(f"  try         swarm peers{where}    swarm submit FILE{where}")

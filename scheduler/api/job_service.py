@@ -12,7 +12,6 @@ from typing import Any, cast
 import grpc.aio
 
 from scheduler.api import probe
-from scheduler.api.chaos import ChaosDesk
 from scheduler.api.holding import Holding, Reads, sending
 from scheduler.api.members.relays import STATE, RelayDesk
 from scheduler.api.uploads import MODEL, Uploads, read_request
@@ -62,7 +61,6 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         membership: Membership,
         product: str,
         wall_s: Callable[[], float],
-        chaos: ChaosDesk | None = None,
         asks: Callable[[], Person] = lambda: ANYBODY,
         relays: RelayDesk | None = None,
         troubles: Callable[[], list[str]] = list,
@@ -78,7 +76,6 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self._epoch = jobs.stores.database.epoch
         self._product = product
         self._wall_s = wall_s
-        self._chaos = chaos
         self._followers = Holding(Places(FOLLOWERS_MAX, FOLLOWED_BY_ONE_MAX, "calls follow jobs or pull weights"))
         self._reads = Reads()
         self._changes = Changes()
@@ -312,15 +309,6 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.StepTrace:
         async with _answering(context), self._reading():
             return step_trace(self._job("Trace", request.job), request.step, self._wall_s())
-
-    async def Chaos(self, request: pb.ChaosRequest, context: Context) -> pb.ChaosReport:
-        async with _answering(context):
-            if self._chaos is None:
-                raise NotAllowed(
-                    "this scheduler does no harm to stage servers",
-                    hint="start it with: swarm scheduler --allow-chaos, or swarm up --allow-chaos",
-                )
-            return await self._chaos.inflict(request)
 
     async def Pull(self, requests: AsyncIterator[pb.PullRequest], context: Context) -> AsyncIterator[pb.FileChunk]:
         async with _answering(context):

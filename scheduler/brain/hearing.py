@@ -82,7 +82,7 @@ def hear(parts: Parts, happened: Happened, now_s: float) -> bool:
             row = parts.evaluations.evaluated(peer, event)
             if row is not None:
                 state.outbox.put(WriteEvaluation(row))
-        case messages.Heartbeat() | messages.Logged() | messages.ChaosBegun():
+        case messages.Heartbeat() | messages.Logged():
             return False
         case _:
             assert_never(event)

@@ -42,7 +42,7 @@ def is_of_the_past(event: Event, settings: BrainSettings) -> bool:
             return 0 <= event.timeline < settings.timeline
         case messages.Hello() | messages.Loaded() | messages.Saved() | messages.Hashed():
             return False  # whoever hears them asks for the timeline
-        case messages.Heartbeat() | messages.Logged() | messages.Failed() | messages.Leaving() | messages.ChaosBegun():
+        case messages.Heartbeat() | messages.Logged() | messages.Failed() | messages.Leaving():
             return False
         case _:
             assert_never(event)
@@ -128,7 +128,7 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
         case messages.Hello():
             if event.job == settings.job:
                 yield from _hello(event, settings, newest)
-        case messages.Heartbeat() | messages.Logged() | messages.Failed() | messages.Leaving() | messages.ChaosBegun():
+        case messages.Heartbeat() | messages.Logged() | messages.Failed() | messages.Leaving():
             pass  # they name nothing
         case _:
             assert_never(event)

@@ -31,7 +31,6 @@ from scheduler.brain.transcript import Recorder
 from swarm.data.batches import Batches
 from swarm.types import JobState, PeerId, PeerState
 from swarm.wire.messages import (
-    ChaosBegun,
     Check,
     Command,
     Evaluate,
@@ -120,7 +119,7 @@ class JobDriver:
     def on_event(self, peer: PeerId, event: Event, room: int = 0, *, doubted: bool = False) -> None:
         if isinstance(event, Loaded | Saved | Evaluated) and self._brain.awaits(peer, event):
             self.made_progress()
-        if isinstance(event, Heartbeat | Logged | ChaosBegun):
+        if isinstance(event, Heartbeat | Logged):
             return  # the brain has no use for them, and the inbox may wait for a database for hours
         self.tell(inputs.Happened(peer, event, room, doubted))
 

@@ -60,7 +60,6 @@ ORPHAN_TIMEOUT_S = 600.0
 # A scheduler's epoch counts its starts. One that is far greater would shut out the true scheduler for ever.
 EPOCH_FIRST_MAX = 1 << 24
 EPOCHS_AHEAD_MAX = 1 << 16
-NO_CHAOS = "this stage server was not started with --allow-chaos"
 HELD_UP = "its device is still at work for a job that was released"  # why it leaves until it is free
 REFUSAL = "refused by what this stage server is doing now"  # all that a caller is told
 REFUSED_TOLD_S = 10.0  # between lines of the log about messages that were refused
@@ -77,7 +76,6 @@ class ServerPorts:
     tasks: asyncio.TaskGroup
     metrics: StageServerMetrics
     log: Logger
-    obey_chaos: Callable[[messages.Chaos], None] | None = None  # none: not started with --allow-chaos
     passes: Passes | None = None  # none: started with --insecure
     relays: KnownRelays | None = None  # likewise
 
@@ -333,10 +331,6 @@ class StageServer:
             case messages.Release():
                 if self._job == command.job:
                     await self._drop(command.reason)
-            case messages.Chaos(harm=harm):
-                self.emit(messages.ChaosBegun(harm, "" if self._ports.obey_chaos is not None else NO_CHAOS))
-                if self._ports.obey_chaos is not None:
-                    self._ports.obey_chaos(command)
             case messages.TakePass() | messages.UseRelays() | messages.CutOff():
                 self._others.hear(command)
             case messages.Follow():

@@ -28,6 +28,12 @@ from swarm.text import is_address, is_wildcard, printable
 if TYPE_CHECKING:  # it loads structlog, which --help can do without
     from swarm.process.logs import LogFormat
 
+# The flags that earlier versions had, and what to do instead.
+GONE_FLAGS = {
+    "--project": "every member may see every job now; teams that need walls run one scheduler each",
+    "--verify": "the log has no hash chain now: copy its files to a place that this machine cannot write",
+    "--allow-chaos": "swarm up prints each process id: kill -9 PID, or kill -STOP PID and kill -CONT PID",
+}
 # The flags that the scheduler, stage servers and relays share, spelled once.
 HttpHost: TypeAlias = Annotated[str, typer.Option(help="Address of /metrics and /healthz; HTTPS off loopback.")]
 HttpPort: TypeAlias = Annotated[
@@ -121,7 +127,8 @@ def secrets_in_files(environment: Mapping[str, str], flags: Collection[str]) -> 
 def usage_error(error: typer.TyperException, command: str) -> UsageError:
     """The library's complaint about the flags of `command` as one of our errors."""
     message = " ".join(error.format_message().split()).replace("Value error, ", "")
-    return UsageError(message[:1].lower() + message[1:], hint=f"see: {command} --help")
+    hint = GONE_FLAGS.get(getattr(error, "option_name", ""), f"see: {command} --help")
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
 def given_as_flag(context: typer.Context, name: str) -> bool:

@@ -540,68 +540,6 @@ class Fact(_message.Message):
     numbers: _containers.ScalarMap[str, float]
     def __init__(self, topic: _Optional[str] = ..., text: _Optional[str] = ..., numbers: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
-class ChaosRequest(_message.Message):
-    __slots__ = ("fault", "peer", "for_s", "factor", "seed", "against")
-    FAULT_FIELD_NUMBER: _ClassVar[int]
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    FOR_S_FIELD_NUMBER: _ClassVar[int]
-    FACTOR_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    AGAINST_FIELD_NUMBER: _ClassVar[int]
-    fault: str
-    peer: str
-    for_s: float
-    factor: float
-    seed: int
-    against: str
-    def __init__(self, fault: _Optional[str] = ..., peer: _Optional[str] = ..., for_s: _Optional[float] = ..., factor: _Optional[float] = ..., seed: _Optional[int] = ..., against: _Optional[str] = ...) -> None: ...
-
-class ChaosReport(_message.Message):
-    __slots__ = ("fault", "peer", "job", "stage", "job_state", "job_reason", "suspect_s", "rerouted_s", "recovered_s", "gone_s", "watched_s", "microbatches_fed", "microbatches_committed", "microbatches_in_flight", "committed", "replayed", "rerouted", "duplicates", "violations", "lost", "counted_twice")
-    FAULT_FIELD_NUMBER: _ClassVar[int]
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    JOB_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
-    JOB_STATE_FIELD_NUMBER: _ClassVar[int]
-    JOB_REASON_FIELD_NUMBER: _ClassVar[int]
-    SUSPECT_S_FIELD_NUMBER: _ClassVar[int]
-    REROUTED_S_FIELD_NUMBER: _ClassVar[int]
-    RECOVERED_S_FIELD_NUMBER: _ClassVar[int]
-    GONE_S_FIELD_NUMBER: _ClassVar[int]
-    WATCHED_S_FIELD_NUMBER: _ClassVar[int]
-    MICROBATCHES_FED_FIELD_NUMBER: _ClassVar[int]
-    MICROBATCHES_COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    MICROBATCHES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    REPLAYED_FIELD_NUMBER: _ClassVar[int]
-    REROUTED_FIELD_NUMBER: _ClassVar[int]
-    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
-    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
-    LOST_FIELD_NUMBER: _ClassVar[int]
-    COUNTED_TWICE_FIELD_NUMBER: _ClassVar[int]
-    fault: str
-    peer: str
-    job: str
-    stage: int
-    job_state: str
-    job_reason: str
-    suspect_s: float
-    rerouted_s: float
-    recovered_s: float
-    gone_s: float
-    watched_s: float
-    microbatches_fed: int
-    microbatches_committed: int
-    microbatches_in_flight: int
-    committed: int
-    replayed: int
-    rerouted: int
-    duplicates: int
-    violations: int
-    lost: int
-    counted_twice: int
-    def __init__(self, fault: _Optional[str] = ..., peer: _Optional[str] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., job_state: _Optional[str] = ..., job_reason: _Optional[str] = ..., suspect_s: _Optional[float] = ..., rerouted_s: _Optional[float] = ..., recovered_s: _Optional[float] = ..., gone_s: _Optional[float] = ..., watched_s: _Optional[float] = ..., microbatches_fed: _Optional[int] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., committed: _Optional[int] = ..., replayed: _Optional[int] = ..., rerouted: _Optional[int] = ..., duplicates: _Optional[int] = ..., violations: _Optional[int] = ..., lost: _Optional[int] = ..., counted_twice: _Optional[int] = ...) -> None: ...
-
 class LogsRequest(_message.Message):
     __slots__ = ("job", "follow", "tail", "peer", "stage", "level", "since_unix_s", "after")
     JOB_FIELD_NUMBER: _ClassVar[int]

@@ -114,11 +114,6 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.TraceRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.StepTrace.FromString,
                 _registered_method=True)
-        self.Chaos = channel.unary_unary(
-                '/swarm.wire.Jobs/Chaos',
-                request_serializer=swarm_dot_wire_dot_jobs__pb2.ChaosRequest.SerializeToString,
-                response_deserializer=swarm_dot_wire_dot_jobs__pb2.ChaosReport.FromString,
-                _registered_method=True)
         self.Peers = channel.unary_unary(
                 '/swarm.wire.Jobs/Peers',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.PeersRequest.SerializeToString,
@@ -270,13 +265,6 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Chaos(self, request, context):
-        """Do harm to a stage server on purpose, and tell how its job took it; only with --allow-chaos.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Peers(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -414,11 +402,6 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Trace,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.TraceRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.StepTrace.SerializeToString,
-            ),
-            'Chaos': grpc.unary_unary_rpc_method_handler(
-                    servicer.Chaos,
-                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.ChaosRequest.FromString,
-                    response_serializer=swarm_dot_wire_dot_jobs__pb2.ChaosReport.SerializeToString,
             ),
             'Peers': grpc.unary_unary_rpc_method_handler(
                     servicer.Peers,
@@ -893,33 +876,6 @@ class Jobs:
             '/swarm.wire.Jobs/Trace',
             swarm_dot_wire_dot_jobs__pb2.TraceRequest.SerializeToString,
             swarm_dot_wire_dot_jobs__pb2.StepTrace.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Chaos(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/swarm.wire.Jobs/Chaos',
-            swarm_dot_wire_dot_jobs__pb2.ChaosRequest.SerializeToString,
-            swarm_dot_wire_dot_jobs__pb2.ChaosReport.FromString,
             options,
             channel_credentials,
             insecure,

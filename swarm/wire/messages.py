@@ -624,30 +624,6 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Chaos:
-    """Harm yourself, if you were started with --allow-chaos.
-
-    `harm`: "kill"; "freeze" (stop for `for_s`); "slow" (computing takes `factor` times as long); "partition" (nothing
-    passes to and from `peer` at `address`, or anybody); "corrupt" (a byte is flipped in one of `factor` frames sent).
-    """
-
-    harm: str
-    for_s: float
-    factor: float
-    peer: PeerId  # The neighbour that is cut off; empty = all.
-    address: str
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChaosBegun:
-    """The harm that was ordered has begun, or (`refusal`) why not."""
-
-    harm: str
-    refusal: str = ""  # it has begun
-
-
-@dataclass(frozen=True, slots=True)
 class StoreHeader:
     """A safetensors file of a stage's state of `version` follows; answers SaveStage."""
 
@@ -739,7 +715,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class StateRequest:
-    """Asks a replica for a part of its stage's state; `chunk` as in stage_server.brain.chunks.
+    """Asks a replica for a part of its stage's state; `chunk` as in stage_server.brain.rejoin.
 
     `part` is "state" (the chunk as it is now) or "records" (the averaged gradients of steps [start, stop) for the
     chunk's parameters, or as many from `start` on as there are).
@@ -796,7 +772,6 @@ Event: TypeAlias = (
     | Evaluated
     | Undelivered
     | Forwarded
-    | ChaosBegun
     | EvaluationUndelivered
     | Checked
     | Hashed
@@ -821,7 +796,6 @@ Command: TypeAlias = (
     | CutOff
     | UseRelays
     | Exchange
-    | Chaos
     | Check
     | HashStage
     | Recheck

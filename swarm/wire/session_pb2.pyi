@@ -63,7 +63,7 @@ class ReportedCell(_message.Message):
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., accumulated: _Optional[bool] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ..., stamp: _Optional[bytes] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "forwarded", "chaos_begun", "evaluation_undelivered", "checked", "hashed", "rechecked", "recounted", "more")
+    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "forwarded", "evaluation_undelivered", "checked", "hashed", "rechecked", "recounted", "more")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
@@ -78,7 +78,6 @@ class Event(_message.Message):
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     UNDELIVERED_FIELD_NUMBER: _ClassVar[int]
     FORWARDED_FIELD_NUMBER: _ClassVar[int]
-    CHAOS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_UNDELIVERED_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
     HASHED_FIELD_NUMBER: _ClassVar[int]
@@ -99,14 +98,13 @@ class Event(_message.Message):
     evaluated: Evaluated
     undelivered: Undelivered
     forwarded: Forwarded
-    chaos_begun: ChaosBegun
     evaluation_undelivered: EvaluationUndelivered
     checked: Checked
     hashed: Hashed
     rechecked: Rechecked
     recounted: Recounted
     more: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ..., evaluation_undelivered: _Optional[_Union[EvaluationUndelivered, _Mapping]] = ..., checked: _Optional[_Union[Checked, _Mapping]] = ..., hashed: _Optional[_Union[Hashed, _Mapping]] = ..., rechecked: _Optional[_Union[Rechecked, _Mapping]] = ..., recounted: _Optional[_Union[Recounted, _Mapping]] = ..., more: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., evaluation_undelivered: _Optional[_Union[EvaluationUndelivered, _Mapping]] = ..., checked: _Optional[_Union[Checked, _Mapping]] = ..., hashed: _Optional[_Union[Hashed, _Mapping]] = ..., rechecked: _Optional[_Union[Rechecked, _Mapping]] = ..., recounted: _Optional[_Union[Recounted, _Mapping]] = ..., more: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells", "stage", "attempt", "join", "via_relay", "slow_bfloat16", "site", "forwarded", "host_bytes")
@@ -467,7 +465,7 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "use_relays", "exchange", "chaos", "check", "hash_stage", "recheck", "recount", "more")
+    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "use_relays", "exchange", "check", "hash_stage", "recheck", "recount", "more")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -485,7 +483,6 @@ class Command(_message.Message):
     CUT_OFF_FIELD_NUMBER: _ClassVar[int]
     USE_RELAYS_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
-    CHAOS_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     HASH_STAGE_FIELD_NUMBER: _ClassVar[int]
     RECHECK_FIELD_NUMBER: _ClassVar[int]
@@ -508,13 +505,12 @@ class Command(_message.Message):
     cut_off: CutOff
     use_relays: UseRelays
     exchange: Exchange
-    chaos: Chaos
     check: Check
     hash_stage: HashStage
     recheck: Recheck
     recount: Recount
     more: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., use_relays: _Optional[_Union[UseRelays, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., hash_stage: _Optional[_Union[HashStage, _Mapping]] = ..., recheck: _Optional[_Union[Recheck, _Mapping]] = ..., recount: _Optional[_Union[Recount, _Mapping]] = ..., more: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., use_relays: _Optional[_Union[UseRelays, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., hash_stage: _Optional[_Union[HashStage, _Mapping]] = ..., recheck: _Optional[_Union[Recheck, _Mapping]] = ..., recount: _Optional[_Union[Recount, _Mapping]] = ..., more: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("peer", "heartbeat_s", "pass_key", "unix_s", "cut_off", "relays")
@@ -863,30 +859,6 @@ class Release(_message.Message):
     job: str
     reason: str
     def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
-
-class Chaos(_message.Message):
-    __slots__ = ("harm", "for_s", "factor", "peer", "address", "seed")
-    HARM_FIELD_NUMBER: _ClassVar[int]
-    FOR_S_FIELD_NUMBER: _ClassVar[int]
-    FACTOR_FIELD_NUMBER: _ClassVar[int]
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    harm: str
-    for_s: float
-    factor: float
-    peer: str
-    address: str
-    seed: int
-    def __init__(self, harm: _Optional[str] = ..., for_s: _Optional[float] = ..., factor: _Optional[float] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
-
-class ChaosBegun(_message.Message):
-    __slots__ = ("harm", "refusal")
-    HARM_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    harm: str
-    refusal: str
-    def __init__(self, harm: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class StoreChunk(_message.Message):
     __slots__ = ("header", "payload")

@@ -27,6 +27,7 @@ from tests.support.processes import Process
 # lost waits for a new peer; "rebalancing": peers move between stages. Add one here and its scenarios run.
 SUPPORTED = {"recovery", "joining", "stalling", "rebalancing"}
 
+HARMED = "tests.chaos.harmed_stage_server"
 MICROBATCHES_MIN = 5000  # that F1 compares
 REPEATED = {"Accumulated", "Averaged", "Committed", "Route", "Average", "Commit", "activation", "gradient"}  # at least
 PREDECESSOR_S = 2.0  # the next kill comes so long after the one before, at the earliest
@@ -442,58 +443,43 @@ def _relayed(trial: Trial, peer: str) -> bool:
     return any("through relay" in fact.text for fact in facts)
 
 
-# Orders of `swarm chaos` --------------------------------------------------------------------------------------------
+# One harm after the other --------------------------------------------------------------------------------------------
 
 
-def ordered(folder: Path, seed: str, long: bool) -> Trial:
-    """F8, F10, F11: slow, cut off, corrupt frames, frozen, killed, one after the other, by `swarm chaos`."""
-    with Trial(folder, seed, "--allow-chaos", grace_s=3.0) as trial:
-        trial.add_servers(6, "--allow-chaos")
+def harms_in_turn(folder: Path, seed: str, long: bool) -> Trial:
+    """F8, F10, F11: corrupt frames, slow, cut off from a neighbour, frozen, killed, one after the other."""
+    with Trial(folder, seed, grace_s=3.0) as trial:
+        trial.add_servers(6, module=HARMED)
         job = trial.job(2, 600 if long else 250)
         trial.until_step(job, 3)
-        reports = {}
-        for fault, for_s, factor in (
-            ("corrupt", 3.0, 8.0),
-            ("slow", 8.0 if long else 4.0, 10.0),
-            ("partition", 8.0 if long else 4.0, 1.0),
-            ("freeze", 2.0, 1.0),
-            ("kill", 1.0, 1.0),
-        ):
+        healed_s = {}
+        for fault in ("corrupt", "slow", "cut", "freeze", "kill"):
             trial.steps_on(job)
             pools = trial.serving(job)
             victim = trial.rng.choice([peer for pool in pools.values() if len(pool) > 1 for peer in pool])
             against = trial.rng.choice(pools[1 - next(stage for stage, pool in pools.items() if victim in pool)])
-            report = trial.jobs.Chaos(
-                pb.ChaosRequest(
-                    fault=fault,
-                    peer=victim,
-                    for_s=for_s,
-                    factor=factor,
-                    against=against if fault == "partition" else "",
-                    seed=trial.rng.getrandbits(32),
-                ),
-                timeout=for_s + 90.0,
-            )
-            open_ = report.microbatches_fed - report.microbatches_committed
-            if report.recovered_s < 0 and report.job_state != "succeeded":
-                raise Broken(f"{fault}: the job did not recover: {report.job_state}, {report.job_reason}")
-            if report.violations or not 0 <= open_ <= 3 * MICROBATCHES:
-                raise Broken(f"{fault}: {report.violations} violations, {open_} microbatches open")
-            if fault == "corrupt" and not _garbled(trial, victim):
-                raise Void("no frame was garbled")
-            if fault == "kill" and report.suspect_s < 0:
-                raise Void("nobody noticed the death")
-            reports[fault] = {"recovered_s": round(report.recovered_s, 2), "replayed": report.replayed}
-        trial.figures |= reports
+            match fault:
+                case "corrupt":
+                    with trial.harmed(victim, corrupt=8):
+                        time.sleep(3.0)
+                case "slow":
+                    with trial.harmed(victim, slow=10.0):
+                        time.sleep(8.0 if long else 4.0)
+                case "cut":
+                    address = next(peer.address for peer in trial.peers() if peer.id == against)
+                    with trial.harmed(victim, cut=[against, address]):
+                        time.sleep(8.0 if long else 4.0)
+                case "freeze":
+                    with trial.frozen(victim):
+                        time.sleep(2.0)
+                case _:
+                    trial.kill(victim)
+            healed_s[fault] = round(trial.heals(job), 2)
+            if not 0 <= (open_ := trial.view(job).microbatches_in_flight) <= 3 * MICROBATCHES:
+                raise Broken(f"{fault}: {open_} microbatches open")
+        trial.figures |= {"healed_s": healed_s, "rerouted_s": trial.rerouted_s()}
         trial.proves(job)
         return trial
-
-
-def _garbled(trial: Trial, peer: str) -> bool:
-    """Whether frames that the peer sent were changed on their way."""
-    trial.until("the end of the fault", lambda: bool(trial.said(trial.servers[peer], "chaos ends")), 20.0)
-    lines = [line for line in trial.servers[peer].log.read_text().splitlines() if "chaos ends" in line]
-    return any(json.loads(line).get("garbled_frames", 0) > 0 for line in lines)
 
 
 # The scheduler -------------------------------------------------------------------------------------------------------
@@ -550,15 +536,17 @@ def scheduler_dies_at_exact_points(folder: Path, seed: str, long: bool) -> Trial
 
 def moves_under_churn(folder: Path, seed: str, long: bool) -> Trial:
     """F25: one of stage 1 is four times as slow for a while; replicas move there while others die and come back."""
-    with Trial(folder, seed, "--allow-chaos") as trial:
-        trial.add_servers(4, "--allow-chaos")
-        (slow,) = trial.add_servers(1, "--allow-chaos", "--stage", "1")
+    with Trial(folder, seed) as trial:
+        trial.add_servers(4)
+        (slow,) = trial.add_servers(1, "--stage", "1", module=HARMED)
         trial.restart_scheduler(module="tests.chaos.failing_scheduler --at never/moves --hit 1")
         work = Work(trial, 2, 300)
         kills = 12 if long else 2
         while len(trial.kills) < kills or not trial.said(trial.scheduler, "moves to stage"):
             job = work.at_work()
-            trial.jobs.Chaos(pb.ChaosRequest(fault="slow", peer=slow, for_s=2.0, factor=4.0), timeout=100.0)
+            with trial.harmed(slow, slow=4.0):
+                time.sleep(2.0)
+                trial.heals(job)
             if len(trial.kills) >= 3 * kills:
                 raise Void("nobody moved")
             pools = trial.serving(job)
@@ -568,7 +556,7 @@ def moves_under_churn(folder: Path, seed: str, long: bool) -> Trial:
             victim = trial.rng.choice(victims)
             trial.kill(victim)
             trial.heals(job, steps=1)
-            trial.respawn(victim, "--allow-chaos").wait_ready()
+            trial.respawn(victim).wait_ready()
             time.sleep(trial.rng.uniform(0.0, 1.0))  # the next may meet it in the middle of its joining
         work.prove()
         _tell_kills(trial, [])
@@ -729,7 +717,7 @@ SCENARIOS = [
     Scenario("F11", "loss, repetition, reordering", a_bad_network, network=True, short=False),
     Scenario("relay", "stage servers behind a NAT, a relay is killed", behind_nat, network=True, short=False),
     Scenario("F10-frozen", "SIGSTOP around the grace", frozen_and_back, short=False),
-    Scenario("orders", "corrupt, slow, cut off, frozen, killed by swarm chaos", ordered, short=False),
+    Scenario("harms", "corrupt, slow, cut off, frozen, killed in turn", harms_in_turn, short=False),
     Scenario("F12", "all that is said comes again", everything_again, short=False),
     Scenario("F13", "the scheduler's disk is full", disk_full, short=False),
     Scenario("F14", "the scheduler dies while it saves", saves_while_killed, short=False),

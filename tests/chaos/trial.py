@@ -27,6 +27,7 @@ from swarm.job.spec import JobSpec
 from swarm.reference.trainer import Trained, train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.chaos.failpoints import HIT
+from tests.chaos.harmed_stage_server import MET, write_harm
 from tests.support.processes import Cluster, Process
 from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
@@ -186,6 +187,18 @@ class Trial(Cluster):
             lambda: set(peers) <= {peer.id for peer in self.peers() if peer.state == "idle"},
             timeout_s=120.0,
         )
+
+    @contextlib.contextmanager
+    def harmed(self, peer: str, **faults: object) -> Iterator[None]:
+        """Faults of a harmed_stage_server.py for as long as the block takes; Void if one of them met nothing."""
+        file = write_harm(self.folder / f"server-{list(self.servers).index(peer)}", **faults)
+        try:
+            yield
+        finally:
+            file.unlink()
+        missed = [fault for fault in faults if f"{MET}{fault}\n" not in self.servers[peer].log.read_text()]
+        if missed:
+            raise Void(f"{peer}: {missed} met nothing")
 
     @contextlib.contextmanager
     def frozen(self, peer: str) -> Iterator[None]:

@@ -964,7 +964,7 @@ def test_a_model_with_the_vocabulary_of_a_tokenizer_that_nobody_named_is_warned_
 
 
 def test_removing_wants_a_yes_where_nobody_can_be_asked(swarm: Any, fake: FakeJobs) -> None:
-    """`swarm rm JOB` in a script removed at once, while `swarm chaos` wanted --yes."""
+    """`swarm rm JOB` in a script removed at once."""
     code, _, err = swarm("rm", "tiny-1a2b3c")
     assert code == NotAllowed.exit_code
     assert "this would remove tiny-1a2b3c with all weights, checkpoints and logs" in err

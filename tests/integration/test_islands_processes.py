@@ -17,6 +17,7 @@ from swarm.job.outer_log import OUTER_LOG, read
 from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
+from tests.chaos.harmed_stage_server import write_harm
 from tests.support.processes import Cluster
 from tests.support.simulated import Tokens, small_spec, write_text
 
@@ -182,14 +183,13 @@ def test_a_slow_island_trains_less_of_each_step_bitwise(tmp_path: Path) -> None:
     }
     spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
     tokens = Tokens.make(tmp_path / "tokens", spec)
-    with Cluster(tmp_path, "--grace", "8", "--allow-chaos") as cluster:
-        cluster.add_servers(2, "--allow-chaos")
+    with Cluster(tmp_path, "--grace", "8") as cluster:
+        cluster.add_servers(2, module="tests.chaos.harmed_stage_server")
         job = cluster.submit(spec, tokens.manifest)
         until(lambda: view_of(cluster, job.id).step > 1)
         slow = (tmp_path / "scheduler.log").read_text().partition("placed: ")[2].partition("island 1: ")[2]
         peer = next(one for one in cluster.servers if one in slow.partition("\n")[0])
-        harm = ["chaos", "slow", peer, "--factor", "8", "--for", "600", "--yes", "--scheduler", cluster.address]
-        assert run(harm) == 0
+        write_harm(tmp_path / f"server-{list(cluster.servers).index(peer)}", slow=8.0)
         view = cluster.wait(job.id)
         assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
         assert run(["pull", job.id, str(tmp_path / "model"), "--scheduler", cluster.address]) == 0

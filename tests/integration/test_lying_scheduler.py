@@ -28,7 +28,7 @@ COMMANDS = (
     *("ls -a", "status x", "status -w x", "islands x", "history x", "history x --csv", "wait x", "logs x", "explain x"),
     *("explain x --microbatch 1:1", "peers", "peers --links", "peers drain x", "peers undrain x", "top", "top x"),
     *("checkpoints x", "checkpoints x --verify", "pause x", "resume x", "resume x --set training.steps=5"),
-    *("resume x --set pipeline.stages=2", "cancel x -y", "rm x -y", "gc --dry-run", "gc -y", "chaos kill x -y"),
+    *("resume x --set pipeline.stages=2", "cancel x -y", "rm x -y", "gc --dry-run", "gc -y"),
     *("token ls", "token create --role viewer", "token revoke x", "identity ls", "identity revoke x -y"),
     *("identity release x", "ca show", "version"),
     *("pull x OUT/model --force", "track x OUT/runs", "trace x --out OUT/trace.json"),

@@ -286,6 +286,9 @@ def test_it_shows_what_runs_where_and_stops_on_ctrl_c(here: Path, made: list[Up]
     up.until("Ctrl-C stops everything")
     for words in ("mqtt://127.0.0.1:", "peer-0-id", "peer-3-id", "http://127.0.0.1:1/\n", "swarm submit FILE"):
         assert words in up.seen
+    shown = {int(number) for number in re.findall(r"  process (\d+)", up.seen)}
+    assert len(shown) == 5
+    assert shown < {child.pid for child in psutil.Process(up.process.pid).children(recursive=True)}
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 130
     assert len(list(here.glob("data/peer-*/ended"))) == 4

@@ -13,7 +13,6 @@ from swarm.types import EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitN
 from swarm.wire.messages import (
     Accumulated,
     Averaged,
-    ChaosBegun,
     Checked,
     Committed,
     Evaluated,
@@ -62,7 +61,6 @@ SAID: tuple[Event, ...] = (
     Undelivered(M, 1, PeerId("d"), 1, "why"),
     EvaluationUndelivered(EvaluationBatch(1, 1, 0), 1, PeerId("d"), 1, "why"),
     Forwarded(M, 0, 1),
-    ChaosBegun("kill"),
     Checked(M, 0, 1, True, 1.0, ("x", "y", "g", "dx")),
     Hashed(JOB, 1, 2, 0, (StateFile("model/0", 1, "00"),), (ParameterHash("w0", "float32", (1,), "00"),)),
     Recounted(1, 0, 1, "sum"),

@@ -247,10 +247,10 @@ class Cluster:
         for process in [*self.servers.values(), self.scheduler]:
             process.stop()
 
-    def add_servers(self, count: int, *flags: str) -> list[str]:
+    def add_servers(self, count: int, *flags: str, module: str = "stage_server") -> list[str]:
         """Start stage servers, wait until the scheduler lists them, and give their ids."""
         first = len(self.servers)
-        started = [self.start_server(number, *flags) for number in range(first, first + count)]
+        started = [self.start_server(number, *flags, module=module) for number in range(first, first + count)]
         peers = [process.wait_ready()["peer"] for process in started]
         self.servers |= dict(zip(peers, started, strict=True))
         deadline_s = time.monotonic() + READY_S_MAX

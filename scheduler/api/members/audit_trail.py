@@ -36,7 +36,6 @@ _JOBS = (
     "Resume",
     "Undrain",
     "FreePeer",
-    "Chaos",
     "Remove",
     "Collect",
     "Probe",

@@ -26,7 +26,7 @@ RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Jobs", "Version", _EVERYBODY),
     **_methods("Jobs", "List Get Watch Logs Explain Checkpoints History Trace Peers Probe", _READERS),
     **_methods("Jobs", "MissingShards PutShard Check Submit Cancel Pause Resume Pull Remove", _SUBMITTERS),
-    **_methods("Jobs", "Drain Undrain FreePeer Chaos Collect", _ADMINS),
+    **_methods("Jobs", "Drain Undrain FreePeer Collect", _ADMINS),
     **_methods("Session", "Attach Store Fetch", _STAGE_SERVERS),
     **_methods("Relays", "Attach", _RELAYS),
     **_methods("Members", "Renew", _EVERYBODY),

@@ -62,7 +62,7 @@ def service(person: Person, folder: Path) -> JobService:
     stores = Stores.under(folder, Database(sa.create_engine("sqlite://"), 1, None))
     idle = [IdlePeer(IDLE, Memory(1 << 30), why_not)]
     jobs: Any = SimpleNamespace(registry=registry, stores=stores, idle=lambda: idle, trust=lambda peer: TrustRecord())
-    return JobService(jobs, membership, "0", lambda: 0.0, None, lambda: person)
+    return JobService(jobs, membership, "0", lambda: 0.0, lambda: person)
 
 
 async def shown(person: Person, folder: Path) -> tuple[dict[str, pb.PeerView], list[int], str]:

@@ -109,7 +109,6 @@ def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> StageServerOpti
         join=None,
         log_level="info",
         log_format="json",
-        allow_chaos=False,
         allow_hub=(),
         hub_token=False,
     )

@@ -41,7 +41,6 @@ TABLE = """
     Jobs.Undrain            -             -      -       -          yes    -
     Jobs.FreePeer           -             -      -       -          yes    -
     Jobs.Collect            -             -      -       -          yes    -
-    Jobs.Chaos              -             -      -       -          yes    -
     Session.Attach          yes           -      -       -          -      -
     Session.Store           yes           -      -       -          -      -
     Session.Fetch           yes           -      -       -          -      -
