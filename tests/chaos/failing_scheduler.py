@@ -9,7 +9,7 @@ from scheduler.__main__ import cli
 from scheduler.api.sessions import Connections
 from scheduler.brain.islands.exchange import OuterSteps
 from scheduler.brain.settings import RebalanceSettings
-from scheduler.jobs.starts import settings
+from scheduler.jobs import brain_settings
 from scheduler.storage.database import Database
 from swarm.process.lifecycle import run_cli
 from swarm.wire.messages import Averaged, Commit, Exchange
@@ -60,7 +60,7 @@ def merge_agreed(point: Failpoint) -> None:
 
 def never_moves(_: Failpoint) -> None:
     """Nobody dies; stage servers move soon, often and for little."""
-    settings.REBALANCING = RebalanceSettings(interval_s=2.0, cooldown_s=10.0, min_gain=0.05)
+    brain_settings.REBALANCING = RebalanceSettings(interval_s=2.0, cooldown_s=10.0, min_gain=0.05)
 
 
 OUTER_POINTS: dict[str, Callable[[Failpoint], None]] = {
