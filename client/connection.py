@@ -33,8 +33,7 @@ from swarm.pki.identity import Identity
 from swarm.pki.joining import renew_ended
 from swarm.pki.names import scheduler_of
 from swarm.pki.profiles import find_profile, memberships, profile_folder
-from swarm.rpc.channel import connect_sync, translate
-from swarm.rpc.handshake import with_times
+from swarm.rpc.channel import connect_sync, translate, with_times
 from swarm.rpc.members import renewed
 from swarm.text import printable
 from swarm.types import PROTOCOL_VERSION

@@ -46,7 +46,7 @@ from swarm.process.lifecycle import check_announce, check_listen, lock_folder, s
 from swarm.process.logs import get_logger
 from swarm.process.malloc import keep_trimmed
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.meter import Meter
+from swarm.rpc.guard import Meter
 from swarm.rpc.session import add_session_service
 from swarm.text import is_loopback
 from swarm.types import PROTOCOL_VERSION

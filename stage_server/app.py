@@ -46,11 +46,10 @@ from swarm.process.logs import Logger, configure, get_logger
 from swarm.process.malloc import keep_trimmed, tune_malloc
 from swarm.rpc.channel import CONNECTION_S_MAX, PATIENT, bind, new_server
 from swarm.rpc.enrolment import Enrolment, once_reached, own_name, tell_host
-from swarm.rpc.guard import Caller, Guard
-from swarm.rpc.links.paths import Paths
+from swarm.rpc.guard import Caller, Guard, Meter
+from swarm.rpc.links.dialling import Paths
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks
-from swarm.rpc.meter import Meter
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.text import is_loopback, is_wildcard, size
 from swarm.types import PROTOCOL_VERSION, Memory, PeerId

@@ -52,9 +52,8 @@ from scheduler.storage.stores import Stores
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import unit_names
 from swarm.process.logs import configure, get_logger
-from swarm.rpc.batching import parts
 from swarm.rpc.mapping import from_command, to_event
-from swarm.rpc.session import SERVICE, add_session_service
+from swarm.rpc.session import SERVICE, add_session_service, parts
 from swarm.types import PROTOCOL_VERSION, Hop, JobId, Microbatch, PeerId
 from swarm.wire import session_pb2
 from swarm.wire.messages import Event, Heartbeat, Hello

@@ -14,7 +14,7 @@ from swarm.checkpoint.storage import check_absolute
 from swarm.data.corpus import Corpus, open_corpus, tokenise
 from swarm.data.shards import remarks, token_dtype
 from swarm.data.tokenizer import BYTE
-from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
+from swarm.hf.companions import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.hf.pretrained import ground, look_at_model
 from swarm.job.changes import JOB_AND_STEP
 from swarm.job.islands import check_for_swarm

@@ -24,8 +24,8 @@ from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
 from swarm.checkpoint.storage import Files
 from swarm.data.batches import TOKEN_DTYPES
-from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_MESSAGE_BYTES_MAX, small_file_name
 from swarm.errors import InvalidConfig, InvalidData, Refused
+from swarm.hf.companions import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_MESSAGE_BYTES_MAX, small_file_name
 from swarm.limits import (
     FILES_MAX,
     HASHES_ASKED_MAX,

@@ -9,7 +9,7 @@ from scheduler.brain.fleet.memory_split import ModelCosts
 from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, SavingRules
 from scheduler.jobs.job import split_of
 from scheduler.storage.job_record import JobRecord
-from swarm.checkpoint.islands import files_for
+from swarm.checkpoint.reader import files_for
 from swarm.data.batches import Batches
 from swarm.job.footprint import stage_footprint
 from swarm.job.islands import island_spec

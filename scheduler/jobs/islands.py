@@ -27,7 +27,7 @@ from scheduler.jobs.driver import Brain
 from scheduler.jobs.job import Job, split_of
 from scheduler.storage.database import Database
 from scheduler.storage.job_record import JobRecord
-from swarm.checkpoint.islands import files_for
+from swarm.checkpoint.reader import files_for
 from swarm.data.batches import Batches
 from swarm.job.islands import course_of, island_of, island_spec, island_timeline, job_timeline, outer_courses
 from swarm.job.shares import Shares

@@ -17,7 +17,7 @@ from swarm.limits import RELAY_LINKS_MAX, Bucket
 from swarm.pki.identity import Wallet
 from swarm.process.logs import Logger
 from swarm.rpc.channel import translate, write
-from swarm.rpc.links.paths import Paths
+from swarm.rpc.links.dialling import Paths
 from swarm.rpc.links.tunnel import SERVICE, accept, channel_to
 from swarm.rpc.mapping import parse
 from swarm.types import PeerId

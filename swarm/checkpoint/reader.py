@@ -5,7 +5,7 @@
       model/                    a Hugging Face folder: config.json, tokenizer, model-00001-of-00003.safetensors, index
       optimizer/                embed, layer-0000 …, head .safetensors: "<parameter>@<state>"; with staleness 1 also
                                 "<parameter>@previous", the weights of one version before
-      islands/01/optimizer/     of a job with islands, those of the others (swarm/checkpoint/islands.py)
+      islands/01/optimizer/     of a job with islands, those of the others (swarm/checkpoint/reader.py)
       outer/                    "<parameter>@momentum" of outer steps; model/ has the outer weights then
       trainer_state.json        step, timeline, schedule, data position, seeds, totals, loss
       manifest.json             last: size and sha256 of every file that belongs to it
@@ -15,6 +15,8 @@ is written beside it as step-00000500.1: a good checkpoint is never touched whil
 ordered by (timeline, step): a resume raises the timeline, so every checkpoint after it is newer, whatever its step.
 
 No torch: the scheduler and the one-process reference share this package.
+
+Decision: docs/decisions/069.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from swarm.checkpoint.storage import MANIFEST, LocalStorage, Storage
 from swarm.errors import CheckpointDamaged, NotFound, StorageError, SwarmError
@@ -337,3 +339,52 @@ def _sha256(file: BinaryIO, progress: Callable[[], None]) -> str:
         digest.update(piece)
         progress()
     return digest.hexdigest()
+
+
+OPTIMIZER_FOLDER = "optimizer"
+OUTER_FOLDER = "outer"
+WEIGHTS_FOLDER = "weights"  # of an island, where they are not the outer weights
+_OF_ISLAND = re.compile(rf"^islands/([0-9]{{2}})/(?=(?:{OPTIMIZER_FOLDER}|{WEIGHTS_FOLDER})/)")
+
+
+class Named(Protocol):
+    """A file of a checkpoint."""
+
+    @property
+    def path(self) -> str: ...
+
+
+File = TypeVar("File", bound=Named)
+
+
+def island_folder(island: int, folder: str) -> str:
+    """Where a checkpoint keeps the state of each island's optimizer.
+
+        model/, outer/                           what all islands share
+        optimizer/, weights/                     of island 0, where a job with one island has its own
+        islands/01/optimizer/, .../weights/      of island 1, and so on
+
+    Each island loads its own state. In a job with more islands the new ones take the optimizer's states of the others,
+    in turn, but no weights of theirs: what one of them has trained and not merged must not count twice, so they begin
+    with the outer weights. In a job with fewer islands the rest is left out.
+
+    The folder with an island's own state: OPTIMIZER_FOLDER or WEIGHTS_FOLDER.
+    """
+    return folder if not island else f"islands/{island:02d}/{folder}"
+
+
+def without_island(path: str) -> str:
+    """The path that a file of an island would have in a checkpoint of that island alone."""
+    return _OF_ISLAND.sub("", path)
+
+
+def files_for(files: Sequence[File], island: int) -> tuple[File, ...]:
+    """The files of a checkpoint that an island loads."""
+    saved = 1 + max((int(match[1]) for file in files if (match := _OF_ISLAND.match(file.path))), default=0)
+    own = {island_folder(island % saved, OPTIMIZER_FOLDER), island_folder(island, WEIGHTS_FOLDER)}
+    return tuple(
+        file
+        for file in files
+        if not {OPTIMIZER_FOLDER, WEIGHTS_FOLDER}.intersection(file.path.split("/")[:-1])
+        or file.path.rpartition("/")[0] in own
+    )

@@ -10,9 +10,8 @@ from swarm.data.documents import Source, find_sources
 from swarm.data.patience import patience
 from swarm.data.shards import TokenisingProgress, TokenManifest, rows_of, write_shards
 from swarm.data.tokenizer import Tokenizer, byte_text, load_tokenizer
-from swarm.data.tokenizer_files import TOKENIZER_FILES
 from swarm.errors import InvalidConfig, InvalidData, SwarmError, unforeseen
-from swarm.hf.companions import companions
+from swarm.hf.companions import TOKENIZER_FILES, companions
 from swarm.job.model_config import tokenizer_text
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec

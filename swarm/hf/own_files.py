@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from swarm.errors import InvalidModel
+
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 _ONLY_FOLDERS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _AT_ONCE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # otherwise the open of a pipe waits for its writer
@@ -86,3 +88,13 @@ def _rooms(folder: Path) -> Iterator[Path]:
     for place in (folder, *folder.parents):
         if place.name == _SNAPSHOTS:
             yield place.parent / _BLOBS
+
+
+_BEGINNING = b"version https://git-lfs"
+_LEAST = len(b"version ")
+
+
+def check_no_pointer(where: str, beginning: bytes) -> None:
+    """InvalidModel if the first bytes of a file, 8 at least, say that it only stands for another."""
+    if len(beginning) >= _LEAST and beginning[: len(_BEGINNING)] == _BEGINNING[: len(beginning)]:
+        raise InvalidModel(f"{where} is a pointer of Git LFS, which stands for a file", hint="fetch it: git lfs pull")

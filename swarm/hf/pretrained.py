@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import InvalidConfig, InvalidModel, NotCached, NotFound
-from swarm.hf.fit import CAUSAL_MASK, fit, is_known_table
-from swarm.hf.heads import equal_values, is_causal_mask
+from swarm.hf.fit import CAUSAL_MASK, equal_values, fit, is_causal_mask, is_known_table
 from swarm.hf.model_folder import INDEX_NAME
-from swarm.hf.own_files import is_there, read_own
-from swarm.hf.pointer import check_no_pointer
+from swarm.hf.own_files import check_no_pointer, is_there, read_own
 from swarm.hf.safetensors_header import (
     CONVERT,
     LENGTH_BYTES,

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from swarm.errors import InvalidModel
-from swarm.hf.own_files import open_own
-from swarm.hf.pointer import check_no_pointer
+from swarm.hf.own_files import check_no_pointer, open_own
 
 LENGTH_BYTES: Final = 8
 HEADER_BYTES_MAX: Final = 8 << 20  # of JSON, which takes many times as much memory; files of today have 0.3 MiB

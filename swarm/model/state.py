@@ -31,17 +31,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swarm.checkpoint.islands import (
+from swarm.checkpoint.reader import (
     OPTIMIZER_FOLDER,
     OUTER_FOLDER,
+    STATE_MARK,
     WEIGHTS_FOLDER,
     island_folder,
     without_island,
 )
-from swarm.checkpoint.reader import STATE_MARK
 from swarm.errors import InvalidModel
-from swarm.hf.fit import OTHER_MODEL, fit
-from swarm.hf.heads import own_head_unknown
+from swarm.hf.fit import OTHER_MODEL, fit, own_head_unknown
 from swarm.hf.model_folder import shard_name
 from swarm.hf.own_files import open_own
 from swarm.hf.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files

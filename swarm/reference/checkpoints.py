@@ -10,8 +10,7 @@ from typing import TypeAlias
 
 import torch
 
-from swarm.checkpoint.islands import files_for
-from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
+from swarm.checkpoint.reader import Checkpoint, fault_of, files_for, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage, Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts, prune
 from swarm.errors import CheckpointFailed, InvalidConfig, SwarmError

@@ -25,8 +25,7 @@ from swarm.relay.service import RelayService, add_relay_service, may_relay
 from swarm.relay.session import RelaySession
 from swarm.rpc.channel import NARROW, bind, new_server
 from swarm.rpc.enrolment import Enrolment, once_reached, own_name, tell_host
-from swarm.rpc.guard import Guard
-from swarm.rpc.meter import Meter
+from swarm.rpc.guard import Guard, Meter
 from swarm.text import is_loopback
 from swarm.types import PROTOCOL_VERSION
 

@@ -11,8 +11,7 @@ import grpc
 
 from swarm.pki.identity import Application, Identity
 from swarm.pki.names import Role, scheduler_of
-from swarm.rpc.channel import connect_sync, translate
-from swarm.rpc.handshake import with_times
+from swarm.rpc.channel import connect_sync, translate, with_times
 from swarm.wire import members_pb2 as pb
 from swarm.wire import members_pb2_grpc
 

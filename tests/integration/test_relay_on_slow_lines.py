@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from swarm.rpc.links import peers
+from swarm.rpc.links.dialling import Paths
 from swarm.rpc.links.memory import Files
-from swarm.rpc.links.paths import Paths
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.types import PeerId
 from swarm.wire.messages import RelayAt, StateRequest

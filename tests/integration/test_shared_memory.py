@@ -20,9 +20,9 @@ from swarm.errors import CorruptFrame, NoPass, PeerUnavailable, StaleMessage
 from swarm.rpc.channel import bind, connect, new_server, translate, write
 from swarm.rpc.links import frames
 from swarm.rpc.links import memory as module
+from swarm.rpc.links.dialling import Paths
 from swarm.rpc.links.frames import CHUNK_BYTES, message, offer, split
 from swarm.rpc.links.memory import FILE_BYTES, HEAD_BYTES, LEAST_BYTES, Files, LentMemory
-from swarm.rpc.links.paths import Paths
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks, _Link
 from swarm.wire import frame_pb2
@@ -128,7 +128,7 @@ async def test_all_bits_arrive_and_all_extents_are_free_again() -> None:
 RECEIVER = """
 import asyncio, hashlib, sys
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.links.paths import Paths
+from swarm.rpc.links.dialling import Paths
 from swarm.rpc.links.peer_service import add_peer_service
 class Told:
     def admit(self, header): pass

@@ -18,7 +18,7 @@ from swarm.pki.names import Role
 from swarm.pki.passes import PassKey
 from swarm.relay.budget import Budget
 from swarm.rpc.channel import translate
-from swarm.rpc.links.paths import Paths
+from swarm.rpc.links.dialling import Paths
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.links.tunnel import CONNECTION_KEY, SERVICE, accept, channel_to, open_tunnel
 from swarm.rpc.passes import issue

@@ -24,7 +24,7 @@ from swarm.relay.metrics import RelayMetrics
 from swarm.relay.service import RelayService, add_relay_service, may_relay
 from swarm.rpc.channel import NARROW, PATIENT, bind, new_server
 from swarm.rpc.guard import CALLER, Guard
-from swarm.rpc.links.paths import Paths
+from swarm.rpc.links.dialling import Paths
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.state import state_reply
 from swarm.rpc.passes import issue

@@ -18,8 +18,7 @@ from typing import Protocol, TypeVar
 
 from scheduler.brain.outputs import PublishCheckpoint, Vouch
 from scheduler.storage.executor import run_blocking, run_to_its_end
-from swarm.checkpoint.islands import OPTIMIZER_FOLDER, OUTER_FOLDER, WEIGHTS_FOLDER, island_folder
-from swarm.checkpoint.reader import Checkpoint, fault_of
+from swarm.checkpoint.reader import OPTIMIZER_FOLDER, OUTER_FOLDER, WEIGHTS_FOLDER, Checkpoint, fault_of, island_folder
 from swarm.checkpoint.storage import Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts, FileWriter, prune
 from swarm.errors import CheckpointFailed, CorruptFrame, Refused, StorageError, SwarmError

@@ -43,10 +43,9 @@ from swarm.pki.identity import Wallet
 from swarm.rpc import passes
 from swarm.rpc.channel import check_address, public_error, translate, write
 from swarm.rpc.links import frames
-from swarm.rpc.links.dialling import Connection, Dialler
+from swarm.rpc.links.dialling import Connection, Dialler, Paths
 from swarm.rpc.links.frames import Parts
 from swarm.rpc.links.memory import Files, LentMemory, lent_files
-from swarm.rpc.links.paths import Paths
 from swarm.rpc.links.state import Arriving
 from swarm.rpc.mapping import parse, to_message
 from swarm.rpc.window import PIECE_BYTES_MIN, Window

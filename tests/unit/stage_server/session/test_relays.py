@@ -13,7 +13,7 @@ from stage_server.session.relays import RelayListener
 from swarm.errors import RelaySilent
 from swarm.limits import RELAY_LINKS_MAX
 from swarm.pki.identity import Wallet
-from swarm.rpc.links.paths import Paths
+from swarm.rpc.links.dialling import Paths
 from swarm.types import PeerId
 from swarm.wire import relay_pb2
 from swarm.wire.messages import RelayAt

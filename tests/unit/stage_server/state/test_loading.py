@@ -22,8 +22,7 @@ from stage_server.state import donor, loading
 from stage_server.state.loading import SIGN_OF_LIFE, build_stage, load_initial
 from swarm.errors import InvalidModel, OutOfMemory
 from swarm.model import compiled, state
-from swarm.model.stage import Stage
-from swarm.model.units import Places
+from swarm.model.stage import Places, Stage
 from swarm.types import JobId, PeerId, UnitName
 from swarm.wire.messages import Commit, Committed, Event, FetchRequest, LoadStage, StateFile
 from tests.support.devices import InlineDevice, noted_threads

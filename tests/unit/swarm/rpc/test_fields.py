@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from swarm.errors import CorruptFrame
 from swarm.limits import COUNTS_MAX, MESSAGE_ASIDE_BYTES
-from swarm.rpc.batching import parts
 from swarm.rpc.channel import MAX_MESSAGE_BYTES
 from swarm.rpc.fields import REQUEST_FIELDS_MAX, check_fields
 from swarm.rpc.mapping import parse
+from swarm.rpc.session import parts
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import session_pb2
 from tests.support.fields import field

@@ -8,11 +8,24 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swarm.errors import CorruptFrame, PeerUnavailable
+from swarm.rpc.channel import MAX_MESSAGE_BYTES
 from swarm.rpc.mapping import from_command, parse
-from swarm.rpc.session import ENCODED_BYTES_MAX, Encoded, Pipe, exactly
+from swarm.rpc.session import (
+    ENCODED_BYTES_MAX,
+    TOGETHER_BYTES_MAX,
+    TOGETHER_MAX,
+    UNHURRIED_S,
+    WAITING_BYTES_MAX,
+    Batches,
+    Encoded,
+    Pipe,
+    exactly,
+    parts,
+)
 from swarm.types import Hop, Microbatch, PeerId
 from swarm.wire import session_pb2
 from swarm.wire.messages import Route
+from tests.support.sim import loop as sim
 
 
 async def settle() -> None:
@@ -97,3 +110,155 @@ def test_bytes_are_always_those_of_the_command_and_no_more_are_kept_than_may_be(
     kept = sum(len(data) for _, _, data in encoded._newest.values())
     assert ENCODED_BYTES_MAX - (2 << 20) < kept <= ENCODED_BYTES_MAX
     assert encoded(1, command) is encoded(1, command)
+
+
+class Line:
+    """A stream whose writes take `seconds`; it notes when each was begun."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.written: list[bytes] = []
+        self.times_s: list[float] = []
+        self.failure: Exception | None = None
+
+    async def write(self, data: bytes) -> None:
+        self.times_s.append(asyncio.get_running_loop().time())
+        self.written.append(data)
+        await asyncio.sleep(self.seconds)
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def sequences(self) -> list[list[int]]:
+        return [[one.heartbeat.sequence for one in parts(session_pb2.Event, data)] for data in self.written]
+
+
+def beat(number: int, padding: int = 0) -> bytes:
+    logged = session_pb2.Event(logged=session_pb2.Logged(message="x" * padding))
+    return (session_pb2.Event(heartbeat={"sequence": number}) if not padding else logged).SerializeToString()
+
+
+async def put_all(batches: Batches, messages: list[bytes], *, hurry: bool = True) -> None:
+    for message in messages:
+        await batches.put(message, hurry=hurry)
+
+
+def test_what_comes_while_one_is_written_goes_with_the_next_in_order() -> None:
+    async def main() -> list[list[int]]:
+        line = Line(seconds=1.0)
+        batches = Batches(line.write)
+        writing = asyncio.ensure_future(batches.write_all())
+        await batches.put(beat(0))
+        await asyncio.sleep(0.5)
+        await put_all(batches, [beat(number) for number in range(1, 5)])
+        await batches.finish()
+        await writing
+        return line.sequences
+
+    assert sim.run(main(), seed=0) == [[0], [1, 2, 3, 4]]
+
+
+def test_what_is_in_no_hurry_waits_a_moment_for_what_is_and_no_longer() -> None:
+    async def main() -> tuple[list[list[int]], list[float]]:
+        line = Line()
+        batches = Batches(line.write)
+        writing = asyncio.ensure_future(batches.write_all())
+        began_s = asyncio.get_running_loop().time()
+        await put_all(batches, [beat(0), beat(1)], hurry=False)
+        await asyncio.sleep(1.0)  # nothing came
+        await batches.put(beat(2), hurry=False)
+        await asyncio.sleep(UNHURRIED_S / 5)
+        await batches.put(beat(3))
+        await asyncio.sleep(1.0)
+        await batches.finish()
+        await writing
+        return line.sequences, [time_s - began_s for time_s in line.times_s]
+
+    sequences, times_s = sim.run(main(), seed=0)
+    assert sequences == [[0, 1], [2, 3]]
+    assert times_s == pytest.approx([UNHURRIED_S, 1.0 + UNHURRIED_S / 5])
+
+
+def test_a_batch_has_its_limits_and_the_rest_follows() -> None:
+    async def main(messages: list[bytes]) -> list[int]:
+        line = Line(seconds=1.0)
+        batches = Batches(line.write)
+        writing = asyncio.ensure_future(batches.write_all())
+        await put_all(batches, messages)
+        await batches.finish()
+        await writing
+        assert max(map(len, line.written)) <= TOGETHER_BYTES_MAX + 6 * TOGETHER_MAX
+        return [len(list(parts(session_pb2.Event, data))) for data in line.written]
+
+    many = sim.run(main([beat(number) for number in range(3 * TOGETHER_MAX)]), seed=0)
+    assert sum(many) == 3 * TOGETHER_MAX
+    assert max(many) == TOGETHER_MAX
+    large = sim.run(main([beat(0, padding=TOGETHER_BYTES_MAX // 2 - 50)] * 8), seed=0)
+    assert sum(large) == 8
+    assert max(large) == 2
+
+
+def test_the_largest_message_travels_alone_behind_small_ones() -> None:
+    async def main() -> list[int]:
+        line = Line()
+        batches = Batches(line.write)
+        await put_all(batches, [bytes(1000)] * 60 + [bytes(MAX_MESSAGE_BYTES)])
+        writing = asyncio.ensure_future(batches.write_all())
+        await batches.finish()
+        await writing
+        return [len(data) for data in line.written]
+
+    written = sim.run(main(), seed=0)
+    assert written[-1] == MAX_MESSAGE_BYTES
+    assert len(written) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "waiting_max"),
+    [(beat(1), TOGETHER_MAX), (bytes(WAITING_BYTES_MAX // 8), 8), (bytes(MAX_MESSAGE_BYTES), 1)],
+    ids=["small", "large", "largest"],
+)
+def test_a_writer_that_is_held_up_holds_back_whoever_puts(message: bytes, waiting_max: int) -> None:
+    async def main() -> int:
+        line = Line(seconds=1e3)
+        batches = Batches(line.write)
+        writing = asyncio.ensure_future(batches.write_all())
+        putting = asyncio.ensure_future(put_all(batches, [message] * 10 * TOGETHER_MAX))
+        await asyncio.sleep(1.0)
+        assert not putting.done()
+        putting.cancel()
+        writing.cancel()
+        return len(batches._waiting)
+
+    assert sim.run(main(), seed=0) == waiting_max
+
+
+def test_what_a_write_raises_reaches_whoever_puts_and_whoever_finishes() -> None:
+    async def main() -> None:
+        line = Line()
+        line.failure = ConnectionError("gone")
+        batches = Batches(line.write)
+        writing = asyncio.ensure_future(batches.write_all())
+        await batches.put(beat(0))
+        await writing
+        with pytest.raises(ConnectionError, match="gone"):
+            await batches.put(beat(1))
+        with pytest.raises(ConnectionError, match="gone"):
+            await batches.finish()
+
+    sim.run(main(), seed=0)
+
+
+def test_a_message_that_came_alone_is_what_it_was_and_one_with_too_many_is_refused() -> None:
+    assert [one.heartbeat.sequence for one in parts(session_pb2.Event, beat(7))] == [7]
+    command = session_pb2.Command(epoch=1, more=[session_pb2.Command(epoch=2).SerializeToString()])
+    assert [one.epoch for one in parts(session_pb2.Command, command.SerializeToString())] == [1, 2]
+    for count, is_refused in ((TOGETHER_MAX - 1, False), (TOGETHER_MAX, True)):
+        data = session_pb2.Event(more=[beat(1)] * count).SerializeToString()
+        if is_refused:
+            with pytest.raises(CorruptFrame, match="limit is 64"):
+                list(parts(session_pb2.Event, data))
+        else:
+            assert len(list(parts(session_pb2.Event, data))) == 1 + count
+    with pytest.raises(CorruptFrame, match="no Event"):
+        list(parts(session_pb2.Event, session_pb2.Event(more=[b"\x0a\xff"]).SerializeToString()))

@@ -10,9 +10,8 @@ import pytest
 
 from swarm.limits import COUNTS_MAX, MESSAGE_ASIDE_BYTES
 from swarm.rpc import session
-from swarm.rpc.batching import TOGETHER_MAX
 from swarm.rpc.mapping import to_event
-from swarm.rpc.session import INBOX_LIMIT, Pipe
+from swarm.rpc.session import INBOX_LIMIT, TOGETHER_MAX, Pipe
 from swarm.wire.messages import Event, Heartbeat, Hello
 from tests.support.nonsense import SAID
 from tests.support.sim import loop as sim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from swarm.rpc.links.paths import BLAMED_S, DIRECT, KEPT_S, Paths
+from swarm.rpc.links.dialling import BLAMED_S, DIRECT, KEPT_S, Paths
 from swarm.types import PeerId
 from swarm.wire.messages import RelayAt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.data.tokenizer_files import TOKENIZER_FILES, small_file_name
+from swarm.hf.companions import TOKENIZER_FILES, small_file_name
 
 
 def test_each_tokenizer_file_of_a_checkpoint_is_known() -> None:

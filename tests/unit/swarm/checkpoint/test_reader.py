@@ -1,10 +1,10 @@
-"""swarm.checkpoint.islands: which files of a checkpoint an island loads."""
+"""swarm.checkpoint.reader: which files of a checkpoint an island loads."""
 
 from __future__ import annotations
 
 import pytest
 
-from swarm.checkpoint.islands import OPTIMIZER_FOLDER, WEIGHTS_FOLDER, files_for, island_folder, without_island
+from swarm.checkpoint.reader import OPTIMIZER_FOLDER, WEIGHTS_FOLDER, files_for, island_folder, without_island
 from swarm.wire.messages import StateFile
 
 SHARED = ("model/model.safetensors", "outer/embed.safetensors", "manifest.json")
