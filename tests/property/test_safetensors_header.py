@@ -83,6 +83,39 @@ def test_any_json_is_a_header_or_refused(tmp_path: Path, value: Any) -> None:
             read_header(path, "x")
 
 
+def file(*names: str, **said: object) -> bytes:
+    """A file of such tensors, all in the same place, of which this is said."""
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | said
+    header = ",".join(f'"{name}":{json.dumps(entry)}' for name in names or "a").join("{}").encode()
+    return len(header).to_bytes(8, "little") + header + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (file()[:-3], "ends at byte .*, before tensor a"),
+        (file() + b"x", "its tensors end at"),
+        (file()[:20], "its header would have"),
+        (b"\xff" * 8 + file(), "its header would have"),
+        (b"\1" + bytes(7) + b"x", "header is no table of tensors"),
+        (file("a", "a"), "names 'a' twice"),
+        (file("a", "b"), "begins at byte"),
+        (file("\\ud800"), "impossible name"),
+        (file(data_offsets=[1 << 40, (1 << 40) + 8]), "before tensor a does"),
+        (file(data_offsets=[-8, 0]), "tensor a"),
+        (file(data_offsets=["0", "8"]), "has offsets that no file has"),
+        (file(shape=[3]), "tensor a .* has 12 bytes"),
+        (file(shape=[-1, -2]), "impossible shape"),
+        (file(shape="2"), "is not described"),
+        (file(dtype="F7"), "unknown dtype 'F7'"),
+    ],
+)
+def test_a_false_header_is_refused_with_what_is_false(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(InvalidModel, match=words):
+        read_header(tmp_path / "x", "x")
+
+
 def test_a_header_that_announces_more_than_8_mib_is_not_read() -> None:
     assert HEADER_BYTES_MAX == 8 << 20
     size_bytes = 1 << 30

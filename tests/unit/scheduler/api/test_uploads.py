@@ -29,6 +29,11 @@ CONTENT = b"some tokens"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
+@pytest.fixture
+async def one(tmp_path: Path) -> Uploads:
+    return await made(tmp_path)
+
+
 async def made(folder: Path) -> Uploads:
     return Uploads(Stores.under(folder, await Database.open("sqlite://", None)))
 
@@ -40,8 +45,33 @@ async def sent(size_bytes: int = len(CONTENT), *, then: asyncio.Event | None = N
     yield pb.ShardChunk(payload=CONTENT)
 
 
-async def test_what_is_uploaded_is_there(tmp_path: Path) -> None:
-    one = await made(tmp_path)
+BREAKS = None  # the line breaks
+
+
+async def sending(
+    *parts: bytes | asyncio.Event | None, content: bytes = CONTENT, resumes: bool = True
+) -> AsyncIterator[pb.ShardChunk]:
+    """These parts of a content, with pauses until something has happened."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    yield pb.ShardChunk(shard=pb.Shard(sha256=sha256, size_bytes=len(content)), resumes=resumes)
+    for part in parts:
+        match part:
+            case bytes():
+                yield pb.ShardChunk(payload=part)
+            case asyncio.Event():
+                await part.wait()
+            case _:
+                raise asyncio.CancelledError
+
+
+class Told(list[int]):
+    """Of how many bytes a sender was told that they are there."""
+
+    async def arrived(self, held_bytes: int) -> None:
+        self.append(held_bytes)
+
+
+async def test_what_is_uploaded_is_there(one: Uploads) -> None:
     shard = pb.Shard(sha256=SHA256)
     assert await one.missing(ANYBODY, [shard]) == [shard]
     assert await one.put(sent()) == SHA256
@@ -50,22 +80,20 @@ async def test_what_is_uploaded_is_there(tmp_path: Path) -> None:
 
 
 async def test_an_upload_that_stands_still_is_ended_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "UPLOAD_IDLE_S_MAX", 0.05)
-    one = await made(tmp_path)
     with pytest.raises(InvalidData, match="stood still"):
         await one.put(sent(then=asyncio.Event()))
     assert list((tmp_path / "shards").iterdir()) == []
 
 
-async def test_an_upload_that_never_begins_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_upload_that_never_begins_is_ended(one: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing() -> AsyncIterator[pb.ShardChunk]:
         await asyncio.Event().wait()
         yield pb.ShardChunk()
 
     monkeypatch.setattr(uploads, "UPLOAD_IDLE_S_MAX", 0.05)
-    one = await made(tmp_path)
     with pytest.raises(InvalidData, match="stood still"):
         await one.put(nothing())
 
@@ -95,10 +123,10 @@ async def test_one_person_leaves_uploads_to_the_others(tmp_path: Path, monkeypat
     assert await waiting == SHA256
 
 
-async def test_a_disk_is_never_promised_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_is_never_promised_twice(one: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reserve = uploads.UPLOAD_DISK_RESERVE_BYTES
     monkeypatch.setattr(uploads, "_free_bytes", lambda folder: reserve + 100)
-    one, go_on = await made(tmp_path), asyncio.Event()
+    go_on = asyncio.Event()
     (tmp_path / "shards").mkdir()
     with pytest.raises(InvalidData, match="does not fit") as caught:
         await one.put(sent(101))
@@ -113,11 +141,11 @@ async def test_a_disk_is_never_promised_twice(tmp_path: Path, monkeypatch: pytes
     assert await one.put(sent()) == SHA256
 
 
-async def test_a_slow_upload_leaves_room_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_upload_leaves_room_to_others(one: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
     """A submitter promised the whole disk to one upload, which may take hours for a GiB."""
     monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + 400)
     monkeypatch.setattr(persons, "UPLOADED_BYTES_MIN", 1)
-    one, go_on = await made(tmp_path), asyncio.Event()
+    go_on = asyncio.Event()
     with pytest.raises(QuotaReached, match="half of the 400 B"):
         await one.put(sent(201), EVE)
     slow = asyncio.create_task(one.put(sent(200, then=go_on), EVE))
@@ -133,10 +161,12 @@ async def test_a_slow_upload_leaves_room_to_others(tmp_path: Path, monkeypatch: 
         await slow
 
 
-async def test_a_person_has_at_most_so_many_uploaded_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_person_has_at_most_so_many_uploaded_files(
+    one: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A submitter sent files of a byte for days: the bytes were bounded, and the scheduler's disk had no inode left."""
     monkeypatch.setattr(persons, "UPLOADED_OF_ONE_MAX", 3)
-    one, go_on = await made(tmp_path), asyncio.Event()
+    go_on = asyncio.Event()
     for number in range(2):
         await one.put(sent_as(*numbered(number)), EVE)
     third = asyncio.create_task(one.put(sent(then=go_on), EVE))
@@ -159,13 +189,12 @@ async def test_a_person_has_at_most_so_many_uploaded_files(tmp_path: Path, monke
 
 
 async def test_files_that_a_person_has_count_towards_his_half_of_the_disk_with_a_block_at_least(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: Uploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person was promised half of the room at a time, and took half of the rest with the next file, until the disk
     was full."""
     free_bytes = 64 << 10
     monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + free_bytes)
-    one = await made(tmp_path)
     for number in range(8):
         await one.put(sent_as(*numbered(number, 1)), EVE)
         free_bytes -= 4096
@@ -177,10 +206,9 @@ async def test_files_that_a_person_has_count_towards_his_half_of_the_disk_with_a
 
 
 async def test_uploads_that_begin_together_are_not_promised_the_same_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + 100)
-    one = await made(tmp_path)
     (tmp_path / "shards").mkdir()
     begun = [asyncio.create_task(one.put(sent(60, then=asyncio.Event()))) for _ in range(2)]
     (refused,), (waiting,) = await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
@@ -189,8 +217,7 @@ async def test_uploads_that_begin_together_are_not_promised_the_same_room(
     waiting.cancel()
 
 
-async def test_files_that_no_job_names_go_after_a_while(tmp_path: Path) -> None:
-    one = await made(tmp_path)
+async def test_files_that_no_job_names_go_after_a_while(one: Uploads) -> None:
     await one.put(sent())
     files = one._files
     path = one.path("", SHA256)
@@ -205,8 +232,8 @@ async def test_files_that_no_job_names_go_after_a_while(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-async def test_a_person_is_told_of_his_own_files_only_and_sends_again_what_others_have(tmp_path: Path) -> None:
-    one, shard = await made(tmp_path), pb.Shard(sha256=SHA256)
+async def test_a_person_is_told_of_his_own_files_only_and_sends_again_what_others_have(one: Uploads) -> None:
+    shard = pb.Shard(sha256=SHA256)
     await one.put(sent(), ANN)
     assert await one.missing(EVE, [shard]) == [shard]
     asked = pb.SubmitRequest(files=[pb.JobFile(path="model/tokenizer.json", sha256=SHA256)])
@@ -222,12 +249,11 @@ async def test_a_person_is_told_of_his_own_files_only_and_sends_again_what_other
     assert one.path(EVE.owner, SHA256) != one.path(ANN.owner, SHA256)
 
 
-async def test_files_of_before_people_had_folders_are_found_by_everybody(tmp_path: Path) -> None:
+async def test_files_of_before_people_had_folders_are_found_by_everybody(one: Uploads, tmp_path: Path) -> None:
     """So are those that came over plaintext."""
     old = tmp_path / "shards" / f"{SHA256}.bin"
     old.parent.mkdir()
     old.write_bytes(CONTENT)
-    one = await made(tmp_path)
     await one.put(sent_as(*numbered(1)), ANN)
     again = await made(tmp_path)
     await again._files.load()
@@ -253,130 +279,86 @@ async def sent_as(sha256: str, content: bytes) -> AsyncIterator[pb.ShardChunk]:
         yield pb.ShardChunk(payload=content[start : start + 10])
 
 
-async def test_an_upload_that_broke_off_goes_on_at_its_next_byte_for_who_resumes(tmp_path: Path) -> None:
-    one, told = await made(tmp_path), list[int]()
-
-    async def resuming(*payloads: bytes, ends: bool) -> AsyncIterator[pb.ShardChunk]:
-        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
-        for payload in payloads:
-            yield pb.ShardChunk(payload=payload)
-        if not ends:
-            raise asyncio.CancelledError
-
-    async def arrived(held_bytes: int) -> None:
-        told.append(held_bytes)
+async def test_an_upload_that_broke_off_goes_on_at_its_next_byte_for_who_resumes(one: Uploads, tmp_path: Path) -> None:
+    told = Told()
 
     with pytest.raises(asyncio.CancelledError):
-        await one.put(resuming(CONTENT[:4], ends=False), arrived=arrived)
+        await one.put(sending(CONTENT[:4], BREAKS), arrived=told.arrived)
     with pytest.raises(InvalidData, match="arrived as 6 bytes"):  # gRPC shows a stream that broke as ended
-        await one.put(resuming(CONTENT[4:6], ends=True), arrived=arrived)
-    assert await one.put(resuming(CONTENT[6:], ends=True), arrived=arrived) == SHA256
+        await one.put(sending(CONTENT[4:6]), arrived=told.arrived)
+    assert await one.put(sending(CONTENT[6:]), arrived=told.arrived) == SHA256
     assert told == [0, 4, 4, 6, 6, len(CONTENT)]
     assert one.path("", SHA256).read_bytes() == CONTENT
     assert [path.name for path in (tmp_path / "shards").iterdir()] == [f"{SHA256}.bin"]
 
 
-async def left(content: bytes, first: bytes) -> AsyncIterator[pb.ShardChunk]:
-    """An upload of `content` that begins with these bytes and breaks off."""
-    sha256 = hashlib.sha256(content).hexdigest()
-    yield pb.ShardChunk(shard=pb.Shard(sha256=sha256, size_bytes=len(content)), resumes=True)
-    yield pb.ShardChunk(payload=first)
-    raise asyncio.CancelledError
-
-
-async def test_nobody_goes_on_with_what_another_person_left(tmp_path: Path) -> None:
+async def test_nobody_goes_on_with_what_another_person_left(one: Uploads) -> None:
     """Another person could leave wrong first bytes under the hash of a file that others were to send: their
     own upload went on behind these, and was refused at its end."""
-    one, told = await made(tmp_path), list[int]()
+    told = Told()
     mallory, alice = (Person(Role.SUBMITTER, name) for name in ("mallory", "alice"))
 
-    async def arrived(held_bytes: int) -> None:
-        told.append(held_bytes)
-
-    async def resuming() -> AsyncIterator[pb.ShardChunk]:
-        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
-        yield pb.ShardChunk(payload=CONTENT[told[-1] :])
-
     with pytest.raises(asyncio.CancelledError):
-        await one.put(left(CONTENT, b"wrong"), mallory)
-    assert await one.put(resuming(), alice, arrived) == SHA256
+        await one.put(sending(b"wrong", BREAKS), mallory)
+    assert await one.put(sending(CONTENT), alice, told.arrived) == SHA256
     assert told == [0, len(CONTENT)]
 
 
 async def test_a_sender_that_dials_again_goes_on_before_its_old_line_is_known_to_be_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: Uploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scheduler sees a cut line seconds later than a client that dials again at once. What it had was not found
     then, and was sent a second time."""
     monkeypatch.setattr(uploads, "SILENT_S", 0.05)
-    one, told = await made(tmp_path), list[int]()
-
-    async def silent() -> AsyncIterator[pb.ShardChunk]:
-        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
-        yield pb.ShardChunk(payload=CONTENT[:4])
-        await asyncio.Event().wait()
-
-    async def resuming() -> AsyncIterator[pb.ShardChunk]:
-        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
-        yield pb.ShardChunk(payload=CONTENT[4:])
-
-    async def arrived(held_bytes: int) -> None:
-        told.append(held_bytes)
+    told = Told()
 
     async def kept(held_bytes: int) -> None:
         if held_bytes:
             has_come.set()
 
     has_come = asyncio.Event()
-    before = asyncio.create_task(one.put(silent(), arrived=kept))
+    before = asyncio.create_task(one.put(sending(CONTENT[:4], asyncio.Event()), arrived=kept))
     await has_come.wait()
-    assert await one.put(resuming(), arrived=arrived) == SHA256
+    assert await one.put(sending(CONTENT[4:]), arrived=told.arrived) == SHA256
     assert told == [4, len(CONTENT)]
     assert before.cancelled()
 
 
 async def test_an_upload_for_which_there_is_no_room_now_is_kept_as_long_as_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: Uploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file stayed on the disk, and nobody could go on with it."""
-    one = await made(tmp_path)
     with pytest.raises(asyncio.CancelledError):
-        await one.put(left(CONTENT, CONTENT[:4]))
+        await one.put(sending(CONTENT[:4], BREAKS))
     (part,) = one._parts.values()
     monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES)
     with pytest.raises(InvalidData, match="does not fit"):
-        await one.put(left(CONTENT, b""))
+        await one.put(sending(BREAKS))
     assert list(one._parts.values()) == [part]
     assert part.path.read_bytes() == CONTENT[:4]
 
 
-async def test_what_broke_off_is_kept_from_then_on_however_long_it_was_under_way(tmp_path: Path) -> None:
-    one, loop = await made(tmp_path), asyncio.get_running_loop()
-    broke_s = 0.0
-
-    async def long() -> AsyncIterator[pb.ShardChunk]:
-        nonlocal broke_s
-        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
-        yield pb.ShardChunk(payload=CONTENT[:4])
-        broke_s = loop.time()
-        raise asyncio.CancelledError
-
+async def test_what_broke_off_is_kept_from_then_on_however_long_it_was_under_way(one: Uploads) -> None:
+    breaks = asyncio.Event()
+    long = asyncio.create_task(one.put(sending(CONTENT[:4], breaks, BREAKS)))
+    await asyncio.sleep(0.05)
+    broke_s = asyncio.get_running_loop().time()
+    breaks.set()
     with pytest.raises(asyncio.CancelledError):
-        await one.put(long())
+        await long
     (part,) = one._parts.values()
     assert part.since_s >= broke_s
 
 
 async def test_few_broken_uploads_are_kept_and_the_oldest_of_him_who_has_most_makes_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: Uploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person whose line broke while he sent two files began one of them from its start."""
     monkeypatch.setattr(uploads, "PARTS_KEPT_MAX", 3)
-    one = await made(tmp_path)
 
     async def breaks(content: bytes, person: Person) -> None:
         with pytest.raises(asyncio.CancelledError):
-            await one.put(left(content, content[:3]), person)
+            await one.put(sending(content[:3], BREAKS, content=content), person)
 
     def kept(person: Person) -> list[bytes]:
         hashes = {
@@ -398,14 +380,13 @@ async def test_few_broken_uploads_are_kept_and_the_oldest_of_him_who_has_most_ma
 
 
 async def test_what_is_kept_of_broken_uploads_counts_towards_the_half_of_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: Uploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a person could let one upload after the other break off."""
     monkeypatch.setattr(persons, "UPLOADED_BYTES_MIN", 1)
     monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + 100)
-    one = await made(tmp_path)
     with pytest.raises(asyncio.CancelledError):
-        await one.put(left(b"a" * 50, b"a" * 40), EVE)
+        await one.put(sending(b"a" * 40, BREAKS, content=b"a" * 50), EVE)
     with pytest.raises(QuotaReached, match="your files take 40 B"):
         await one.put(sent_as(*numbered(1, 31)), EVE)
     await one.put(sent_as(*numbered(1, 30)), EVE)
@@ -418,22 +399,8 @@ async def test_the_slowest_upload_of_who_has_most_gives_its_place_up_and_goes_on
     """Two persons sent a byte now and then of sixteen files each, and nobody else sent any for days."""
     monkeypatch.setattr(uploads, "UPLOADS_MAX", 2)
     monkeypatch.setattr(places, "PLACE_WAIT_S", 0.2)
-    one, told = await made(tmp_path), list[int]()
+    one, told = await made(tmp_path), Told()
     go_on = asyncio.Event()
-
-    async def slow(content: bytes, first: int) -> AsyncIterator[pb.ShardChunk]:
-        sha256 = hashlib.sha256(content).hexdigest()
-        yield pb.ShardChunk(shard=pb.Shard(sha256=sha256, size_bytes=len(content)), resumes=True)
-        yield pb.ShardChunk(payload=content[:first])
-        await go_on.wait()
-        yield pb.ShardChunk(payload=content[first:])
-
-    async def arrived(held_bytes: int) -> None:
-        told.append(held_bytes)
-
-    async def rest() -> AsyncIterator[pb.ShardChunk]:
-        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
-        yield pb.ShardChunk(payload=CONTENT[told[-1] :])
 
     async def once_there_is_a_place() -> str:
         while True:
@@ -442,30 +409,24 @@ async def test_the_slowest_upload_of_who_has_most_gives_its_place_up_and_goes_on
             except Crowded:
                 await asyncio.sleep(0.02)
 
-    slower = asyncio.create_task(one.put(slow(CONTENT, 4), EVE))
-    faster = asyncio.create_task(one.put(slow(b"another file", 8), EVE))
+    slower = asyncio.create_task(one.put(sending(CONTENT[:4], go_on, CONTENT[4:]), EVE))
+    faster = asyncio.create_task(one.put(sending(b"another ", go_on, b"file", content=b"another file"), EVE))
     while sorted(upload.arrived_bytes for upload in one._open) != [4, 8]:
         await asyncio.sleep(0.01)
     assert await once_there_is_a_place() == SHA256
     with pytest.raises(Crowded, match="others, who had fewer"):
         await slower
     assert not faster.done()
-    assert await one.put(rest(), EVE, arrived) == SHA256
+    assert await one.put(sending(CONTENT[4:]), EVE, told.arrived) == SHA256
     assert told == [4, len(CONTENT)]
     go_on.set()
     await faster
 
 
-async def test_who_does_not_resume_begins_at_the_first_byte(tmp_path: Path) -> None:
-    one = await made(tmp_path)
-
-    async def broken() -> AsyncIterator[pb.ShardChunk]:
-        yield pb.ShardChunk(shard=pb.Shard(sha256=SHA256, size_bytes=len(CONTENT)), resumes=True)
-        yield pb.ShardChunk(payload=CONTENT[:3])
-        raise asyncio.CancelledError
+async def test_who_does_not_resume_begins_at_the_first_byte(one: Uploads, tmp_path: Path) -> None:
 
     with pytest.raises(asyncio.CancelledError):
-        await one.put(broken())
+        await one.put(sending(CONTENT[:3], BREAKS))
     assert await one.put(sent()) == SHA256
     assert len(list((tmp_path / "shards").iterdir())) == 1
 

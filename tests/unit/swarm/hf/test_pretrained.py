@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import InvalidModel
+from swarm.errors import InvalidConfig, InvalidModel
 from swarm.hf.pretrained import ground, look_at_model
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
@@ -74,6 +74,13 @@ def test_a_head_in_the_file_of_a_tied_model_is_its_own_unless_it_is_the_embeddin
         (LLAMA, {"hidden_size": 16}, "says hidden_size = 16, and its weights have 8"),
         (LLAMA, {"vocab_size": 300}, r"shape \[260, 8\], this model needs \[300, 8\] .*vocab_size = 300"),
         (LLAMA, {"attention_bias": True}, r"lacks tensor model.layers.0.self_attn.q_proj.bias"),
+        (LLAMA, {"model_type": "bert"}, "'bert', which this version cannot train"),
+        (LLAMA, {"model_type": None}, "model_type = None"),
+        (LLAMA, {"quantization_config": {"bits": 4}}, "quantised"),
+        (LLAMA, {"hidden_size": None}, "hidden_size = None"),
+        (LLAMA, {"hidden_size": "36"}, "hidden_size = '36'"),
+        (LLAMA, {"rope_parameters": {"rope_type": "linear"}}, "of the type linear without"),
+        (LLAMA, {"hidden_act": "sine"}, "'sine', which Transformers does not know"),
         (GPT2, {"n_layer": 9}, "says num_hidden_layers = 9, and its weights have 2"),
         (GPT2, {"n_embd": 4}, "says n_embd = 4, and its weights have 8"),
         (GPT2, {"n_positions": 32}, "says n_positions = 32, and the weights have 16 rows"),
@@ -84,8 +91,9 @@ def test_weights_of_another_model_are_refused(
 ) -> None:
     """They were found out when a stage server loaded them, after all had been tokenised and sent."""
     path = folder(tmp_path / "hf", config)
-    (path / "config.json").write_text(json.dumps(config | said))
-    with pytest.raises(InvalidModel, match=words):
+    whole = {key: value for key, value in (config | said).items() if value is not None}
+    (path / "config.json").write_text(json.dumps(whole))
+    with pytest.raises(InvalidConfig, match=words):
         look(path)
 
 
@@ -105,6 +113,7 @@ def test_weights_of_another_model_are_refused(
         (lambda h: h.update({"model.norm.lora_A.weight": ("F32", [1, 8])}), "merge the adapter"),
         (renamed("model.norm.", "base_model.model.model.norm.base_layer."), "merge the adapter"),
         (lambda h: h.update({"model.norm.bias": ("F32", [8])}), "holds tensor model.norm.bias, which the model.norm"),
+        (lambda h: h.update({"norm.weight": h["model.norm.weight"]}), "both hold model.norm.weight"),
         (renamed("", "_orig_mod."), "a wrapper put '_orig_mod.' before the names"),
         (renamed("", "module."), "a wrapper put 'module.' before the names"),
         (renamed("model.", "base_model.model.model."), "a wrapper put 'base_model.model.' before the names"),
