@@ -21,7 +21,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from scheduler.brain.trace import SCHEDULER, Span, Trace
+from scheduler.brain.trace import SCHEDULER, Trace, TracedSpan
 from scheduler.jobs.job import Job
 from swarm.errors import InvalidConfig
 from swarm.types import JobId
@@ -73,12 +73,12 @@ class MicrobatchExporter:
         """Send what waits, or give it up; blocking, for seconds at the most."""
         self._provider.shutdown()
 
-    def _step(self, job: JobId, step: int, spans: Sequence[Span], to_unix_s: float) -> None:
+    def _step(self, job: JobId, step: int, spans: Sequence[TracedSpan], to_unix_s: float) -> None:
         for index in sorted({one.index for one in spans if one.index >= 0}):
             if is_drawn(job, step, index, self._ratio):
                 self._microbatch(job, step, index, list(of_microbatch(spans, index)), to_unix_s)
 
-    def _microbatch(self, job: JobId, step: int, index: int, spans: Sequence[Span], to_unix_s: float) -> None:
+    def _microbatch(self, job: JobId, step: int, index: int, spans: Sequence[TracedSpan], to_unix_s: float) -> None:
         def ns(at_s: float) -> int:
             return round((at_s + to_unix_s) * _NS)
 
@@ -95,7 +95,7 @@ class MicrobatchExporter:
         whole.end(ns(end_s))
 
 
-def of_microbatch(spans: Iterable[Span], index: int) -> Iterable[Span]:
+def of_microbatch(spans: Iterable[TracedSpan], index: int) -> Iterable[TracedSpan]:
     """The spans of a microbatch: its own, and those in which its gradients were averaged and applied."""
     spans = list(spans)
     route = {one.track for one in spans if one.index == index}

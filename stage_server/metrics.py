@@ -65,11 +65,11 @@ class StageServerMetrics:
 
     def identify(self, peer: str, place: Callable[[], tuple[str, int] | None]) -> None:
         """Name the peer; `place` gives the job and the stage that are served now, None if there are none."""
-        self.registry.register(_Identity(peer, place))
+        self.registry.register(_IdentitySeries(peer, place))
 
     def watch_links(self, speeds: Callable[[], Iterable[LinkSpeed]]) -> None:
         """Show how fast the links are that `speeds` gives, and no others."""
-        self.registry.register(_Links(speeds))
+        self.registry.register(_LinkSeries(speeds))
 
     def computed(self, stage: int, direction: str, seconds: float) -> None:
         """The device computed one microbatch "forward" or "backward"."""
@@ -134,7 +134,7 @@ class StageServerMetrics:
         self._proposed.labels("received").inc(received_bytes)
 
 
-class _Identity(Collector):
+class _IdentitySeries(Collector):
     """Asked at each scrape, so it is never of an earlier job."""
 
     def __init__(self, peer: str, place: Callable[[], tuple[str, int] | None]) -> None:
@@ -149,7 +149,7 @@ class _Identity(Collector):
         yield family
 
 
-class _Links(Collector):
+class _LinkSeries(Collector):
     """Asked at each scrape, so links that are no longer used leave nothing behind."""
 
     def __init__(self, speeds: Callable[[], Iterable[LinkSpeed]]) -> None:

@@ -139,7 +139,7 @@ class ReplicaPorts:
     emit: Callable[[Event], None]
     store: StoreCall
     fetch: FetchCall
-    work: Work
+    work: JobTasks
     metrics: StageServerMetrics
     log: Logger
     budget: MemoryBudget = field(default_factory=MemoryBudget)
@@ -147,7 +147,7 @@ class ReplicaPorts:
     hub: HubPolicy = field(default_factory=HubPolicy)
 
 
-class Work:
+class JobTasks:
     """The tasks of one job: they run in the stage server's group and end together."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:

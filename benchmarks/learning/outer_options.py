@@ -37,7 +37,7 @@ from swarm.job.outer import MergeRule
 from swarm.job.spec import JobSpec
 from swarm.model.islands.outer import Merge, compose
 from swarm.model.stage import Stage
-from swarm.reference.islands import OuterSteps
+from swarm.reference.islands import ReferenceOuterSteps
 from swarm.reference.trainer import build_stages, evaluate, train_step
 from swarm.text import counted
 
@@ -94,7 +94,7 @@ def by_dice(seed: int, lost: float, step: int, fragment: int, islands: Sequence[
     return [one for one in islands if Random(f"{seed}-{step}-{fragment}-{one}").random() >= lost]
 
 
-class LosingOuterSteps(OuterSteps):
+class LosingOuterSteps(ReferenceOuterSteps):
     """Outer steps to which not all proposals come."""
 
     def __init__(self, spec: JobSpec, islands: Sequence[Sequence[Stage]], heard: Heard) -> None:

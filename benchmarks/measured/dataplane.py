@@ -27,7 +27,7 @@ from statistics import median
 
 import grpc.aio
 
-from stage_server.brain.passes import Place
+from stage_server.brain.passes import PassSlot
 from stage_server.session.gate import PassGate
 from swarm.pki.identity import Wallet
 from swarm.pki.passes import PassKey
@@ -263,7 +263,7 @@ async def _receive(*, with_passes: bool) -> None:
 
 def _let_in_with_a_pass(server: grpc.aio.Server) -> bytes:
     """Serve the tensors of one sender; gives its pass."""
-    key, place = PassKey.new(), Place(JobId("bench"), 0, 1, 2, is_tied=False)
+    key, place = PassKey.new(), PassSlot(JobId("bench"), 0, 1, 2, is_tied=False)
     gate = PassGate(Wallet(), lambda: place)
     gate.welcomed(Welcome(PeerId("receiver"), 1.0, key.public, 0.0))
     add_peer_service(server, _Sink(), gate=gate)

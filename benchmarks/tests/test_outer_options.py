@@ -13,7 +13,7 @@ from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.islands import courses, island_spec
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.reference.islands import OuterSteps
+from swarm.reference.islands import ReferenceOuterSteps
 from swarm.reference.trainer import build_stages, evaluate, train_local, train_step
 from tests.support.simulated import Tokens, small_spec, write_text
 
@@ -58,7 +58,7 @@ def test_what_is_lost_again_and_again_comes_with_the_closing_exchange(tmp_path: 
     batches = Tokens.make(tmp_path / "tokens", often).batches(often)
     share = island_spec(once)
     islands = [build_stages(share, torch.device("cpu")) for _ in range(2)]
-    outer = OuterSteps(once, islands)
+    outer = ReferenceOuterSteps(once, islands)
     for step in range(STEPS):
         for island, course in zip(islands, courses(often), strict=True):
             train_step(island, share, batches, course.at(step))

@@ -116,7 +116,7 @@ def _cannot_write(folder: Path, error: OSError) -> InvalidConfig:
 
 def _receive(shell: Shell, chunks: Iterable[pb.FileChunk], part: Path) -> None:
     """Write the stream of files below `part`."""
-    writer: _FileWriter | None = None
+    writer: _CheckedWriter | None = None
     seen: set[str] = set()
     total_bytes = 0
     try:
@@ -129,7 +129,7 @@ def _receive(shell: Shell, chunks: Iterable[pb.FileChunk], part: Path) -> None:
                     if header.path in seen or len(seen) >= FILES_MAX:
                         raise CorruptFrame(f"the scheduler sent {header.path!r} twice, or too many files", hint=_AGAIN)
                     seen.add(header.path)
-                    writer = _FileWriter(part, header)
+                    writer = _CheckedWriter(part, header)
                 if chunk.payload:
                     if writer is None:
                         raise CorruptFrame("the scheduler sent bytes that belong to no file", hint=_AGAIN)
@@ -149,7 +149,7 @@ def _receive(shell: Shell, chunks: Iterable[pb.FileChunk], part: Path) -> None:
         raise CorruptFrame("the scheduler sent no files", hint=_AGAIN)
 
 
-class _FileWriter:
+class _CheckedWriter:
     """Writes one file and compares its size and sha256 with the header."""
 
     def __init__(self, part: Path, header: pb.FileHeader) -> None:

@@ -243,7 +243,7 @@ def _say_fleet(shell: Shell, spec: JobSpec, corpus: Corpus) -> list[Memory]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _JobSize:
     """The size of the model and of the training."""
 
     parameters: int
@@ -251,7 +251,7 @@ class _Work:
     epochs: float | None  # None: only tokenising tells how many tokens the data has
 
 
-def _work_of(resolved: JobSpec, corpus: Corpus) -> _Work:
+def _work_of(resolved: JobSpec, corpus: Corpus) -> _JobSize:
     training, data = resolved.training, resolved.data
     tokens = training.steps * training.global_batch_sequences * data.sequence_length
     parameters = stage_parameters(resolved, resolved.layers, first=True, last=True)
@@ -260,7 +260,7 @@ def _work_of(resolved: JobSpec, corpus: Corpus) -> _Work:
     has_known_length = kinds == {"bin"} or (kinds == {"text"} and isinstance(corpus.tokenizer, ByteTokenizer))
     held = corpus.size_bytes / (width if kinds == {"bin"} else 1)
     trained = (1.0 - data.validation_ratio) * held
-    return _Work(parameters, tokens, tokens / trained if has_known_length and trained else None)
+    return _JobSize(parameters, tokens, tokens / trained if has_known_length and trained else None)
 
 
 def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str]) -> list[Value]:

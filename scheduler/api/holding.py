@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from scheduler.brain.members.persons import Person
-from scheduler.brain.members.places import Place, Places
+from scheduler.brain.members.places import CallSlot, CallSlots
 from swarm.errors import Crowded
 from swarm.limits import PLACE_WAIT_S, READS_AT_ONCE, READS_MAX, READS_OF_ONE_MAX, READS_PER_S
 from swarm.pki.names import Role
@@ -16,12 +16,12 @@ from swarm.pki.names import Role
 class Holding:
     """The calls that hold `places`."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: CallSlots) -> None:
         self._places = places
-        self._calls: dict[Place, asyncio.Timeout] = {}
+        self._calls: dict[CallSlot, asyncio.Timeout] = {}
 
     @asynccontextmanager
-    async def held(self, person: Person) -> AsyncIterator[Place]:
+    async def held(self, person: Person) -> AsyncIterator[CallSlot]:
         """A place while the block runs; Crowded if there is none, or as soon as it is ended for others.
 
         A generator yields its messages within `sending`.
@@ -48,7 +48,7 @@ class Holding:
 
 
 @contextmanager
-def sending(place: Place) -> Iterator[None]:
+def sending(place: CallSlot) -> Iterator[None]:
     """A message is handed to gRPC within the block; Crowded, before it or behind it, if the place is ended.
 
     gRPC tells a caller nothing if his call is cancelled while a message leaves. So a call whose caller does not read
@@ -63,7 +63,7 @@ def sending(place: Place) -> Iterator[None]:
     _check(place)
 
 
-def _check(place: Place) -> None:
+def _check(place: CallSlot) -> None:
     if place.is_ended:
         raise Crowded(
             f"others, who had fewer, waited {PLACE_WAIT_S:g} s for this place",
@@ -81,11 +81,11 @@ class Reads:
     """
 
     def __init__(self) -> None:
-        self._places = Holding(Places(READS_MAX, READS_OF_ONE_MAX, "calls read"))
+        self._places = Holding(CallSlots(READS_MAX, READS_OF_ONE_MAX, "calls read"))
         self._booked_s: dict[Person, float] = {}  # until when turns are booked, if each took its share of time
 
     @asynccontextmanager
-    async def turn(self, person: Person) -> AsyncIterator[Place]:
+    async def turn(self, person: Person) -> AsyncIterator[CallSlot]:
         """A place while the block runs, which begins when it is the caller's turn; Crowded if there is no place,
         or once others need it."""
         async with self._places.held(person) as place:

@@ -19,7 +19,7 @@ from scheduler.api.views import Overview, explanation, fitting, log_filter, name
 from scheduler.brain.explain.facts import Fact, explain_peer, explain_trust, why_it_stays
 from scheduler.brain.fleet.membership import Membership, Peer, check_reference
 from scheduler.brain.members.persons import ANYBODY, Changes, Person, check_owner
-from scheduler.brain.members.places import Place, Places
+from scheduler.brain.members.places import CallSlot, CallSlots
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.history import history
 from scheduler.jobs.job import Job, now_s
@@ -76,10 +76,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self._epoch = jobs.stores.database.epoch
         self._product = product
         self._wall_s = wall_s
-        self._followers = Holding(Places(FOLLOWERS_MAX, FOLLOWED_BY_ONE_MAX, "calls follow jobs or pull weights"))
+        self._followers = Holding(CallSlots(FOLLOWERS_MAX, FOLLOWED_BY_ONE_MAX, "calls follow jobs or pull weights"))
         self._reads = Reads()
         self._changes = Changes()
-        self._dialled = Places(DIALLED_MAX, DIALLED_OF_ONE_MAX, "calls have the scheduler dial")
+        self._dialled = CallSlots(DIALLED_MAX, DIALLED_OF_ONE_MAX, "calls have the scheduler dial")
 
     async def Version(self, request: pb.VersionRequest, context: Context) -> pb.VersionReply:
         return pb.VersionReply(product=self._product, protocol=PROTOCOL_VERSION, epoch=self._epoch)
@@ -350,11 +350,11 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 f"the checkpoint cannot be read: {error}", hint="it may have been removed: pull again"
             ) from error
 
-    def _reading(self) -> AbstractAsyncContextManager[Place]:
+    def _reading(self) -> AbstractAsyncContextManager[CallSlot]:
         """The caller's turn to read, and a place meanwhile; Crowded as in `_following`."""
         return self._reads.turn(self._asks())
 
-    def _following(self) -> AbstractAsyncContextManager[Place]:
+    def _following(self) -> AbstractAsyncContextManager[CallSlot]:
         """A place for the caller as long as it follows; Crowded if there is none, or once others need it."""
         return self._followers.held(self._asks())
 

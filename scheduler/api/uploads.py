@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from scheduler.api.holding import Holding
 from scheduler.brain.members.persons import ANYBODY, Person, check_room
-from scheduler.brain.members.places import Place, Places
+from scheduler.brain.members.places import CallSlot, CallSlots
 from scheduler.storage.executor import run_blocking, run_to_its_end
 from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
@@ -54,7 +54,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PartialUpload:
     """What has arrived of a file whose upload broke off."""
 
     path: Path
@@ -73,7 +73,7 @@ class _Upload:
 
     owner: str
     task: asyncio.Task[object]
-    place: Place
+    place: CallSlot
     shard: tuple[str, int] = ("", 0)  # hash and size, once they are known
     arrived_bytes: int = 0
     promised_bytes: int = 0  # that count as taken until it is here, or has failed
@@ -91,8 +91,8 @@ class Uploads:
     def __init__(self, stores: Stores) -> None:
         self._files = stores.files
         self._open: set[_Upload] = set()
-        self._parts: dict[_Key, _Part] = {}  # the oldest first
-        self._places = Holding(Places(UPLOADS_MAX, UPLOADS_OF_ONE_MAX, "files are being uploaded"))
+        self._parts: dict[_Key, _PartialUpload] = {}  # the oldest first
+        self._places = Holding(CallSlots(UPLOADS_MAX, UPLOADS_OF_ONE_MAX, "files are being uploaded"))
         self._threads = stores.threads  # not the database's, which commits wait for
 
     def path(self, owner: str, sha256: str) -> Path:
@@ -116,7 +116,7 @@ class Uploads:
         async with self._places.held(by) as place:
             return await self._put(by.owner, place, chunks, arrived)
 
-    async def _put(self, owner: str, place: Place, chunks: AsyncIterator[pb.ShardChunk], arrived: Arrived) -> str:
+    async def _put(self, owner: str, place: CallSlot, chunks: AsyncIterator[pb.ShardChunk], arrived: Arrived) -> str:
         task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         upload = _Upload(owner, task, place)
@@ -195,7 +195,7 @@ class Uploads:
                 one.task.cancel()
                 await asyncio.wait({one.task})
 
-    def _take_part(self, upload: _Upload, first: pb.ShardChunk) -> _Part:
+    def _take_part(self, upload: _Upload, first: pb.ShardChunk) -> _PartialUpload:
         """What to go on with: what is kept of this file if the sender resumes, or nothing yet."""
         now_s = asyncio.get_running_loop().time()
         found = self._parts.pop(upload.key, None)
@@ -207,9 +207,9 @@ class Uploads:
         if found is not None:
             found.path.unlink(missing_ok=True)
         beside = self.path(upload.owner, first.shard.sha256)
-        return _Part(beside.with_suffix(f".{secrets.token_hex(8)}.part"), hashlib.sha256(), 0, now_s)
+        return _PartialUpload(beside.with_suffix(f".{secrets.token_hex(8)}.part"), hashlib.sha256(), 0, now_s)
 
-    def _keep_part(self, upload: _Upload, part: _Part) -> None:
+    def _keep_part(self, upload: _Upload, part: _PartialUpload) -> None:
         """Keep it for its sender. Few are kept: the oldest of the person with the most makes room."""
         if (before := self._parts.pop(upload.key, None)) is not None:
             before.path.unlink(missing_ok=True)
@@ -225,7 +225,7 @@ class Uploads:
         path: Path,
         first: pb.ShardChunk,
         rest: AsyncIterator[pb.ShardChunk],
-        held: _Part,
+        held: _PartialUpload,
         arrived: Arrived,
     ) -> None:
         """Write beside `path`, check size and hash, then move into place: no broken upload has the name of a whole one.
@@ -271,7 +271,7 @@ class Uploads:
             ) from error
         finally:
             if goes_on and part.exists():
-                self._keep_part(upload, _Part(part, digest, size_bytes, asyncio.get_running_loop().time()))
+                self._keep_part(upload, _PartialUpload(part, digest, size_bytes, asyncio.get_running_loop().time()))
             else:
                 part.unlink(missing_ok=True)
 

@@ -26,7 +26,7 @@ SCHEDULER = "scheduler"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TracedSpan:
     """A stretch of time, by the job's clock.
 
     `stage` and `index` are -1 where they do not apply. Spans of one `track` do not overlap, but for those `beside` it.
@@ -43,7 +43,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class _Hop:
+class _TracedHop:
     """One replica's turn in a microbatch, as far as it is known."""
 
     peer: PeerId
@@ -71,7 +71,7 @@ class _Way:
 
     routed_s: float
     attempt: int
-    hops: list[_Hop]
+    hops: list[_TracedHop]
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class Trace:
         """The steps with records, oldest first."""
         return sorted(self._steps)
 
-    def spans(self, step: int) -> list[Span]:
+    def spans(self, step: int) -> list[TracedSpan]:
         """The spans of a step in order of their begin; none if it is not known."""
         record = self._steps.get(step)
         found = [] if record is None else _one_after_the_other(_spans(record))
@@ -146,7 +146,7 @@ class Trace:
                 if (record := self._steps.get(event.step)) is not None:
                     record.committed[happened.peer] = event.stage, now_s
 
-    def _hop(self, event: Accumulated | Forwarded, peer: PeerId) -> _Hop | None:
+    def _hop(self, event: Accumulated | Forwarded, peer: PeerId) -> _TracedHop | None:
         """The hop that an event reports on, if it is kept and still on the microbatch's route."""
         microbatch = event.microbatch
         record = self._steps.get(microbatch.step)
@@ -175,7 +175,7 @@ class Trace:
         record, key = self._record(microbatch.step), (microbatch.timeline, microbatch.index)
         ways = record.ways
         before = ways.get(key)
-        hops = [_Hop(hop.peer) for hop in route.hops]
+        hops = [_TracedHop(hop.peer) for hop in route.hops]
         if before is not None:  # what a replica has done already stays done
             hops = [old if old.peer == new.peer else new for old, new in zip(before.hops, hops, strict=True)]
         routed_s = now_s if before is None else before.routed_s
@@ -198,20 +198,20 @@ class Trace:
         return record
 
 
-def _spans(record: StepRecord) -> Iterable[Span]:
+def _spans(record: StepRecord) -> Iterable[TracedSpan]:
     stage_of: dict[str, int] = {peer: stage for peer, (stage, _) in record.committed.items()}
     for (_, index), way in record.ways.items():
         stage_of |= {hop.peer: stage for stage, hop in enumerate(way.hops)}
         yield from _of_microbatch(index, way)
     for (peer, unit, _), (begin_s, end_s) in record.averaged.items():
-        yield Span(f"average {unit}", peer, begin_s, end_s, stage_of.get(peer, -1), beside=True)
+        yield TracedSpan(f"average {unit}", peer, begin_s, end_s, stage_of.get(peer, -1), beside=True)
     if record.decided_s is not None and record.durable_s is not None:
-        yield Span("row", SCHEDULER, record.decided_s, record.durable_s)
+        yield TracedSpan("row", SCHEDULER, record.decided_s, record.durable_s)
     for peer, (stage, end_s) in record.committed.items():
-        yield Span("commit", peer, record.told.get(peer, end_s), end_s, stage, beside=True)
+        yield TracedSpan("commit", peer, record.told.get(peer, end_s), end_s, stage, beside=True)
 
 
-def _one_after_the_other(spans: Iterable[Span]) -> Iterable[Span]:
+def _one_after_the_other(spans: Iterable[TracedSpan]) -> Iterable[TracedSpan]:
     """The same, where a report that was long on its way no longer pushes a computation into the next one."""
     ended_s: dict[str, float] = {}
     for span in sorted(spans, key=lambda one: one.end_s):
@@ -223,9 +223,9 @@ def _one_after_the_other(spans: Iterable[Span]) -> Iterable[Span]:
             yield replace(span, begin_s=begin_s)
 
 
-def _of_microbatch(index: int, way: _Way) -> Iterable[Span]:
+def _of_microbatch(index: int, way: _Way) -> Iterable[TracedSpan]:
     """The way down and back. A report may be late, never early: no span ends after the one that waits for it begins."""
-    yield Span("route", SCHEDULER, way.routed_s, way.routed_s, index=index, attempt=way.attempt)
+    yield TracedSpan("route", SCHEDULER, way.routed_s, way.routed_s, index=index, attempt=way.attempt)
     turns = [("forward", stage, hop, hop.forward) for stage, hop in enumerate(way.hops)]
     turns += [("backward", stage, hop, hop.backward) for stage, hop in reversed(list(enumerate(way.hops)))]
     next_s, after = inf, ""
@@ -234,8 +234,8 @@ def _of_microbatch(index: int, way: _Way) -> Iterable[Span]:
             continue
         end_s = min(turn[1], next_s)
         begin_s = end_s - (turn[1] - turn[0])
-        yield Span(name, hop.peer, begin_s, end_s, stage, index, way.attempt)
+        yield TracedSpan(name, hop.peer, begin_s, end_s, stage, index, way.attempt)
         if after not in ("", hop.peer) and next_s > end_s:
             beside = 1 if name == "forward" else -1
-            yield Span(f"boundary {name}", after, end_s, next_s, stage + beside, index, beside=True)
+            yield TracedSpan(f"boundary {name}", after, end_s, next_s, stage + beside, index, beside=True)
         next_s, after = begin_s, hop.peer

@@ -31,7 +31,7 @@ COUNTED_MAX = 4096  # data sets whose validation tokens are remembered
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldFiles:
     """Uploaded files by owner: their bytes, what they count as, how many they are."""
 
     bytes: Counter[str] = field(default_factory=Counter)
@@ -44,9 +44,9 @@ class Held:
         self.counted_bytes[owner] += max(size_bytes, UPLOADED_BYTES_MIN)
         self.files[owner] += 1
 
-    def without(self, freed: Held) -> Held:
+    def without(self, freed: HeldFiles) -> HeldFiles:
         """What is left after these files went."""
-        return Held(self.bytes - freed.bytes, self.counted_bytes - freed.counted_bytes, self.files - freed.files)
+        return HeldFiles(self.bytes - freed.bytes, self.counted_bytes - freed.counted_bytes, self.files - freed.files)
 
 
 class JobFiles:
@@ -57,7 +57,7 @@ class JobFiles:
         self._shards = root / "shards"
         self._jobs = root / "jobs"
         self._executor = executor
-        self._held = Held()
+        self._held = HeldFiles()
         self._shared: Set[str] = frozenset()  # hashes of files that every person finds
         self._validation_tokens: OrderedDict[tuple[object, ...], int] = OrderedDict()  # by data set
 
@@ -214,8 +214,8 @@ def _uploaded(folder: Path) -> Iterator[tuple[str, Path]]:
             yield "" if path.parent == folder else str(path.parent.relative_to(folder)), path
 
 
-def _sizes(folder: Path) -> Held:
-    found = Held()
+def _sizes(folder: Path) -> HeldFiles:
+    found = HeldFiles()
     for owner, path in _uploaded(folder):
         with suppress(OSError):
             found.add(owner, path.stat().st_size)
@@ -224,9 +224,9 @@ def _sizes(folder: Path) -> Held:
 
 def _remove_unused(
     folder: Path, used: Set[Path], before_unix_s: float, since: Mapping[Path, float] | None, *, dry_run: bool
-) -> Held:
+) -> HeldFiles:
     """What was freed."""
-    freed = Held()
+    freed = HeldFiles()
     for owner, path in _uploaded(folder):
         least_s = before_unix_s if since is None else since.get(path, 0.0)
         if path in used:

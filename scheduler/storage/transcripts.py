@@ -20,10 +20,10 @@ _log = get_logger("scheduler")
 def record(jobs: Path, settings: BrainSettings, seed: int) -> Recorder:
     """A brain whose inputs are written down under `jobs`."""
     name = f"brain-{settings.timeline}-{settings.epoch}"
-    return Recorder(settings, seed, _File(jobs / settings.job, name).write)
+    return Recorder(settings, seed, _TranscriptFile(jobs / settings.job, name).write)
 
 
-class _File:
+class _TranscriptFile:
     """One transcript. A full disk ends the recording, never the job."""
 
     def __init__(self, folder: Path, name: str) -> None:

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from scheduler.brain.members.persons import Person
-from scheduler.brain.members.places import Place, Places
+from scheduler.brain.members.places import CallSlot, CallSlots
 from scheduler.web.feed import Look
 from scheduler.web.listener import HttpConnection
 from scheduler.web.site import MainLoop, connection_of, text
@@ -75,7 +75,7 @@ class Pages:
         self._loop = loop
         self._feed = feed
         self._callers = Callers(is_local, Logins() if logins is None else logins)
-        self._streams = Places(STREAMS_MAX, STREAMS_OF_ONE_MAX, "streams show this page")
+        self._streams = CallSlots(STREAMS_MAX, STREAMS_OF_ONE_MAX, "streams show this page")
         folder = resources.files("scheduler.web") / "page"
         self._files = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
 
@@ -117,7 +117,7 @@ class Pages:
         except TimeoutError:
             return text(503, "the scheduler is busy: try again")
 
-    async def _tell(self, connection: HttpConnection, job: str, place: Place) -> AsyncIterator[bytes]:
+    async def _tell(self, connection: HttpConnection, job: str, place: CallSlot) -> AsyncIterator[bytes]:
         """Everything, then what has changed, until the visitor may no longer look, or others need the place.
 
         A page whose stream ends dials again.

@@ -24,7 +24,7 @@ GRACE_S = 60.0  # that a stream goes on after its pass has ended; one that begin
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PassSlot:
     """The place that a stage server serves."""
 
     job: JobId
@@ -45,7 +45,7 @@ class KnownPass:
     cut_unix_s: float | None = None  # when the holder was revoked
 
 
-def check(shown: Pass, at: Place | None, known: KnownPass, *, pulls: bool) -> None:
+def check(shown: Pass, at: PassSlot | None, known: KnownPass, *, pulls: bool) -> None:
     """NoPass or Revoked if the holder may not dial this place; StaleMessage if it may, but another place is served
     here.
 
@@ -66,7 +66,7 @@ def check(shown: Pass, at: Place | None, known: KnownPass, *, pulls: bool) -> No
         raise NoPass(f"{shown.peer} has no pass for stage {at.stage} of job {at.job}: it serves stage {shown.stage}")
 
 
-def _is_now(timeline: int, at: Place) -> bool:
+def _is_now(timeline: int, at: PassSlot) -> bool:
     """Whether it is the own timeline, or another island's; not another life of the own island."""
     if timeline == at.timeline:
         return True
@@ -74,7 +74,7 @@ def _is_now(timeline: int, at: Place) -> bool:
     return together and timeline % at.islands != at.timeline % at.islands
 
 
-def _are_related(stage: int, at: Place, *, pulls: bool, is_near: bool) -> bool:
+def _are_related(stage: int, at: PassSlot, *, pulls: bool, is_near: bool) -> bool:
     """`is_near`: both are of one island."""
     if pulls:
         return stage == at.stage

@@ -141,7 +141,7 @@ Order: TypeAlias = Ask | StoreChunk | Replay | Drop | Digest | ReadyToJoin | Giv
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldPart:
     """The part of a chunk that has arrived."""
 
     chunk: Chunk
@@ -151,7 +151,7 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Donor:
+class _DonorUse:
     asked: int = 0
     open: int = 0
     failures: int = 0  # in a row
@@ -167,9 +167,9 @@ class Rejoin:
         self._joiner = joiner
         self._settings = settings
         self._mismatches = 0
-        self._held = [_Held(chunk) for chunk in chunks]
+        self._held = [_HeldPart(chunk) for chunk in chunks]
         self._order = sorted(range(len(chunks)), key=lambda index: self._hash("chunk", index))
-        self._donors: dict[PeerId, _Donor] = {}
+        self._donors: dict[PeerId, _DonorUse] = {}
         self._asks: dict[int, Ask] = {}
         self._tickets = 0
         self._newest = MISSING
@@ -201,7 +201,7 @@ class Rejoin:
         for ticket in [ticket for ticket, ask in self._asks.items() if ask.donor not in present]:
             self._held[self._asks.pop(ticket).chunk].ticket = None
         for peer in sorted(present - self._donors.keys()):
-            self._donors[peer] = _Donor()
+            self._donors[peer] = _DonorUse()
         return self.tick(now_s)
 
     def committed(self, version: int, now_s: float) -> list[Order]:
@@ -337,7 +337,7 @@ class Rejoin:
             orders.append(self._ask_for(held, free))
         return orders
 
-    def _next(self) -> _Held | None:
+    def _next(self) -> _HeldPart | None:
         """The next chunk to ask for: one that the logs may soon forget, a missing one, or the one furthest behind."""
         idle = [held for index in self._order if (held := self._held[index]).ticket is None]
         missing = next((held for held in idle if held.version == MISSING), None)
@@ -352,7 +352,7 @@ class Rejoin:
         urgent = behind.version >= shortest and 2 * (self._newest - behind.version) >= self._newest - shortest
         return behind if urgent else missing
 
-    def _ask_for(self, held: _Held, free: set[PeerId]) -> Ask:
+    def _ask_for(self, held: _HeldPart, free: set[PeerId]) -> Ask:
         index, start, stop = held.chunk.index, held.version, self._newest
         reaching = {peer for peer in free if (reach := self._donors[peer].reach) is None or reach <= start}
         replay = (
@@ -378,7 +378,7 @@ class Rejoin:
             self._donors[ask.donor].open -= 1
         return ask
 
-    def _failed(self, donor: _Donor, peer: PeerId, now_s: float) -> None:
+    def _failed(self, donor: _DonorUse, peer: PeerId, now_s: float) -> None:
         donor.failures += 1
         pause_s = min(self._settings.backoff_max_s, self._settings.backoff_s * 2.0 ** min(donor.failures - 1, 30))
         donor.resume_s = now_s + pause_s * (0.5 + self._hash(peer, donor.failures) / 2**64)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Protocol
 
-from stage_server.brain.passes import GRACE_S, KnownPass, Place, check
+from stage_server.brain.passes import GRACE_S, KnownPass, PassSlot, check
 from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
 from swarm.job.spec import spec_from_json
 from swarm.pki.identity import Wallet
@@ -25,13 +25,13 @@ CUT_KEPT_S = 3600.0  # no pass is good for as long
 
 
 @lru_cache(maxsize=1)
-def place_of(load: LoadStage) -> Place:
+def place_of(load: LoadStage) -> PassSlot:
     """The place in its job of a stage server that got this LoadStage."""
     spec = spec_from_json(load.spec_json)
-    return Place(load.job, load.timeline, load.stage, len(load.split), spec.tied, spec.island_count)
+    return PassSlot(load.job, load.timeline, load.stage, len(load.split), spec.tied, spec.island_count)
 
 
-class Passes(Protocol):
+class HeldPasses(Protocol):
     """The session's news about passes: which are good, and which stage servers are revoked."""
 
     def welcomed(self, welcome: Welcome) -> None:
@@ -50,7 +50,7 @@ class PassGate:
     def __init__(
         self,
         wallet: Wallet,
-        place: Callable[[], Place | None],
+        place: Callable[[], PassSlot | None],
         refused: Callable[[str, SwarmError], None] = lambda *_: None,
     ) -> None:
         """`place` gives the stage that is served now. `refused` is called with each refused caller and the reason."""

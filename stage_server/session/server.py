@@ -15,12 +15,12 @@ from typing import TypeAlias, assert_never
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from stage_server.brain.passes import Place
+from stage_server.brain.passes import PassSlot
 from stage_server.device import Device, DeviceDrain
 from stage_server.metrics import StageServerMetrics
-from stage_server.ports import Assignment, BuildStage, HubPolicy, MemoryBudget, ReplicaId, ReplicaPorts, Work
+from stage_server.ports import Assignment, BuildStage, HubPolicy, JobTasks, MemoryBudget, ReplicaId, ReplicaPorts
 from stage_server.replica.replica import Replica, can_fork, fork_replica, to_load
-from stage_server.session.gate import Passes, place_of
+from stage_server.session.gate import HeldPasses, place_of
 from stage_server.session.relays import KnownRelays
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
@@ -76,7 +76,7 @@ class ServerPorts:
     tasks: asyncio.TaskGroup
     metrics: StageServerMetrics
     log: Logger
-    passes: Passes | None = None  # none: started with --insecure
+    passes: HeldPasses | None = None  # none: started with --insecure
     relays: KnownRelays | None = None  # likewise
 
 
@@ -109,7 +109,7 @@ class StageServer:
         self._load_stage: messages.LoadStage | None = None  # loading or loaded
         self._replica: Replica | None = None
         self._joiner: JoinClient | None = None
-        self._work = Work(ports.tasks)  # of the present job
+        self._work = JobTasks(ports.tasks)  # of the present job
         self._aftermath = DeviceDrain(ports.device)  # of those before
         self._reported = NO_JOB  # the job that the newest Hello told of
         self._leaving = ""  # why, once this stage server shall end
@@ -127,7 +127,7 @@ class StageServer:
         return NO_JOB if self._load_stage is None else self._load_stage.job
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> PassSlot | None:
         """The place that this stage server serves; None if it serves none."""
         return None if self._load_stage is None else place_of(self._load_stage)
 
@@ -415,7 +415,7 @@ class StageServer:
 
     def _replica_ports(self, command: messages.LoadStage) -> ReplicaPorts:
         ports, settings = self._ports, self._settings
-        self._work = Work(ports.tasks)
+        self._work = JobTasks(ports.tasks)
         return ReplicaPorts(
             device=ports.device,
             links=ports.links,
@@ -503,7 +503,7 @@ class PeerDirectory:
     """What the scheduler says of others: who may be believed, who relays, who was revoked; None if there are none."""
 
     links: PeerLinks
-    passes: Passes | None
+    passes: HeldPasses | None
     relays: KnownRelays | None
     log: Logger
 

@@ -81,7 +81,7 @@ def write_shards(
     total_bytes = sum(source.size_bytes for source in sources)
     dtype = token_dtype(tokenizer.vocabulary_size)
     rows = min(tokenizer.vocabulary_size, rows_of(spec) or tokenizer.vocabulary_size)
-    row = _Row(tokenizer, 1 if spec.data.packing else spec.data.sequence_length, waiting or Patience())
+    row = _TokenRow(tokenizer, 1 if spec.data.packing else spec.data.sequence_length, waiting or Patience())
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         with _ShardWriter(out_dir, TOKEN_DTYPES[dtype], spec.data.upload_shard_bytes) as writer:
@@ -147,7 +147,7 @@ def _check_rows(source: Source, ids: Ids, rows: int, tokenizer: Tokenizer) -> No
         )
 
 
-class _Row:
+class _TokenRow:
     """Turns texts into one row of ids: each text is closed, then padded to a multiple of `multiple` tokens.
 
     `counts` says how often each id occurs, padding left out.

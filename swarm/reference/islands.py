@@ -67,7 +67,7 @@ def begin_anew(island: Sequence[Stage], origin: Sequence[Stage]) -> None:
         stage.begin_anew()
 
 
-class OuterSteps:
+class ReferenceOuterSteps:
     """The proposals under way of a resolved job; each stage keeps the outer state of its parameters.
 
     `islands` has the stages of each island, which begin with the same weights; they are changed in place.

@@ -55,7 +55,7 @@ from swarm.process.cores import cores
 from swarm.process.temporary import temporary_folder
 from swarm.reference.asynchronous import AsyncOuterSteps, VirtualClock
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
-from swarm.reference.islands import OuterSteps, begin_anew, divide, tokens_before, took_part
+from swarm.reference.islands import ReferenceOuterSteps, begin_anew, divide, tokens_before, took_part
 from swarm.text import counted
 from swarm.types import Direction, Microbatch, UnitName
 
@@ -145,7 +145,7 @@ def train_local(
         divide(shares, exchanges, speeds)
     outer, course = None, course_of(spec, 0)
     if spec.has_outer_steps:
-        outer = OuterSteps(spec, islands, tokens_before(spec, batches.tokens_of, first_step))
+        outer = ReferenceOuterSteps(spec, islands, tokens_before(spec, batches.tokens_of, first_step))
     losses, evaluations, skipped_in_a_row, evaluates, pauses = [], [], [0] * len(islands), False, ""
     for step in range(first_step, spec.training.steps):
         reports = {
@@ -448,7 +448,7 @@ def train_and_save(
         _say(_opening(spec, manifest, batches))
         for remark in remarks(spec, manifest):
             _say(remark)
-        progress = _Progress(spec.training.steps, start.step if start is not None else 0)
+        progress = _TrainerProgress(spec.training.steps, start.step if start is not None else 0)
         storage = open_storage(_checkpoint_dir(spec, out_dir))
         if not spec.checkpoint.dir and out_dir.is_mount():
             _say(
@@ -520,7 +520,7 @@ class _TokeniseProgress:
             _say(f"tokenised {done_bytes / 2**20:.0f} of {total_bytes / 2**20:.0f} MiB")
 
 
-class _Progress:
+class _TrainerProgress:
     """A line per second at most, and one for the last step."""
 
     def __init__(self, steps: int, first_step: int) -> None:

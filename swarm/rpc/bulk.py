@@ -228,7 +228,7 @@ async def within_window(
 
 
 @dataclass(eq=False, slots=True)
-class _Session:
+class _BulkSession:
     context: _Context
     member: Principal | None
     windows: list[Window] = field(default_factory=list)  # that nobody uses now; each has learned of the line
@@ -239,13 +239,13 @@ class Tickets:
     """The tickets of the sessions that are open at one server."""
 
     def __init__(self) -> None:
-        self._open: dict[bytes, _Session] = {}
+        self._open: dict[bytes, _BulkSession] = {}
 
     @asynccontextmanager
     async def given(self, context: _Context) -> AsyncIterator[None]:
         """Give the caller a ticket that is good until the block ends."""
         ticket = secrets.token_bytes(_TICKET_BYTES)
-        session = self._open[ticket] = _Session(context, _member())
+        session = self._open[ticket] = _BulkSession(context, _member())
         try:
             await context.send_initial_metadata(((_TICKET, ticket),))
             yield

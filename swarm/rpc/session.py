@@ -230,7 +230,7 @@ def _name_of(identity: Identity | None) -> str:
 
 async def _send_events(call: _Call, events: AsyncIterator[Event]) -> None:
     """Write events until they end or the call does."""
-    batches = Batches(partial(write, call))
+    batches = MessageBatches(partial(write, call))
     writing = asyncio.create_task(batches.write_all(), name="session events")
     try:
         async for event in events:
@@ -310,7 +310,7 @@ class _SessionService:
         CONNECTION.set(context.peer())
         async with answering(context), self._tickets.given(context):
             events: Pipe[Event] = Pipe(INBOX_LIMIT)
-            batches = Batches(send)
+            batches = MessageBatches(send)
             reading = asyncio.create_task(_read_events(requests, events), name="session events")
             writing = asyncio.create_task(batches.write_all(), name="session commands")
             try:
@@ -530,7 +530,7 @@ def parts(kind: Kind, data: bytes) -> Iterator[Any]:
         yield parse(kind, one, EVENT_FIELDS_MAX)
 
 
-class Batches:
+class MessageBatches:
     """Messages of a session that travel together: a gRPC message costs more than a small one of ours.
 
         put() --> waiting --> write_all() --first ++ more ++ more--> parts()

@@ -18,7 +18,7 @@ from scheduler.api.holding import Holding
 from scheduler.api.job_service import JobService
 from scheduler.api.uploads import Uploads
 from scheduler.brain.members.persons import ANYBODY
-from scheduler.brain.members.places import Places
+from scheduler.brain.members.places import CallSlots
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.errors import SchedulerUnreachable, SwarmError
@@ -205,7 +205,7 @@ class Jobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
         self.service = JobService.__new__(JobService)
         self.service._uploads = uploads
         self.service._asks = lambda: ANYBODY
-        self.service._followers = Holding(Places(8, 8, "calls pull"))
+        self.service._followers = Holding(CallSlots(8, 8, "calls pull"))
         self.service._jobs = cast(
             Any, SimpleNamespace(stores=SimpleNamespace(checkpoints=self, threads=None), registry=self)
         )

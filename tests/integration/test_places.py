@@ -23,7 +23,7 @@ from scheduler.api.job_service import JobService
 from scheduler.api.uploads import Uploads
 from scheduler.brain.members import places
 from scheduler.brain.members.persons import Person
-from scheduler.brain.members.places import Places
+from scheduler.brain.members.places import CallSlots
 from scheduler.storage.database import Database
 from scheduler.storage.job_log import LogLine
 from scheduler.storage.stores import Stores
@@ -62,8 +62,8 @@ async def serving(folder: Path, monkeypatch: pytest.MonkeyPatch, most: int = 2) 
     stores.logs.open(JOB)
     one = JobService.__new__(JobService)
     one._uploads = Uploads(stores)
-    one._uploads._places = Holding(Places(most, most, "files are being uploaded"))
-    one._followers, one._reads = Holding(Places(most, most, "calls follow")), Reads()
+    one._uploads._places = Holding(CallSlots(most, most, "files are being uploaded"))
+    one._followers, one._reads = Holding(CallSlots(most, most, "calls follow")), Reads()
     job = SimpleNamespace(record=SimpleNamespace(id=JOB, owner="", state=JobState.RUNNING))
     one._jobs = cast(Any, SimpleNamespace(stores=stores, registry=SimpleNamespace(find=lambda _: job)))
     async with AsyncExitStack() as servers:

@@ -11,7 +11,7 @@ import pytest
 
 from swarm.rpc.links import peers
 from swarm.rpc.links.dialling import Paths
-from swarm.rpc.links.memory import Files
+from swarm.rpc.links.memory import FileCount
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.types import PeerId
 from swarm.wire.messages import RelayAt, StateRequest
@@ -28,7 +28,7 @@ H = PeerId("h")
 def _impatient(monkeypatch: pytest.MonkeyPatch, connections_take_their_time: None) -> None:
     """Pings have less time than the line needs for one turn; all else waits as long as this machine likes."""
     monkeypatch.setattr("swarm.rpc.channel.KEEPALIVE_TIMEOUT_MS", 300)
-    monkeypatch.setattr(peers, "lent_files", lambda: Files(0))
+    monkeypatch.setattr(peers, "lent_files", lambda: FileCount(0))
     for module in ("swarm.rpc.links.tunnel", "swarm.relay.service"):
         monkeypatch.setattr(f"{module}.OPEN_S_MAX", 60.0)
     monkeypatch.setattr("swarm.rpc.links.dialling.THROUGH_S_MAX", 60.0)

@@ -22,7 +22,7 @@ from swarm.rpc.links import frames
 from swarm.rpc.links import memory as module
 from swarm.rpc.links.dialling import Paths
 from swarm.rpc.links.frames import CHUNK_BYTES, message, offer, split
-from swarm.rpc.links.memory import FILE_BYTES, HEAD_BYTES, LEAST_BYTES, Files, LentMemory
+from swarm.rpc.links.memory import FILE_BYTES, HEAD_BYTES, LEAST_BYTES, FileCount, LentMemory
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks, _Link
 from swarm.wire import frame_pb2
@@ -264,7 +264,7 @@ class Liar:
 
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         self.address = address
-        self.memory = LentMemory(Files(1))
+        self.memory = LentMemory(FileCount(1))
         self.memory.begin()
         self.memory.write(0, memoryview(bytes(LEAST_BYTES)))
         self.call = channel.stream_stream("/swarm.wire.Peer/Exchange")()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stage_server.app import may_exchange
-from stage_server.brain.passes import Place
+from stage_server.brain.passes import PassSlot
 from stage_server.session.gate import PassGate
 from swarm.errors import NoPass, PeerUnavailable, Refused, Revoked, StaleMessage, SwarmError
 from swarm.pki.authority import Authority
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.timeout(300)
 A, B, JOB = PeerId("a"), PeerId("b"), JobId("j")
 OURS, KEY = Authority.new(time.time()), PassKey.new()
 NOW = time.time()
-AT = Place(JOB, 0, 1, 4, is_tied=False)
+AT = PassSlot(JOB, 0, 1, 4, is_tied=False)
 PASS = Pass(OURS.cluster, JOB, 0, A, 1, 1, 4, NOW, NOW + 600)
 ASKED = StateRequest(JOB, 0, 1, "state", 0, 0, 1, A, 1)
 

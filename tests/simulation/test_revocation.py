@@ -23,7 +23,7 @@ from scheduler.api.members.relays import RelayDesk
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.members.persons import ANYBODY, Person
-from scheduler.brain.members.places import Place
+from scheduler.brain.members.places import CallSlot
 from scheduler.jobs.registry import JobRegistry
 from scheduler.web.feed import Look
 from scheduler.web.listener import HttpConnection
@@ -427,7 +427,7 @@ def test_a_stream_that_shows_the_page_ends() -> None:
 
         pages = Pages(Here(loop), Shown(), is_local=False)
         connection = cast(HttpConnection, SimpleNamespace(certificate=lambda: b""))
-        said = [event async for event in pages._tell(connection, "", Place(ANYBODY, loop.time()))]
+        said = [event async for event in pages._tell(connection, "", CallSlot(ANYBODY, loop.time()))]
         assert b"event: refused" in said[-1]
         assert loop.time() - revoked_s <= WITHIN_S
 

@@ -14,7 +14,7 @@ from scheduler.api.views import step_trace
 from scheduler.brain import trace
 from scheduler.brain.inputs import Happened, Tick
 from scheduler.brain.outputs import CommitRow, WriteCommit
-from scheduler.brain.trace import SCHEDULER, Span, Trace
+from scheduler.brain.trace import SCHEDULER, Trace, TracedSpan
 from scheduler.jobs.job import Job
 from swarm.errors import NotAllowed, NotFound
 from swarm.types import PeerId, Round, UnitName
@@ -50,9 +50,9 @@ def of(job: Job) -> Trace:
     return job.run.driver.trace
 
 
-def check(spans: list[Span], microbatches: int) -> None:
+def check(spans: list[TracedSpan], microbatches: int) -> None:
     """Each microbatch went down and came back; then came average, row and commit; no track computes two at a time."""
-    by_index: dict[int, list[Span]] = defaultdict(list)
+    by_index: dict[int, list[TracedSpan]] = defaultdict(list)
     for span in spans:
         assert span.end_s >= span.begin_s
         if span.index >= 0 and not span.name.startswith("boundary"):
@@ -70,7 +70,7 @@ def check(spans: list[Span], microbatches: int) -> None:
     averages = [one.end_s for one in spans if one.name.startswith("average")]
     assert last_s <= max(averages) <= row.begin_s
     assert all(row.end_s <= one.begin_s < one.end_s for one in spans if one.name == "commit")
-    tracks: dict[str, list[Span]] = defaultdict(list)
+    tracks: dict[str, list[TracedSpan]] = defaultdict(list)
     for span in spans:
         if not span.beside and span.track != SCHEDULER:
             tracks[span.track].append(span)
@@ -103,7 +103,7 @@ def test_a_step_has_the_spans_of_each_microbatch_and_only_the_newest_steps_are_k
 
 def test_what_a_lost_replica_had_is_traced_where_it_was_done_again(tmp_path: Path) -> None:
     killed: list[PeerId] = []
-    traced: dict[int, list[Span]] = {}
+    traced: dict[int, list[TracedSpan]] = {}
 
     def look(rig: Rig, job: Job, seen: int) -> None:
         if seen == 5:
@@ -145,7 +145,7 @@ def test_what_a_member_repeats_without_end_is_kept_once_and_no_more_than_a_numbe
     told.watching(lambda _happened, _now_s: [WriteCommit(row)])(Tick(), 1.0)
     watched = told.watching(lambda _happened, _now_s: [])
 
-    def averaged(number: int, now_s: float) -> list[Span]:
+    def averaged(number: int, now_s: float) -> list[TracedSpan]:
         event = Averaged(0, 0, UnitName("stage-0"), Round(1, number), "", (), 0.5)
         watched(Happened(PeerId("a"), event), now_s)
         return [one for one in told.spans(0) if one.name == "average stage-0"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
-from stage_server.ports import ReplicaPorts, Work
+from stage_server.ports import JobTasks, ReplicaPorts
 from swarm.process.logs import get_logger
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import PROTOCOL_VERSION
@@ -28,4 +28,4 @@ def ports_of(
 ) -> ReplicaPorts:
     """Ports whose tasks run in the group; `others` are fields of ReplicaPorts."""
     metrics = StageServerMetrics("0", PROTOCOL_VERSION)
-    return ReplicaPorts(device, links, emit, _store, _fetch, Work(tasks), metrics, get_logger("test"), **others)
+    return ReplicaPorts(device, links, emit, _store, _fetch, JobTasks(tasks), metrics, get_logger("test"), **others)

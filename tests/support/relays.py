@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from stage_server.app import may_exchange
-from stage_server.brain.passes import Place
+from stage_server.brain.passes import PassSlot
 from stage_server.session.gate import PassGate
 from stage_server.session.relays import RelayListener
 from swarm.pki.authority import Authority
@@ -111,7 +111,7 @@ class Hidden:
 @asynccontextmanager
 async def hidden(peer: str, stage: int, relays: Sequence[RelayAt]) -> AsyncIterator[Hidden]:
     receiver, wallet = Receiver(), wallet_of(peer, pass_of(peer, stage))
-    gate = PassGate(wallet, lambda: Place(JOB, 0, stage, 4, is_tied=False))
+    gate = PassGate(wallet, lambda: PassSlot(JOB, 0, stage, 4, is_tied=False))
     gate.welcomed(Welcome(PeerId(peer), 1.0, KEY.public, STARTED))
     server = new_server(Guard(may_exchange), more=PATIENT)
     add_peer_service(server, receiver, None, receiver, gate)

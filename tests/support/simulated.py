@@ -23,7 +23,7 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, _next_epoch
 from scheduler.storage.job_record import JobTokens
 from scheduler.storage.stores import Stores
-from stage_server.brain.passes import Place
+from stage_server.brain.passes import PassSlot
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage, HubPolicy, MemoryBudget
 from stage_server.session.gate import PassGate
@@ -139,7 +139,7 @@ class Members:
     revoked: set[PeerId] = field(default_factory=set)
     left_s: dict[PeerId, float] = field(default_factory=dict)  # when a process ended because it was revoked
 
-    def gate(self, peer: PeerId, place: Callable[[], Place | None]) -> PassGate:
+    def gate(self, peer: PeerId, place: Callable[[], PassSlot | None]) -> PassGate:
         wallet = self.wallets[peer] = Wallet()
         gate = self.gates[peer] = PassGate(wallet, place)
         return gate

@@ -83,9 +83,7 @@ LONG = (
     *("stage_server.app.serve", "stage_server.replica.averaging.all_reduce.run_round"),
 )
 DOUBLED = """
-    Answers Arrived Batches Checkpoint Connection Donor Fact Failures File FileWriter Files Handler Held Hop Identity
-    Job Join Kept Lane Left Link Links LogLine Open Outbox OuterSteps Part Passes Peer Place Places Plan Progress
-    Round Row Scheduler Session Span Stage Step UnderWay Work
+    Checkpoint Connection Fact Job Link LogLine Peer Scheduler Stage
 """
 
 

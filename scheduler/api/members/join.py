@@ -50,7 +50,7 @@ class JoinEndpoint:
 
     def start(self, host: str, port: int) -> int:
         """Listen and give the port; InvalidConfig if it is taken or not allowed."""
-        handler = type("Handler", (_Handler,), {"endpoint": self})
+        handler = type("Handler", (_JoinHandler,), {"endpoint": self})
         try:
             self._server = BoundedServer((host.strip("[]"), port), handler, self._door)
         except OSError as error:
@@ -149,7 +149,7 @@ def _asked(body: bytes, keys: Sequence[str], others: Mapping[str, str] = Mapping
     return wanted
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _JoinHandler(BaseHTTPRequestHandler):
     """Answers one request with one JSON object; `JoinEndpoint` gives its class the endpoint."""
 
     timeout = REQUEST_S_MAX

@@ -158,7 +158,7 @@ class ActiveJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinStage:
     """The idle peer is to become a replica of the stage."""
 
     peer: PeerId
@@ -171,7 +171,7 @@ class Join:
 class Allocation:
     """The joins, and why no running job takes the other peers."""
 
-    joins: tuple[Join, ...]
+    joins: tuple[JoinStage, ...]
     unused: Mapping[PeerId, Mapping[JobId, str]]
 
 
@@ -319,7 +319,7 @@ def allocate(
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _PeerReservation:
     """The job that a peer is reserved for, and the urgency from which on no other job gets it."""
 
     job: JobId
@@ -336,7 +336,7 @@ class _Deciding:
         for coming in reserved.values():
             if coming.job in self._counts:
                 self._counts[coming.job][coming.stage] += 1
-        self.joins: dict[PeerId, Join] = {}
+        self.joins: dict[PeerId, JoinStage] = {}
         self.why_not: dict[PeerId, dict[JobId, str]] = {}
 
     def move(self, one: Candidate, to: JobId) -> None:
@@ -347,7 +347,7 @@ class _Deciding:
             elif self._joins(one, job, range(len(job.needs))):
                 return
 
-    def offer(self, one: Candidate, urgency: Urgency, kept: _Kept | None) -> None:
+    def offer(self, one: Candidate, urgency: Urgency, kept: _PeerReservation | None) -> None:
         """The peer joins the first job of this urgency that takes it, unless it is reserved for another."""
         if one.peer in self.joins:
             return
@@ -375,7 +375,7 @@ class _Deciding:
         if decision.plan is None:
             self._refuse(one, job, decision.reason)
             return False
-        self.joins[one.peer] = Join(one.peer, job.job, decision.plan, decision.reason)
+        self.joins[one.peer] = JoinStage(one.peer, job.job, decision.plan, decision.reason)
         self.why_not.pop(one.peer, None)
         return True
 
@@ -403,18 +403,18 @@ def _about_to_start(job: PendingJob, free: Sequence[Candidate]) -> frozenset[Pee
 
 def _kept(
     free: Sequence[Candidate], present: Sequence[Candidate], waiting: Sequence[PendingJob]
-) -> Mapping[PeerId, _Kept]:
+) -> Mapping[PeerId, _PeerReservation]:
     """The idle peers that are reserved for waiting jobs."""
-    kept: dict[PeerId, _Kept] = {}
+    kept: dict[PeerId, _PeerReservation] = {}
     for job in waiting:
         left = [one for one in free if one.peer not in kept]
         if not left:
             break
         if about := _about_to_start(job, left):
-            kept |= dict.fromkeys(about, _Kept(job.job, Urgency.NEEDED))
+            kept |= dict.fromkeys(about, _PeerReservation(job.job, Urgency.NEEDED))
         elif (able := job.able(present)) is not None:
             since = Urgency.MISSED if job.waited_s >= PATIENCE_S else Urgency.HELPFUL
-            kept |= dict.fromkeys(able.least(left), _Kept(job.job, since))
+            kept |= dict.fromkeys(able.least(left), _PeerReservation(job.job, since))
     return kept
 
 

@@ -404,7 +404,7 @@ class Membership:
         return transition
 
 
-class Session(Protocol):
+class SessionOrigin(Protocol):
     """A session, and whence it came as gRPC names it: ipv4:203.0.113.7:40312."""
 
     @property
@@ -443,7 +443,7 @@ class Endings:
     def __init__(self) -> None:
         self._origins: dict[PeerId, _Origin] = {}
 
-    def look(self, peers: Iterable[Peer], session_of: Callable[[PeerId], Session | None]) -> list[Hello]:
+    def look(self, peers: Iterable[Peer], session_of: Callable[[PeerId], SessionOrigin | None]) -> list[Hello]:
         """The peers that shall be dialled now. Sessions that begin and break between two looks are not seen."""
         before, self._origins, found = self._origins, {}, []
         for one in peers:

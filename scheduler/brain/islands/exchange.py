@@ -50,7 +50,7 @@ class LinkFailure:
 
 
 @dataclass(slots=True)
-class _Round:
+class _UnitRound:
     """One round of a unit, with the reports of its envoys."""
 
     number: Round
@@ -120,7 +120,7 @@ class _Round:
 class _UnitRounds:
     """The rounds of one unit."""
 
-    newest: list[_Round] = field(default_factory=list)  # NEWEST at most
+    newest: list[_UnitRound] = field(default_factory=list)  # NEWEST at most
     is_under_way: bool = False  # the last one of them, or it is complete
     failures: int = 0
     was_late: bool = False
@@ -129,14 +129,14 @@ class _UnitRounds:
     trouble: str = ""
 
     @property
-    def under_way(self) -> _Round | None:
+    def under_way(self) -> _UnitRound | None:
         return self.newest[-1] if self.is_under_way else None
 
     @property
     def is_complete(self) -> bool:
         return self.is_under_way and self.newest[-1].is_complete
 
-    def of(self, number: Round, peer: PeerId) -> _Round | None:
+    def of(self, number: Round, peer: PeerId) -> _UnitRound | None:
         """The round with this number, if the peer is one of its envoys."""
         found = next((made for made in self.newest if made.number == number), None)
         return found if found is not None and any(envoy.peer == peer for envoy in found.envoys) else None
@@ -186,7 +186,10 @@ class Exchanging:
             if rounds.newest and rounds.newest[-1].ended_s == math.inf:
                 outputs += self._aborts(unit, rounds.newest[-1])
                 rounds.newest[-1].ended_s = now_s
-            rounds.newest, rounds.is_under_way = [*rounds.newest[1 - NEWEST :], _Round(self._next, envoys, now_s)], True
+            rounds.newest, rounds.is_under_way = (
+                [*rounds.newest[1 - NEWEST :], _UnitRound(self._next, envoys, now_s)],
+                True,
+            )
             outputs += [Send(each.peer, self._command(unit, self._next, envoys, each)) for each in envoys]
             self._next = Round(self._next.epoch, self._next.number + 1)
         return outputs
@@ -309,7 +312,7 @@ class Exchanging:
         """Discard the unit's last round; it says nothing about reachability."""
         return self._aborts(unit, self._rounds[unit].newest.pop())
 
-    def _aborts(self, unit: UnitName, made: _Round) -> list[Output]:
+    def _aborts(self, unit: UnitName, made: _UnitRound) -> list[Output]:
         return [Send(envoy.peer, AbortRound(envoy.timeline, self.step, unit, made.number)) for envoy in made.envoys]
 
     def _envoys(self, unit: UnitName, failures: int, delegations: Iterable[Delegation]) -> tuple[Envoy, ...]:

@@ -22,7 +22,7 @@ from swarm.limits import PLACE_ASKED_S, PLACE_WAIT_S
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class CallSlot:
     """A place that somebody has."""
 
     person: Person
@@ -44,7 +44,7 @@ class _Wait:
     asked_s: float  # the last time
 
 
-class Places:
+class CallSlots:
     """At most `most` places, `most_of_one` of them for one person; `what` says what they are, such as "files wait".
 
     Over plaintext callers have no names, so only `most` counts. Times are by one monotonic clock, in seconds.
@@ -52,7 +52,7 @@ class Places:
 
     def __init__(self, most: int, most_of_one: int, what: str) -> None:
         self._most, self._most_of_one, self._what = most, most_of_one, what
-        self._taken: list[Place] = []
+        self._taken: list[CallSlot] = []
         self._waits: dict[Person, _Wait] = {}
 
     @contextmanager
@@ -64,7 +64,7 @@ class Places:
         finally:
             self.leave(place)
 
-    def take(self, person: Person, now_s: float) -> Place:
+    def take(self, person: Person, now_s: float) -> CallSlot:
         """Take a place; Crowded if there is none, or if callers with fewer places wait for the free ones."""
         counts = Counter(place.person for place in self._taken)
         if person.name and counts[person] >= self._most_of_one:
@@ -78,14 +78,14 @@ class Places:
             told = many if taken >= self._most else f"{many}, and others wait for the next place"
             raise Crowded(told, hint="try again in a moment")
         waits.pop(person, None)
-        self._taken.append(place := Place(person, now_s))
+        self._taken.append(place := CallSlot(person, now_s))
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: CallSlot) -> None:
         """Give back a place that was taken."""
         self._taken.remove(place)
 
-    def end_one(self, now_s: float) -> Place | None:
+    def end_one(self, now_s: float) -> CallSlot | None:
         """The place to end now for a caller that has waited for PLACE_WAIT_S, if there is one.
 
         It is the slowest place of the person with the most places, if that is at least two more than the waiting person

@@ -136,7 +136,7 @@ class Rebalancer:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MovePlan:
     """The first move of a worthwhile plan, if there is one, and all stages that the plan brings peers to."""
 
     first: Move | None
@@ -144,7 +144,7 @@ class Plan:
     reason: str
 
 
-def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: float) -> Plan:
+def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: float) -> MovePlan:
     """The plan with the greatest net gain, and whether it is worth it; earlier decisions play no part.
 
     O(peers log peers + stages^3 log peers): at most twice as many moves as stages. Ties go to the lowest peer id.
@@ -172,7 +172,7 @@ def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: f
             best = Move(*first, rate_now, state.rate, share, transfer_s, moves)
             best_targets = frozenset(targets)
     if best is None or (best.gain <= 0.0 and best.rate_after <= rate_now * (1.0 + SAME_RATE)):
-        return Plan(None, frozenset(), f"{limits}; to move a stage server would not help{state.obstacles()}")
+        return MovePlan(None, frozenset(), f"{limits}; to move a stage server would not help{state.obstacles()}")
 
     crowd = sum(not replica.arriving for replica in state.pools[low].replicas)
     needed = min(settings.min_gain, 0.5 / max(1, crowd))
@@ -187,8 +187,8 @@ def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: f
         f"cost {best.cost_s:.3g} s of transfer, net {best.gain:+.1%}"
     )
     if best.gain <= 0.0 or best.gain < needed:
-        return Plan(None, frozenset(), f"{text}, below the {needed:.1%} that a move must gain")
-    return Plan(best, best_targets, text)
+        return MovePlan(None, frozenset(), f"{text}, below the {needed:.1%} that a move must gain")
+    return MovePlan(best, best_targets, text)
 
 
 def where_to_join(pools: Sequence[StagePool], *, min_replicas: int = 1) -> Decision[int]:
@@ -229,7 +229,7 @@ def where_to_join(pools: Sequence[StagePool], *, min_replicas: int = 1) -> Decis
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _PlanStep:
     replica: StageReplica
     source: int
     target: int
@@ -263,9 +263,9 @@ class _Fill:
     def lowest(self) -> int:
         return min(self.capacities, key=lambda stage: (self.capacities[stage], stage))
 
-    def best_step(self) -> _Step | None:
+    def best_step(self) -> _PlanStep | None:
         """The move to the lowest stage that gives the best sorted capacities; none if all give worse ones."""
-        best: _Step | None = None
+        best: _PlanStep | None = None
         best_rank = _worst_first(self.capacities, self.unit)
         for step in self._steps():
             after = dict(self.capacities)
@@ -277,7 +277,7 @@ class _Fill:
                 best, best_rank = step, rank
         return best
 
-    def _steps(self) -> Iterator[_Step]:
+    def _steps(self) -> Iterator[_PlanStep]:
         """The best moves from each stage: those with the greatest smaller capacity after the move.
 
         That capacity rises with the mover's speed until both are equal, and then falls.
@@ -290,12 +290,12 @@ class _Fill:
             level = (self.capacities[source] - self.capacities[target]) / (1.0 + ratio)
             above = _first_as_fast(movable, level)
             if above < len(movable):
-                yield _Step(movable[above], source, target, ratio * movable[above].speed)
+                yield _PlanStep(movable[above], source, target, ratio * movable[above].speed)
             if above > 0:
                 below = movable[_first_as_fast(movable, movable[above - 1].speed)]
-                yield _Step(below, source, target, ratio * below.speed)
+                yield _PlanStep(below, source, target, ratio * below.speed)
 
-    def make(self, step: _Step) -> None:
+    def make(self, step: _PlanStep) -> None:
         self.capacities[step.source] -= step.replica.speed
         self.capacities[step.target] += step.adds
         self.serving[step.source] -= 1

@@ -19,7 +19,7 @@ from swarm.types import Direction, PeerId
 
 
 @dataclass(slots=True)
-class _Place:
+class _RouteHop:
     """One stage of a microbatch's route."""
 
     peer: PeerId
@@ -33,7 +33,7 @@ class Stragglers:
 
     def __init__(self, settings: DeadlineSettings) -> None:
         self._deadlines = Deadlines(settings)
-        self._routes: dict[tuple[int, int], list[_Place]] = {}
+        self._routes: dict[tuple[int, int], list[_RouteHop]] = {}
         self._again: dict[Overdue, float] = {}  # when to report it again
         self._forgotten: set[tuple[int, int]] = set()  # routes of which a turn is no longer watched
 
@@ -49,7 +49,7 @@ class Stragglers:
             else:
                 for direction in Direction if old is not None else ():
                     self._deadlines.cancel(WatchedHop(step, stage, index, direction, old.peer))  # type: ignore[union-attr]
-                places.append(_Place(peer, is_held, is_held))
+                places.append(_RouteHop(peer, is_held, is_held))
         self._routes[step, index] = places
         self._look(step, index, range(len(places)), now_s)
 
@@ -141,13 +141,13 @@ class Stragglers:
                 place.turn = turn
                 self._deadlines.began(WatchedHop(step, stage, index, turn, place.peer), now_s)
 
-    def _turn(self, places: Sequence[_Place], stage: int) -> Direction | None:
+    def _turn(self, places: Sequence[_RouteHop], stage: int) -> Direction | None:
         """The computation that the stage can do now, if any."""
         if not places[stage].forwarded:
             return Direction.FORWARD if stage == 0 or places[stage - 1].forwarded else None
         return Direction.BACKWARD if places[stage + 1].held else None
 
-    def _end_turn(self, step: int, stage: int, index: int, place: _Place, now_s: float) -> None:
+    def _end_turn(self, step: int, stage: int, index: int, place: _RouteHop, now_s: float) -> None:
         if place.turn is not None:
             self._deadlines.done(WatchedHop(step, stage, index, place.turn, place.peer), now_s)
             place.turn = None
@@ -202,7 +202,7 @@ def deadline_s(samples: Sequence[float], settings: DeadlineSettings) -> float:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _HopQueue:
     """A stage and direction. Hops are in the order in which they began, so the first expires first."""
 
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
@@ -237,7 +237,7 @@ class Deadlines:
     def __init__(self, settings: DeadlineSettings) -> None:
         assert 0.0 < settings.min_s <= settings.max_s < inf
         self._settings = settings
-        self._lanes: dict[tuple[int, Direction], _Lane] = {}
+        self._lanes: dict[tuple[int, Direction], _HopQueue] = {}
         self._soonest_s: dict[tuple[int, Direction], float] = {}  # when the lane's first hop expires, or a bound
         self._bounds: set[tuple[int, Direction]] = set()  # lanes of which only a lower bound is noted
 
@@ -248,7 +248,7 @@ class Deadlines:
 
     def began(self, hop: WatchedHop, now_s: float) -> None:
         """The peer can compute: it has, or was sent, its input. A second call begins anew. Times never go back."""
-        lane = self._lanes.setdefault((hop.stage, hop.direction), _Lane())
+        lane = self._lanes.setdefault((hop.stage, hop.direction), _HopQueue())
         lane.began_s.pop(hop, None)
         lane.late_s.pop(hop, None)
         lane.began_s[hop] = now_s
@@ -327,7 +327,7 @@ class Deadlines:
             expires_s = next(iter(lane.began_s.values()), inf) + self._deadline_s(lane)
             assert noted_s <= expires_s if at in self._bounds else noted_s == expires_s, (at, noted_s, expires_s)
 
-    def _changed(self, at: tuple[int, Direction], lane: _Lane) -> None:
+    def _changed(self, at: tuple[int, Direction], lane: _HopQueue) -> None:
         self._soonest_s[at] = next(iter(lane.began_s.values()), inf) + self._settings.min_s
         self._bounds.add(at)
 
@@ -336,7 +336,7 @@ class Deadlines:
         self._soonest_s[at] = next(iter(lane.began_s.values()), inf) + self._deadline_s(lane)
         self._bounds.discard(at)
 
-    def _deadline_s(self, lane: _Lane) -> float:
+    def _deadline_s(self, lane: _HopQueue) -> float:
         if lane.deadline_s is None:
             base_s = deadline_s(lane.measured, self._settings)
             lane.deadline_s = _within(base_s * 2.0 ** min(lane.misses // MISSES_PER_DOUBLING, 30), self._settings)

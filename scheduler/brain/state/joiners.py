@@ -44,7 +44,7 @@ class Joiner:
 
 
 @dataclass(slots=True)
-class _Failures:
+class _JoinFailures:
     count: int
     until_s: float
     reason: str
@@ -55,7 +55,7 @@ class Joiners:
 
     def __init__(self) -> None:
         self._joiners: dict[PeerId, Joiner] = {}
-        self._failures: dict[PeerId, _Failures] = {}
+        self._failures: dict[PeerId, _JoinFailures] = {}
         self._number = 0
 
     def __contains__(self, peer: PeerId) -> bool:
@@ -116,7 +116,7 @@ class Joiners:
         self.forget(peer)
         count = self._failures[peer].count + 1 if peer in self._failures else 1
         pause_s = min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(count - 1, 10))
-        self._failures[peer] = _Failures(count, now_s + pause_s, reason)
+        self._failures[peer] = _JoinFailures(count, now_s + pause_s, reason)
 
     def barred(self, peer: PeerId, now_s: float) -> str:
         """Why the peer may not try now; empty if it may."""

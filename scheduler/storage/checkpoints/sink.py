@@ -55,7 +55,7 @@ class CheckpointListener(Protocol):
 
 
 @dataclass(slots=True)
-class _Open:
+class _Collecting:
     """A checkpoint that is being collected."""
 
     version: int
@@ -131,7 +131,7 @@ class CheckpointSink:
         self._tasks = tasks
         self._executor = executor
         self._protected = protected
-        self._open: _Open | None = None
+        self._open: _Collecting | None = None
         self._working: set[asyncio.Task[None]] = set()
         self._discarding: asyncio.Task[None] | None = None
 
@@ -155,7 +155,7 @@ class CheckpointSink:
     def begin(self, version: int) -> None:
         """Take files of `version` from now on."""
         assert self._open is None
-        self._open = _Open(version, self._facts(version), asyncio.get_running_loop().time())
+        self._open = _Collecting(version, self._facts(version), asyncio.get_running_loop().time())
 
     async def held(self, header: StoreHeader) -> int:
         """How many first bytes of exactly this file an earlier `put` took before it broke off; `put` goes on there.
@@ -199,7 +199,7 @@ class CheckpointSink:
         finally:
             del held.arriving[header.path]
 
-    async def _put(self, held: _Open, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+    async def _put(self, held: _Collecting, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         if held.has_stored(header):
             async for _ in chunks:
                 raise CorruptFrame(f"{header.path} is here, and more of it comes")
@@ -234,7 +234,7 @@ class CheckpointSink:
             raise
         return self._note_stored(held, header, stored.sha256)
 
-    def _note_stored(self, held: _Open, header: StoreHeader, sha256: str) -> str:
+    def _note_stored(self, held: _Collecting, header: StoreHeader, sha256: str) -> str:
         held.stored[header.path] = header, sha256
         if self._open is held:
             self._listener.stored(header, sha256)
@@ -272,7 +272,7 @@ class CheckpointSink:
         while self._working:
             await asyncio.wait(set(self._working))
 
-    async def _file(self, held: _Open, header: StoreHeader) -> FileWriter:
+    async def _file(self, held: _Collecting, header: StoreHeader) -> FileWriter:
         """The file to go on with, or a new one."""
         known = held.broken.pop(header.path, None)
         if known is not None:
@@ -289,7 +289,7 @@ class CheckpointSink:
                 creating.result().abort()
             raise
 
-    async def _writer(self, held: _Open) -> CheckpointWriter:
+    async def _writer(self, held: _Collecting) -> CheckpointWriter:
         """The writer; the first file makes it."""
         if held.writer is None:
             held.writer = asyncio.ensure_future(self._make_writer(held.version, self._discarding))
@@ -301,7 +301,7 @@ class CheckpointSink:
             await asyncio.wait([before])
         return await self._run(lambda: CheckpointWriter(self._storage, self._spec, version, f"{self._timeline}"))
 
-    async def _publish(self, held: _Open, move: PublishCheckpoint) -> None:
+    async def _publish(self, held: _Collecting, move: PublishCheckpoint) -> None:
         loop = asyncio.get_running_loop()
         failed: CheckpointFailed | None = None
 

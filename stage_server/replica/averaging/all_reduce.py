@@ -126,7 +126,7 @@ async def run_round(
     if not command.ahead:
         deadline.begin()
     async with asyncio.TaskGroup() as tasks:
-        outbox = partial(_Outbox, links, deadline, tasks, meter)
+        outbox = partial(_ChunkSender, links, deadline, tasks, meter)
         parts_to, means_to = ({one.peer: outbox(one) for one in others} for _ in range(2))
         for in_turn in zip_longest(*(chunks[owner.peer] for owner in others)):  # the first chunks of all owners first
             for owner, chunk in zip(others, in_turn, strict=True):
@@ -198,7 +198,7 @@ def _key(command: Average, sender: Member, chunk: SliceChunk, *, averaged: bool)
     )
 
 
-class _Outbox:
+class _ChunkSender:
     """The chunks that one member sends another, of parts or of means: in order, a few at a time."""
 
     def __init__(

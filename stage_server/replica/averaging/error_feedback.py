@@ -41,7 +41,7 @@ def coded(values: Tensor, codec_name: str) -> Coded:
 
 
 @dataclass(slots=True)
-class _Left:
+class _Residual:
     """The part of a unit that one applied step has left out."""
 
     tensor: Tensor  # 1-D float32
@@ -53,7 +53,7 @@ class ErrorFeedback:
 
     def __init__(self, codec_name: str) -> None:
         self.codec_name = codec_name
-        self._left: dict[UnitName, list[_Left]] = {}
+        self._left: dict[UnitName, list[_Residual]] = {}
 
     def lend(self, unit: UnitName, step: int) -> tuple[Tensor, ...]:
         """The residual to add to this step's gradient. Repeated calls return it again, plus what was added since."""
@@ -68,7 +68,7 @@ class ErrorFeedback:
         """The step was committed, and its newest rounds have left this; nothing if it was skipped."""
         for unit, tensor in left.items():
             kept = [one for one in self._left.get(unit, ()) if one.lent_to != step]
-            self._left[unit] = [*kept, _Left(tensor)]
+            self._left[unit] = [*kept, _Residual(tensor)]
         for one in (one for ones in self._left.values() for one in ones):
             if one.lent_to is not None and one.lent_to <= step:
                 one.lent_to = None  # it was not used after all

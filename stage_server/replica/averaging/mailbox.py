@@ -48,7 +48,7 @@ class SliceKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ArrivedSlice:
     """A slice as it was sent: in memory of its own if uncompressed, else in the received buffer."""
 
     dtype: str
@@ -56,7 +56,7 @@ class Arrived:
     sent: np.ndarray[tuple[int], np.dtype[np.uint8]]
 
     @classmethod
-    def of(cls, header: Slice, payload: memoryview) -> Arrived:
+    def of(cls, header: Slice, payload: memoryview) -> ArrivedSlice:
         sent = np.frombuffer(codec.sized_slice(payload, header.dtype, header.elements), dtype=np.uint8)
         return cls(header.dtype, header.elements, sent if header.dtype in codec.SLICE_CODECS else sent.copy())
 
@@ -87,8 +87,8 @@ class Mailbox:
         self._steps_ahead_max = steps_ahead_max
         self._announced: dict[tuple[int, UnitName], _Announced] = {}
         self._members: set[tuple[PeerId, int]] = set()  # of any round so far
-        self._slices: dict[SliceKey, Arrived] = {}
-        self._waiting: dict[SliceKey, asyncio.Future[Arrived]] = {}
+        self._slices: dict[SliceKey, ArrivedSlice] = {}
+        self._waiting: dict[SliceKey, asyncio.Future[ArrivedSlice]] = {}
 
     def admit(self, header: Slice) -> Callable[[], None]:
         """Refuse a slice that is too old, too far ahead or not due, before any byte of it is read.
@@ -120,14 +120,14 @@ class Mailbox:
         elif key in self._slices:
             _compare(header, self._slices[key].sent, payload)
         else:
-            arrived = self._slices[key] = Arrived.of(header, payload)
+            arrived = self._slices[key] = ArrivedSlice.of(header, payload)
             round_.moved()
             round_.meter.taken(header.sender, header.total_bytes, asyncio.get_running_loop().time())
             waiting = self._waiting.pop(key, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(arrived)
 
-    async def get(self, key: SliceKey) -> Arrived:
+    async def get(self, key: SliceKey) -> ArrivedSlice:
         if key in self._slices:
             return self._slices[key]
         return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())

@@ -33,7 +33,7 @@ from swarm.wire.messages import AbortRound, Average, Averaged, Commit, Exchange,
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _RoundUnderWay:
     """The newest round of a unit in one step."""
 
     command: Average | Exchange
@@ -61,7 +61,7 @@ class RoundRunner:
         self._reduction = reduction
         self._ports = ports
         self._fail = fail
-        self._rounds: dict[tuple[int, UnitName], _UnderWay] = {}
+        self._rounds: dict[tuple[int, UnitName], _RoundUnderWay] = {}
         self._means: dict[tuple[int, UnitName, Round], Mean] = {}
 
     def exchange(self, command: Exchange) -> None:
@@ -78,7 +78,7 @@ class RoundRunner:
             return False
         if known is not None:
             self._stop(known)
-        under_way = self._rounds[key] = _UnderWay(command, Deadline(command.timeout_s))
+        under_way = self._rounds[key] = _RoundUnderWay(command, Deadline(command.timeout_s))
         # A newer round means that no older one was or will be written into a row.
         self._means = {at: mean for at, mean in self._means.items() if at[:2] != key}
         is_outer = isinstance(command, Exchange)
@@ -164,7 +164,7 @@ class RoundRunner:
         for key in [key for key in self._rounds if key[0] <= step]:
             self._stop(self._rounds.pop(key))
 
-    def _stop(self, one: _UnderWay) -> None:
+    def _stop(self, one: _RoundUnderWay) -> None:
         one.given_up = True
         for check in one.checks:
             check.cancel()
@@ -172,7 +172,7 @@ class RoundRunner:
             one.task.cancel()
             self._ports.metrics.round_finished(self._me.stage, "aborted", 0.0)
 
-    async def _take_part(self, one: _UnderWay) -> None:
+    async def _take_part(self, one: _RoundUnderWay) -> None:
         loop, command = asyncio.get_running_loop(), one.command
         started_s = loop.time()
         try:

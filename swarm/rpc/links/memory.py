@@ -77,7 +77,7 @@ class Extents:
         self._free = merged
 
 
-class Files:
+class FileCount:
     """How many files of a kind this process has, and may have."""
 
     def __init__(self, most: int) -> None:
@@ -95,9 +95,9 @@ class Files:
         self.count -= 1
 
 
-def lent_files() -> Files:
+def lent_files() -> FileCount:
     """The files that this process may lend."""
-    return Files(min(LENT_MAX, psutil.virtual_memory().total // (LENT_PART * FILE_BYTES)))
+    return FileCount(min(LENT_MAX, psutil.virtual_memory().total // (LENT_PART * FILE_BYTES)))
 
 
 # The sending side -----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def lent_files() -> Files:
 class LentMemory:
     """One link's file: made for the first large payload, offered once, used once it was taken."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: FileCount) -> None:
         self._files = files
         self._extents = Extents(HEAD_BYTES, FILE_BYTES)
         self._descriptor = -1
@@ -192,7 +192,7 @@ class LentMemory:
 class TakenMemory:
     """The file of one stream's sender, if it offered one that this process can read."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: FileCount) -> None:
         self._files = files
         self._descriptor = -1
         self._was_offered = False

@@ -26,7 +26,7 @@ from swarm.rpc import passes
 from swarm.rpc.channel import LEAVES_S_MAX, MAX_MESSAGE_BYTES, answering, public_error, reply_with
 from swarm.rpc.guard import CALLER, check_caller
 from swarm.rpc.links import frames
-from swarm.rpc.links.memory import TAKEN_MAX, Files, TakenMemory
+from swarm.rpc.links.memory import TAKEN_MAX, FileCount, TakenMemory
 from swarm.rpc.links.peers import METHOD, PULL, SERVICE, Moved, NoTraffic, StateDonor, TensorReceiver, Traffic
 from swarm.rpc.links.state import ALIVE, state_chunks
 from swarm.rpc.mapping import from_message, parse
@@ -77,7 +77,7 @@ class _PeerService:
         self._donor = donor
         self._gate = gate
         self._pulls: Counter[str] = Counter()  # under way, by the caller's host
-        self._taken = Files(TAKEN_MAX)
+        self._taken = FileCount(TAKEN_MAX)
         self._kept = _Kept()
         self._windows: dict[PeerId, tuple[Window, float]] = {}  # that have learned of the line, and since when
 
@@ -138,7 +138,7 @@ class _PeerService:
 
     async def exchange(self, requests: AsyncIterator[bytes], context: _Context) -> None:
         """One neighbour's stream. A frame that cannot be read ends it, since its tensor is unknown."""
-        answers = _Answers(context)
+        answers = _PeerAnswers(context)
         room = asyncio.Semaphore(MAX_RECEIVING)
         entered = self._entered(context, pulls=False)
         async with answering(context), entered as shown, asyncio.TaskGroup() as tasks, answers:
@@ -181,7 +181,7 @@ class _PeerService:
         _check_sender(shown, header)
         return self._receiver.admit(header)
 
-    async def _take(self, tensor: frames.Tensor, answers: _Answers, room: asyncio.Semaphore) -> None:
+    async def _take(self, tensor: frames.Tensor, answers: _PeerAnswers, room: asyncio.Semaphore) -> None:
         try:
             error = await take(self._receiver, self._traffic, tensor)
             answers.owed -= 1
@@ -243,7 +243,7 @@ async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor
     return None
 
 
-class _Answers:
+class _PeerAnswers:
     """The receipts of one stream; gRPC allows one write at a time, and waiting receipts go together."""
 
     def __init__(self, context: _Context) -> None:

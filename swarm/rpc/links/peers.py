@@ -45,7 +45,7 @@ from swarm.rpc.channel import check_address, public_error, translate, write
 from swarm.rpc.links import frames
 from swarm.rpc.links.dialling import Connection, Dialler, Paths
 from swarm.rpc.links.frames import Parts
-from swarm.rpc.links.memory import Files, LentMemory, lent_files
+from swarm.rpc.links.memory import FileCount, LentMemory, lent_files
 from swarm.rpc.links.state import Arriving
 from swarm.rpc.mapping import parse, to_message
 from swarm.rpc.window import PIECE_BYTES_MIN, Window
@@ -329,7 +329,7 @@ class _Link:
         dial: Callable[[], Awaitable[Connection]],
         token: bytes,
         broke: Callable[[Connection], None],
-        lent: Files,
+        lent: FileCount,
     ) -> None:
         self._on_wire = on_wire
         self._dial = dial

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler.api.holding import Holding, Reads, sending
 from scheduler.brain.members.persons import ANYBODY, Person
-from scheduler.brain.members.places import Place, Places
+from scheduler.brain.members.places import CallSlot, CallSlots
 from swarm.errors import Crowded
 from swarm.limits import PLACE_WAIT_S, READS_AT_ONCE, READS_MAX, READS_OF_ONE_MAX, READS_PER_S
 from swarm.pki.names import Role
@@ -49,7 +49,7 @@ async def crowd(holding: Holding, count: int = 2) -> list[asyncio.Task[None]]:
 
 @played
 def in_simulation(act: Callable[[Holding], Coroutine[Any, Any, None]]) -> None:
-    sim.run(act(Holding(Places(2, 2, "files wait"))), seed=1, limit_s=600.0)
+    sim.run(act(Holding(CallSlots(2, 2, "files wait"))), seed=1, limit_s=600.0)
 
 
 @in_simulation
@@ -124,7 +124,7 @@ async def test_a_stream_ends_behind_the_message_that_is_on_its_way(holding: Hold
 
 
 def test_no_message_is_handed_on_by_a_call_whose_place_is_ended() -> None:
-    place = Place(EVE, 0.0, is_ended=True)
+    place = CallSlot(EVE, 0.0, is_ended=True)
     with pytest.raises(Crowded), sending(place):
         pytest.fail("it would be cut off there")
 

@@ -12,7 +12,7 @@ import pytest
 
 from scheduler.api import probe
 from scheduler.brain.members.persons import Person
-from scheduler.brain.members.places import Places
+from scheduler.brain.members.places import CallSlots
 from swarm.errors import Crowded, InvalidConfig
 from swarm.pki.names import Role
 from swarm.wire import jobs_pb2 as pb
@@ -78,7 +78,7 @@ async def test_a_closed_and_a_silent_port_are_faults(monkeypatch: pytest.MonkeyP
 
 async def test_a_caller_is_dialled_only_while_he_has_a_place() -> None:
     """One viewer could have the scheduler dial a thousand ports at a time, for three seconds each."""
-    places = Places(3, 2, "calls have the scheduler dial")
+    places = CallSlots(3, 2, "calls have the scheduler dial")
     ann, eve = Person(Role.VIEWER, "ann"), Person(Role.VIEWER, "eve")
     released = asyncio.Event()
 

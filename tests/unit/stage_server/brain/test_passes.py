@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stage_server.brain.passes import KnownPass, Place, check
+from stage_server.brain.passes import KnownPass, PassSlot, check
 from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
 from swarm.job.course import TIMELINES_MAX
 from swarm.types import JobId, PeerId
@@ -15,11 +15,11 @@ from swarm.wire.messages import Pass
 
 NOW = 1000.0
 SHOWN = Pass("ours", JobId("job"), 2, PeerId("p"), 7, 1, 4, NOW - 100, NOW + 500)
-AT = Place(JobId("job"), 2, 2, 4, is_tied=False)
+AT = PassSlot(JobId("job"), 2, 2, 4, is_tied=False)
 KNOWN = KnownPass("ours", NOW, "p")
 
 
-def refusal(shown: Pass = SHOWN, at: Place | None = AT, known: KnownPass = KNOWN, *, pulls: bool = False) -> Any:
+def refusal(shown: Pass = SHOWN, at: PassSlot | None = AT, known: KnownPass = KNOWN, *, pulls: bool = False) -> Any:
     try:
         check(shown, at, known, pulls=pulls)
     except SwarmError as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from stage_server.brain.passes import GRACE_S, Place
+from stage_server.brain.passes import GRACE_S, PassSlot
 from stage_server.session.gate import REFUSAL, PassGate, place_of
 from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
 from swarm.job.partition import resolve
@@ -27,7 +27,7 @@ KEY = PassKey.new()
 OURS = identity_of(Authority.new(1.8e9), Role.STAGE_SERVER, "me")
 START = 2.0e9  # the scheduler's clock is ahead of any other
 JOB, P = JobId("job"), PeerId("p")
-AT = Place(JOB, 0, 1, 2, is_tied=False)
+AT = PassSlot(JOB, 0, 1, 2, is_tied=False)
 SHOWN = Pass(OURS.cluster, JOB, 0, P, 1, 0, 2, START, START + 600)
 
 
@@ -134,7 +134,7 @@ def test_what_is_served_is_what_the_scheduler_said_to_load() -> None:
         values["model"] = {"config": {"num_hidden_layers": 2, "tie_word_embeddings": is_tied}}
         spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=2)
         load = LoadStage(JOB, 3, 1, (1, 1), 0, spec.model_dump_json())
-        assert place_of(load) == Place(JOB, 3, 1, 2, is_tied)
+        assert place_of(load) == PassSlot(JOB, 3, 1, 2, is_tied)
     diloco = parse_job(values | {"averaging": {"mode": "diloco"}, "islands": {"count": 4}})
     spec = resolve(diloco, vocabulary_size=257, stages_if_auto=2)
     assert place_of(LoadStage(JOB, 3, 1, (1, 1), 0, spec.model_dump_json())).islands == 4

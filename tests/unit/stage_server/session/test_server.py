@@ -15,7 +15,7 @@ import pytest
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
-from stage_server.session.gate import Passes
+from stage_server.session.gate import HeldPasses
 from stage_server.session.server import REFUSAL, EventQueue, ServerPorts, ServerSettings, StageServer, urgent_first
 from swarm.errors import OutOfMemory, SchedulerUnreachable, SwarmError
 from swarm.job.partition import resolve
@@ -150,7 +150,7 @@ def play(
     orphan_timeout_s: float = 600.0,
     build: BuildStage = Stage,
     beside: Callable[[StageServer], Awaitable[None]] | None = None,
-    passes: Passes | None = None,
+    passes: HeldPasses | None = None,
     told: list[PeerId] | None = None,
     device: Device | None = None,
 ) -> list[Hello]:

@@ -20,7 +20,7 @@ from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import EMBEDDING
 from swarm.model.stage import Stage
 from swarm.reference.checkpoints import Islands, LocalCheckpoints
-from swarm.reference.islands import OuterSteps
+from swarm.reference.islands import ReferenceOuterSteps
 from swarm.reference.trainer import StepReport, Trained, build_stages, train_local, train_step
 from tests.support.one_process import CPU, T, batches_of, drift, farthest, spec_of, train, weights
 
@@ -65,11 +65,11 @@ def test_diloco_is_evaluated_where_all_islands_hold_the_outer_weights_and_stream
     assert [one.version for one in streaming] == [1, 2, 3, 4, 5, 6]
 
 
-def pair(**outer: Any) -> tuple[list[list[Stage]], OuterSteps]:
+def pair(**outer: Any) -> tuple[list[list[Stage]], ReferenceOuterSteps]:
     """Two islands with weights of their own, and the outer steps between them."""
     spec = spec_of(**outer)
     islands = [build_stages(spec, CPU) for _ in range(2)]
-    steps = OuterSteps(spec, islands)
+    steps = ReferenceOuterSteps(spec, islands)
     drift(islands)
     return islands, steps
 
@@ -132,7 +132,7 @@ def test_all_islands_hold_the_same_outer_state_behind_every_merge(mode: str) -> 
     spec = spec_of(mode, stages=2, tied=True, every_steps=4, compression="fp4")
     batches, share = batches_of(spec), island_spec(spec)
     islands = [build_stages(share, CPU) for _ in range(2)]
-    steps, seen = OuterSteps(spec, islands), set[tuple[str, ...]]()
+    steps, seen = ReferenceOuterSteps(spec, islands), set[tuple[str, ...]]()
     for step in range(6):
         for island, course in zip(islands, courses(spec), strict=True):
             train_step(island, share, batches, course.at(step))

@@ -16,8 +16,8 @@ from swarm.rpc.session import (
     TOGETHER_MAX,
     UNHURRIED_S,
     WAITING_BYTES_MAX,
-    Batches,
     Encoded,
+    MessageBatches,
     Pipe,
     exactly,
     parts,
@@ -138,7 +138,7 @@ def beat(number: int, padding: int = 0) -> bytes:
     return (session_pb2.Event(heartbeat={"sequence": number}) if not padding else logged).SerializeToString()
 
 
-async def put_all(batches: Batches, messages: list[bytes], *, hurry: bool = True) -> None:
+async def put_all(batches: MessageBatches, messages: list[bytes], *, hurry: bool = True) -> None:
     for message in messages:
         await batches.put(message, hurry=hurry)
 
@@ -146,7 +146,7 @@ async def put_all(batches: Batches, messages: list[bytes], *, hurry: bool = True
 def test_what_comes_while_one_is_written_goes_with_the_next_in_order() -> None:
     async def main() -> list[list[int]]:
         line = Line(seconds=1.0)
-        batches = Batches(line.write)
+        batches = MessageBatches(line.write)
         writing = asyncio.ensure_future(batches.write_all())
         await batches.put(beat(0))
         await asyncio.sleep(0.5)
@@ -161,7 +161,7 @@ def test_what_comes_while_one_is_written_goes_with_the_next_in_order() -> None:
 def test_what_is_in_no_hurry_waits_a_moment_for_what_is_and_no_longer() -> None:
     async def main() -> tuple[list[list[int]], list[float]]:
         line = Line()
-        batches = Batches(line.write)
+        batches = MessageBatches(line.write)
         writing = asyncio.ensure_future(batches.write_all())
         began_s = asyncio.get_running_loop().time()
         await put_all(batches, [beat(0), beat(1)], hurry=False)
@@ -182,7 +182,7 @@ def test_what_is_in_no_hurry_waits_a_moment_for_what_is_and_no_longer() -> None:
 def test_a_batch_has_its_limits_and_the_rest_follows() -> None:
     async def main(messages: list[bytes]) -> list[int]:
         line = Line(seconds=1.0)
-        batches = Batches(line.write)
+        batches = MessageBatches(line.write)
         writing = asyncio.ensure_future(batches.write_all())
         await put_all(batches, messages)
         await batches.finish()
@@ -201,7 +201,7 @@ def test_a_batch_has_its_limits_and_the_rest_follows() -> None:
 def test_the_largest_message_travels_alone_behind_small_ones() -> None:
     async def main() -> list[int]:
         line = Line()
-        batches = Batches(line.write)
+        batches = MessageBatches(line.write)
         await put_all(batches, [bytes(1000)] * 60 + [bytes(MAX_MESSAGE_BYTES)])
         writing = asyncio.ensure_future(batches.write_all())
         await batches.finish()
@@ -221,7 +221,7 @@ def test_the_largest_message_travels_alone_behind_small_ones() -> None:
 def test_a_writer_that_is_held_up_holds_back_whoever_puts(message: bytes, waiting_max: int) -> None:
     async def main() -> int:
         line = Line(seconds=1e3)
-        batches = Batches(line.write)
+        batches = MessageBatches(line.write)
         writing = asyncio.ensure_future(batches.write_all())
         putting = asyncio.ensure_future(put_all(batches, [message] * 10 * TOGETHER_MAX))
         await asyncio.sleep(1.0)
@@ -237,7 +237,7 @@ def test_what_a_write_raises_reaches_whoever_puts_and_whoever_finishes() -> None
     async def main() -> None:
         line = Line()
         line.failure = ConnectionError("gone")
-        batches = Batches(line.write)
+        batches = MessageBatches(line.write)
         writing = asyncio.ensure_future(batches.write_all())
         await batches.put(beat(0))
         await writing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.brain.members.persons import ANYBODY, Person
-from scheduler.brain.members.places import Place, Places
+from scheduler.brain.members.places import CallSlot, CallSlots
 from swarm.errors import Crowded
 from swarm.limits import PLACE_ASKED_S, PLACE_WAIT_S
 from swarm.pki.names import Role
@@ -16,7 +16,7 @@ PEOPLE = {person.name: person for person in (EVE, ANN, BOB)}
 
 def test_one_person_cannot_take_the_places_of_all_others() -> None:
     """A viewer watched a job 256 times, and nobody else could follow any."""
-    places = Places(5, 2, "calls follow jobs")
+    places = CallSlots(5, 2, "calls follow jobs")
     first, _ = places.take(EVE, 0.0), places.take(EVE, 0.0)
     with pytest.raises(Crowded, match="2 of your calls follow jobs already"):
         places.take(EVE, 0.0)
@@ -30,7 +30,7 @@ def test_one_person_cannot_take_the_places_of_all_others() -> None:
 
 
 def test_a_place_is_left_with_the_block_also_by_an_error() -> None:
-    places = Places(5, 1, "files wait")
+    places = CallSlots(5, 1, "files wait")
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), places.taken(EVE, 0.0):
             _ = 1 // 0
@@ -40,7 +40,7 @@ def test_a_place_is_left_with_the_block_also_by_an_error() -> None:
 
 
 def test_over_plaintext_all_share_the_places_as_nobody_is_known() -> None:
-    places = Places(3, 1, "files wait")
+    places = CallSlots(3, 1, "files wait")
     for _ in range(3):
         places.take(ANYBODY, 0.0)
     with pytest.raises(Crowded, match="3 files wait already"):
@@ -49,14 +49,14 @@ def test_over_plaintext_all_share_the_places_as_nobody_is_known() -> None:
     assert places.end_one(PLACE_WAIT_S) is None
 
 
-def refused_for(places: Places, person: Person, begin_s: float, end_s: float) -> None:
+def refused_for(places: CallSlots, person: Person, begin_s: float, end_s: float) -> None:
     """The person asks each second, and is refused."""
     for after_s in range(int(end_s - begin_s) + 1):
         with pytest.raises(Crowded):
             places.take(person, begin_s + after_s)
 
 
-def held(places: Places, *taken: tuple[str, float, int]) -> list[Place]:
+def held(places: CallSlots, *taken: tuple[str, float, int]) -> list[CallSlot]:
     """Places of persons by name, each with when it began and the bytes that moved."""
     found = []
     for name, since_s, moved_bytes in taken:
@@ -83,7 +83,7 @@ def test_the_place_that_is_ended_is_the_slowest_of_the_person_who_has_most(
     taken: list[tuple[str, float, int]], waits: str, ended: int | None
 ) -> None:
     """Two persons sent a byte now and then of sixteen files each, and nobody else could upload any for days."""
-    places = Places(len(taken), len(taken) + 1, "files wait")
+    places = CallSlots(len(taken), len(taken) + 1, "files wait")
     found = held(places, *taken)
     refused_for(places, PEOPLE[waits], 30.0, 30.0 + PLACE_WAIT_S)
     one = places.end_one(30.0 + PLACE_WAIT_S)
@@ -92,7 +92,7 @@ def test_the_place_that_is_ended_is_the_slowest_of_the_person_who_has_most(
 
 
 def test_no_place_is_ended_before_somebody_has_waited_long_enough() -> None:
-    places = Places(2, 2, "files wait")
+    places = CallSlots(2, 2, "files wait")
     held(places, ("eve", 0, 0), ("eve", 0, 0))
     refused_for(places, ANN, 0.0, PLACE_WAIT_S - 1.0)
     assert places.end_one(PLACE_WAIT_S - 1.0) is None
@@ -101,7 +101,7 @@ def test_no_place_is_ended_before_somebody_has_waited_long_enough() -> None:
 
 
 def test_who_does_not_ask_again_does_not_wait() -> None:
-    places = Places(2, 2, "files wait")
+    places = CallSlots(2, 2, "files wait")
     first, _ = held(places, ("eve", 0, 0), ("eve", 0, 0))
     refused_for(places, ANN, 0.0, PLACE_WAIT_S)
     assert places.end_one(PLACE_WAIT_S + PLACE_ASKED_S + 0.1) is None
@@ -114,7 +114,7 @@ def test_who_does_not_ask_again_does_not_wait() -> None:
 
 
 def test_one_place_is_ended_for_one_who_waits() -> None:
-    places = Places(4, 4, "files wait")
+    places = CallSlots(4, 4, "files wait")
     held(places, *[("eve", 0, 0)] * 4)
     refused_for(places, ANN, 0.0, PLACE_WAIT_S)
     ended = places.end_one(PLACE_WAIT_S)
@@ -129,7 +129,7 @@ def test_one_place_is_ended_for_one_who_waits() -> None:
 
 def test_a_place_that_was_ended_counts_for_its_holder_until_he_leaves_it() -> None:
     """Else a person who does not read what he asked for would have more and more calls."""
-    places = Places(2, 2, "files wait")
+    places = CallSlots(2, 2, "files wait")
     held(places, ("eve", 0, 0), ("eve", 0, 0))
     refused_for(places, ANN, 0.0, PLACE_WAIT_S)
     ended = places.end_one(PLACE_WAIT_S)
@@ -144,7 +144,7 @@ def test_a_place_that_was_ended_counts_for_its_holder_until_he_leaves_it() -> No
 
 def test_a_place_that_was_ended_is_for_the_person_who_waited() -> None:
     """The person whose upload was ended dialled again at once, before the one who had waited."""
-    places = Places(3, 3, "files wait")
+    places = CallSlots(3, 3, "files wait")
     held(places, *[("eve", 0, 0)] * 3)
     refused_for(places, ANN, 0.0, PLACE_WAIT_S)
     ended = places.end_one(PLACE_WAIT_S)
@@ -159,7 +159,7 @@ def test_a_place_that_was_ended_is_for_the_person_who_waited() -> None:
 
 
 def test_whoever_waits_longer_is_first_among_those_who_have_as_many() -> None:
-    places = Places(1, 1, "files wait")
+    places = CallSlots(1, 1, "files wait")
     (first,) = held(places, ("eve", 0, 0))
     refused_for(places, ANN, 0.0, 0.0)
     refused_for(places, BOB, 1.0, 1.0)

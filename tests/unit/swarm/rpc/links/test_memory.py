@@ -22,7 +22,7 @@ from swarm.rpc.links.memory import (
     TAKEN_MAX,
     WORD_BYTES,
     Extents,
-    Files,
+    FileCount,
     LentMemory,
     TakenMemory,
     lent_files,
@@ -38,7 +38,7 @@ class Ends:
     """Both ends of one link."""
 
     def __init__(self) -> None:
-        self.lent_files, self.taken_files = Files(LENT_MAX), Files(TAKEN_MAX)
+        self.lent_files, self.taken_files = FileCount(LENT_MAX), FileCount(TAKEN_MAX)
         self.lent, self.taken = LentMemory(self.lent_files), TakenMemory(self.taken_files)
         self.lent.begin()
         assert self.lent.write(1, CONTENT) is None  # nothing was taken yet
@@ -137,7 +137,7 @@ def test_an_offer_is_made_once_and_only_for_a_large_payload(ends: Ends) -> None:
 
 
 def test_a_link_through_a_proxy_or_a_relay_offers_nothing() -> None:
-    lent = LentMemory(Files(1))
+    lent = LentMemory(FileCount(1))
     assert lent.write(1, CONTENT) is None
     assert lent.offer() is None
 
@@ -171,7 +171,7 @@ def test_without_memory_left_the_rest_travels_in_messages(ends: Ends, monkeypatc
 
 
 def test_a_ninth_link_waits_until_another_has_ended() -> None:
-    files = Files(LENT_MAX)
+    files = FileCount(LENT_MAX)
     links = [LentMemory(files) for _ in range(LENT_MAX + 1)]
     for link in links:
         link.begin()
@@ -200,7 +200,7 @@ def test_where_no_file_can_be_made_nothing_is_offered(refusing: str, monkeypatch
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    files = Files(1)
+    files = FileCount(1)
     lent = LentMemory(files)
     lent.begin()
     monkeypatch.setattr(module.os, refusing, refuse)
@@ -211,7 +211,7 @@ def test_where_no_file_can_be_made_nothing_is_offered(refusing: str, monkeypatch
 
 def test_elsewhere_than_on_linux_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.sys, "platform", "darwin")
-    lent = LentMemory(Files(1))
+    lent = LentMemory(FileCount(1))
     lent.begin()
     assert lent.write(1, CONTENT) is None
     assert lent.offer() is None
@@ -287,7 +287,7 @@ def test_a_file_of_another_size_or_user_is_not_read(ends: Ends, monkeypatch: pyt
     os.ftruncate(ends.offer.descriptor, FILE_BYTES)
     monkeypatch.setattr(module.os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(Refused, match="another user"):
-        TakenMemory(Files(1)).take(ends.offer.SerializeToString())
+        TakenMemory(FileCount(1)).take(ends.offer.SerializeToString())
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), FileNotFoundError(2, "No such file")])
@@ -322,7 +322,7 @@ def test_numbers_of_processes_and_descriptors_may_be_any(ends: Ends, number: int
 
 
 def test_files_of_others_are_few(ends: Ends) -> None:
-    full = Files(1)
+    full = FileCount(1)
     first, second = TakenMemory(full), TakenMemory(full)
     first.take(ends.offer.SerializeToString())
     with pytest.raises(Refused, match="the limit"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.errors import StaleMessage
-from swarm.rpc.links.peer_service import RECEIPT_S, SMALL_BYTES, _Answers, _is_small
+from swarm.rpc.links.peer_service import RECEIPT_S, SMALL_BYTES, _is_small, _PeerAnswers
 from swarm.types import Direction, JobId, Microbatch, PeerId, Round, UnitName
 from swarm.wire import frame_pb2
 from swarm.wire.messages import Boundary, Need, Slice, TensorHeader
@@ -34,7 +34,7 @@ class Stream:
 def test_receipts_that_nobody_waits_for_go_together_and_none_waits_for_long() -> None:
     async def main() -> list[tuple[float, list[int]]]:
         stream: Any = Stream()
-        answers = _Answers(stream)
+        answers = _PeerAnswers(stream)
         async with asyncio.TaskGroup() as tasks:
             for sequence in range(4):
                 tasks.create_task(answers.send(sequence, None, hurry=False))
@@ -69,7 +69,7 @@ def test_a_caller_that_sends_and_reads_nothing_makes_few_tasks_and_hears_the_sum
 
     async def main() -> tuple[int, int]:
         stream: Any = Deaf()
-        answers = _Answers(stream)
+        answers = _PeerAnswers(stream)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(300):
                 answers.came(10, tasks)
@@ -93,7 +93,7 @@ def test_what_a_task_writes_as_its_stream_is_cut_off_leaves_first() -> None:
 
     async def main() -> list[tuple[float, list[int]]]:
         stream: Any = Slow()
-        answers = _Answers(stream)
+        answers = _PeerAnswers(stream)
 
         async def exchange() -> None:
             async with asyncio.TaskGroup() as tasks, answers:

@@ -12,7 +12,7 @@ import pytest
 from swarm.errors import PeerUnavailable
 from swarm.rpc.channel import PATIENT, new_server
 from swarm.rpc.links import peers
-from swarm.rpc.links.memory import Files
+from swarm.rpc.links.memory import FileCount
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import PATIENCE_S_MIN, PROBE_S, GrpcPeerLinks
 from swarm.rpc.links.state import state_reply
@@ -52,7 +52,7 @@ class Receiver:
 @pytest.fixture(autouse=True)
 def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ends are on two hosts: no memory is shared."""
-    monkeypatch.setattr(peers, "lent_files", lambda: Files(0))
+    monkeypatch.setattr(peers, "lent_files", lambda: FileCount(0))
 
 
 @asynccontextmanager
