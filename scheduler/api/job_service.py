@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import grpc.aio
 
@@ -44,14 +44,13 @@ from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
-# It never swallows an error, which its own type does not say.
-_answering = cast(Callable[[Context], AbstractAsyncContextManager[None, None]], channel.answering)
 
 # Followers see at most this many views a second.
 WATCH_S_MIN = 0.2
 REASON_CHARACTERS_MAX = 1000
 
 
+@channel.answers
 class JobService(jobs_pb2_grpc.JobsServicer):
     """Answers clients; every SwarmError travels with its code and hint."""
 
@@ -87,31 +86,27 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     # Submitting --------------------------------------------------------------------------------------------------
 
     async def MissingShards(self, request: pb.ShardList, context: Context) -> pb.ShardList:
-        async with _answering(context):
-            return pb.ShardList(shards=await self._uploads.missing(self._asks(), request.shards))
+        return pb.ShardList(shards=await self._uploads.missing(self._asks(), request.shards))
 
     async def PutShard(self, request_iterator: AsyncIterator[pb.ShardChunk], context: Context) -> None:
         async def arrived(held_bytes: int) -> None:
             await channel.reply_with(context, pb.PutShardReply(held_bytes=held_bytes))
 
-        async with _answering(context):
-            sha256 = await self._uploads.put(request_iterator, self._asks(), arrived)
-            await context.write(pb.PutShardReply(sha256=sha256))
+        sha256 = await self._uploads.put(request_iterator, self._asks(), arrived)
+        await context.write(pb.PutShardReply(sha256=sha256))
 
     async def Check(self, request: pb.SubmitRequest, context: Context) -> pb.CheckReply:
-        async with _answering(context):
-            tokens, _ = await self._jobs.aside(lambda: read_request(request))
-            spec = await self._spec(request.spec_json)
-            resolved = await self._jobs.check(spec, tokens, self._asks())
-            return pb.CheckReply(spec_json=resolved.model_dump_json())
+        tokens, _ = await self._jobs.aside(lambda: read_request(request))
+        spec = await self._spec(request.spec_json)
+        resolved = await self._jobs.check(spec, tokens, self._asks())
+        return pb.CheckReply(spec_json=resolved.model_dump_json())
 
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobView:
-        async with _answering(context):
-            person = self._asks()
-            tokens, files = await self._jobs.aside(lambda: read_request(request))
-            spec = await self._spec(request.spec_json)
-            tokenizer_files = await self._uploads.tokenizer(person, request)
-            return self._overview.job(await self._jobs.submit(spec, tokens, tokenizer_files, files, person))
+        person = self._asks()
+        tokens, files = await self._jobs.aside(lambda: read_request(request))
+        spec = await self._spec(request.spec_json)
+        tokenizer_files = await self._uploads.tokenizer(person, request)
+        return self._overview.job(await self._jobs.submit(spec, tokens, tokenizer_files, files, person))
 
     # Looking -----------------------------------------------------------------------------------------------------
 
@@ -119,7 +114,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         def is_wanted(state: JobState) -> bool:
             return state.value == request.state if request.state else request.all or not state.is_final
 
-        async with _answering(context), self._reading():
+        async with self._reading():
             jobs = [job for job in self._jobs.registry.all() if is_wanted(job.record.state)]
             queue = self._overview.queue()
             views = (
@@ -129,19 +124,18 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             return pb.JobList(jobs=fitting(views), troubles=self._troubles())
 
     async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:
-        async with _answering(context), self._reading():
+        async with self._reading():
             return self._overview.job(self._job("Get", request.job))
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> AsyncIterator[pb.JobView]:
-        async with _answering(context):
-            async with self._following() as place:
-                async for job in self._jobs.watch(self._job("Watch", request.job)):
-                    with sending(place):
-                        yield self._overview.job(job)
-                        await asyncio.sleep(WATCH_S_MIN)
+        async with self._following() as place:
+            async for job in self._jobs.watch(self._job("Watch", request.job)):
+                with sending(place):
+                    yield self._overview.job(job)
+                    await asyncio.sleep(WATCH_S_MIN)
 
     async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeerList:
-        async with _answering(context), self._reading():
+        async with self._reading():
             views = map(self._overview.peer, self._membership.peers())
             wanted = (
                 view
@@ -154,7 +148,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             return pb.PeerList(peers=fitting([*relays, *wanted]))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.Explanation:
-        async with _answering(context), self._reading():
+        async with self._reading():
             about = self._find(request.about)
             if isinstance(about, Peer):
                 if request.HasField("microbatch"):
@@ -216,116 +210,104 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         return explanation("microbatch", job.record.id, (Fact("story", line) for line in story))
 
     async def Probe(self, request: pb.ProbeRequest, context: Context) -> pb.ProbeReply:
-        async with _answering(context):
-            dialling = partial(self._dialled.taken, self._asks(), now_s())
-            return await probe.answer(request, context.peer(), self._wall_s(), dialling)
+        dialling = partial(self._dialled.taken, self._asks(), now_s())
+        return await probe.answer(request, context.peer(), self._wall_s(), dialling)
 
     async def Logs(self, request: pb.LogsRequest, context: Context) -> AsyncIterator[pb.LogEntry]:
-        async with _answering(context):
-            async with self._reading() as place:
-                job = self._job("Logs", request.job)
-                wanted = log_filter(request)
-                follow = request.follow and not job.record.state.is_final
-                tail = 0 if request.after else request.tail
-                log = await self._jobs.stores.logs.read(job.record.id)
-                lines, position = log.kept()
-                kept = [line for line in lines if wanted(line)]
-                for line in kept[-tail:] if tail else kept:
-                    with sending(place):
-                        yield named(pb.LogEntry, line)
-            if follow:
-                async with self._following() as place:
-                    async for line in log.after(position):
-                        if wanted(line):
-                            with sending(place):
-                                yield named(pb.LogEntry, line)
+        async with self._reading() as place:
+            job = self._job("Logs", request.job)
+            wanted = log_filter(request)
+            follow = request.follow and not job.record.state.is_final
+            tail = 0 if request.after else request.tail
+            log = await self._jobs.stores.logs.read(job.record.id)
+            lines, position = log.kept()
+            kept = [line for line in lines if wanted(line)]
+            for line in kept[-tail:] if tail else kept:
+                with sending(place):
+                    yield named(pb.LogEntry, line)
+        if follow:
+            async with self._following() as place:
+                async for line in log.after(position):
+                    if wanted(line):
+                        with sending(place):
+                            yield named(pb.LogEntry, line)
 
     # Acting ------------------------------------------------------------------------------------------------------
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.JobView:
-        async with _answering(context):
-            job = self._job_to_change("Cancel", request.job)
-            reason = request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user"
-            await self._jobs.cancel(job, reason, checkpoint=not request.no_checkpoint)
-            return self._overview.job(job)
+        job = self._job_to_change("Cancel", request.job)
+        reason = request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user"
+        await self._jobs.cancel(job, reason, checkpoint=not request.no_checkpoint)
+        return self._overview.job(job)
 
     async def Pause(self, request: pb.JobRequest, context: Context) -> pb.JobView:
-        async with _answering(context):
-            job = self._job_to_change("Pause", request.job)
-            await self._jobs.pause(job, "paused by its user")
-            return self._overview.job(job)
+        job = self._job_to_change("Pause", request.job)
+        await self._jobs.pause(job, "paused by its user")
+        return self._overview.job(job)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.JobView:
-        async with _answering(context):
-            job = self._job_to_change("Resume", request.job)
-            spec = await self._spec(request.spec_json, job.spec) if request.spec_json else None
-            await self._jobs.resume(job, getattr(request, "from"), spec)
-            return self._overview.job(job)
+        job = self._job_to_change("Resume", request.job)
+        spec = await self._spec(request.spec_json, job.spec) if request.spec_json else None
+        await self._jobs.resume(job, getattr(request, "from"), spec)
+        return self._overview.job(job)
 
     async def Remove(self, request: pb.JobRequest, context: Context) -> pb.RemovedView:
-        async with _answering(context):
-            removed = await self._jobs.removal.remove(self._job("Remove", request.job))
-            return pb.RemovedView(**asdict(removed))
+        removed = await self._jobs.removal.remove(self._job("Remove", request.job))
+        return pb.RemovedView(**asdict(removed))
 
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectReply:
-        async with _answering(context):
-            waste = await self._jobs.removal.collect(dry_run=request.dry_run)
-            return pb.CollectReply(waste=fitting(pb.Waste(**asdict(one)) for one in waste))
+        waste = await self._jobs.removal.collect(dry_run=request.dry_run)
+        return pb.CollectReply(waste=fitting(pb.Waste(**asdict(one)) for one in waste))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> AsyncIterator[pb.DrainView]:
-        async with _answering(context):
-            reason = request.reason[:REASON_CHARACTERS_MAX] or "drained by its user"
-            async with self._following() as place:
-                async for known, waits_for in drain(self._jobs, self._membership, request.peer, reason):
-                    with sending(place):
-                        yield pb.DrainView(peer=self._overview.peer(known), waits_for=waits_for)
+        reason = request.reason[:REASON_CHARACTERS_MAX] or "drained by its user"
+        async with self._following() as place:
+            async for known, waits_for in drain(self._jobs, self._membership, request.peer, reason):
+                with sending(place):
+                    yield pb.DrainView(peer=self._overview.peer(known), waits_for=waits_for)
 
     async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.PeerView:
-        async with _answering(context):
-            known = self._membership.find(request.peer)
-            await self._jobs.undrain(known.hello.peer)
-            return self._overview.peer(known)
+        known = self._membership.find(request.peer)
+        await self._jobs.undrain(known.hello.peer)
+        return self._overview.peer(known)
 
     async def FreePeer(self, request: pb.FreePeerRequest, context: Context) -> pb.FreePeerReply:
-        async with _answering(context):
-            return pb.FreePeerReply(peer=await self._jobs.free(request.peer))
+        return pb.FreePeerReply(peer=await self._jobs.free(request.peer))
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointList:
-        async with _answering(context), self._reading():
+        async with self._reading():
             job = self._job("Verify" if request.verify else "Checkpoints", request.job)
             shown = await self._jobs.stores.checkpoints.shown(job.record, job.spec, verify=request.verify)
             return pb.CheckpointList(checkpoints=[pb.CheckpointView(**asdict(one)) for one in shown])
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> AsyncIterator[pb.StepList]:
-        async with _answering(context):
-            job = self._job("History", request.job)
-            async with self._following() as place:
-                database, newest = self._jobs.stores.database, job.progress.steps_done
-                every, after = (min(number, job.spec.training.steps) for number in (request.every, request.after))
-                async for steps in history(database, job.record, job.spec, every, newest, after):
-                    with sending(place):
-                        yield pb.StepList(steps=[pb.StepView(**asdict(step)) for step in steps])
+        job = self._job("History", request.job)
+        async with self._following() as place:
+            database, newest = self._jobs.stores.database, job.progress.steps_done
+            every, after = (min(number, job.spec.training.steps) for number in (request.every, request.after))
+            async for steps in history(database, job.record, job.spec, every, newest, after):
+                with sending(place):
+                    yield pb.StepList(steps=[pb.StepView(**asdict(step)) for step in steps])
 
     async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.StepTrace:
-        async with _answering(context), self._reading():
+        async with self._reading():
             return step_trace(self._job("Trace", request.job), request.step, self._wall_s())
 
     async def Pull(self, requests: AsyncIterator[pb.PullRequest], context: Context) -> AsyncIterator[pb.FileChunk]:
-        async with _answering(context):
-            first = await anext(requests, None)
-            if first is None:
-                raise Refused("a pull begins with the name of a job")
-            job = self._job("Pull", first.job)
-            async with self._following() as place:  # each has a file open
-                checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, first.step)
-                window = Window(asyncio.get_running_loop().time())
-                chunks, arrived = self._files(checkpoint, first.start), (one.arrived async for one in requests)
-                async with aclosing(within_window(chunks, arrived, window)) as pieces:
-                    async for piece in pieces:
-                        chunk = pb.FileChunk(payload=piece) if isinstance(piece, bytes) else pb.FileChunk(header=piece)
-                        with sending(place):
-                            yield chunk
-                        place.moved_bytes += len(chunk.payload)
+        first = await anext(requests, None)
+        if first is None:
+            raise Refused("a pull begins with the name of a job")
+        job = self._job("Pull", first.job)
+        async with self._following() as place:  # each has a file open
+            checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, first.step)
+            window = Window(asyncio.get_running_loop().time())
+            chunks, arrived = self._files(checkpoint, first.start), (one.arrived async for one in requests)
+            async with aclosing(within_window(chunks, arrived, window)) as pieces:
+                async for piece in pieces:
+                    chunk = pb.FileChunk(payload=piece) if isinstance(piece, bytes) else pb.FileChunk(header=piece)
+                    with sending(place):
+                        yield chunk
+                    place.moved_bytes += len(chunk.payload)
 
     async def _files(self, checkpoint: Checkpoint, start: int) -> AsyncIterator[pb.FileHeader | bytes]:
         """The files of the model folder, each after its header, without the first bytes of the whole."""

@@ -15,7 +15,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
@@ -38,6 +38,7 @@ from swarm.text import is_address, is_loopback, utc
 from swarm.types import PeerId
 
 Options = list[tuple[str, int | str]]
+Service = TypeVar("Service")
 
 MAX_MESSAGE_BYTES = (4 << 20) + (64 << 10)  # one chunk, or one route with its tokens, and the fields around it
 MAX_METADATA_BYTES = 8 << 10
@@ -363,6 +364,38 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
         _log.debug("the caller left, or does not read", error=repr(error))
 
 
+def within(behaviour: Any, around: Callable[..., AbstractAsyncContextManager[Any]]) -> Any:
+    """The method of a service, answered within `around`: both take the request and the context, perhaps behind a self.
+
+    What `around` gives is the request that the method sees.
+    """
+
+    async def answer(*call: Any) -> Any:
+        async with around(*call) as request:
+            return await behaviour(*call[:-2], request, call[-1])
+
+    async def stream(*call: Any) -> AsyncIterator[Any]:
+        async with around(*call) as request, aclosing(behaviour(*call[:-2], request, call[-1])) as replies:
+            async for reply in replies:
+                yield reply
+
+    return stream if inspect.isasyncgenfunction(behaviour) else answer
+
+
+def answers(service: type[Service]) -> type[Service]:
+    """The service, of which each method answers an error as `answering` does."""
+
+    @asynccontextmanager
+    async def around(_: object, request: Any, context: Any) -> AsyncIterator[Any]:
+        async with answering(context):
+            yield request
+
+    for name, method in list(vars(service).items()):
+        if name[0].isupper():  # as gRPC's methods are named
+            setattr(service, name, within(method, around))
+    return service
+
+
 def _is_over(error: BaseException) -> bool:
     """Whether gRPC says that there is no call any more: it was answered, its caller left, or this server stops."""
     return isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError)
@@ -494,24 +527,15 @@ class _Parsing(grpc.aio.ServerInterceptor):
                 return parse(request, REQUEST_FIELDS_MAX)
             return await asyncio.to_thread(parse, request, REQUEST_FIELDS_MAX)
 
-        async def answer(request: Any, context: Any) -> Any:
+        @asynccontextmanager
+        async def parsing(request: Any, context: Any) -> AsyncIterator[Any]:
             try:
-                return await behaviour(await parsed(request), context)
+                yield await parsed(request)
             except errors.CorruptFrame as error:
                 await abort(context, error)
 
-        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            try:
-                async with aclosing(behaviour(await parsed(request), context)) as replies:
-                    async for reply in replies:
-                        yield reply
-            except errors.CorruptFrame as error:
-                await abort(context, error)
-
-        parsing: grpc.RpcMethodHandler[Any, Any] = getattr(grpc, f"{name}_rpc_method_handler")(
-            stream if inspect.isasyncgenfunction(behaviour) else answer, None, handler.response_serializer
-        )
-        return parsing
+        make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = getattr(grpc, f"{name}_rpc_method_handler")
+        return make(within(behaviour, parsing), None, handler.response_serializer)
 
 
 LOOK_S_MAX = 3.0

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -23,7 +23,7 @@ import grpc.aio
 from swarm.errors import InvalidConfig, NotAdmitted, Refused, Revoked, SwarmError
 from swarm.pki import keys
 from swarm.pki.names import Principal, principal_of
-from swarm.rpc.channel import abort, told
+from swarm.rpc.channel import abort, told, within
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -260,28 +260,15 @@ class Meter(grpc.aio.ServerInterceptor):
         behaviour = getattr(handler, name)
         method = handler_call_details.method.removeprefix("/").removeprefix(_OURS)
 
-        async def answer(request: Any, context: Any) -> Any:
-            with self._timed(method, context):
-                return await behaviour(request, context)
+        make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = getattr(grpc, f"{name}_rpc_method_handler")
+        metered = within(behaviour, partial(self._timed, method))
+        return make(metered, handler.request_deserializer, handler.response_serializer)
 
-        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._timed(method, context):
-                async with aclosing(behaviour(request, context)) as replies:
-                    async for reply in replies:
-                        yield reply
-
-        metered: grpc.RpcMethodHandler[Any, Any] = getattr(grpc, f"{name}_rpc_method_handler")(
-            stream if inspect.isasyncgenfunction(behaviour) else answer,
-            handler.request_deserializer,
-            handler.response_serializer,
-        )
-        return metered
-
-    @contextmanager
-    def _timed(self, method: str, context: Any) -> Iterator[None]:
+    @asynccontextmanager
+    async def _timed(self, method: str, request: Any, context: Any) -> AsyncIterator[Any]:
         began_s, code = time.monotonic(), grpc.StatusCode.UNKNOWN.name
         try:
-            yield
+            yield request
             code = grpc.StatusCode.OK.name
         except grpc.aio.AbortError:
             code = context.code().name

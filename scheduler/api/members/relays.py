@@ -9,9 +9,8 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import grpc.aio
 
@@ -41,7 +40,6 @@ TEXT_MAX = 128  # characters of a name that a relay reports
 STATE = "relay"  # of relays, where stage servers have theirs
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_answering = cast(Callable[[Context], AbstractAsyncContextManager[None, None]], channel.answering)
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +50,7 @@ class _Attached:
     commands: asyncio.Queue[Welcome | CutOff | None] = field(default_factory=asyncio.Queue)
 
 
+@channel.answers
 class RelayDesk(relay_pb2_grpc.RelaysServicer):
     """Serves relays, and answers for them."""
 
@@ -72,29 +71,28 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
     async def Attach(
         self, request_iterator: AsyncIterator[relay_pb2.RelayUp], context: Context
     ) -> AsyncIterator[relay_pb2.RelayDown]:
-        async with _answering(context):
-            caller = CALLER.get()
-            assert caller is not None, "the guard stands before every call"
-            name = caller.principal.name
-            one = await self._hello(name, request_iterator)
-            if (older := self._attached.get(name)) is not None:
-                older.commands.put_nowait(None)
-            self._attached[name] = one
-            one.commands.put_nowait(self._passes.welcome(PeerId(name), HEARTBEAT_S))
-            self._log.info("relay attached", relay=name, address=one.at.address)
-            self._tell()
-            reading = asyncio.create_task(self._read(one, request_iterator))
-            try:
-                while (command := await one.commands.get()) is not None:
-                    body = to_message(command)
-                    is_welcome = isinstance(command, Welcome)
-                    yield relay_pb2.RelayDown(welcome=body) if is_welcome else relay_pb2.RelayDown(cut_off=body)
-            finally:
-                reading.cancel()
-                if self._attached.get(name) is one:
-                    del self._attached[name]
-                    self._log.warning("relay is gone", relay=name)
-                    self._tell()
+        caller = CALLER.get()
+        assert caller is not None, "the guard stands before every call"
+        name = caller.principal.name
+        one = await self._hello(name, request_iterator)
+        if (older := self._attached.get(name)) is not None:
+            older.commands.put_nowait(None)
+        self._attached[name] = one
+        one.commands.put_nowait(self._passes.welcome(PeerId(name), HEARTBEAT_S))
+        self._log.info("relay attached", relay=name, address=one.at.address)
+        self._tell()
+        reading = asyncio.create_task(self._read(one, request_iterator))
+        try:
+            while (command := await one.commands.get()) is not None:
+                body = to_message(command)
+                is_welcome = isinstance(command, Welcome)
+                yield relay_pb2.RelayDown(welcome=body) if is_welcome else relay_pb2.RelayDown(cut_off=body)
+        finally:
+            reading.cancel()
+            if self._attached.get(name) is one:
+                del self._attached[name]
+                self._log.warning("relay is gone", relay=name)
+                self._tell()
 
     def revoke(self, name: str) -> None:
         """The relay is no member any more."""

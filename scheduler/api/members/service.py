@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, cast
+from typing import Any
 
 import grpc.aio
 
@@ -19,10 +17,9 @@ from swarm.wire import members_pb2 as pb
 from swarm.wire import members_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
-# It never swallows an error, which its own type does not say.
-_answering = cast(Callable[[Context], AbstractAsyncContextManager[None, None]], channel.answering)
 
 
+@channel.answers
 class MemberService(members_pb2_grpc.MembersServicer):
     """`join_address` is where tokens lead to."""
 
@@ -31,53 +28,45 @@ class MemberService(members_pb2_grpc.MembersServicer):
         self._join_address = join_address
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.Certificate:
-        async with _answering(context):
-            pem = await self._members.renew(_caller(), request.csr_pem)
-            return pb.Certificate(pem=pem, ca_pem=self._members.authority.pem)
+        pem = await self._members.renew(_caller(), request.csr_pem)
+        return pb.Certificate(pem=pem, ca_pem=self._members.authority.pem)
 
     async def Issue(self, request: pb.IssueRequest, context: Context) -> pb.Certificate:
-        async with _answering(context):
-            by = str(_caller().principal)
-            pem = await self._members.issue(request.csr_pem, check_role(request.role), request.name, by)
-            return pb.Certificate(pem=pem, ca_pem=self._members.authority.pem)
+        by = str(_caller().principal)
+        pem = await self._members.issue(request.csr_pem, check_role(request.role), request.name, by)
+        return pb.Certificate(pem=pem, ca_pem=self._members.authority.pem)
 
     async def CreateToken(self, request: pb.CreateTokenRequest, context: Context) -> pb.TokenLine:
-        async with _answering(context):
-            line, token = await self._members.create_token(
-                check_role(request.role),
-                request.ttl_s,
-                request.uses,
-                request.names,
-                str(_caller().principal),
-                self._join_address,
-            )
-            return pb.TokenLine(line=str(line), token=_token_view(token))
+        line, token = await self._members.create_token(
+            check_role(request.role),
+            request.ttl_s,
+            request.uses,
+            request.names,
+            str(_caller().principal),
+            self._join_address,
+        )
+        return pb.TokenLine(line=str(line), token=_token_view(token))
 
     async def ListTokens(self, request: pb.ListTokensRequest, context: Context) -> pb.TokenList:
-        async with _answering(context):
-            return pb.TokenList(tokens=map(_token_view, self._members.tokens()))
+        return pb.TokenList(tokens=map(_token_view, self._members.tokens()))
 
     async def RevokeToken(self, request: pb.RevokeTokenRequest, context: Context) -> pb.TokenView:
-        async with _answering(context):
-            return _token_view(await self._members.revoke_token(request.id))
+        return _token_view(await self._members.revoke_token(request.id))
 
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.MemberList:
-        async with _answering(context):
-            return pb.MemberList(members=map(_member_view, self._members.members()))
+        return pb.MemberList(members=map(_member_view, self._members.members()))
 
     async def RevokeMember(self, request: pb.RevokeMemberRequest, context: Context) -> pb.MemberView:
-        async with _answering(context):
-            return _member_view(await self._members.revoke(request.name, request.reason))
+        return _member_view(await self._members.revoke(request.name, request.reason))
 
     async def ShowAuthority(self, request: pb.AuthorityRequest, context: Context) -> pb.AuthorityView:
-        async with _answering(context):
-            authority = self._members.authority
-            return pb.AuthorityView(
-                swarm=authority.cluster,
-                pins=[authority.pin],
-                ca_pem=authority.pem,
-                ends_unix_s=authority.ends_unix_s,
-            )
+        authority = self._members.authority
+        return pb.AuthorityView(
+            swarm=authority.cluster,
+            pins=[authority.pin],
+            ca_pem=authority.pem,
+            ends_unix_s=authority.ends_unix_s,
+        )
 
 
 def _caller() -> Caller:
