@@ -167,9 +167,13 @@ async def test_another_process_gets_the_same_bits_by_memory_and_without(
     await all_closed()
 
 
-async def test_a_slow_link_between_islands_is_not_passed_by() -> None:
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
+
+
+async def test_a_slow_link_between_islands_is_not_passed_by(receiver: Receiver) -> None:
     """The proxy of `swarm up --between` is slow on purpose, on one host."""
-    receiver = Receiver()
     async with listening(receiver, host=host_of(1)) as address, Between(2, SlowLink(1e9, 0.0)) as between:
         links = GrpcPeerLinks(paths=Paths(proxy=between.proxies[0], host=host_of(0)))
         for index in range(4):
@@ -180,9 +184,8 @@ async def test_a_slow_link_between_islands_is_not_passed_by() -> None:
     assert receiver.got == {index: content_of(index, CHUNK_BYTES) for index in range(4)}
 
 
-async def test_a_link_that_breaks_takes_its_memory_along() -> None:
+async def test_a_link_that_breaks_takes_its_memory_along(receiver: Receiver) -> None:
     """What is sent again goes by a new file: an extent of the old one means nothing any more."""
-    receiver = Receiver()
     async with listening(receiver) as address, links_here() as links:
         old = await introduced(links, address)
         receiver.gate.clear()
@@ -207,9 +210,8 @@ async def test_a_link_that_breaks_takes_its_memory_along() -> None:
     await all_closed()
 
 
-async def test_a_refused_tensor_keeps_no_extent() -> None:
+async def test_a_refused_tensor_keeps_no_extent(receiver: Receiver) -> None:
     """Its later frames were still made once the refusal had freed what it held, and were never freed."""
-    receiver = Receiver()
     async with listening(receiver) as address, links_here() as links:
         link = await introduced(links, address)
         receiver.refused = set(range(5))
@@ -220,8 +222,7 @@ async def test_a_refused_tensor_keeps_no_extent() -> None:
         assert link._memory._extents._free == WHOLE
 
 
-async def test_a_cancelled_tensor_keeps_its_extents_until_its_receipt() -> None:
-    receiver = Receiver()
+async def test_a_cancelled_tensor_keeps_its_extents_until_its_receipt(receiver: Receiver) -> None:
     async with listening(receiver) as address, links_here() as links:
         link = await introduced(links, address)
         receiver.gate.clear()
@@ -327,8 +328,7 @@ async def works(address: str, receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize("start", [0, HEAD_BYTES - 1, FILE_BYTES - LEAST_BYTES + 1, (1 << 64) - 1])
-async def test_an_extent_outside_of_the_memory_ends_the_stream(start: int) -> None:
-    receiver = Receiver()
+async def test_an_extent_outside_of_the_memory_ends_the_stream(receiver: Receiver, start: int) -> None:
     async with listening(receiver) as address, liar(address) as sender:
         lie = frame_pb2.Frame.FromString(sender.frame(2, bytes(LEAST_BYTES)))
         lie.extent_start = start
@@ -339,8 +339,7 @@ async def test_an_extent_outside_of_the_memory_ends_the_stream(start: int) -> No
     await all_closed()
 
 
-async def test_an_extent_without_a_memory_ends_the_stream() -> None:
-    receiver = Receiver()
+async def test_an_extent_without_a_memory_ends_the_stream(receiver: Receiver) -> None:
     async with listening(receiver) as address, liar(address) as sender:
         frame = sender.frame(2, bytes(LEAST_BYTES))
         async with connect(address) as channel:
@@ -352,8 +351,7 @@ async def test_an_extent_without_a_memory_ends_the_stream() -> None:
     assert 2 not in receiver.got
 
 
-async def test_a_memory_that_is_cut_ends_the_stream_and_not_the_process() -> None:
-    receiver = Receiver()
+async def test_a_memory_that_is_cut_ends_the_stream_and_not_the_process(receiver: Receiver) -> None:
     async with listening(receiver) as address, liar(address) as sender:
         frame = sender.frame(2, bytes(LEAST_BYTES))
         os.ftruncate(sender.descriptor, HEAD_BYTES)
@@ -362,8 +360,7 @@ async def test_a_memory_that_is_cut_ends_the_stream_and_not_the_process() -> Non
         await works(address, receiver)
 
 
-async def test_bytes_that_change_before_they_are_read_are_refused_by_their_checksum() -> None:
-    receiver = Receiver()
+async def test_bytes_that_change_before_they_are_read_are_refused_by_their_checksum(receiver: Receiver) -> None:
     async with listening(receiver) as address, liar(address) as sender:
         frame = sender.frame(2, content_of(2, LEAST_BYTES))
         os.pwrite(sender.descriptor, b"x", HEAD_BYTES + 5)
@@ -376,9 +373,8 @@ async def test_bytes_that_change_before_they_are_read_are_refused_by_their_check
     assert receiver.got == {3: content_of(3, LEAST_BYTES)}
 
 
-async def test_a_small_message_cannot_have_more_copied_than_a_large_one_carries() -> None:
+async def test_a_small_message_cannot_have_more_copied_than_a_large_one_carries(receiver: Receiver) -> None:
     """64 frames of one extent of 1 MiB are 64 MiB of copies for 3 KiB."""
-    receiver = Receiver()
     async with listening(receiver) as address, liar(address) as sender:
         frame = sender.frame(2, bytes(CHUNK_BYTES))
         await sender.says(message([[frame]] * 5))
@@ -386,8 +382,7 @@ async def test_a_small_message_cannot_have_more_copied_than_a_large_one_carries(
         await works(address, receiver)
 
 
-async def test_a_second_offer_ends_the_stream() -> None:
-    receiver = Receiver()
+async def test_a_second_offer_ends_the_stream(receiver: Receiver) -> None:
     async with listening(receiver) as address, liar(address) as sender:
         await sender.says(message([offer(2, frame_pb2.Memory(process=1).SerializeToString())]))
         assert await sender.error() is CorruptFrame

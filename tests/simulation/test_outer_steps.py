@@ -97,8 +97,12 @@ def spoil(world: World) -> None:
     world.finish()
 
 
-def test_an_island_whose_outer_weights_differ_ends_the_job_which_says_how() -> None:
-    world = World(CALM, 0)
+@pytest.fixture
+def world() -> World:
+    return World(CALM, 0)
+
+
+def test_an_island_whose_outer_weights_differ_ends_the_job_which_says_how(world: World) -> None:
     spoil(world)
     assert end_of(world).state == "failed"
     assert "islands differ in the outer weights of stage 0 after step 2" in end_of(world).reason
@@ -115,16 +119,14 @@ def test_an_island_whose_outer_weights_differ_from_those_of_most_is_left_out() -
     assert {one[:2] for one in faults(world.history, shape)} == {"E4"}, "island 1 did differ; nothing else is wrong"
 
 
-def test_islands_that_do_not_begin_alike_end_the_job() -> None:
-    world = World(CALM, 0)
+def test_islands_that_do_not_begin_alike_end_the_job(world: World) -> None:
     for replica in world.replicas.values():
         replica.start = f"start of {replica.island}"
     world.finish()
     assert "islands differ in the outer weights of stage 0 after step 0" in end_of(world).reason
 
 
-def test_proposals_weigh_by_the_tokens_of_their_span() -> None:
-    world = World(CALM, 0)
+def test_proposals_weigh_by_the_tokens_of_their_span(world: World) -> None:
     world.play_until(exchanging)
     found = {
         (envoy.timeline, envoy.tokens)
@@ -148,8 +150,7 @@ def test_a_job_with_too_few_islands_stalls(moment: Callable[[World], bool]) -> N
     assert all(isinstance(one.commands[-1], Release) for one in world.replicas.values()), "everybody is free"
 
 
-def test_a_job_in_which_nothing_moves_says_what_the_exchange_waits_for() -> None:
-    world = World(CALM, 0)
+def test_a_job_in_which_nothing_moves_says_what_the_exchange_waits_for(world: World) -> None:
     world.play_until(exchanging)
     world.tell(inputs.Stuck(300.0))
     assert (end_of(world).state, "waits for the exchange between islands: i0-s0-" in end_of(world).reason) == (
@@ -178,8 +179,7 @@ def test_a_job_that_is_told_to_stop_saves_where_no_island_has_been_yet(state: Jo
     assert world.brain.step(inputs.Tick(), 1e9) == []
 
 
-def test_a_job_that_is_told_to_stop_before_it_trains_stops_at_once() -> None:
-    world = World(CALM, 0)
+def test_a_job_that_is_told_to_stop_before_it_trains_stops_at_once(world: World) -> None:
     world.tell(inputs.Stop(JobState.PAUSED, "enough"))
     assert end_of(world) == Ended("paused", "enough")
 
@@ -194,8 +194,7 @@ def test_a_pause_that_cannot_be_saved_is_given_up_by_all_islands() -> None:
     assert end_of(world).state == "succeeded"
 
 
-def test_a_restarted_scheduler_that_is_to_stop_waits_until_it_knows_how_far_islands_are() -> None:
-    world = World(CALM, 0)
+def test_a_restarted_scheduler_that_is_to_stop_waits_until_it_knows_how_far_islands_are(world: World) -> None:
     world.play_until(lambda one: len(one.database[0]) == 2)
     told = len(world.history)
     world.restart(told=[inputs.Stop(JobState.PAUSED, "enough")])
@@ -254,8 +253,7 @@ def test_a_job_that_waits_for_parts_of_a_checkpoint_only_gives_it_up() -> None:
     assert end_of(world).state == "succeeded"
 
 
-def test_whoever_joins_does_so_in_the_island_with_the_fewest_replicas() -> None:
-    world = World(CALM, 0)
+def test_whoever_joins_does_so_in_the_island_with_the_fewest_replicas(world: World) -> None:
     world.play_until(lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
     del world.replicas[PeerId("i1-s1-0")]
     world.tell(inputs.PeerGone(PeerId("i1-s1-0"), "killed"))
@@ -274,8 +272,7 @@ def test_whoever_joins_does_so_in_the_island_with_the_fewest_replicas() -> None:
     assert brain.where_to_join(Candidate(PeerId("late")), [0, 1], 1.0).plan is None
 
 
-def test_several_that_come_at_once_are_sent_where_each_will_be_needed() -> None:
-    world = World(CALM, 0)
+def test_several_that_come_at_once_are_sent_where_each_will_be_needed(world: World) -> None:
     world.play_until(lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
     brain = world.brain
     coming: dict[PeerId, int] = {}
@@ -292,8 +289,7 @@ def test_several_that_come_at_once_are_sent_where_each_will_be_needed() -> None:
     assert counts == [[3, 3], [3, 3]]
 
 
-def test_questions_are_answered_for_all_islands() -> None:
-    world = World(CALM, 0)
+def test_questions_are_answered_for_all_islands(world: World) -> None:
     world.play_until(lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
     brain = world.brain
     situation = brain.situation(1.0)

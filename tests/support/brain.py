@@ -83,6 +83,10 @@ class Swarm:
     def write(self) -> list[Output]:
         return self.tell(RowDurable(self.rows[-1].step))
 
+    def commit(self) -> None:
+        self.write()
+        self.answer(Commit)
+
     def pop(self, *kinds: type[Command], peer: PeerId | None = None) -> list[tuple[PeerId, Any]]:
         """Take the unanswered commands of these kinds out of the inbox."""
         found = [one for one in self.inbox if isinstance(one[1], kinds) and peer in (None, one[0])]

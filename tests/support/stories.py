@@ -27,7 +27,6 @@ from scheduler.brain.transcript import Transcript
 from swarm.types import Microbatch, PeerId, Round
 from swarm.wire.messages import (
     Average,
-    Commit,
     Committed,
     Follow,
     Hello,
@@ -57,8 +56,7 @@ def one_microbatch() -> Swarm:
     swarm.answer(LoadStage)
     swarm.answer(Route)
     swarm.answer(Average)
-    swarm.write()
-    swarm.answer(Commit)
+    swarm.commit()
     swarm.answer(SaveStage)
     at(swarm, 2.0, CheckpointKept(1))
     return swarm
@@ -144,8 +142,7 @@ def a_replica_leaves() -> Swarm:
     at(swarm, 2.0, AskToLeave(B, "drained"))
     swarm.until_averaging()
     swarm.answer(Average)
-    swarm.write()
-    swarm.answer(Commit)
+    swarm.commit()
     return swarm
 
 
@@ -153,8 +150,7 @@ def a_checkpoint_fails() -> Swarm:
     """The storage is full when the final weights are saved: the stage servers keep them, and it is tried again."""
     swarm = Swarm({A: 0, C: 1}, steps=1, microbatches=1)
     swarm.until_written()
-    swarm.write()
-    swarm.answer(Commit)
+    swarm.commit()
     swarm.answer(SaveStage)
     at(swarm, 2.0, CheckpointNotKept(1, "disk_full", "no space left on the disk"))
     at(swarm, swarm.brain.due_s, Tick())

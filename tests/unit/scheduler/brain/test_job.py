@@ -58,16 +58,17 @@ from swarm.wire.messages import (
 from tests.support.brain import JOB, S0, S1, A, B, C, D, Swarm, routes_in, sends
 
 
-def test_a_job_runs_from_loading_to_saved() -> None:
-    swarm = Swarm()
+@pytest.fixture
+def swarm() -> Swarm:
+    return Swarm()
+
+
+def test_a_job_runs_from_loading_to_saved(swarm: Swarm) -> None:
     swarm.answer(LoadStage)
     for step in range(2):
-        while swarm.brain.counts().in_flight:
-            swarm.answer(Route)
-        swarm.answer(Average)
+        swarm.until_written()
         assert swarm.rows[-1].step == step
-        swarm.write()
-        swarm.answer(Commit)
+        swarm.commit()
     assert swarm.brain.mode is Mode.SAVING
     savers = swarm.pop(SaveStage)
     assert [(swarm.stage_of[peer], command.version) for peer, command in savers] == [(0, 2), (1, 2)]
@@ -89,8 +90,7 @@ def test_a_job_runs_from_loading_to_saved() -> None:
     assert swarm.hear(A, Heartbeat(1)) == swarm.tell(Cancel("enough"), 2.0) == []
 
 
-def test_nothing_is_fed_before_every_replica_has_loaded() -> None:
-    swarm = Swarm()
+def test_nothing_is_fed_before_every_replica_has_loaded(swarm: Swarm) -> None:
     assert swarm.brain.waiting_for() == "waits for a, b, c, d to load"
     for peer in (A, B, C):
         swarm.answer(LoadStage, peer=peer)
@@ -115,14 +115,12 @@ def test_replicas_that_load_other_weights_fail_the_job_and_are_named() -> None:
     assert "in the bytes of stage 0 after loading: b (a holds start, b holds odd" in swarm.failure.message
 
 
-def test_a_replica_that_loads_something_else_fails_the_job() -> None:
-    swarm = Swarm()
+def test_a_replica_that_loads_something_else_fails_the_job(swarm: Swarm) -> None:
     swarm.hear(A, Loaded(JOB, 0, 1, 0, "x", (UnitSize(S1, 10),)))
     assert "a (stage 0) loaded stage 1, version 0, units stage-1 instead of stage 0" in swarm.failure.message
 
 
-def test_replicas_that_disagree_about_the_size_of_a_unit_fail_the_job() -> None:
-    swarm = Swarm()
+def test_replicas_that_disagree_about_the_size_of_a_unit_fail_the_job(swarm: Swarm) -> None:
     swarm.hear(A, Loaded(JOB, 0, 0, 0, "x", (UnitSize(S0, 10),)))
     swarm.hear(B, Loaded(JOB, 0, 0, 0, "x", (UnitSize(S0, 11),)))
     swarm.answer(LoadStage, peer=C)
@@ -171,8 +169,7 @@ def test_the_faster_replica_gets_more_work() -> None:
     assert swarm.brain.pace_s(A) == pytest.approx(0.1)
 
 
-def test_a_full_step_is_averaged_with_the_sets_that_the_ledger_expects() -> None:
-    swarm = Swarm()
+def test_a_full_step_is_averaged_with_the_sets_that_the_ledger_expects(swarm: Swarm) -> None:
     swarm.answer(LoadStage)
     held: dict[PeerId, list[int]] = {peer: [] for peer in (A, B, C, D)}
     for peer, route in list(swarm.inbox):
@@ -197,8 +194,7 @@ def test_every_step_is_divided_by_the_number_of_its_own_targets() -> None:
         assert {(command.step, command.tokens) for command in averages} == {(step, 8 + step)}
         swarm.answer(Average)
         assert swarm.rows[-1].tokens == 8 + step
-        swarm.write()
-        swarm.answer(Commit)
+        swarm.commit()
 
 
 def test_a_tied_unit_is_averaged_by_the_replicas_of_both_its_stages() -> None:
@@ -209,8 +205,7 @@ def test_a_tied_unit_is_averaged_by_the_replicas_of_both_its_stages() -> None:
     assert members == {S0: [A], S1: [B], "stage-2": [C], tied: [A, C]}
 
 
-def test_the_row_holds_loss_norm_scale_and_rounds_and_is_written_before_any_commit() -> None:
-    swarm = Swarm()
+def test_the_row_holds_loss_norm_scale_and_rounds_and_is_written_before_any_commit(swarm: Swarm) -> None:
     swarm.until_written()
     (row,) = swarm.rows
     assert row == CommitRow(
@@ -231,8 +226,7 @@ def test_the_row_holds_loss_norm_scale_and_rounds_and_is_written_before_any_comm
     assert swarm.tell(RowDurable(0)) == [], "a repeat"
 
 
-def test_without_overlap_the_next_step_is_fed_once_the_commit_was_sent() -> None:
-    swarm = Swarm()
+def test_without_overlap_the_next_step_is_fed_once_the_commit_was_sent(swarm: Swarm) -> None:
     swarm.until_written()
     assert swarm.brain.counts().in_flight == 0
     outputs = swarm.write()
@@ -295,8 +289,7 @@ def test_replicas_that_differ_after_a_commit_fail_the_job_loudly() -> None:
     assert swarm.brain.counts().violations == 1
 
 
-def test_equal_stages_may_hold_different_weights_than_other_stages() -> None:
-    swarm = Swarm()
+def test_equal_stages_may_hold_different_weights_than_other_stages(swarm: Swarm) -> None:
     swarm.until_written()
     swarm.write()
     for peer, command in swarm.pop(Commit):
@@ -306,8 +299,7 @@ def test_equal_stages_may_hold_different_weights_than_other_stages() -> None:
     assert swarm.brain.counts().violations == 0
 
 
-def test_members_that_averaged_different_bytes_fail_the_job() -> None:
-    swarm = Swarm()
+def test_members_that_averaged_different_bytes_fail_the_job(swarm: Swarm) -> None:
     swarm.until_averaging()
     for peer, command in swarm.pop(Average):
         event = swarm.reply(peer, command, digest=f"by {peer}")
@@ -328,8 +320,7 @@ def go_not_finite(swarm: Swarm) -> None:
         swarm.hear(peer, event)
 
 
-def test_a_gradient_that_is_not_finite_skips_the_step_on_all_stages_without_a_round() -> None:
-    swarm = Swarm()
+def test_a_gradient_that_is_not_finite_skips_the_step_on_all_stages_without_a_round(swarm: Swarm) -> None:
     go_not_finite(swarm)
     assert swarm.pop(Average) == []
     (row,) = swarm.rows
@@ -348,8 +339,7 @@ def test_a_gradient_that_is_not_finite_fails_the_job_if_it_shall() -> None:
     assert swarm.rows == []
 
 
-def test_a_mean_whose_norm_is_not_finite_skips_the_step() -> None:
-    swarm = Swarm()
+def test_a_mean_whose_norm_is_not_finite_skips_the_step(swarm: Swarm) -> None:
     swarm.until_averaging()
     for peer, command in swarm.pop(Average):
         event = swarm.reply(peer, command, squared_norm=math.inf)
@@ -361,8 +351,7 @@ def test_a_mean_whose_norm_is_not_finite_skips_the_step() -> None:
 # What goes wrong -----------------------------------------------------------------------------------------------------
 
 
-def test_a_stage_server_that_is_gone_fails_the_job_and_is_named() -> None:
-    swarm = Swarm()
+def test_a_stage_server_that_is_gone_fails_the_job_and_is_named(swarm: Swarm) -> None:
     swarm.answer(LoadStage)
     outputs = swarm.tell(PeerGone(C, "session broke"))
     assert swarm.failure.code == PeerUnavailable.code
@@ -372,15 +361,13 @@ def test_a_stage_server_that_is_gone_fails_the_job_and_is_named() -> None:
     assert swarm.hear(A, Heartbeat(1)) == []
 
 
-def test_a_stage_server_that_fails_fails_the_job_with_its_own_words() -> None:
-    swarm = Swarm()
+def test_a_stage_server_that_fails_fails_the_job_with_its_own_words(swarm: Swarm) -> None:
     swarm.hear(B, Failed(JOB, OutOfMemory.code, "needs 9 GiB, has 8", "use more stages"))
     wanted = Fail(OutOfMemory.code, "stage server b (stage 0) cannot go on: needs 9 GiB, has 8", "use more stages")
     assert swarm.failure == wanted
 
 
-def test_cancel_releases_everybody_and_ends_the_brain() -> None:
-    swarm = Swarm()
+def test_cancel_releases_everybody_and_ends_the_brain(swarm: Swarm) -> None:
     swarm.until_written()
     outputs = swarm.tell(Cancel("enough"), 2.0)
     assert [one.peer for one in sends(outputs, Release)] == [A, B, C, D]
@@ -388,14 +375,12 @@ def test_cancel_releases_everybody_and_ends_the_brain() -> None:
     assert swarm.brain.mode is Mode.ENDED
 
 
-def test_a_leaving_peer_is_noted() -> None:
-    swarm = Swarm()
+def test_a_leaving_peer_is_noted(swarm: Swarm) -> None:
     (note,) = swarm.hear(A, Leaving("SIGTERM"))
     assert note == Note("warning", "stage server a (stage 0) wants to leave: SIGTERM")
 
 
-def test_repeated_and_foreign_events_change_nothing() -> None:
-    swarm = Swarm()
+def test_repeated_and_foreign_events_change_nothing(swarm: Swarm) -> None:
     swarm.answer(LoadStage)
     routes = swarm.pop(Route)
     for _ in range(2):
@@ -415,8 +400,7 @@ def test_repeated_and_foreign_events_change_nothing() -> None:
     assert swarm.brain.counts().violations == 0
 
 
-def test_a_round_that_fails_on_a_link_is_run_again_under_the_next_number() -> None:
-    swarm = Swarm()
+def test_a_round_that_fails_on_a_link_is_run_again_under_the_next_number(swarm: Swarm) -> None:
     swarm.until_averaging()
     average = next(command for peer, command in swarm.pop(Average) if peer == A)
     failed = RoundFailed(0, 0, S0, average.round, f"{PeerUnavailable.code}: no answer", "b")
@@ -618,8 +602,7 @@ def test_a_round_that_fails_for_no_ones_link_fails_the_job_where_no_replica_can_
     assert "unit stage-0, step 0, failed: stage server a (stage 0) says E1200: sizes, 4 times" in swarm.failure.message
 
 
-def test_a_member_that_refuses_its_set_is_void_and_its_work_is_done_again() -> None:
-    swarm = Swarm()
+def test_a_member_that_refuses_its_set_is_void_and_its_work_is_done_again(swarm: Swarm) -> None:
     swarm.until_averaging()
     average = next(command for peer, command in swarm.pop(Average) if peer == A)
     outputs = swarm.hear(A, RoundFailed(0, 0, S0, average.round, "holds nothing", "", RoundFault.SET))
@@ -799,8 +782,7 @@ def test_a_lost_stage_ends_what_was_to_be_stopped_as_it_was_told(mode: Mode) -> 
     assert ("stage server c (stage 1) is gone: killed" in stopped.reason) == (mode is Mode.RUNNING)
 
 
-def test_a_stage_of_which_nobody_is_back_when_grace_is_over_is_lost() -> None:
-    swarm = Swarm()
+def test_a_stage_of_which_nobody_is_back_when_grace_is_over_is_lost(swarm: Swarm) -> None:
     brain = JobBrain(replace(swarm.brain.settings, recover=True), Random(0))
     assert brain.step(Resumed({A: 0, C: 1, D: 1}, 0, (), (), 5.0), 10.0) == []
     assert brain.step(Happened(A, Hello(A, 1, 1, "0", "at a", "", "cpu", 1, 0, -1, JOB, 0, 0, (), 0, 0)), 11.0) == []
@@ -838,8 +820,7 @@ def test_after_a_restart_nobody_waits_for_commits_that_were_made_before_a_replic
     for _ in range(2):
         swarm.answer(Route)
         swarm.answer(Average)
-        swarm.write()
-        swarm.answer(Commit)
+        swarm.commit()
     brain = JobBrain(replace(swarm.brain.settings, epoch=4), Random(0))
     brain.step(Resumed(swarm.stage_of, 2, tuple(swarm.rows), (), 5.0), 0.0)
     for peer, stage in swarm.stage_of.items():
@@ -860,8 +841,7 @@ def test_after_a_restart_nobody_waits_for_commits_that_were_made_before_a_replic
 def test_with_recovery_a_lost_saver_is_replaced() -> None:
     swarm = Swarm(steps=1, recover=True)
     swarm.until_written()
-    swarm.write()
-    swarm.answer(Commit)
+    swarm.commit()
     assert [peer for peer, _ in swarm.pop(SaveStage)] == [A, C]
     outputs = swarm.tell(PeerGone(A, "killed"), 2.0)
     assert [one.peer for one in sends(outputs, SaveStage)] == [B]
@@ -935,8 +915,7 @@ def test_iwrr_gives_a_slow_replica_its_share() -> None:
     assert counts[B] / counts[A] == pytest.approx(3.0, rel=0.1)
 
 
-def test_without_recovery_a_suspect_is_only_noted() -> None:
-    swarm = Swarm()
+def test_without_recovery_a_suspect_is_only_noted(swarm: Swarm) -> None:
     swarm.answer(LoadStage)
     (note,) = swarm.tell(PeerSuspect(A, "silent"), 2.0)
     assert note == Note("warning", "stage server a (stage 0) is suspect: silent")

@@ -21,11 +21,8 @@ J = PeerId("j")
 def step(swarm: Swarm) -> None:
     """One step from its first microbatch to the agreement on its commit."""
     swarm.answer(LoadStage)
-    while swarm.brain.counts().in_flight:
-        swarm.answer(Route)
-    swarm.answer(Average)
-    swarm.write()
-    swarm.answer(Commit)
+    swarm.until_written()
+    swarm.commit()
 
 
 def stalled(outputs: list[Output]) -> bool:
@@ -53,9 +50,7 @@ def committing_without_a(swarm: Swarm) -> None:
     for peer in (A, B, C):
         swarm.answer(Commit, peer=peer)
     assert swarm.pop(Commit, peer=D)
-    while swarm.brain.counts().in_flight:
-        swarm.answer(Route)
-    swarm.answer(Average)
+    swarm.until_written()
 
 
 @pytest.mark.parametrize("written", [False, True])

@@ -90,8 +90,7 @@ class Restarted(Swarm):
 
     def commit(self) -> None:
         self.until_decided()
-        self.write()
-        self.answer(Commit)
+        super().commit()
 
 
 def running(*peers: PeerId) -> Restarted:

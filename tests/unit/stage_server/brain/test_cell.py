@@ -78,8 +78,12 @@ def accumulate(table: CellTable, index: int = 0) -> tuple[Action, ...]:
     return table.computed_backward(work, True, 0.5, wait_s=1.0)
 
 
-def test_a_microbatch_flows_forward_and_backward_through_a_middle_stage() -> None:
-    table = middle()
+@pytest.fixture
+def table() -> CellTable:
+    return middle()
+
+
+def test_a_microbatch_flows_forward_and_backward_through_a_middle_stage(table: CellTable) -> None:
     assert table.route(route()) == ()
     arrival = table.arrived(mb(), F, 1)
     assert arrival.accepted
@@ -112,8 +116,7 @@ def test_the_only_stage_starts_with_its_route_and_reports_the_loss() -> None:
 # R1 ---------------------------------------------------------------------------------------------------------------
 
 
-def test_r1_an_input_is_accepted_once_and_a_duplicate_is_acknowledged() -> None:
-    table = middle()
+def test_r1_an_input_is_accepted_once_and_a_duplicate_is_acknowledged(table: CellTable) -> None:
     table.route(route())
     work = start(table, table.arrived(mb(), F, 1).actions)
     for _ in range(2):
@@ -128,8 +131,7 @@ def test_r1_an_input_is_accepted_once_and_a_duplicate_is_acknowledged() -> None:
     assert table.duplicates == 5
 
 
-def test_r1_an_input_from_an_older_attempt_than_the_routes_is_refused() -> None:
-    table = middle()
+def test_r1_an_input_from_an_older_attempt_than_the_routes_is_refused(table: CellTable) -> None:
     table.route(route(before=3))
     arrival = table.arrived(mb(), F, 1)
     assert (arrival.accepted, arrival.duplicate) == (False, False)
@@ -137,16 +139,14 @@ def test_r1_an_input_from_an_older_attempt_than_the_routes_is_refused() -> None:
     assert table.arrived(mb(), F, 3).accepted
 
 
-def test_r1_an_input_that_comes_before_its_route_waits_for_it() -> None:
-    table = middle()
+def test_r1_an_input_that_comes_before_its_route_waits_for_it(table: CellTable) -> None:
     assert table.arrived(mb(), F, 1).actions == ()
     assert table.arrived(mb(), F, 1).duplicate
     assert start(table, table.route(route())).direction is F
 
 
 @pytest.mark.parametrize("microbatch", [mb(timeline=1), mb(step=5)])
-def test_r1_what_is_not_open_here_is_refused_and_kept_nowhere(microbatch: Microbatch) -> None:
-    table = middle()
+def test_r1_what_is_not_open_here_is_refused_and_kept_nowhere(table: CellTable, microbatch: Microbatch) -> None:
     arrival = table.arrived(microbatch, F, 1)
     assert (arrival.accepted, arrival.duplicate) == (False, False)
     assert "not open here" in arrival.reason
@@ -162,8 +162,7 @@ def test_r1_a_stage_at_an_end_takes_no_tensor_from_beyond_it() -> None:
         assert table.need(mb(), direction, hop("x")) == ()
 
 
-def test_inputs_without_a_route_are_bounded() -> None:
-    table = middle()
+def test_inputs_without_a_route_are_bounded(table: CellTable) -> None:
     for index in range(EARLY_CELLS_MAX):
         assert table.arrived(mb(index), F, 1).accepted
     refused = table.arrived(mb(EARLY_CELLS_MAX), F, 1)
@@ -176,8 +175,7 @@ def test_inputs_without_a_route_are_bounded() -> None:
 # R2, R3 -----------------------------------------------------------------------------------------------------------
 
 
-def test_r2_forward_waits_for_the_weights_that_its_step_needs() -> None:
-    table = middle()
+def test_r2_forward_waits_for_the_weights_that_its_step_needs(table: CellTable) -> None:
     table.route(route(step=1))
     assert table.arrived(mb(step=1), F, 1).actions == ()
     (work,) = table.commit(0, 1)
@@ -190,8 +188,7 @@ def test_r2_with_staleness_one_the_version_before_is_held_as_well() -> None:
     assert start(table, table.arrived(mb(step=1), F, 1).actions).version == 0
 
 
-def test_r3_a_gradient_that_is_not_finite_is_reported_not_counted_and_passed_on() -> None:
-    table = middle()
+def test_r3_a_gradient_that_is_not_finite_is_reported_not_counted_and_passed_on(table: CellTable) -> None:
     forward(table)
     work = start(table, table.arrived(mb(), B, 1).actions)
     report, emit = table.computed_backward(work, False, 0.1)
@@ -201,8 +198,7 @@ def test_r3_a_gradient_that_is_not_finite_is_reported_not_counted_and_passed_on(
     assert table.open_cells() == (ReportedCell(mb(), 1, True, False, 0.0),)
 
 
-def test_r3_an_early_gradient_waits_for_the_forward() -> None:
-    table = middle()
+def test_r3_an_early_gradient_waits_for_the_forward(table: CellTable) -> None:
     table.route(route(mine=2))
     assert table.arrived(mb(), B, 1).accepted
     work = start(table, table.arrived(mb(), F, 1).actions)
@@ -224,14 +220,12 @@ def test_r5_a_replacement_asks_both_neighbours_and_they_answer_from_what_they_ho
     assert neighbour.need(mb(), B, hop("p2", 2)) == (Emit(mb(), B, hop("p2", 2), 1),)
 
 
-def test_r5_in_a_first_run_nobody_asks_because_everybody_sends() -> None:
-    table = middle()
+def test_r5_in_a_first_run_nobody_asks_because_everybody_sends(table: CellTable) -> None:
     assert table.route(route()) == ()
     assert table.lacking() == (Ask(mb(), F, hop("p"), 1), Ask(mb(), B, hop("n"), 1)), "but it can, for repair"
 
 
-def test_r5_an_asker_is_remembered_until_the_output_is_there_and_is_sent_it_once() -> None:
-    table = middle()
+def test_r5_an_asker_is_remembered_until_the_output_is_there_and_is_sent_it_once(table: CellTable) -> None:
     assert table.need(mb(), F, hop("n", 1)) == (), "not even the route is here"
     table.route(route())
     work = start(table, table.arrived(mb(), F, 1).actions)
@@ -240,15 +234,13 @@ def test_r5_an_asker_is_remembered_until_the_output_is_there_and_is_sent_it_once
     table.validate()
 
 
-def test_r5_an_asker_that_is_no_longer_on_the_route_gets_nothing() -> None:
-    table = middle()
+def test_r5_an_asker_that_is_no_longer_on_the_route_gets_nothing(table: CellTable) -> None:
     accumulate(table)
     table.route(route(behind=4))
     assert table.need(mb(), F, hop("n", 1)) == ()
 
 
-def test_r4_an_evicted_output_is_computed_again_without_accumulating_again() -> None:
-    table = middle()
+def test_r4_an_evicted_output_is_computed_again_without_accumulating_again(table: CellTable) -> None:
     accumulate(table)
     assert table.evicted(mb(), B) == ()
     # Its inputs are used up, so the question walks on to those who hold them.
@@ -292,8 +284,7 @@ def test_r4_the_first_stage_computes_an_evicted_output_again_from_its_tokens() -
 # R6 ---------------------------------------------------------------------------------------------------------------
 
 
-def test_r6_void_forgets_cells_and_sums_and_old_routes_stay_dead() -> None:
-    table = middle()
+def test_r6_void_forgets_cells_and_sums_and_old_routes_stay_dead(table: CellTable) -> None:
     accumulate(table, 0)
     forward(table, 1)
     assert table.void(0, 1) == (Forget(mb(0)), Forget(mb(1)), ForgetSums(0))
@@ -350,8 +341,7 @@ def test_r6_an_order_that_was_not_begun_can_always_be_withdrawn() -> None:
     assert table.begin(work) is None
 
 
-def test_r6_a_displaced_replica_drops_its_cell_unless_it_has_accumulated() -> None:
-    table = middle()
+def test_r6_a_displaced_replica_drops_its_cell_unless_it_has_accumulated(table: CellTable) -> None:
     forward(table)
     assert table.route(route(mine=2, at="other")) == (Forget(mb()),)
     assert table.route(route()) == (), "the older route does not bring it back"
@@ -361,9 +351,8 @@ def test_r6_a_displaced_replica_drops_its_cell_unless_it_has_accumulated() -> No
     assert table.accumulated(0) == {1}
 
 
-def test_r6_a_displaced_replica_whose_backward_runs_finishes_and_reports() -> None:
+def test_r6_a_displaced_replica_whose_backward_runs_finishes_and_reports(table: CellTable) -> None:
     """It cannot be taken out of the sum any more; the ledger settles the two holders."""
-    table = middle()
     forward(table)
     running = start(table, table.arrived(mb(), B, 1).actions)
     assert table.route(route(mine=2, at="other")) == ()
@@ -372,15 +361,13 @@ def test_r6_a_displaced_replica_whose_backward_runs_finishes_and_reports() -> No
     assert table.accumulated(0) == {0}
 
 
-def test_r6_another_incarnation_of_the_same_peer_is_another_replica() -> None:
-    table = middle()
+def test_r6_another_incarnation_of_the_same_peer_is_another_replica(table: CellTable) -> None:
     forward(table)
     reborn = Route(mb(), 0, (hop("p"), hop("me", 2, incarnation=2), hop("n")))
     assert table.route(reborn) == (Forget(mb()),)
 
 
-def test_a_holder_that_gets_the_hop_again_reports_again_and_adds_nothing() -> None:
-    table = middle()
+def test_a_holder_that_gets_the_hop_again_reports_again_and_adds_nothing(table: CellTable) -> None:
     accumulate(table)
     report, *emits = table.route(route(mine=5))
     assert report.event.attempt == 5  # type: ignore[union-attr]  # the first action is a Report
@@ -388,8 +375,7 @@ def test_a_holder_that_gets_the_hop_again_reports_again_and_adds_nothing() -> No
     assert only(emits, Compute) == []
 
 
-def test_a_result_that_was_withdrawn_does_not_keep_its_output() -> None:
-    table = middle()
+def test_a_result_that_was_withdrawn_does_not_keep_its_output(table: CellTable) -> None:
     table.route(route())
     work = start(table, table.arrived(mb(), F, 1).actions)
     table.route(route(mine=2, at="other"))
@@ -399,8 +385,7 @@ def test_a_result_that_was_withdrawn_does_not_keep_its_output() -> None:
 # Sealing, committing, R7 --------------------------------------------------------------------------------------------
 
 
-def test_a_sealed_step_sends_outputs_but_adds_nothing_until_it_is_unsealed() -> None:
-    table = middle()
+def test_a_sealed_step_sends_outputs_but_adds_nothing_until_it_is_unsealed(table: CellTable) -> None:
     forward(table)
     (ordered,) = only(table.arrived(mb(), B, 1).actions, Compute)
     assert ordered.accumulate
@@ -415,8 +400,7 @@ def test_a_sealed_step_sends_outputs_but_adds_nothing_until_it_is_unsealed() -> 
     assert asks == (Ask(mb(), F, hop("p"), 1), Ask(mb(), B, hop("n"), 1)), "now it is wanted, and its inputs are used"
 
 
-def test_a_seal_waits_for_the_backward_that_is_on_the_device() -> None:
-    table = middle()
+def test_a_seal_waits_for_the_backward_that_is_on_the_device(table: CellTable) -> None:
     forward(table, 0)
     forward(table, 1)
     running = start(table, table.arrived(mb(0), B, 1).actions)
@@ -432,16 +416,14 @@ def test_a_seal_waits_for_the_backward_that_is_on_the_device() -> None:
     assert table.seal(0) == (Sealed(0),), "a second unit of the same step"
 
 
-def test_a_seal_that_waits_for_a_void_backward_waits_no_longer() -> None:
-    table = middle()
+def test_a_seal_that_waits_for_a_void_backward_waits_no_longer(table: CellTable) -> None:
     forward(table)
     start(table, table.arrived(mb(), B, 1).actions)
     assert table.seal(0) == ()
     assert table.void(0, 1) == (Forget(mb()), ForgetSums(0), Sealed(0))
 
 
-def test_a_step_seals_itself_with_the_set_that_was_told_ahead() -> None:
-    table = middle()
+def test_a_step_seals_itself_with_the_set_that_was_told_ahead(table: CellTable) -> None:
     forward(table, 0)
     forward(table, 1)
     assert table.seal_when(0, set_digest([0, 1])) == ()
@@ -472,17 +454,15 @@ def test_what_was_told_ahead_and_given_up_seals_nothing() -> None:
         assert not table.is_sealed(0)
 
 
-def test_a_full_step_is_sealed_whatever_was_told_ahead() -> None:
+def test_a_full_step_is_sealed_whatever_was_told_ahead(table: CellTable) -> None:
     """The set is another than the scheduler believes: the member says so, instead of waiting."""
-    table = middle()
     accumulate(table, 0)
     assert table.seal_when(0, set_digest([0, 1])) == ()
     assert table.seal(0) == (Sealed(0),)
     assert table.set_digest(0) == set_digest([0])
 
 
-def test_commit_closes_the_step_and_everything_about_it_is_a_repeat_afterwards() -> None:
-    table = middle()
+def test_commit_closes_the_step_and_everything_about_it_is_a_repeat_afterwards(table: CellTable) -> None:
     accumulate(table, 0)
     forward(table, 1)
     table.arrived(mb(step=1), F, 1)

@@ -58,8 +58,12 @@ def complete(rejoin: Rejoin, version: int, previous: bool = True, orders: list[O
     return orders
 
 
-def test_a_chunk_is_pulled_brought_up_to_date_and_admitted_with_the_right_digest() -> None:
-    rejoin = joiner()
+@pytest.fixture
+def rejoin() -> Rejoin:
+    return joiner()
+
+
+def test_a_chunk_is_pulled_brought_up_to_date_and_admitted_with_the_right_digest(rejoin: Rejoin) -> None:
     assert rejoin.committed(9, 0.0) == []
     ask = only(rejoin.donors([A], 0.0))
     orders = rejoin.pulled(ask.ticket, 7, previous=False, reach=3, now_s=0.0)
@@ -87,8 +91,7 @@ def test_without_the_weights_of_the_version_before_a_joiner_serves_one_step_late
         assert rejoin.digested(digest.ticket, "right", 0.0) == [ReadyToJoin(version, first_step)]
 
 
-def test_a_commit_during_the_digest_postpones_admission() -> None:
-    rejoin = joiner()
+def test_a_commit_during_the_digest_postpones_admission(rejoin: Rejoin) -> None:
     rejoin.agreed(5, "five", 0.0)
     *_, digest = complete(rejoin, 5)
     assert isinstance(digest, Digest)
@@ -113,8 +116,7 @@ def test_a_wrong_digest_drops_everything_and_after_three_the_joiner_gives_up() -
     assert rejoin.donors([A, B], 1.0) == []
 
 
-def test_what_a_dead_donor_was_asked_is_asked_of_another_and_its_late_answer_is_ignored() -> None:
-    rejoin = joiner()
+def test_what_a_dead_donor_was_asked_is_asked_of_another_and_its_late_answer_is_ignored(rejoin: Rejoin) -> None:
     ask = only(rejoin.donors([A], 0.0))
     assert rejoin.donors([], 0.0) == []
     again = only(rejoin.donors([B], 0.0))
@@ -123,8 +125,7 @@ def test_what_a_dead_donor_was_asked_is_asked_of_another_and_its_late_answer_is_
     assert rejoin.failed(ask.ticket, 0.0) == []
 
 
-def test_a_donor_that_fails_is_left_alone_for_longer_and_longer() -> None:
-    rejoin = joiner()
+def test_a_donor_that_fails_is_left_alone_for_longer_and_longer(rejoin: Rejoin) -> None:
     ask = only(rejoin.donors([A], 0.0))
     now_s, pauses = 0.0, []
     for _ in range(12):
@@ -140,8 +141,7 @@ def test_a_donor_that_fails_is_left_alone_for_longer_and_longer() -> None:
     assert max(pauses) <= 7.5
 
 
-def test_a_log_that_no_longer_reaches_back_means_that_the_chunk_is_pulled_again() -> None:
-    rejoin = joiner()
+def test_a_log_that_no_longer_reaches_back_means_that_the_chunk_is_pulled_again(rejoin: Rejoin) -> None:
     rejoin.committed(9, 0.0)
     ask = only(rejoin.donors([A], 0.0))
     records = only(rejoin.pulled(ask.ticket, 7, previous=True, reach=3, now_s=0.0))
@@ -164,15 +164,13 @@ def test_records_come_from_a_donor_whose_log_reaches_back_while_another_does_not
     assert retry.donor != refused.donor
 
 
-def test_a_chunk_far_behind_is_pulled_again_because_that_is_fewer_bytes() -> None:
-    rejoin = joiner()
+def test_a_chunk_far_behind_is_pulled_again_because_that_is_fewer_bytes(rejoin: Rejoin) -> None:
     rejoin.committed(16, 0.0)
     ask = only(rejoin.donors([A], 0.0))
     assert isinstance(only(rejoin.pulled(ask.ticket, 5, previous=True, reach=0, now_s=0.0)), AskChunk)
 
 
-def test_a_donor_that_lags_behind_does_not_set_a_chunk_back() -> None:
-    rejoin = joiner()
+def test_a_donor_that_lags_behind_does_not_set_a_chunk_back(rejoin: Rejoin) -> None:
     rejoin.committed(30, 0.0)
     ask = only(rejoin.donors([A], 0.0))
     again = only(rejoin.pulled(ask.ticket, 9, previous=True, reach=9, now_s=0.0))
@@ -198,8 +196,7 @@ def test_open_asks_are_bounded_in_all_and_per_donor() -> None:
     assert max(Counter(ask.donor for ask in asks(more)).values()) == 1
 
 
-def test_after_admission_it_follows_until_the_replica_is_a_member() -> None:
-    rejoin = joiner()
+def test_after_admission_it_follows_until_the_replica_is_a_member(rejoin: Rejoin) -> None:
     rejoin.agreed(5, "five", 0.0)
     *_, digest = complete(rejoin, 5)
     assert isinstance(digest, Digest)
@@ -217,15 +214,13 @@ def test_a_joiner_is_no_donor_of_its_own() -> None:
     assert rejoin.donors([PeerId("me")], 0.0) == []
 
 
-def test_an_answer_to_another_question_is_a_programming_error() -> None:
-    rejoin = joiner()
+def test_an_answer_to_another_question_is_a_programming_error(rejoin: Rejoin) -> None:
     ask = only(rejoin.donors([A], 0.0))
     with pytest.raises(AssertionError, match="another question"):
         rejoin.recorded(ask.ticket, 3, reach=0, now_s=0.0)
 
 
-def test_a_digest_of_a_state_that_was_dropped_is_no_digest_of_the_next_one() -> None:
-    rejoin = joiner()
+def test_a_digest_of_a_state_that_was_dropped_is_no_digest_of_the_next_one(rejoin: Rejoin) -> None:
     *_, fifth = complete(rejoin, 5)
     records = only(rejoin.committed(6, 0.0))
     _, sixth = rejoin.recorded(records.ticket, 6, reach=0, now_s=0.0)

@@ -58,8 +58,12 @@ def test_a_pass_that_is_not_good_opens_nothing(with_pass: Pass, expected: object
     assert refusal(board(), A, with_pass) is expected
 
 
-def test_nobody_is_put_through_to_one_that_does_not_listen_or_has_no_pass() -> None:
-    made = board()
+@pytest.fixture
+def made() -> Switchboard[str]:
+    return board()
+
+
+def test_nobody_is_put_through_to_one_that_does_not_listen_or_has_no_pass(made: Switchboard[str]) -> None:
     assert refusal(made, A, shown(A), B) is PeerUnavailable
     made.show(H, "line", None, NOW)
     assert refusal(made, A, shown(A)) is NoPass
@@ -76,8 +80,7 @@ def test_one_that_listens_shows_its_own_pass(theirs: Pass) -> None:
     assert refusal(made, A, shown(A)) is NoPass
 
 
-def test_a_link_is_accepted_by_whom_it_is_for_and_once() -> None:
-    made = board()
+def test_a_link_is_accepted_by_whom_it_is_for_and_once(made: Switchboard[str]) -> None:
     opening, _ = made.connect(A, shown(A), H, NOW)
     for caller, connection in ((B, opening.connection), (A, opening.connection), (H, "x"), (H, "")):
         with pytest.raises(Refused):
@@ -87,16 +90,14 @@ def test_a_link_is_accepted_by_whom_it_is_for_and_once() -> None:
         made.accept(H, opening.connection)
 
 
-def test_a_link_that_was_given_up_is_accepted_by_nobody() -> None:
-    made = board()
+def test_a_link_that_was_given_up_is_accepted_by_nobody(made: Switchboard[str]) -> None:
     opening, _ = made.connect(A, shown(A), H, NOW)
     made.ended(opening)
     with pytest.raises(Refused):
         made.accept(H, opening.connection)
 
 
-def test_links_to_one_stage_server_are_bounded() -> None:
-    made = board()
+def test_links_to_one_stage_server_are_bounded(made: Switchboard[str]) -> None:
     callers = [PeerId(f"p{number % 8}") for number in range(RELAY_LINKS_MAX)]
     openings = [made.connect(one, shown(one), H, NOW)[0] for one in callers]
     assert refusal(made, A, shown(A)) is RetryElsewhere
@@ -104,9 +105,8 @@ def test_links_to_one_stage_server_are_bounded() -> None:
     assert refusal(made, A, shown(A)) is None
 
 
-def test_one_stage_server_takes_no_more_than_its_share_of_the_links_to_another() -> None:
+def test_one_stage_server_takes_no_more_than_its_share_of_the_links_to_another(made: Switchboard[str]) -> None:
     """One member of a job could take all 64, and nobody else reached the hidden one."""
-    made = board()
     openings = [made.connect(A, shown(A), H, NOW)[0] for _ in range(RELAY_LINKS_OF_ONE_MAX)]
     assert refusal(made, A, shown(A)) is RetryElsewhere
     assert refusal(made, B, shown(B)) is None
@@ -115,8 +115,7 @@ def test_one_stage_server_takes_no_more_than_its_share_of_the_links_to_another()
     assert refusal(made, A, shown(A)) is RetryElsewhere
 
 
-def test_a_newer_line_replaces_an_older_one_which_ends_nothing_of_it() -> None:
-    made = board()
+def test_a_newer_line_replaces_an_older_one_which_ends_nothing_of_it(made: Switchboard[str]) -> None:
     assert made.listen(H, "newer") == "line"
     made.show(H, "line", shown(H), NOW)
     assert refusal(made, A, shown(A)) is NoPass, "the newer one has shown none"
@@ -126,8 +125,7 @@ def test_a_newer_line_replaces_an_older_one_which_ends_nothing_of_it() -> None:
     assert made.listeners == 0
 
 
-def test_whoever_is_revoked_neither_dials_nor_listens_until_it_has_a_newer_pass() -> None:
-    made = board()
+def test_whoever_is_revoked_neither_dials_nor_listens_until_it_has_a_newer_pass(made: Switchboard[str]) -> None:
     assert made.cut_off(A, 950.0) is None
     assert made.cut_off(H, 950.0) == "line"
     assert refusal(made, A, shown(A)) is Revoked

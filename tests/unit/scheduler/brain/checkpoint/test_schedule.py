@@ -22,16 +22,14 @@ from scheduler.brain.settings import SavingRules
 from scheduler.brain.state.brain_state import Mode
 from swarm.errors import CheckpointFailed
 from swarm.types import JobId, JobState
-from swarm.wire.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage
+from swarm.wire.messages import Commit, LoadStage, Release, Route, Saved, SaveStage
 from tests.support.brain import A, B, C, D, Swarm, sends
 
 RULES = SavingRules(every_steps=2, optimizer=True)
 
 
 def train_a_step(swarm: Swarm, *, commit: bool = True) -> list[Any]:
-    while swarm.brain.counts().in_flight:
-        swarm.answer(Route)
-    swarm.answer(Average)
+    swarm.until_written()
     outputs = swarm.write()
     if commit:
         swarm.answer(Commit)
@@ -129,9 +127,7 @@ def test_a_checkpoint_that_takes_too_long_is_given_up_for_the_next() -> None:
         train_a_step(swarm)
     swarm.pop(SaveStage)
     train_a_step(swarm)
-    while swarm.brain.counts().in_flight:
-        swarm.answer(Route)
-    swarm.answer(Average)
+    swarm.until_written()
     outputs = swarm.tell(RowDurable(swarm.rows[-1].step), 2.0 + SAVING_S_MAX)
     assert [(one.version, one.reason) for one in of(outputs, DropCheckpoint)] == [(2, "timeout")]
     assert of(outputs, BeginCheckpoint) == [BeginCheckpoint(4)]

@@ -10,7 +10,7 @@ import pytest
 from scheduler.brain.inputs import PeerGone
 from scheduler.brain.outputs import Output, Send
 from swarm.types import PeerId, set_digest
-from swarm.wire.messages import AbortRound, Average, Averaged, Commit, LoadStage, RoundFailed, Route, Void
+from swarm.wire.messages import AbortRound, Average, Averaged, LoadStage, RoundFailed, Route, Void
 from tests.support.brain import S0, S1, A, B, C, D, Swarm, sends
 from tests.support.stories import J, a_peer_joins
 
@@ -139,8 +139,7 @@ def test_the_full_step_is_averaged_by_those_who_are_there_then() -> None:
 def test_the_next_step_is_told_ahead_too() -> None:
     swarm = fed()
     swarm.until_written()
-    swarm.write()
-    swarm.answer(Commit)
+    swarm.commit()
     steps = [
         one.command.step
         for one in sends(swarm.outputs, Average)

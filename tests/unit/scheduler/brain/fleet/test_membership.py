@@ -41,8 +41,12 @@ def serving(members: Membership) -> None:
     members.serving(A, 0.0)
 
 
-def test_a_peer_joins_loads_serves_and_is_idle_again() -> None:
-    members = pool()
+@pytest.fixture
+def members() -> Membership:
+    return pool()
+
+
+def test_a_peer_joins_loads_serves_and_is_idle_again(members: Membership) -> None:
     assert moves(members.hello(hello(), 0.0)) == [(None, IDLE)]
     assert [peer.hello.peer for peer in members.idle_peers()] == ["a"]
     assert moves(members.assign(A, JOB, 1, 1.0)) == [(IDLE, LOADING)]
@@ -55,8 +59,7 @@ def test_a_peer_joins_loads_serves_and_is_idle_again() -> None:
     assert (known.job, known.stage, known.reason) == (NO_JOB, NO_STAGE, "job is over")
 
 
-def test_silence_makes_suspect_and_grace_makes_gone_with_job_and_stage_named() -> None:
-    members = pool()
+def test_silence_makes_suspect_and_grace_makes_gone_with_job_and_stage_named(members: Membership) -> None:
     serving(members)
     assert members.tick(2.9) == []
     (suspect,) = members.tick(3.0)
@@ -69,9 +72,8 @@ def test_silence_makes_suspect_and_grace_makes_gone_with_job_and_stage_named() -
     assert members.heard(A, 13.5) == [], "gone is gone until it dials again"
 
 
-def test_while_the_scheduler_itself_stood_still_nobody_was_silent() -> None:
+def test_while_the_scheduler_itself_stood_still_nobody_was_silent(members: Membership) -> None:
     """Stopped (SIGSTOP) for longer than the grace just after sessions broke, it took all its peers for gone."""
-    members = pool()
     serving(members)
     members.disconnected(A, 1, 1.0)
     members.stood_still(20.0, 21.1)
@@ -84,8 +86,7 @@ def test_while_the_scheduler_itself_stood_still_nobody_was_silent() -> None:
     assert moves(members.tick(35.0)) == [(IDLE, SUSPECT)], "nobody is heard in the future"
 
 
-def test_a_suspect_that_is_heard_is_back_where_it_was() -> None:
-    members = pool()
+def test_a_suspect_that_is_heard_is_back_where_it_was(members: Membership) -> None:
     serving(members)
     (suspect,) = members.disconnected(A, 1, 1.0, "connection reset")
     assert (suspect.before, suspect.after, suspect.session_lost) == (SERVING, SUSPECT, True)
@@ -95,8 +96,7 @@ def test_a_suspect_that_is_heard_is_back_where_it_was() -> None:
     assert (known.job, known.stage) == (JOB, 1)
 
 
-def test_a_peer_that_dials_again_without_its_job_is_lost_to_the_job_and_idle() -> None:
-    members = pool()
+def test_a_peer_that_dials_again_without_its_job_is_lost_to_the_job_and_idle(members: Membership) -> None:
     serving(members)
     members.disconnected(A, 1, 1.0, "connection reset")
     gone, idle = members.hello(hello(), 2.0)
@@ -109,9 +109,8 @@ def test_a_peer_that_dials_again_without_its_job_is_lost_to_the_job_and_idle() -
 
 @pytest.mark.parametrize("away_s", [0.5, 20.0])
 @pytest.mark.parametrize("given", [False, True])
-def test_a_process_that_left_in_order_and_dials_again_is_idle(away_s: float, given: bool) -> None:
+def test_a_process_that_left_in_order_and_dials_again_is_idle(members: Membership, away_s: float, given: bool) -> None:
     """It would hand its work over for ever, although it has none."""
-    members = pool()
     members.hello(hello(), 0.0)
     if given:
         members.assign(A, JOB, 1, 0.0)
@@ -128,8 +127,7 @@ def test_a_process_that_left_in_order_and_dials_again_is_idle(away_s: float, giv
     members.validate()
 
 
-def test_an_older_incarnation_is_refused_and_changes_nothing() -> None:
-    members = pool()
+def test_an_older_incarnation_is_refused_and_changes_nothing(members: Membership) -> None:
     members.hello(hello(incarnation=5), 0.0)
     with pytest.raises(StaleMessage, match="incarnation 4, incarnation 5 is known"):
         members.hello(hello(incarnation=4), 1.0)
@@ -154,8 +152,7 @@ def test_a_newer_incarnation_replaces_the_older_which_is_gone_at_once(loaded: bo
     assert len(members.idle_peers()) == 1
 
 
-def test_a_peer_that_was_gone_comes_back_with_nothing() -> None:
-    members = pool()
+def test_a_peer_that_was_gone_comes_back_with_nothing(members: Membership) -> None:
     serving(members)
     members.disconnected(A, 1, 0.0)
     members.tick(10.0)
@@ -164,8 +161,7 @@ def test_a_peer_that_was_gone_comes_back_with_nothing() -> None:
     assert members.get(A).job == NO_JOB  # type: ignore[union-attr]  # it just joined
 
 
-def test_a_gone_peer_is_forgotten_in_the_end() -> None:
-    members = pool()
+def test_a_gone_peer_is_forgotten_in_the_end(members: Membership) -> None:
     members.hello(hello(), 0.0)
     members.disconnected(A, 1, 0.0)
     members.tick(10.0)
@@ -175,8 +171,7 @@ def test_a_gone_peer_is_forgotten_in_the_end() -> None:
     assert members.get(A) is None
 
 
-def test_a_job_that_ends_while_its_peer_is_suspect_leaves_it_idle() -> None:
-    members = pool()
+def test_a_job_that_ends_while_its_peer_is_suspect_leaves_it_idle(members: Membership) -> None:
     serving(members)
     members.disconnected(A, 1, 0.0)
     assert members.release(A, 1.0) == []
@@ -184,8 +179,7 @@ def test_a_job_that_ends_while_its_peer_is_suspect_leaves_it_idle() -> None:
     members.validate()
 
 
-def test_loading_can_end_while_the_peer_is_suspect() -> None:
-    members = pool()
+def test_loading_can_end_while_the_peer_is_suspect(members: Membership) -> None:
     members.hello(hello(), 0.0)
     members.assign(A, JOB, 0, 0.0)
     members.disconnected(A, 1, 0.0)
@@ -193,8 +187,7 @@ def test_loading_can_end_while_the_peer_is_suspect() -> None:
     assert moves(members.heard(A, 1.0)) == [(SUSPECT, SERVING)]
 
 
-def test_only_an_idle_peer_can_be_given_a_stage() -> None:
-    members = pool()
+def test_only_an_idle_peer_can_be_given_a_stage(members: Membership) -> None:
     serving(members)
     with pytest.raises(NotAllowed, match="a is serving"):
         members.assign(A, JOB, 0, 1.0)
@@ -202,15 +195,13 @@ def test_only_an_idle_peer_can_be_given_a_stage() -> None:
         members.assign(PeerId("x"), JOB, 0, 1.0)
 
 
-def test_a_leaving_peer_drains_and_gets_nothing_new() -> None:
-    members = pool()
+def test_a_leaving_peer_drains_and_gets_nothing_new(members: Membership) -> None:
     members.hello(hello(), 0.0)
     assert moves(members.leaving(A, 1.0, "SIGTERM")) == [(IDLE, PeerState.DRAINING)]
     assert members.idle_peers() == []
 
 
-def test_a_drained_peer_stays_once_it_has_handed_its_work_over() -> None:
-    members = pool()
+def test_a_drained_peer_stays_once_it_has_handed_its_work_over(members: Membership) -> None:
     serving(members)
     assert members.stay(A, 1.0) == [], "it never was to leave"
     members.leaving(A, 1.0, "drained by its user")
@@ -227,8 +218,7 @@ def test_a_drained_peer_stays_once_it_has_handed_its_work_over() -> None:
     members.assign(A, JOB, 0, 7.0)
 
 
-def test_a_quarantined_peer_that_was_drained_stays_quarantined() -> None:
-    members = pool()
+def test_a_quarantined_peer_that_was_drained_stays_quarantined(members: Membership) -> None:
     members.hello(hello(), 0.0)
     members.leaving(A, 1.0, "drained by its user")
     members.quarantine(A, 2.0, "wrong numbers")
@@ -295,8 +285,7 @@ def test_whatever_happens_states_jobs_and_transitions_fit_together(acts: list[tu
             assert present.reason
 
 
-def test_a_peer_is_found_by_its_id_or_a_beginning_that_fits_one() -> None:
-    members = pool()
+def test_a_peer_is_found_by_its_id_or_a_beginning_that_fits_one(members: Membership) -> None:
     for name in ("ab", "abc", "abd", "x"):
         members.hello(hello(name), 0.0)
     assert members.find("ab").hello.peer == "ab"
@@ -317,8 +306,7 @@ def test_a_peer_is_found_by_its_id_or_a_beginning_that_fits_one() -> None:
     assert members.find("abc").state is GONE
 
 
-def test_a_suspect_that_is_drained_says_why_once_it_is_heard() -> None:
-    members = pool()
+def test_a_suspect_that_is_drained_says_why_once_it_is_heard(members: Membership) -> None:
     serving(members)
     members.disconnected(A, 1, 1.0)
     assert members.leaving(A, 1.0, "drained by its user") == []
@@ -327,8 +315,7 @@ def test_a_suspect_that_is_drained_says_why_once_it_is_heard() -> None:
     assert members.leaving(A, 2.0, "again") == []
 
 
-def test_a_quarantined_peer_is_given_nothing_wherever_it_comes_from_until_it_is_freed() -> None:
-    members = pool()
+def test_a_quarantined_peer_is_given_nothing_wherever_it_comes_from_until_it_is_freed(members: Membership) -> None:
     serving(members)
     assert members.quarantine(A, 1.0, "wrong numbers") == [], "its job lets go of it first"
     assert moves(members.release(A, 2.0)) == [(SERVING, PeerState.QUARANTINED)]
@@ -352,8 +339,7 @@ def test_a_quarantined_peer_is_given_nothing_wherever_it_comes_from_until_it_is_
     members.validate()
 
 
-def test_who_leaves_is_gone_or_is_quarantined_in_whatever_state_does_not_last() -> None:
-    members = pool()
+def test_who_leaves_is_gone_or_is_quarantined_in_whatever_state_does_not_last(members: Membership) -> None:
     serving(members)
     for name in ("gone", "leaves", "silent", "suspect"):
         members.hello(hello(name), 0.0)
@@ -369,15 +355,13 @@ def test_who_leaves_is_gone_or_is_quarantined_in_whatever_state_does_not_last() 
     assert [known.hello.peer for known in members.lasting_peers()] == ["silent", "suspect"]
 
 
-def test_a_name_is_quarantined_before_it_dials() -> None:
-    members = pool()
+def test_a_name_is_quarantined_before_it_dials(members: Membership) -> None:
     assert members.quarantine(A, 1.0, "wrong numbers") == []
     assert moves(members.hello(hello(), 2.0)) == [(None, PeerState.QUARANTINED)]
     assert members.free(PeerId("b"), 3.0) == []
 
 
-def test_links_are_those_to_known_peers_and_go_with_the_job() -> None:
-    members = pool()
+def test_links_are_those_to_known_peers_and_go_with_the_job(members: Membership) -> None:
     serving(members)
     members.hello(hello("b"), 0.0)
     told = (LinkSpeed(PeerId("b"), 1e6, 0.01), LinkSpeed(PeerId("stranger"), 1e6, 0.01))
@@ -388,8 +372,7 @@ def test_links_are_those_to_known_peers_and_go_with_the_job() -> None:
     assert [known.links for known in members.peers()] == [(), ()]
 
 
-def test_what_was_measured_of_a_peer_is_kept_for_the_next_job_of_its_process() -> None:
-    members = pool()
+def test_what_was_measured_of_a_peer_is_kept_for_the_next_job_of_its_process(members: Membership) -> None:
     serving(members)
     members.measured(A, (LinkSpeed(A, 1e6, 0.01),), 1e9)
     members.release(A, 3.0)
