@@ -2,7 +2,7 @@
 
 The hashes are over the bytes that travel, so both ends of a link name a tensor alike. They go to the scheduler with the
 report that the gradient was added (`Accumulated.digests`): x, y, g, dx, and "" where the stage has none. With or
-without hashes, an output that the wire could not carry is named.
+without hashes, an output that the wire could not carry is named. Decision: docs/decisions/060.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ are ignored.
 A check needs x and g. The hops before and behind send what they hold; an input that does not come is asked for. A
 route that names this replica ends the check: later inputs are for the cell. An evaluation needs x alone. The scheduler
 overwrites no version that is being evaluated; this replica may be some commits behind the others.
+
+Decision: docs/decisions/060.
 """
 
 from __future__ import annotations

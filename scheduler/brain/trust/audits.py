@@ -1,4 +1,4 @@
-"""The audits of a job: those that its job file asks for."""
+"""The audits that a job file asks for."""
 
 from __future__ import annotations
 

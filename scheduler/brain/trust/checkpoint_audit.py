@@ -5,9 +5,11 @@
                                                   unlike ──┬─ a majority: the odd one is wrong ──┬─▶ saved again,
                                                            └─ none: unclear ─────────────────────┘   by another
 
-The saver's own hashes do not count: the stored files must match the hashes of the others. Two are asked at once where a
-stage has three replicas, since a third could not decide later: it would have moved on. A witness that has not answered
+The saver's own hashes do not count: the stored files must match the hashes of the others. Two witnesses are
+asked at once if a stage has three replicas, because a third would have moved on later. A witness that has not answered
 some time after the saver's last file is left out. Without any witness the stage is accepted, and the log says so.
+
+Decision: docs/decisions/061.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Word:
         for path in sorted(self.files.keys() | other.files.keys()):
             if self.files.get(path) != other.files.get(path):
                 return path, self.files.get(path, "nothing")[:SHOWN]
-        mine, theirs = ({one.name: one.sha256 for one in word.parameters} for word in (self, other))
+        mine, theirs = ({tensor.name: tensor.sha256 for tensor in word.parameters} for word in (self, other))
         for name in sorted(mine.keys() | theirs.keys()):
             if mine.get(name) != theirs.get(name):
                 return f"the hash of {name}", mine.get(name, "nothing")[:SHOWN]
@@ -58,11 +60,11 @@ class Word:
 
 @dataclass(slots=True)
 class _Stage:
-    """The record of one stage of the checkpoint under way."""
+    """One stage of the checkpoint under way."""
 
     awaited: set[PeerId]
     words: dict[PeerId, Word] = field(default_factory=dict)  # of the witnesses
-    stored: dict[PeerId, dict[str, str]] = field(default_factory=dict)  # hashes of what each has sent, by path
+    stored: dict[PeerId, dict[str, str]] = field(default_factory=dict)  # hashes of the files of each sender, by path
     due_s: float = inf  # then the witnesses are no longer waited for
 
 
@@ -77,7 +79,7 @@ class CheckpointAudit(ReplicaAudit):
         self._stages: dict[int, _Stage] = {}
 
     def hear(self, peer: PeerId, event: Event | Stored, now_s: float) -> bool:
-        """The scheduler has stored a file that a replica sent, or a witness speaks; one that cannot has no say."""
+        """Note a stored file of a replica, or a witness's hashes; a witness that cannot hash has no say."""
         if not isinstance(event, Stored | Hashed) or self._of is None or self._of.version != event.version:
             return False
         stage, settings = self._stages.get(event.stage), self._state.settings
@@ -97,7 +99,7 @@ class CheckpointAudit(ReplicaAudit):
         return True
 
     def look_at_checkpoint(self, now_s: float) -> list[Remedy]:
-        """Ask about a checkpoint that has begun, while its version is held, and compare what is there of it."""
+        """Ask witnesses about a new checkpoint while its version is held, and compare the stages that are there."""
         if self._saving.open is not self._of:
             self._begin(self._saving.open)
         if (held := self._of) is None:
@@ -124,7 +126,7 @@ class CheckpointAudit(ReplicaAudit):
         return [stage.due_s for index, stage in self._stages.items() if index in claims]
 
     def _begin(self, held: OpenCheckpoint | None) -> None:
-        """Another checkpoint is under way, or none: ask other replicas than the savers to hash their files."""
+        """Begin with another checkpoint, or none: order replicas other than the savers to hash their files."""
         self._of, self._stages = held, {}
         for saver, index in held.savers.items() if held is not None else ():
             self._ask_others(saver, index)
@@ -150,7 +152,7 @@ class CheckpointAudit(ReplicaAudit):
     def _contradicted(
         self, index: int, saver: PeerId, said: Mapping[PeerId, Word], odd: tuple[PeerId, ...], now_s: float
     ) -> list[Remedy]:
-        """The hashes differ: refuse the stored files, and save the stage again by another replica."""
+        """The hashes differ: refuse the stored files, and let another replica save the stage again."""
         self._saving.at_once = True  # if nobody has this version any more
         if len(odd) < len(said):
             if saver not in odd:
@@ -170,7 +172,7 @@ class CheckpointAudit(ReplicaAudit):
         return f"stage {index} of the checkpoint at step {self._of.version}"
 
     def _evidence(self, index: int, peer: PeerId, said: Mapping[PeerId, Word]) -> str:
-        """The hashes of a replica, and those of the others."""
+        """The hashes of a replica against the others'."""
         others = [other for other in sorted(said) if said[other].content != said[peer].content]
         what, mine = said[peer].unlike(said[others[0]])
         _, theirs = said[others[0]].unlike(said[peer])

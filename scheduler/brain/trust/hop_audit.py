@@ -1,4 +1,4 @@
-"""The audit of hops: what replicas say of their computations is compared, and some hops are computed again.
+"""The audit of hops: reports on computations are compared, and some hops are computed again.
 
     Accumulated with hashes ──▶ claims ──a microbatch is complete──┬─ each hop must have taken what its neighbour made
                                    │                               └─ some hops are drawn and computed again elsewhere
@@ -9,8 +9,10 @@ is not committed while a check of it is open. A verdict makes everything without
 tensors from a liar are wrong elsewhere too. Committed steps stay.
 
 Where two replicas differ and no third can decide, both are asked once more: the one that contradicts itself is wrong.
-Two neighbours that say different things of one tensor cannot be told apart by computing: either may lie. The step is
-computed again and the pair is avoided. A replica that two others contradict in this way is wrong.
+If two neighbours report one tensor differently, computing shows nothing, since either may lie. The step is computed
+again and the pair is avoided. A replica that two others contradict in this way is wrong.
+
+Decision: docs/decisions/060.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ class HopAudit(ReplicaAudit):
         return False
 
     def _accumulated(self, peer: PeerId, event: Accumulated) -> None:
-        """A replica's word on a hop whose gradient it has added."""
+        """Note a replica's report on a hop whose gradient it has added."""
         hop, run = HopId.of(event), self._state.progress.runs.get(event.microbatch.step)
         if run is not None and run.can_be_redone:
             self._claims.setdefault(hop.step, {}).setdefault(hop, {})[peer] = Work.of(event)
@@ -140,7 +142,7 @@ class HopAudit(ReplicaAudit):
             self._touched.add((hop.step, hop.index))
 
     def _checked(self, peer: PeerId, event: Checked) -> bool:
-        """A replica has computed a hop again, or cannot; an answer to an older request changes nothing."""
+        """A replica has computed a hop again, or cannot. Ignores answers to older requests."""
         inquiry = self._open.get(HopId.of(event))
         if inquiry is None or not inquiry.awaits(peer, event.number):
             return False
@@ -162,7 +164,7 @@ class HopAudit(ReplicaAudit):
         return self._claims.get(hop.step, {}).get(hop, {}).get(peer)
 
     def dispute(self, hop: HopId, holder: PeerId, said: dict[PeerId, Work], guard: str) -> None:
-        """Open an inquiry into a hop of which these things were said."""
+        """Open an inquiry into a hop with these reports."""
         if hop not in self._open:
             pool = self._state.pool
             device = pool[holder].replica.device if holder in pool else ""
@@ -171,7 +173,7 @@ class HopAudit(ReplicaAudit):
     # What follows ------------------------------------------------------------------------------------------------
 
     def look(self, now_s: float) -> list[Remedy]:
-        """Compare reports, draw checks and ask for them; gives remedies for replicas that are wrong."""
+        """Compare reports, draw checks and ask for them. Returns remedies for replicas that are wrong."""
         found: list[Remedy] = []
         for step, index in sorted(self._touched):
             found = found or self._look_at(step, index, now_s)
@@ -200,7 +202,7 @@ class HopAudit(ReplicaAudit):
     # Comparing ---------------------------------------------------------------------------------------------------
 
     def _look_at(self, step: int, index: int, now_s: float) -> list[Remedy]:
-        """Something was said of a microbatch: compare the words of one hop, then those of neighbours, then draw."""
+        """Compare new reports on a microbatch: first on one hop, then between neighbours; then draw checks."""
         claims, ledger = self._claims.get(step, {}), self._state.ledger
         if step not in ledger.open_steps():
             return []
@@ -226,7 +228,7 @@ class HopAudit(ReplicaAudit):
         return []
 
     def _compare_repeated(self, hop: HopId, said: dict[PeerId, Work]) -> None:
-        """A hop that several replicas did from the same inputs must have the same results."""
+        """Open an inquiry if replicas that did one hop from the same inputs report different results."""
         holder = self._state.ledger.holder(hop.step, hop.stage, hop.index)
         if holder not in said or len(said) < 2:
             return
@@ -237,7 +239,7 @@ class HopAudit(ReplicaAudit):
     def _contradict(
         self, maker: HopId, what: str, one: PeerId, other: PeerId, hashes: tuple[str, str], now_s: float
     ) -> list[Remedy]:
-        """Two neighbours name one tensor differently: one of them lies, or another replica had the hop before."""
+        """Two neighbours report one tensor differently: either may lie, or another replica had the hop before."""
         left, right = (text[:SHOWN] or "nothing" for text in hashes)
         told = f"{what} of {maker} is {left} as {one} says, and {right} as {other} says"
         ledger = self._state.ledger
@@ -250,7 +252,7 @@ class HopAudit(ReplicaAudit):
     # Asking ------------------------------------------------------------------------------------------------------
 
     def _go_on(self, inquiry: HopInquiry, now_s: float) -> list[Remedy]:
-        """Move an inquiry on: it is over, decided, or another replica is asked."""
+        """Advance an inquiry: close it, decide it, or ask another replica."""
         case, ledger = inquiry.about, self._state.ledger
         hop = case.hop
         if hop.step not in ledger.open_steps() or ledger.holder(hop.step, hop.stage, hop.index) != case.holder:
@@ -292,7 +294,7 @@ class HopAudit(ReplicaAudit):
         return self._strikes.undecided(_evidence(case, case.holder, said), said)
 
     def _leave_unchecked(self, inquiry: HopInquiry) -> None:
-        """No replica has computed the hop again; the log says so once for each holder and cause."""
+        """Log that no replica has computed the hop again, once for each holder and cause."""
         holder = inquiry.about.holder
         why = "who was asked gave no answer" if inquiry.tries else "no other replica of the stage could"
         if (holder, why) not in self._unchecked:
@@ -301,7 +303,7 @@ class HopAudit(ReplicaAudit):
             self._state.outbox.note("info", f"{inquiry.about.hop} of {holder} is not checked: {why} {more}")
 
     def _able(self, case: HopCase, now_s: float) -> list[PeerId]:
-        """Replicas that can compute the hop, with the bits of the holder's kind of device, and were not silent."""
+        """Replicas that can compute the hop on the holder's kind of device, and were not silent too often."""
         pool, hop, near = self._state.pool, case.hop, _beside(self._near(case.hop))
         return [
             peer
@@ -313,12 +315,12 @@ class HopAudit(ReplicaAudit):
         ]
 
     def _rests(self, checker: PeerId, stage: int, near: Beside, now_s: float) -> bool:
-        """Whether a checker was silent so often that it is not asked for now: beside these neighbours, or at all.
+        """Whether a checker was silent too often to be asked now: beside these neighbours, or at all.
 
-        If a neighbour does not hand its tensor over, an honest checker is silent. So silence is counted beside each,
-        and is the checker's own where one such neighbour on each side does not explain all of it.
+        If a neighbour keeps its tensor back, an honest checker is silent. So silence counts per pair of neighbours. It
+        is the checker's own fault if one neighbour on each side does not explain all of it.
         """
-        late = [one for one in self._silent.pop((checker, stage), ()) if now_s - one[0] < SILENT_S]
+        late = [late for late in self._silent.pop((checker, stage), ()) if now_s - late[0] < SILENT_S]
         if late:
             self._silent[checker, stage] = late
         times = Counter(beside for _, beside in late)
@@ -340,7 +342,7 @@ class HopAudit(ReplicaAudit):
         return self._number
 
     def send(self, hop: HopId, checker: PeerId, number: int) -> None:
-        """Let a replica compute a hop again, and its neighbours send what they hold."""
+        """Order a replica to compute a hop again, and its neighbours to send what they hold."""
         state = self._state
         hops, replica = state.ledger.hops(hop.step, hop.index), state.pool[checker].replica
         hops[hop.stage] = Hop(checker, replica.incarnation, state.ledger.attempt(hop.step), replica.address)
@@ -351,7 +353,7 @@ class HopAudit(ReplicaAudit):
             state.outbox.send(peer, command)
 
     def _forget_undecided(self) -> None:
-        """Everything without a row is computed again."""
+        """Forget reports and inquiries of steps without a row, which are computed again."""
         for run in self._state.progress.undecided():
             self._claims.pop(run.step, None)
             self._drawn = {drawn for drawn in self._drawn if drawn[0].step != run.step}
@@ -359,7 +361,7 @@ class HopAudit(ReplicaAudit):
 
 
 def _candidates(inquiry: HopInquiry, others: list[PeerId]) -> list[PeerId]:
-    """The replicas to ask: those that have not answered; where two differ and there is no third, both once more."""
+    """The replicas that may be asked: fresh ones; if two differ and there is no third, both once more."""
     fresh = inquiry.next_ones(others)
     if fresh or len(inquiry.said) != 2 or inquiry.tries >= TRIES_MAX:
         return fresh
@@ -379,7 +381,7 @@ def _results(said: Mapping[PeerId, Work]) -> dict[PeerId, tuple[str, str, bool, 
 
 
 def _evidence(case: HopCase, peer: PeerId, said: Mapping[PeerId, Work]) -> str:
-    """A replica's result, and that of the others."""
+    """A replica's result against the others'."""
     others = [other for other in sorted(said) if said[other].results != said[peer].results]
     what, mine = said[peer].result_unlike(said[others[0]])
     _, theirs = said[others[0]].result_unlike(said[peer])
@@ -393,6 +395,6 @@ def _beside(near: tuple[Hop | None, ...]) -> Beside:
 
 
 def _explained(besides: Set[Beside]) -> bool:
-    """Whether one neighbour on each side takes part in all of these."""
+    """Whether one neighbour on either side is part of every pair."""
     suspects = product(*map(set, zip(*besides, strict=True)))
-    return any(all(any(map(eq, one, beside)) for beside in besides) for one in suspects)
+    return any(all(any(map(eq, pair, beside)) for beside in besides) for pair in suspects)

@@ -1,4 +1,4 @@
-"""Audits and their inquiries: one question to one replica after another, until they have said enough for a verdict.
+"""Audits and their inquiries: one question to one replica after another, until a verdict is possible.
 
 one has spoken ──ask another──▶ alike: fine
                                 unlike ──ask a third──▶ a majority: the odd one is wrong
@@ -24,22 +24,22 @@ TRIES_MAX = 3  # replicas that do not answer, or whose answer cannot be compared
 
 
 class ReplicaAudit(Protocol):
-    """A way to find replicas that give wrong numbers; its methods do what an audit does that has no use for them.
+    """A way to find replicas that give wrong numbers; each method defaults to doing nothing.
 
-    The job's brain shows it events, asks it in each step, and carries out its remedies. A step gets no row while an
-    audit forbids it.
+    The job's brain passes events to it, asks it in each step, and carries out its remedies. A step gets no row while
+    an audit forbids it.
     """
 
     def hear(self, peer: PeerId, event: Event | Stored, now_s: float) -> bool:
-        """Take an event in; False if this audit does not wait for it."""
+        """Take an event in; False if this audit does not await it."""
         return False
 
     def draw(self, run: StepRun, now_s: float) -> None:
-        """Choose what to check of a step that was averaged, once for the same rounds."""
+        """Choose what to check in an averaged step, once for the same rounds."""
         return
 
     def look(self, now_s: float) -> list[Remedy]:
-        """Compare what was said of open steps, and ask; gives remedies for replicas that are wrong."""
+        """Compare reports on open steps, and ask for more. Returns remedies for replicas that are wrong."""
         return []
 
     def look_at_checkpoint(self, now_s: float) -> list[Remedy]:
@@ -47,7 +47,7 @@ class ReplicaAudit(Protocol):
         return []
 
     def permits(self, step: int) -> bool:
-        """Whether nothing of the step waits to be checked."""
+        """Whether no check of the step is open."""
         return True
 
     def waiting_for(self, step: int) -> str:
@@ -64,12 +64,12 @@ class ReplicaAudit(Protocol):
 
 
 class InquiryState(Enum):
-    """What is to be done about an inquiry."""
+    """The state of an inquiry, given the replicas that could still be asked."""
 
     ASKS = auto()  # another replica is to be asked
     ALIKE = auto()
-    ODD = auto()  # a majority says otherwise than some
-    SPLIT = auto()  # nobody can decide
+    ODD = auto()  # a majority contradicts some
+    SPLIT = auto()  # no majority
     UNANSWERED = auto()
 
 
@@ -110,14 +110,14 @@ class Inquiry(Generic[About, Answer]):
             self.asked = None
 
     def gave_up(self) -> None:
-        """The asked replica is of no use."""
+        """Note that the asked replica is of no use."""
         if self.asked is not None:
             self.passed.add(self.asked)
             self.tries += 1
         self.asked = None
 
     def waits(self, now_s: float, may_answer: Callable[[PeerId], bool]) -> bool:
-        """Whether an answer may still come; a replica that is late, or may not answer any more, is given up."""
+        """Whether an answer may still come. Gives up a replica that is late, or may not answer any more."""
         if self.asked is not None and (now_s >= self.due_s or not may_answer(self.asked)):
             self.gave_up()
         return self.asked is not None
@@ -129,7 +129,7 @@ class Inquiry(Generic[About, Answer]):
 
 
 def vote(said: Mapping[PeerId, Hashable], *, may_ask: bool) -> InquiryState:
-    """What follows from what is said; `may_ask`: another replica could be asked."""
+    """The state that follows from the answers; `may_ask`: another replica could be asked."""
     odd = outvoted(said)
     if len(said) > 1 and not odd:
         return InquiryState.ALIKE

@@ -1,4 +1,4 @@
-"""The audit of means: some slices are reduced once more, to prove that their owners averaged the parts they were sent.
+"""The audit of means: some slices are reduced once more, to prove that owners averaged the parts that they got.
 
 A slice of a complete round is drawn, so no member knows beforehand which one. All members send their parts of it once
 more, to one of them, which reduces them and compares. The step waits for that. The owner says which parts it took.
@@ -7,6 +7,8 @@ more, to one of them, which reduces them and compares. The step waits for that. 
     it does not ──ask another reader──┬─ parts differ ─▶ split: their giver and their taker contradict each other
                                       ├─ readers agree ▶ the owner is wrong
                                       └─ they do not ──▶ the odd one is wrong
+
+Decision: docs/decisions/061.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ GUARD = "second owner"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A slice of a round; with a `giver`, somebody wants to know the part that this member gave to the owner."""
+    """A slice of a round; with a `giver`, the audit also learns which part this member gave to the owner."""
 
     step: int
     unit: UnitName
@@ -45,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class MeanPart:
-    """The hash of a part; `is_firm`: two others than its giver say so."""
+    """The hash of a part; `is_firm`: two members other than its giver report it."""
 
     digest: str
     is_firm: bool
@@ -89,7 +91,7 @@ class MeanAudit(ReplicaAudit):
         self._rng = Random(rng.getrandbits(64))
         self._drawn: dict[int, object] = {}  # the rounds of each step for which it was drawn
         self._open: list[MeanInquiry] = []
-        self._parts: dict[Target, MeanPart] = {}  # those that somebody wanted to know
+        self._parts: dict[Target, MeanPart] = {}  # that the audit of sums asked for
         self._number = 0
 
     def draw(self, run: StepRun, now_s: float) -> None:
@@ -104,7 +106,7 @@ class MeanAudit(ReplicaAudit):
                 self.ask_about(Target(run.step, unit, averaging.round, self._rng.choice(owners)), now_s)
 
     def ask_about(self, target: Target, now_s: float) -> bool:
-        """Let a slice be reduced once more; False if no member can do that."""
+        """Order a slice to be reduced once more; False if no member can do that."""
         inquiry, averaging = MeanInquiry(target), self._round_of(target)
         if averaging is None or not (others := self._others(inquiry, averaging)):
             return False
@@ -113,7 +115,7 @@ class MeanAudit(ReplicaAudit):
         return True
 
     def part_of(self, target: Target) -> MeanPart | None:
-        """The part that was given; None if it is not known."""
+        """The part that the giver gave; None if it is not known."""
         return self._parts.get(target)
 
     def is_current(self, target: Target) -> bool:
@@ -121,7 +123,7 @@ class MeanAudit(ReplicaAudit):
         return self._round_of(target) is not None
 
     def hear(self, peer: PeerId, event: Event | Stored, now_s: float) -> bool:
-        """The owner or a reader reports, or a member cannot send its part again, as its session has broken since."""
+        """Take a report of owner or reader, or of a member that cannot send its part again."""
         if not isinstance(event, Rechecked):
             return False
         of = (event.step, event.unit, event.round)
@@ -143,7 +145,7 @@ class MeanAudit(ReplicaAudit):
         return False
 
     def look(self, now_s: float) -> list[Remedy]:
-        """Ask for reductions and compare them; gives remedies for replicas that are wrong."""
+        """Ask for reductions and compare them. Returns remedies for replicas that are wrong."""
         for inquiry in list(self._open):
             about, averaging = inquiry.about, self._round_of(inquiry.about)
             if averaging is None:
@@ -189,7 +191,7 @@ class MeanAudit(ReplicaAudit):
         return averaging if averaging is not None and averaging.round == target.round else None
 
     def _others(self, inquiry: MeanInquiry, averaging: UnitAveraging) -> list[PeerId]:
-        """The possible readers, without the giver if there are others, as a giver reports nothing of its own part."""
+        """The possible readers; the giver only if there is no other, because it proves nothing about its own part."""
         about, may_answer = inquiry.about, self._state.pool.may_answer
         others = [peer for peer in sorted(averaging.peers) if peer != about.owner.peer and may_answer(peer)]
         readers = inquiry.next_ones(others)
@@ -205,14 +207,14 @@ class MeanAudit(ReplicaAudit):
             self._state.outbox.send(peer, command)
 
     def _waits_for_owner(self, inquiry: MeanInquiry, now_s: float) -> bool:
-        """Whether to wait for the owner's report: a member may have sent it another part than it sends now."""
+        """Whether to wait for the owner's report: a member may have sent it another part than now."""
         owner = inquiry.about.owner.peer
         return owner not in inquiry.said and self._state.pool.may_answer(owner) and now_s < inquiry.due_s
 
     def _learn(
         self, about: Target, giver: PeerId, said: Mapping[PeerId, Sums], members: list[PeerId]
     ) -> ReductionFinding:
-        """Note the part given. If two readers got different ones, giver and owner contradict each other."""
+        """Note the giver's part. If two members got different parts, giver and owner contradict each other."""
         at = members.index(giver)
         took = {peer: word.took[at] for peer, word in said.items() if peer != giver}
         if len(set(took.values())) > 1:
@@ -266,7 +268,7 @@ def finding(
 
 
 def _evidence(inquiry: MeanInquiry, peer: PeerId) -> str:
-    """The owner's mean against that of the readers; or a reader's report against the others'."""
+    """The owner's mean against the readers'; or a reader's report against the others'."""
     about, said = inquiry.about, inquiry.said
     readers = [reader for reader in sorted(said) if reader not in (peer, about.owner.peer)]
     word, mine = said[readers[0]], said.get(peer)

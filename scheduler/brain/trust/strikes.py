@@ -33,7 +33,7 @@ class Strikes:
         self._unclear: Counter[frozenset[PeerId]] = Counter()
 
     def convict(self, peer: PeerId, text: str, now_s: float, *, is_proven: bool) -> list[Remedy]:
-        """The replica is wrong, for the evidence in `text`."""
+        """Strike a wrong replica, with the evidence in `text`. Returns the remedy for the job."""
         strikes = [at_s for at_s in self._strikes.get(peer, []) if now_s - at_s < STRIKES_S]
         self._strikes[peer] = [*strikes, now_s]
         is_out = is_proven or len(self._strikes[peer]) >= STRIKES_MAX
@@ -43,11 +43,11 @@ class Strikes:
         return [Expel(peer, cause)] if is_out and peer in self._state.pool else [StartOver(f"{peer}: {cause}")]
 
     def prove(self, evidence: Mapping[PeerId, str], now_s: float) -> list[Remedy]:
-        """These replicas are proven wrong."""
+        """Convict replicas that are proven wrong, each with its evidence."""
         return [found for peer, text in evidence.items() for found in self.convict(peer, text, now_s, is_proven=True)]
 
     def contradict(self, one: PeerId, other: PeerId, told: str, guard: str, now_s: float) -> list[Remedy]:
-        """Two contradict each other about a tensor between them. A replica that two others contradict is wrong."""
+        """Note that two replicas contradict each other about a tensor. Convicts one that two others contradict."""
         for peer, against in ((one, other), (other, one)):
             doubts = self._doubts.setdefault(peer, {})
             doubts[against] = now_s
@@ -59,11 +59,11 @@ class Strikes:
         return self.undecided(told, (one, other))
 
     def undecided(self, text: str, peers: Iterable[PeerId]) -> list[Remedy]:
-        """It is unclear which of them is right: the step is computed again, at most UNCLEAR_MAX times."""
+        """No majority: recompute the step, at most UNCLEAR_MAX times, then fail the job."""
         return [self.unclear(text, peers) or StartOver(f"unclear who is right: {text}")]
 
     def unclear(self, text: str, peers: Iterable[PeerId]) -> Fail | None:
-        """It is unclear which of them is right. The job stops if that happens too often."""
+        """Count a case without a majority. Fails the job at the UNCLEAR_MAX-th case of the same replicas."""
         self._state.ledger.violations += 1
         named = frozenset(peers)
         self._unclear[named] += 1

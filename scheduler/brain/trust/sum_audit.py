@@ -1,12 +1,12 @@
-"""The audit of sums: some are computed once more, to prove that they are the sums of their microbatches.
+"""The audit of sums: some sums are computed once more, to prove that they are the sums of their microbatches.
 
     the step is averaged ──draw a replica──▶ another one computes all of its microbatches again, into a sum of its own
                                         └──▶ a slice of another owner is reduced once more (mean_audit.py): which part
                                              of the replica did that owner and one reader receive?
     its sum is the part, bit for bit ──▶ fine;   else a second one recounts ──▶ the odd one is wrong
 
-A replica is drawn once its sum was given away. The recounter's inputs and outputs of each microbatch are compared as
-well, so a recount is a spot check of them all.
+A replica is drawn once it has given its sum away. The recounter's inputs and outputs of each microbatch are compared
+too, so a recount is a spot check of them all. Decision: docs/decisions/061.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ GUARD = "recount"
 
 @dataclass(slots=True)
 class SumCase:
-    """A replica's sum."""
+    """A replica's sum that is recounted."""
 
     target: Target  # where its part went
     giver: PeerId
     stage: int
     indexes: tuple[int, ...]  # its microbatches
     device: str
-    alike: set[int] = field(default_factory=set)  # microbatches that the asked one took and made as the replica did
+    alike: set[int] = field(default_factory=set)  # microbatches for which the recounter's hashes are the giver's
 
     def __str__(self) -> str:
         owner = self.target.owner
@@ -61,7 +61,7 @@ class SumAudit(ReplicaAudit):
         self._open: dict[int, SumInquiry] = {}  # by step
 
     def draw(self, run: StepRun, now_s: float) -> None:
-        """Once nothing else of the step is being checked, draw a replica."""
+        """Draw a replica once no other check of the step is open."""
         rounds = {unit: averaging.round for unit, averaging in run.rounds.items()}
         if run.phase is not Phase.DECIDED or not rounds or self._drawn.get(run.step) == rounds:
             return
@@ -89,7 +89,7 @@ class SumAudit(ReplicaAudit):
             self._ask(inquiry, self._rng.choice(others), now_s)
 
     def hear(self, peer: PeerId, event: Event | Stored, now_s: float) -> bool:
-        """A recounter has computed a microbatch, or has the sum, or cannot."""
+        """Take a recounter's report on a microbatch or the sum, or its failure."""
         if not isinstance(event, Checked | Recounted):
             return False
         inquiry = self._open.get(event.microbatch.step if isinstance(event, Checked) else event.step)
@@ -116,7 +116,7 @@ class SumAudit(ReplicaAudit):
             case.alike.add(event.microbatch.index)
 
     def look(self, now_s: float) -> list[Remedy]:
-        """Compare sums and ask others; gives remedies for replicas that are wrong."""
+        """Compare sums and ask further recounters. Returns remedies for replicas that are wrong."""
         for step, inquiry in list(self._open.items()):
             case = inquiry.about
             if not self._means.is_current(case.target):
@@ -159,7 +159,7 @@ class SumAudit(ReplicaAudit):
         return self._hops.permits(step) and self._means.permits(step)
 
     def _able(self, inquiry: SumInquiry) -> list[PeerId]:
-        """Replicas that can recount, with the bits of the same kind of device."""
+        """Replicas that can recount, on the giver's kind of device."""
         pool, case = self._state.pool, inquiry.about
         return inquiry.next_ones(
             peer
