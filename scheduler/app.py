@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -14,6 +14,9 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
+import grpc
+import grpc.aio
+
 from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
 from scheduler.api.health import Health
 from scheduler.api.job_service import JobService
@@ -21,10 +24,10 @@ from scheduler.api.members.admission import Gatekeeper
 from scheduler.api.members.endings import watch_endings
 from scheduler.api.members.reach import Reach
 from scheduler.api.views import Overview
-from scheduler.assembly import assemble
+from scheduler.assembly import Scheduler, assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.members.persons import ANYBODY, Person
-from scheduler.jobs.job import Announcer, Job
+from scheduler.jobs.job import Announcer
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import show, tidy
 from scheduler.metrics import SchedulerMetrics
@@ -43,7 +46,7 @@ from swarm.mqtt.presence import Presence
 from swarm.pki.authority import AWAY_S, LIFE_S
 from swarm.process.callers import Logins
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
-from swarm.process.logs import get_logger
+from swarm.process.logs import Logger, get_logger
 from swarm.process.malloc import keep_trimmed
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.guard import Meter
@@ -95,153 +98,55 @@ async def serve(options: SchedulerOptions) -> None:
     log = get_logger("scheduler")
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.data_dir))
-        # Each has its own threads, so no commit waits behind the files of a checkpoint or a reader of logs.
-        commits = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="database"))
-        files = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
-        log_readers = stack.enter_context(ThreadPoolExecutor(max_workers=2, thread_name_prefix="logs"))
-        url = database_in(options.data_dir) if options.db == "sqlite" else options.db
+        commits, files, log_readers = _threads(stack)
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
-        look: Callable[[Job], None] | None = None
-        if options.otlp:
-            exporter = _exporter(options, product)
-            stack.callback(exporter.close)
-            look = exporter.look
+        look = _exporter(options, product, stack).look if options.otlp else None
+        url = database_in(options.data_dir) if options.db == "sqlite" else options.db
         database = await Database.open(url, commits, options.data_dir, metrics.stored)
         stack.push_async_callback(database.close)
         watch = DatabaseWatch(database, metrics.database_link)
 
         broker = await stack.enter_async_context(local_broker()) if options.broker == "embedded" else options.broker
-        announcer: Announcer = NoAnnouncer()
-        bus: Bus | None = None
-        if broker != "none":
-            bus = Bus(
-                broker,
-                f"swarm-scheduler-{database.epoch}-{SystemRandom().randbytes(4).hex()}",
-                will=(topics.scheduler(options.swarm), {}),
-                on_connected=metrics.process.mqtt_link,
-            )
-            metrics.process.mqtt_link(False)
-            announcer = BusAnnouncer(bus, options.swarm)
+        bus = None if broker == "none" else _bus(options, broker, database, metrics)
+        announcer: Announcer = NoAnnouncer() if bus is None else BusAnnouncer(bus, options.swarm)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        admission: Gatekeeper | None = None
-        if not options.insecure:
-            denied, life_s = metrics.process.auth_failed, options.certificate_life_s
-            away_s = options.certificate_grace_s
-            admission = await Gatekeeper.open(options.data_dir, database, log, life_s, denied, away_s)
-            stack.callback(admission.close)
+        admission = None if options.insecure else await _gatekeeper(options, database, metrics, log, stack)
         metrics.process.insecure(options.insecure)
-        meter = Meter(metrics.process.handled)
-        server = new_server(None if admission is None else admission.guard, meter=meter)
+        server = new_server(None if admission is None else admission.guard, meter=Meter(metrics.process.handled))
         wallet = None if admission is None else admission.wallet
-        if wallet is not None:
-            metrics.process.certificate(partial(getattr, wallet, "ends_unix_s"))
         host, bound = options.listen.rpartition(":")[0], bind(server, options.listen, wallet)
         address = options.announce or f"{host}:{bound}"
         if options.insecure:
             log.warning("--insecure: whoever reaches this address owns the swarm", address=address)
-        presence: Presence | None = None
-        if bus is not None:
-            tasks.create_task(bus.run())
-            announcement = Announcement(address, database.epoch, product, database=database.name)
-            presence = Presence(bus, options.swarm, announcement)
-            if options.broker != "embedded":  # which nobody else knows
-                await presence.claim()
-        ports = SchedulerPorts(
-            Stores.under(
-                options.data_dir,
-                database,
-                files,
-                log_readers,
-                record=options.record,
-                checkpoint_roots=options.checkpoint_roots,
-            ),
-            announcer,
-            metrics,
-            SystemRandom(),
-            time.time,
-            log,
-            product,
-        )
+        presence = None if bus is None else await _presence(options, bus, address, database, product, tasks)
+        record, roots = options.record, options.checkpoint_roots
+        stores = Stores.under(options.data_dir, database, files, log_readers, record=record, checkpoint_roots=roots)
+        ports = SchedulerPorts(stores, announcer, metrics, SystemRandom(), time.time, log, product)
         membership = Membership(grace_s=options.grace_s)
         stack.callback(ports.stores.logs.flush)
         issuer = None if admission is None else admission.issuer
-        scheduler = assemble(
-            ports,
-            tasks,
-            membership,
-            issuer=issuer,
-            keep_jobs_s=options.keep_jobs_s,
-        )
+        scheduler = assemble(ports, tasks, membership, issuer=issuer, keep_jobs_s=options.keep_jobs_s)
         await scheduler.load()
 
         health = Health(watch, bus, scheduler.jobs.registry.awaits_database)
-        add_session_service(server, scheduler.sessions)
         asks: Callable[[], Person] = (lambda: ANYBODY) if admission is None else admission.asks
         service = JobService(scheduler.jobs, membership, product, time.time, asks, scheduler.relays, health.troubles)
-        jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-        if scheduler.relays is not None:
-            relay_pb2_grpc.add_RelaysServicer_to_server(scheduler.relays, server)  # type: ignore[no-untyped-call]
         joins = ""
         if admission is not None:
-            admission.members.on_replaced = scheduler.sessions.replaced
-            joins = await admission.serve(
-                server,
-                options.listen,
-                bound,
-                address,
-                options.join_listen,
-                asyncio.get_running_loop(),
-                scheduler.sessions.revoke,
-                None if scheduler.relays is None else scheduler.relays.revoke,
-            )
+            joins = await _admit(options, admission, server, bound, address, scheduler)
             tasks.create_task(admission.renew())
             told = scheduler.listener.on_reach
             tasks.create_task(Reach(membership, scheduler.connections, admission.wallet, log, told).run())
-        hears = scheduler.listener
-        tasks.create_task(watch_endings(membership, scheduler.connections, hears.on_transition, log))
-        await server.start()
-        stack.push_async_callback(server.stop, STOP_S_MAX)
-        stack.callback(scheduler.sessions.close)
-        if scheduler.relays is not None:
-            stack.callback(scheduler.relays.close)
-        stack.callback(scheduler.stop)
-
-        http_address = ""
-        if options.http_port is not None:
-            door = None if admission is None or is_loopback(options.http_host) else admission.https
-
-            def scraped() -> list[dict[str, Any]]:
-                return targets(http_address, address, membership.peers(), insecure=options.insecure)
-
-            loop = MainLoop(asyncio.get_running_loop())
-            seen_by_all = Overview(scheduler.jobs, membership, lambda: ANYBODY, time.time, scheduler.relays)
-            entrance: Entrance = (lambda _: ANYBODY) if door is None or admission is None else admission.visitor
-            check_member = (lambda _: None) if admission is None else admission.scraper
-            owner = (lambda _: "") if admission is None else admission.members.inviter
-            feed = Feed(seen_by_all, entrance, product, health.troubles, owner)
-            is_local = is_loopback(options.http_host)
-            site = Site(
-                loop,
-                metrics.registry,
-                Probes(health.not_ready, health.remarks),
-                door,
-                scraped,
-                Pages(loop, feed, is_local=is_local, logins=options.logins).routes(),
-                check_member,
-                is_local=is_local,
-                logins=options.logins,
-            )
-            listener = HttpListener(options.http_host, options.http_port, site.application(), door)
-            http_address = f"{options.http_host}:{listener.start()}"
-            stack.callback(listener.close)
-
+        tasks.create_task(watch_endings(membership, scheduler.connections, scheduler.listener.on_transition, log))
+        await _serve_calls(server, service, scheduler, stack)
+        http_address = _serve_http(options, scheduler, membership, admission, health, ports, address, stack)
         if presence is not None:
             tasks.create_task(presence.hold())
         scheduler.start()
-        tasks.create_task(watch.run())
-        tasks.create_task(tidy(scheduler.jobs.registry, membership, ports))
-        tasks.create_task(show(scheduler.jobs.registry, ports, options.data_dir, look))
+        registry = scheduler.jobs.registry
+        for upkeep in (watch.run(), tidy(registry, membership, ports), show(registry, ports, options.data_dir, look)):
+            tasks.create_task(upkeep)
         tasks.create_task(scheduler.jobs.removal.tidy())
         tasks.create_task(keep_trimmed())
         broker = bus.endpoint.shown if bus is not None else broker  # without the password
@@ -251,7 +156,122 @@ async def serve(options: SchedulerOptions) -> None:
         await asyncio.Event().wait()
 
 
-def _exporter(options: SchedulerOptions, product: str) -> Any:
+def _threads(stack: AsyncExitStack) -> Iterator[ThreadPoolExecutor]:
+    """Own threads for each, so no commit waits behind the files of a checkpoint or a reader of logs."""
+    for name, count in (("database", 1), ("files", 4), ("logs", 2)):
+        yield stack.enter_context(ThreadPoolExecutor(max_workers=count, thread_name_prefix=name))
+
+
+def _bus(options: SchedulerOptions, broker: str, database: Database, metrics: SchedulerMetrics) -> Bus:
+    name = f"swarm-scheduler-{database.epoch}-{SystemRandom().randbytes(4).hex()}"
+    metrics.process.mqtt_link(False)
+    return Bus(broker, name, will=(topics.scheduler(options.swarm), {}), on_connected=metrics.process.mqtt_link)
+
+
+async def _presence(
+    options: SchedulerOptions, bus: Bus, address: str, database: Database, product: str, tasks: asyncio.TaskGroup
+) -> Presence:
+    """The place at the broker by which others find the scheduler, as nobody else has it."""
+    tasks.create_task(bus.run())
+    announcement = Announcement(address, database.epoch, product, database=database.name)
+    presence = Presence(bus, options.swarm, announcement)
+    if options.broker != "embedded":  # which nobody else knows
+        await presence.claim()
+    return presence
+
+
+async def _gatekeeper(
+    options: SchedulerOptions, database: Database, metrics: SchedulerMetrics, log: Logger, stack: AsyncExitStack
+) -> Gatekeeper:
+    life_s, away_s = options.certificate_life_s, options.certificate_grace_s
+    admission = await Gatekeeper.open(options.data_dir, database, log, life_s, metrics.process.auth_failed, away_s)
+    stack.callback(admission.close)
+    metrics.process.certificate(partial(getattr, admission.wallet, "ends_unix_s"))
+    return admission
+
+
+async def _admit(
+    options: SchedulerOptions,
+    admission: Gatekeeper,
+    server: grpc.aio.Server,
+    port: int,
+    address: str,
+    scheduler: Scheduler,
+) -> str:
+    """Serve whoever joins, and let sessions and relays hear of revocations; gives the address to join at."""
+    admission.members.on_replaced = scheduler.sessions.replaced
+    return await admission.serve(
+        server,
+        options.listen,
+        port,
+        address,
+        options.join_listen,
+        asyncio.get_running_loop(),
+        scheduler.sessions.revoke,
+        None if scheduler.relays is None else scheduler.relays.revoke,
+    )
+
+
+async def _serve_calls(
+    server: grpc.aio.Server, service: JobService, scheduler: Scheduler, stack: AsyncExitStack
+) -> None:
+    """Answer clients, stage servers and relays until the stack is left."""
+    add_session_service(server, scheduler.sessions)
+    jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    if scheduler.relays is not None:
+        relay_pb2_grpc.add_RelaysServicer_to_server(scheduler.relays, server)  # type: ignore[no-untyped-call]
+    await server.start()
+    stack.push_async_callback(server.stop, STOP_S_MAX)
+    stack.callback(scheduler.sessions.close)
+    if scheduler.relays is not None:
+        stack.callback(scheduler.relays.close)
+    stack.callback(scheduler.stop)
+
+
+def _serve_http(
+    options: SchedulerOptions,
+    scheduler: Scheduler,
+    membership: Membership,
+    admission: Gatekeeper | None,
+    health: Health,
+    ports: SchedulerPorts,
+    address: str,
+    stack: AsyncExitStack,
+) -> str:
+    """Serve metrics, probes, the targets of Prometheus and the page over HTTP; gives the address, empty if off."""
+    http_address = ""
+    if options.http_port is None:
+        return http_address
+    door = None if admission is None or is_loopback(options.http_host) else admission.https
+
+    def scraped() -> list[dict[str, Any]]:
+        return targets(http_address, address, membership.peers(), insecure=options.insecure)
+
+    loop = MainLoop(asyncio.get_running_loop())
+    seen_by_all = Overview(scheduler.jobs, membership, lambda: ANYBODY, time.time, scheduler.relays)
+    entrance: Entrance = (lambda _: ANYBODY) if door is None or admission is None else admission.visitor
+    check_member = (lambda _: None) if admission is None else admission.scraper
+    owner = (lambda _: "") if admission is None else admission.members.inviter
+    feed = Feed(seen_by_all, entrance, ports.product, health.troubles, owner)
+    is_local = is_loopback(options.http_host)
+    site = Site(
+        loop,
+        ports.metrics.registry,
+        Probes(health.not_ready, health.remarks),
+        door,
+        scraped,
+        Pages(loop, feed, is_local=is_local, logins=options.logins).routes(),
+        check_member,
+        is_local=is_local,
+        logins=options.logins,
+    )
+    listener = HttpListener(options.http_host, options.http_port, site.application(), door)
+    http_address = f"{options.http_host}:{listener.start()}"
+    stack.callback(listener.close)
+    return http_address
+
+
+def _exporter(options: SchedulerOptions, product: str, stack: AsyncExitStack) -> Any:
     """A MicrobatchExporter; its module is imported by those alone who use it, as its packages are an extra."""
     try:
         module = import_module("scheduler.otlp")
@@ -259,4 +279,6 @@ def _exporter(options: SchedulerOptions, product: str) -> Any:
         raise InvalidConfig(
             f"--otlp needs the Python package {error.name}", hint='install it with: pip install "swarm-stages[otel]"'
         ) from None
-    return module.MicrobatchExporter(options.otlp, options.otlp_ratio, product, time.time)
+    exporter = module.MicrobatchExporter(options.otlp, options.otlp_ratio, product, time.time)
+    stack.callback(exporter.close)
+    return exporter
