@@ -38,7 +38,7 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class Island:
     """An island of a job at work: its replicas, the steps and exchanges that all of them made, and the reason why it
-    waits. It trains so many `microbatches` of a step, and can do `microbatches_per_s` (0: not measured)."""
+    waits. It trains `microbatches` of a step, and can do `microbatches_per_s` (0: not measured)."""
 
     island: int = 0
     peers: tuple[str, ...] = ()

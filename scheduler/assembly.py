@@ -49,7 +49,7 @@ class Scheduler:
         await self.jobs.removal.load()
 
     def start(self) -> None:
-        """Hand out idle peers, and notice those that fall silent, for ever."""
+        """Hand out idle peers, and notice silent ones, for ever."""
         self.tasks.create_task(self.allocator.run())
         self.tasks.create_task(self.sessions.watch())
         if self.passes is not None:

@@ -175,7 +175,7 @@ class SchedulerMetrics:
             self._drop_speeds(left)
 
     def _drop_speeds(self, left: Set[tuple[str, str]]) -> None:
-        """Of peers that have left a stage, and serve no other."""
+        """The series of peers that have left a stage, and serve no other."""
         serving = {peer for weighed in self._weighed.values() for _, peer in weighed}
         for peer in {peer for _, peer in left} - serving:
             _remove_series(self._speed, peer, 0)

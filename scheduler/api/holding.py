@@ -49,10 +49,10 @@ class Holding:
 
 @contextmanager
 def sending(place: CallSlot) -> Iterator[None]:
-    """A message is handed to gRPC within the block; Crowded, before it or behind it, if the place is ended.
+    """Hand a message to gRPC within the block; Crowded, before it or after it, if the place is ended.
 
-    gRPC tells a caller nothing if his call is cancelled while a message leaves. So a call whose caller does not read
-    stays until he does, without its place.
+    gRPC tells a caller nothing if the call is cancelled while a message leaves. So a call whose caller does not read
+    stays until it does, without its place.
     """
     _check(place)
     place.is_sending = True

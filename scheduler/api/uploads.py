@@ -110,8 +110,8 @@ class Uploads:
     async def put(self, chunks: AsyncIterator[pb.ShardChunk], by: Person = ANYBODY, arrived: Arrived = _nobody) -> str:
         """Take one file and give its hash; NotAllowed, QuotaReached, Refused or InvalidData.
 
-        `arrived` hears of each byte count, first from where the sender is to go on: one that resumes waits for it. Of
-        an upload that breaks off, or ends as others need its place (Crowded), what has arrived is kept for a while.
+        `arrived` hears of each byte count, first from where the sender is to go on: one that resumes waits for it. What
+        has arrived of an upload that breaks off, or loses its place (Crowded), is kept for a while.
         """
         async with self._places.held(by) as place:
             return await self._put(by.owner, place, chunks, arrived)

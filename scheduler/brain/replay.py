@@ -73,7 +73,7 @@ def tell(transcript: Transcript, say: Callable[[str], object]) -> bool:
 
 
 def story(transcript: Transcript, step: int, index: int) -> list[str]:
-    """The longest story of a microbatch that the brain ever told."""
+    """The longest story of a microbatch that the brain gave."""
     brain, found = transcript.brain(), list[str]()
     for _ in replay(transcript, brain):
         now = brain.story(step, index)

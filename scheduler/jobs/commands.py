@@ -177,7 +177,7 @@ class Jobs:
 
     @contextmanager
     def _room(self, owner: str, shards: int) -> Iterator[None]:
-        """Count a job of so many shards as open while the block opens it; NotAllowed as in `_check_room`."""
+        """Count a job of this many shards as open while the block opens it; NotAllowed as in `_check_room`."""
         self._check_room(owner, shards)
         opening = owner, shards
         self._opening.append(opening)
@@ -386,7 +386,7 @@ def _for_sites(
     spec: JobSpec, tokens: JobTokens, present: Sequence[Candidate], idle: list[Memory]
 ) -> tuple[JobSpec, list[Memory]]:
     """The spec with an island for each site that can serve one alone, if it leaves that open; the memory of the peers
-    that the cut must suit: those of one of these sites, or the `idle` ones."""
+    that the cut must suit: of one of these sites, or the `idle` ones."""
     if spec.islands.count != "auto" or not spec.has_outer_steps:
         return spec, idle
 

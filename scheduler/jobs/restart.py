@@ -41,7 +41,7 @@ class Restart:
         self._tasks = tasks
 
     async def load(self) -> None:
-        """Read all jobs and continue those that had not ended."""
+        """Read all jobs and continue the open ones."""
         await self._stores.files.load()
         for record in await self._stores.database.jobs():
             job = await self._read(record)

@@ -135,7 +135,7 @@ _FOLDER = sa.Table("data_folder", _METADATA, *(sa.Column(name, sa.Text) for name
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A person told this process of a stage server to hand its work over."""
+    """This process of a stage server is to hand its work over, by a person's order."""
 
     incarnation: int
     reason: str
@@ -426,7 +426,7 @@ class DatabaseWatch:
 
 
 def migrate(engine: sa.Engine) -> None:
-    """Make the tables that are not there; InvalidConfig for those of another version of swarm."""
+    """Make the missing tables; InvalidConfig for tables of another version of swarm."""
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _tune_sqlite)
     with engine.begin() as connection:

@@ -7,7 +7,7 @@ The application runs on the thread of the Listener. It asks the scheduler's loop
 
 Targets for Prometheus at /sd: the scheduler and every stage server whose metrics other machines can reach.
 
-The format is that of http_sd_configs: groups of targets with labels. A label that begins with two underscores steers
+The format is the one of http_sd_configs: groups of targets with labels. A label that begins with two underscores steers
 the scrape; the others stand on every series.
 
 Not chosen: a proxy in the scheduler for the others, because every reader of metrics could then make it dial.

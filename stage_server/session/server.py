@@ -594,7 +594,7 @@ _Commands: TypeAlias = AsyncGenerator[tuple[int, Command], None]
 
 
 async def urgent_first(commands: _Commands, at_once: Callable[[int, Command], bool]) -> _Commands:
-    """The commands in order, without those that `at_once` carries out, as soon as they come, by giving True.
+    """The commands in order, without the ones that `at_once` carries out as they come, by giving True.
 
     A commit waits for the device, and for a donor if the replica was no member of its rounds: seconds, or a minute.
     A revoked peer would stay connected for as long.

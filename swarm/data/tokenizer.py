@@ -67,7 +67,7 @@ class Tokenizer(Protocol):
 def load_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> Tokenizer:
     """The tokenizer that `spec.model.tokenizer` names: "byte", a local folder or a hub id.
 
-    If the name is empty it is that of `model.id`; without both it is "byte". With `ids_given` the data are token ids
+    If the name is empty it is the model's own; without `model.id` it is "byte". With `ids_given` the data are token ids
     already, so a tokenizer is needed only if the job names one. InvalidConfig if there is no such tokenizer, or if it
     has no end of text. The rules of a tokenizer may take for ever: call this inside `patience`.
     """

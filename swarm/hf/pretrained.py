@@ -145,8 +145,8 @@ def look_at_model(spec: JobSpec) -> tuple[str, ...]:
     """All that headers and config tell of a resolved spec's model, before a byte is sent or a step trained.
 
     InvalidModel if the weights do not fit, in the words of the stage server that would load them. Gives what is worth a
-    line: tensors that are left out, float types, positions, a head that is not the embedding. Of weights on the hub the
-    headers alone are fetched; if these cannot be had the stage servers judge.
+    line: tensors that are left out, float types, positions, a head that is not the embedding. For weights on the hub
+    only the headers are fetched; without them the stage servers judge.
     """
     remarks = list(position_remarks(spec))
     if not spec.model.id or spec.model.init != "pretrained":
@@ -228,8 +228,8 @@ def _own_head(
 ) -> StoredTensor | None:
     """The head in the files if its values are not the embedding's; None if one of the two is not there.
 
-    Of files that are not here the first values are compared; a stage server that reads the rest refuses it if those
-    differ.
+    For files that are not here the first values are compared; a stage server that reads the rest refuses a file that
+    differs.
     """
     head = embedding = None
     for stored, location in located:

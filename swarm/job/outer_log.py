@@ -74,8 +74,8 @@ class TookPart:
     def __init__(
         self, log: Iterable[OuterRecord], islands: int, exchanges: Iterable[tuple[int, int]], microbatches: int = 0
     ) -> None:
-        """`exchanges`, in order: after which inner step, and of which fragment; `microbatches`: those of a step, if
-        shares of them follow speed. InvalidConfig if no job can have had this log."""
+        """`exchanges`, in order: after which inner step, and of which fragment; `microbatches`: of a step, if shares
+        follow speed. InvalidConfig if no job can have had this log."""
         self._records = {(one.after_step, one.fragment): one for one in log}
         self._exchanges = list(exchanges)
         self._all = tuple(range(islands))

@@ -38,8 +38,8 @@ _FROM_ORIGINAL = ("yarn", "llama3", "longrope")  # stretched from original_max_p
 def check_rope(where: str, family: Family, given: Mapping[str, Any]) -> None:
     """InvalidConfig if the tables in a config describe no rotary positions; `where` is what the config is called.
 
-    `given` has the common names of the fields, checked by themselves, or a table alone. Of a model without rotary
-    positions nothing is checked: they are not used.
+    `given` has the common names of the fields, checked by themselves, or a table alone. Nothing is checked for a model
+    without rotary positions, which does not use them.
     """
     if family.learns_positions:
         return

@@ -77,8 +77,8 @@ class Codec:
     """How a float32 tensor becomes bytes, and back.
 
     `dtype` is what the header says, `payload_bytes` the exact length by elements. `encode` gives flat uint8, `decode`
-    makes so many elements of it, flat float32. Both work where their tensor lies, and what they give may share its
-    memory.
+    makes the given number of elements of it, flat float32. Both work where their tensor lies, and what they give may
+    share its memory.
     """
 
     dtype: str

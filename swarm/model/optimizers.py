@@ -320,7 +320,7 @@ def _lamb_direction(one: Held, training: TrainingSection) -> Tensor:
 
 
 def _muon(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
-    """The momentum of a matrix, made orthogonal; its scale is that of an AdamW step, so one learning rate fits all."""
+    """The momentum of a matrix, made orthogonal and scaled like an AdamW step, so one learning rate fits all."""
     muon(
         [parameter],
         [gradient],

@@ -248,7 +248,7 @@ def release_memory(device: torch.device) -> None:
 
 
 def is_slow_at_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 is slower than float32 on the device (measured: 3 to 25 times); told of x86 CPUs only."""
+    """Whether bfloat16 is slower than float32 on the device (measured: 3 to 25 times); known of x86 CPUs only."""
     if device.type != "cpu":
         return False
     able = torch.cpu.get_capabilities()

@@ -62,7 +62,7 @@ HINTS: Mapping[int, str] = MappingProxyType(
 def told(error: BaseException) -> SwarmError:
     """The error for a person: one of ours as it is, the machine's in its words, an unforeseen one as a bug.
 
-    Of a group, a bug comes first: nothing else explains it.
+    In a group, a bug comes first: nothing else explains it.
     """
     found = [_told(one) for one in leaves(error)]
     return next((one for one in found if is_bug(one)), found[0])

@@ -66,7 +66,7 @@ TOKENISE_LINE_S = 5.0
 class StepReport:
     """One committed step. `loss` is nats per token, `norm` the global gradient norm before clipping (skipped: NaN).
 
-    Of several islands: the loss of all tokens, the greatest norm (NaN if one skipped), the smallest scale.
+    For several islands: the loss of all tokens, the greatest norm (NaN if one skipped), the smallest scale.
     """
 
     step: int
@@ -118,7 +118,7 @@ def train_local(
 ) -> Trained:
     """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
 
-    With outer steps, `islands.count` islands take turns, and the losses are those of all. With the `log` of a swarm
+    With outer steps, `islands.count` islands take turns, and the losses are over all. With the `log` of a swarm
     (InvalidConfig if it does not fit) islands are left out, and begin as copies of others, as they did there. With
     async_dn they come as `speeds` has it, in inner steps per second; shares that follow speed do so behind the first
     exchange.

@@ -81,8 +81,8 @@ class Enrolment:
         """Join with a token, unless this was done before. BadToken, WrongSwarm, SchedulerUnreachable.
 
         A revoked member still has a certificate that looks good, and comes back with a newer token. The line may name
-        an authority of before. Whoever was away until its certificate ended may start with the line of
-        before: if the token is used up, `admit` asks for a younger certificate.
+        an authority of before. A member that was away until its certificate ended may start with its old line: if the
+        token is used up, `admit` asks for a younger certificate.
         """
         held = self._wallet.identity
         has_ended = held is not None and self._wall_s() >= held.ends_unix_s

@@ -70,7 +70,7 @@ class SchedulerLink(Protocol):
 
         Ends when the scheduler ends the session. Raises SchedulerUnreachable if it does not answer or the connection
         breaks, or the scheduler's error (StaleMessage, IncompatibleVersion, Refused, ...). When `events` ends, the
-        scheduler is told that the peer hung up, and the iterator goes on until the scheduler is done. The end of the
+        scheduler hears that the peer hung up, and the iterator goes on until the scheduler is done. The end of the
         session cancels the wait for the next event; close the iterator (`aclosing`) when leaving it early.
         """
 

@@ -36,8 +36,8 @@ class JoinEndpoint:
         door: Door,
         heard: Callable[[str, str, str, str, SwarmError | None], None] = lambda *_: None,
     ) -> None:
-        """`scheduler` gives the address where members go. `heard` is told of each request: method, who asked as whom,
-        from which address, error.
+        """`scheduler` gives the address where members go. `heard` is called for each request: method, who asked as
+        whom, from which address, error.
         """
         self._members = members
         self._scheduler = scheduler

@@ -31,7 +31,7 @@ class CheckpointCollector:
         self._late: set[int] = set()  # stages that were not handed over in time, since a checkpoint was kept
 
     def committed(self, version: int, *, skipped: bool, now_s: float) -> None:
-        """The replicas were just told to make `version`: ask for its checkpoint if one is due."""
+        """The replicas just got the order to make `version`: ask for its checkpoint if one is due."""
         if skipped and self._state.settings.pause_on_nonfinite and self._saving.stop is None:
             reason = f'the gradient of step {version - 1} was not finite (limits.on_nonfinite = "pause")'
             self._saving.stop = Stopped(JobState.PAUSED, reason)

@@ -171,7 +171,7 @@ class CheckpointSchedule:
         return self.stop if agreed < self._steps else None
 
     def may_begin(self, step: int) -> bool:
-        """Whether the job, told to stop or not, begins this step."""
+        """Whether the job begins this step; it may be about to stop."""
         return self.stop is None or step < self.stop_at
 
     def kept(self, version: int) -> bool:

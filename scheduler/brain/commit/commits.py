@@ -190,8 +190,8 @@ class Commits:
     def is_owed(self, run: StepRun) -> bool:
         """Whether any replica has yet to report the step's commit.
 
-        It is asked with every event, so the answer begins with the replica that was found the last time. The search
-        for another begins with those that were told last.
+        It is asked with every event, so the answer begins with the replica that was found the last time. The search for
+        another begins with the replicas that got the commit last.
         """
         if run.owes is None or not self._owes(run.owes, run):
             run.owes = next((peer for peer in reversed(self._state.pool) if self._owes(peer, run)), None)

@@ -172,9 +172,9 @@ class SliceShares:
 
     Rates are what members say of themselves, and rounds whose slices are shared badly are slow, but right. So what
     counts is the time: the median of what the members of a round say that it took. Where slices by bandwidth do not
-    shorten it, slices are equal again, for longer each time, whoever the members are by then. A job that checks
-    replicas, or cuts false parts, keeps equal slices: a member is not to enlarge the slice that it reduces, and of
-    which nobody else receives its part.
+    shorten it, slices are equal again, for longer each time, also with other members. A job that checks replicas, or
+    cuts false parts, keeps equal slices: a member must not enlarge the slice that it reduces, because no other member
+    receives its part of that.
 
     Source: DeDLOC (arXiv 2106.10207), reduced to rounds in which every member has a part.
     """

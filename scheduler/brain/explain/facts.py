@@ -234,8 +234,8 @@ def _progress(job: JobStanding) -> Fact:
 
 
 def _overlap(job: JobStanding, situation: Situation) -> Fact:
-    """How much of a step its busiest stage computes, and how much of that are late microbatches: the overlap hides no
-    more of what the stage would idle for, and not the rest of the step."""
+    """How much of a step its busiest stage computes, and how much of that are late microbatches: the overlap hides only
+    that much of what the stage would idle for."""
     text = f"{job.overlap} of the {counted(job.microbatches, 'microbatch')} of a step use weights one step old"
     numbers = {"microbatches": float(job.overlap)}
     capacities = [situation.capacity(stage) for stage in range(situation.stages)]

@@ -71,7 +71,7 @@ class Reservation:
 class PendingJob:
     """A job that waits for peers to start with; `needs` is what a replica of each stage takes.
 
-    Its stages are those of all its `islands`, one island after the other.
+    Its stages are the stages of all its `islands`, one island after the other.
     """
 
     job: JobId
@@ -240,7 +240,7 @@ class StartTurn:
         priority 0    offer, offer, ...
 
     What is free is carried along, so a job is placed a few times, however many wait. Peers that become idle meanwhile
-    are for the next turn: in this one, those that come before have not been offered them.
+    are for the next turn, because earlier jobs of this turn were not offered them.
 
     `idle` and `present` as in `allocate`.
     """

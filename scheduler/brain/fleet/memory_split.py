@@ -139,7 +139,7 @@ def _worst(model: ModelCosts, offers: Sequence[Memory], stages: Sequence[int]) -
 
 
 def _smallest(model: ModelCosts, stages: int) -> Iterator[tuple[str, Memory]]:
-    """The smallest parts of a cut into so many stages, and what each needs."""
+    """The smallest parts of a cut into `stages` stages, and what each needs."""
     if stages == 1:
         yield "the whole model in one stage", model.stage_memory(model.layers, 0, 1, 1)
         return

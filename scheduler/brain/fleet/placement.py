@@ -43,11 +43,11 @@ class Candidate:
 
 
 def together(candidates: Sequence[Candidate], places: int) -> Iterable[Sequence[Candidate]]:
-    """The groups that may serve a job of so many places, the best first: no two of one fail to reach each other, as far
-    as is known.
+    """The groups that may serve a job of this many places, the best first: as far as is known, all members of a group
+    reach each other.
 
-    First all that the scheduler reaches. It may stand where stage servers do not, so those of one site come next,
-    whether it reaches them or not. A job of one place needs no links.
+    First all that the scheduler reaches. It may stand where stage servers do not, so groups of one site come next,
+    reached or not. A job of one place needs no links.
     """
     yield [one for one in candidates if not one.unreached]
     unreached = [one for one in candidates if one.unreached]
@@ -97,7 +97,7 @@ def sites_for_islands(
     that many sites can serve: the smallest of the largest sites. None if the job has one island.
 
     `most` gives the most islands that the job divides into, up to a number. `needs_for` gives what a replica needs of
-    each stage, for a number of islands, with the cut for a site's memory, and with so many peers in an island; none if
+    each stage, for a number of islands, with the cut for a site's memory and a number of peers in an island; none if
     the job cannot be cut so.
     """
     whole = whole_sites(candidates, lambda site: needs_for(1, site, len(site)), min_replicas)

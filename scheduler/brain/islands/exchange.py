@@ -350,7 +350,7 @@ def _turn(failures: int, island: int, many: int) -> int:
     """The index of the replica that goes for an island, of `many`: envoys of two islands try all pairs.
 
     In step only like pairs would be tried. Each digit of `island`, to the base `many`, is by how much its turns run
-    ahead of those of island 0 each time that a digit of `failures` changes; so any two islands run apart.
+    ahead of island 0's each time that a digit of `failures` changes; so any two islands run apart.
     """
     turn = failures
     while island and many > 1:

@@ -5,7 +5,7 @@
     refill ◀────┴── orphans: taken from a suspect, a late replica or an end of a failing link; void with a lost replica
 
 A microbatch is given again only at stages where no replica holds it. Where one does, that replica keeps it, and its
-neighbours on the new route are told.
+neighbours on the new route get the route.
 
 A replica that passed its deadline is late only if it also took more than three times what the stage's fastest one would
 need for the same queue. Not chosen: the deadline alone, because a tenth of all work was then done twice.
@@ -351,9 +351,9 @@ class FlightWindow:
 
         (travel + work at all stages) / work at the busiest stage
 
-    microbatches in flight, and one more for each stage lets them come unevenly. Of the newest microbatches the least
-    travel counts, so waiting on a busy link widens nothing. The window is never wider than the memory of the replicas
-    of any stage, as far as that is known.
+    microbatches in flight, and one more for each stage lets them come unevenly. The least travel of the newest
+    microbatches counts, so waiting on a busy link widens nothing. The window is never wider than the memory of the
+    replicas of any stage, as far as that is known.
     """
 
     def __init__(self, state: BrainState) -> None:

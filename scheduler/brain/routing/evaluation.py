@@ -114,7 +114,7 @@ class Evaluations:
     def feed(self, stages: Sequence[Sequence[ReplicaLoad]], in_flight_max: int) -> list[EvaluationRoute]:
         """Give microbatches away, lost ones and older versions first; `stages` has the replicas of each stage.
 
-        Of each stage the replica that is expected to be free first takes the next one, training included.
+        At each stage the replica that is expected to be free first takes the next one, training included.
         """
         turns: list[EvaluationRoute] = []
         room = min(in_flight_max, IN_FLIGHT_MAX) - self.in_flight

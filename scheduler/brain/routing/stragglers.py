@@ -3,8 +3,8 @@
     routed ─▶ stage 0 forward ─Forwarded─▶ stage 1 forward ─ ... ─▶ last stage ─Accumulated─▶ ... ─▶ stage 0 backward
 
 At any time a replica either waits for the output of a neighbour, or it is its turn. Only turns are watched
-(`Deadlines`), so a replica that is slow, frozen or cut off is told apart from those that wait for it. The last stage
-has one turn for both directions, since no other stage computes in between.
+(`Deadlines`), so a slow, frozen or cut-off replica is told apart from the replicas that wait for it. The last stage has
+one turn for both directions, since no other stage computes in between.
 """
 
 from __future__ import annotations

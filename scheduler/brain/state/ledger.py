@@ -320,7 +320,7 @@ class Ledger:
         return any(peer in entry.offered for _, _, entry in self._entries(self._steps[step]))
 
     def superfluous(self, step: int) -> PeerId | None:
-        """Of a pair that holds one microbatch, the replica with the smaller contribution; None if there is no pair.
+        """The replica with the smaller contribution, in a pair that holds one microbatch; None if there is no pair.
 
         Equal contributions: the replica that the newest route no longer names, then the greater peer id.
         """

@@ -4,7 +4,7 @@
     the owner ────what it took in the round───────────▶ the scheduler
 
 Both report by hash (`Rechecked`) the parts by sender, their mean, and the mean that all members hold. The parts lie in
-the sums until the commit; those that the owner took lie in its mailbox.
+the sums until the commit; the parts that the owner took lie in its mailbox.
 """
 
 from __future__ import annotations

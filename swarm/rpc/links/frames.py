@@ -128,7 +128,7 @@ def message(frames: Iterable[Parts]) -> bytes:
 def unpack(data: bytes) -> list[memoryview]:
     """The frames of a message; CorruptFrame if `data` is no message, or has none or more than MAX_FRAMES.
 
-    A frame that came alone is a view into `data`. Of several each is a copy, so that a tensor which is kept does not
+    A frame that came alone is a view into `data`. Frames that came together are copies, so that a kept tensor does not
     keep the others' memory. Unknown fields are an error here: a skipped frame would be a tensor without a receipt.
     """
     view = memoryview(data)
