@@ -163,15 +163,8 @@ def _folded_squares(rows: Tensor) -> Tensor:
     return _fold(wide.T).view(-1).clone()
 
 
-def sum_of_squares(flat: Tensor) -> Tensor:
-    """The sum of squares in float64, along one tree, 0-dim on the tensor's device; the host does not wait for it."""
-    if flat.device.type == "cpu":
-        return torch.tensor(_sum_here(flat, torch.empty(len(flat), dtype=torch.float64)), dtype=torch.float64)
-    return _folded_squares(flat.view(1, -1)).view(())
-
-
 def _sum_here(flat: Tensor, wide: Tensor) -> float:
-    """The same on the CPU, in the memory of `wide`; numpy's operations begin sooner, which counts in short folds."""
+    """The sum of squares on the CPU, in the memory of `wide`: numpy begins sooner, which counts in short folds."""
     held = wide[: len(flat)].copy_(flat)
     return float(_fold(held.mul_(held).numpy())[0])
 

@@ -14,6 +14,7 @@ import inspect
 import re
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, NoReturn, TypeVar, cast
@@ -486,12 +487,8 @@ def _text(value: str | bytes) -> str:
 # Requests that are no message ----------------------------------------------------------------------------------------
 
 
-class _Parsing(grpc.aio.ServerInterceptor):
-    """Parses requests; CorruptFrame for one that is no message, or has more fields than any of ours.
-
-    A long one is parsed on a thread, once its fields are counted: what follows in the call, the guard too, sees
-    messages only.
-    """
+class Interceptor(grpc.aio.ServerInterceptor, ABC):
+    """Gives each method of each service another behaviour."""
 
     async def intercept_service(
         self,
@@ -499,12 +496,30 @@ class _Parsing(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler: Any = await continuation(handler_call_details)
-        if handler is None or handler.request_deserializer is None:
-            return handler  # type: ignore[no-any-return]
-        is_stream = handler.request_streaming
-        name = f"{'stream' if is_stream else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-        behaviour, method = getattr(handler, name), handler_call_details.method
+        if handler is None:
+            return None
+        sides = (handler.request_streaming, handler.response_streaming)
+        name = "_".join("stream" if is_streaming else "unary" for is_streaming in sides)
+        behaviour, deserialize = self.behaviour(handler, getattr(handler, name), handler_call_details.method)
+        make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = getattr(grpc, f"{name}_rpc_method_handler")
+        return make(behaviour, deserialize, handler.response_serializer)
+
+    @abstractmethod
+    def behaviour(self, handler: Any, behaviour: Any, method: str) -> tuple[Any, Any]:
+        """What answers calls of the method in place of `behaviour`, and what makes a request of bytes."""
+
+
+class _Parsing(Interceptor):
+    """Parses requests; CorruptFrame for one that is no message, or has more fields than any of ours.
+
+    A long one is parsed on a thread, once its fields are counted: what follows in the call, the guard too, sees
+    messages only.
+    """
+
+    def behaviour(self, handler: Any, behaviour: Any, method: str) -> tuple[Any, Any]:
         deserialize = handler.request_deserializer
+        if deserialize is None:
+            return behaviour, None
         kind = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)  # of FromString
 
         def parse(content: bytes, fields_max: int) -> Any:
@@ -521,7 +536,7 @@ class _Parsing(grpc.aio.ServerInterceptor):
                 yield parse(content, STREAMED_FIELDS_MAX)
 
         async def parsed(request: Any) -> Any:
-            if is_stream:
+            if handler.request_streaming:
                 return messages(request)
             if len(request) < MESSAGE_ASIDE_BYTES:
                 return parse(request, REQUEST_FIELDS_MAX)
@@ -534,8 +549,7 @@ class _Parsing(grpc.aio.ServerInterceptor):
             except errors.CorruptFrame as error:
                 await abort(context, error)
 
-        make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = getattr(grpc, f"{name}_rpc_method_handler")
-        return make(within(behaviour, parsing), None, handler.response_serializer)
+        return within(behaviour, parsing), None
 
 
 LOOK_S_MAX = 3.0

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import grpc.aio
 from swarm.errors import InvalidConfig, NotAdmitted, Refused, Revoked, SwarmError
 from swarm.pki import keys
 from swarm.pki.names import Principal, principal_of
-from swarm.rpc.channel import abort, told, within
+from swarm.rpc.channel import Interceptor, abort, told, within
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -68,7 +68,7 @@ class _Call:
     request: Any = None
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class Guard(Interceptor):
     """Lets through the calls that `may` allows. `refused` hears of the others: method, caller, reason.
 
     `stays` raises once a caller may not go on, such as after it was revoked. It is asked before each message of a
@@ -95,21 +95,11 @@ class Guard(grpc.aio.ServerInterceptor):
             if caller == principal and task is not asyncio.current_task() and call.when() is None:
                 call.reschedule(ends_s)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler = await continuation(handler_call_details)
-        return handler if handler is None else self._guarded(handler, handler_call_details.method)
-
-    def _guarded(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
-        """The same handler behind the check, for each of the four combinations of streams."""
-        name = f"{kind(handler.request_streaming)}_{kind(handler.response_streaming)}"
-        behaviour = getattr(handler, name)
+    def behaviour(self, handler: Any, behaviour: Any, method: str) -> tuple[Any, Any]:
+        """The same behind the check, for each of the four combinations of streams."""
 
         def begun(caller: Caller, request: Any, call: _Call) -> Any:
-            if name == "stream_unary" or method in TRANSFERS:
+            if (handler.request_streaming and not handler.response_streaming) or method in TRANSFERS:
                 return self._requests(method, caller, request, call)
             call.request = None if handler.request_streaming else request
             if self._witness is not None:
@@ -138,13 +128,7 @@ class Guard(grpc.aio.ServerInterceptor):
                             await abort(context, error)
                         yield reply
 
-        make = getattr(grpc, f"{name}_rpc_method_handler")
-        guarded: grpc.RpcMethodHandler[Any, Any] = make(
-            stream if inspect.isasyncgenfunction(behaviour) else answer,
-            handler.request_deserializer,
-            handler.response_serializer,
-        )
-        return guarded
+        return stream if inspect.isasyncgenfunction(behaviour) else answer, handler.request_deserializer
 
     async def _requests(
         self, method: str, caller: Caller, requests: AsyncIterator[Any], call: _Call
@@ -231,38 +215,21 @@ def _caller(pem: bytes) -> Caller:
     return Caller(principal_of(keys.uris(certificate)), fingerprint)
 
 
-def kind(is_streaming: bool) -> str:
-    """The word for one side of a method in gRPC's names of handlers."""
-    return "stream" if is_streaming else "unary"
-
-
 Handled: TypeAlias = Callable[[str, str, float], None]
 """Hears of a call that ended: its method ("Jobs/Get"), the name of its status code, and how long it took, seconds."""
 
 _OURS = "swarm.wire."
 
 
-class Meter(grpc.aio.ServerInterceptor):
+class Meter(Interceptor):
     """Reports every call of an existing method to `handled`, also calls that a guard refused."""
 
     def __init__(self, handled: Handled) -> None:
         self._handled = handled
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        name = f"{kind(handler.request_streaming)}_{kind(handler.response_streaming)}"
-        behaviour = getattr(handler, name)
-        method = handler_call_details.method.removeprefix("/").removeprefix(_OURS)
-
-        make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = getattr(grpc, f"{name}_rpc_method_handler")
-        metered = within(behaviour, partial(self._timed, method))
-        return make(metered, handler.request_deserializer, handler.response_serializer)
+    def behaviour(self, handler: Any, behaviour: Any, method: str) -> tuple[Any, Any]:
+        timed = partial(self._timed, method.removeprefix("/").removeprefix(_OURS))
+        return within(behaviour, timed), handler.request_deserializer
 
     @asynccontextmanager
     async def _timed(self, method: str, request: Any, context: Any) -> AsyncIterator[Any]:
