@@ -14,7 +14,7 @@ def test_the_fleet_computes_every_microbatch_of_a_committed_step_once_at_every_s
     alone.run()
     counts = alone.brain.counts()
     assert alone.fleet.voided == 0
-    assert (counts.committed_steps, counts.rerouted, counts.violations) == (3, 0, 0)
+    assert (counts.committed_steps, dict(counts.reroutes), counts.violations) == (3, {}, 0)
     assert counts.accumulated == (3 * 8,) * 4
     alone.brain.validate()
 

@@ -20,7 +20,6 @@ class Counts:
 
     committed_steps: int  # of the job: steps whose commit row is durable
     microbatches: int  # in those steps; every stage computed each once
-    fed: int  # microbatches that were ever given out, each once
     in_flight: int  # fed, and not yet accumulated at every stage
     accumulated: tuple[int, ...]  # contributions in the steps committed since this brain began
     replayed_by_stage: tuple[int, ...]  # contributions that were void and had to be computed again
@@ -37,7 +36,6 @@ class Counts:
         return cls(
             min(one.committed_steps for one in of),
             sum(one.microbatches for one in of),
-            sum(one.fed for one in of),
             sum(one.in_flight for one in of),
             tuple(map(sum, zip(*(one.accumulated for one in of), strict=True))),
             tuple(map(sum, zip(*(one.replayed_by_stage for one in of), strict=True))),
@@ -50,10 +48,6 @@ class Counts:
     def replayed(self) -> int:
         return sum(self.replayed_by_stage)
 
-    @property
-    def rerouted(self) -> int:
-        return sum(self.reroutes.values())
-
 
 def counts(state: BrainState) -> Counts:
     ledger, committed = state.ledger, state.course.inner_steps(state.progress.committed)
@@ -61,7 +55,6 @@ def counts(state: BrainState) -> Counts:
     return Counts(
         committed,
         microbatches,
-        microbatches + ledger.fed(),
         ledger.in_flight(),
         ledger.committed(),
         tuple(ledger.replayed),

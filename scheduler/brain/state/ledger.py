@@ -130,10 +130,6 @@ class Ledger:
         opened = self._steps[step]
         return opened.fed if opened.fed < opened.count else None
 
-    def fed(self) -> int:
-        """Microbatches of open steps that were fed."""
-        return sum(opened.fed for opened in self._steps.values())
-
     def feed(self, step: int, hops: Sequence[Hop], now_s: float) -> int:
         """Give the next microbatch of the step its first hops, one per stage; the index."""
         opened = self._steps[step]

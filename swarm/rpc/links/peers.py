@@ -137,10 +137,6 @@ class TensorReceiver(Protocol):
         """
 
 
-class Neighbour(TensorReceiver, StateDonor, Protocol):
-    """The two things that a stage server is to its neighbours: a receiver of tensors, and a donor of state."""
-
-
 class Traffic(Protocol):
     """Counts bytes: `wire_bytes` as framed, `tensor_bytes` as the same tensor uncompressed (float32 or float64)."""
 
