@@ -5,38 +5,34 @@
 Standard library only, so that the client checks a model before it uploads it, and a stage server before it asks for a
 byte of its tensors. Pickled weights have no header and are never opened.
 
-A header is read entry by entry: the work grows with its length, the first entry too many ends it, and other threads
-have their turn in between. It still takes up to a second, so it is no work for an event loop. Not chosen: json.loads of
-the whole, because it lets no other thread run meanwhile, and makes a gigabyte of 8 MiB before anything can be counted.
+A header is read value by value (swarm/long_json.py): the first entry too many ends it, and other threads have their
+turn in between. It still takes up to a second, so it is no work for an event loop.
 
 Source: the format's description, https://github.com/huggingface/safetensors#format.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from math import prod
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, cast
 
 from swarm.errors import InvalidModel
 from swarm.hf.own_files import check_no_pointer, open_own
+from swarm.long_json import Pairs, read_long
 
 LENGTH_BYTES: Final = 8
 HEADER_BYTES_MAX: Final = 8 << 20  # of JSON, which takes many times as much memory; files of today have 0.3 MiB
 ENTRIES_MAX: Final = 1 << 15  # a stage of 1,024 layers has some 12,000; to free more at once holds up other threads
-METADATA_MAX: Final = ENTRIES_MAX  # texts beside the tensors
+VALUES_MAX: Final = 1 << 18  # of a header; a tensor has about six
 DIMENSIONS_MAX: Final = 16
 NAME_CHARACTERS_MAX: Final = 500
-ENTRY_CHARACTERS_MAX: Final = 2000  # of dtype, shape and offsets
 NUMBER_MAX: Final = (1 << 63) - 1
 SORTED_AT_ONCE: Final = 4096  # no other thread runs meanwhile
-TEXT_AT_ONCE: Final = 4096  # pieces of 256 characters; the same
 ITEM_BYTES: Final = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -80,17 +76,10 @@ def parse_header(path: str, size_bytes: int, header: bytes) -> dict[str, StoredT
     the file, tensors that overlap or leave gaps, or a file that ends early.
     """
     begin = LENGTH_BYTES + len(header)
-    found: dict[str, StoredTensor] = {}
-    for name, entry in _Reading(path, header).entries():
-        if name in found:
-            raise InvalidModel(f"{path} names {name[:NAME_CHARACTERS_MAX]!r} twice in its header")
-        if len(found) == ENTRIES_MAX:
-            what = f"{path} names more than {ENTRIES_MAX} tensors"
-            raise InvalidModel(what, hint="split it into several files")
-        found[name] = _tensor(path, name, entry, begin)
+    tensors = [_tensor(path, name, entry, begin) for name, entry in _entries(path, header)]
     in_order: dict[str, StoredTensor] = {}
     end = begin
-    for tensor in _in_order(list(found.values())):
+    for tensor in _in_order(tensors):
         if tensor.stop > size_bytes:
             raise InvalidModel(
                 f"{path} ends at byte {size_bytes}, before tensor {tensor.name} does at {tensor.stop}",
@@ -117,125 +106,36 @@ def read_header(path: Path, name: str) -> dict[str, StoredTensor]:
         raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-class _Reading:
-    """Reads a header from its beginning to its end, an entry at a time."""
+def _entries(path: str, header: bytes) -> Iterable[tuple[str, Any]]:
+    """Name and description of each tensor."""
+    refused = f"{path} is no safetensors file: its header"
+    tensors = 0
 
-    _SPACE = re.compile(r"[ \t\n\r]*")
-    _NAME = re.compile(rf'"(?:[^"\\]|\\.){{0,{10 * NAME_CHARACTERS_MAX}}}+"', re.DOTALL)  # some are escaped
-    _TEXT = re.compile(rf'(?:[^"\\]{{1,256}}+|\\.){{0,{TEXT_AT_ONCE}}}+', re.DOTALL)
-    _ENTRY = re.compile(rf"\{{[^{{}}]{{0,{ENTRY_CHARACTERS_MAX}}}\}}")
+    def count(table: Pairs) -> None:
+        nonlocal tensors
+        tensors += any(key == "dtype" for key, _ in table)
+        if tensors > ENTRIES_MAX:
+            raise InvalidModel(f"{path} names more than {ENTRIES_MAX} tensors", hint="split it into several files")
 
-    def __init__(self, path: str, header: bytes) -> None:
-        self._path, self._at = path, 0
-        self._decoder = json.JSONDecoder(object_pairs_hook=self._unique)
-        try:
-            self._text = header.decode()
-        except UnicodeDecodeError:
-            self._refuse("is no JSON")
-        self._pass(0)
-
-    def entries(self) -> Iterator[tuple[str, Any]]:
-        """Name and description of each tensor, as they come."""
-        has_metadata = False
-        for name in self._names():
-            if name != "__metadata__":
-                yield name, self._entry(name)
-                continue
-            if has_metadata:
-                raise InvalidModel(f"{self._path} names {name!r} twice in its header")
-            has_metadata = True
-            self._skip_metadata()
-        if self._at < len(self._text):
-            self._refuse("is no JSON")
-
-    def _names(self) -> Iterator[str]:
-        """The names of a table; what belongs to each is to be read before the next is asked for."""
-        if not self._take("{"):
-            self._refuse("is no table of tensors")
-        if self._take("}"):
-            return
-        while True:
-            yield self._name()
-            if self._take("}"):
-                return
-            if not self._take(","):
-                self._refuse("is no JSON")
-
-    def _name(self) -> str:
-        """A name and the colon behind it."""
-        found = self._NAME.match(self._text, self._at)
-        if found is None and self._text[self._at : self._at + 1] == '"':
-            raise InvalidModel(
-                f"{self._path} holds a tensor with the impossible name "
-                f"{self._text[self._at + 1 : self._at + 1 + NAME_CHARACTERS_MAX]!r}"
-            )
-        name = None if found is None else self._value(found[0])
-        if found is None or not isinstance(name, str):
-            self._refuse("is no JSON")
-        self._pass(found.end())
-        if not self._take(":"):
-            self._refuse("is no JSON")
-        return name
-
-    def _entry(self, name: str) -> Any:
-        found = self._ENTRY.match(self._text, self._at)
-        if found is None:
-            raise _not_described(self._path, name)
-        self._pass(found.end())
-        return self._value(found[0])
-
-    def _skip_metadata(self) -> None:
-        """Texts by name, which are not needed here."""
-        known: set[str] = set()
-        for name in self._names():
-            if name in known or len(known) == METADATA_MAX:
-                self._refuse("has a name of its __metadata__ twice, or too many")
-            known.add(name)
-            self._skip_text()
-
-    def _skip_text(self) -> None:
-        if self._text[self._at : self._at + 1] != '"':
-            self._refuse("has __metadata__ that is no text")
-        self._at += 1
-        while (found := self._TEXT.match(self._text, self._at)) and found[0]:
-            self._at = found.end()
-        if not self._take('"'):
-            self._refuse("is no JSON")
-
-    def _take(self, mark: str) -> bool:
-        """Whether this comes next; it is passed, with the space behind it."""
-        if not self._text.startswith(mark, self._at):
-            return False
-        self._pass(self._at + len(mark))
-        return True
-
-    def _pass(self, end: int) -> None:
-        """Go on at `end`, behind the space there."""
-        space = self._SPACE.match(self._text, end)
-        assert space is not None
-        self._at = space.end()
-
-    def _value(self, text: str) -> Any:
-        try:
-            return self._decoder.decode(text)
-        except (ValueError, RecursionError):
-            self._refuse("is no JSON")
-
-    def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) != len(pairs):
-            self._refuse("has a key twice in one of its tables")
-        return entries
-
-    def _refuse(self, fault: str) -> NoReturn:
-        raise InvalidModel(f"{self._path} is no safetensors file: its header {fault}", hint=CONVERT) from None
+    if not header.lstrip(b" \t\n\r").startswith(b"{"):
+        raise InvalidModel(f"{refused} is no table of tensors", hint=CONVERT)
+    try:
+        entries = read_long(header, VALUES_MAX, count)
+    except ValueError as error:
+        raise InvalidModel(f"{refused} is no JSON: {error}", hint=CONVERT) from None
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise InvalidModel(f"{refused} has __metadata__ that is no text", hint=CONVERT)
+    return cast(dict[str, Any], entries).items()
 
 
 def _tensor(path: str, name: str, entry: Any, begin: int) -> StoredTensor:
     if not name.isprintable() or len(name) > NAME_CHARACTERS_MAX:
         raise InvalidModel(f"{path} holds a tensor with the impossible name {name[:60]!r}")
     match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, stop]}:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, stop]} if not any(
+            isinstance(more, dict) for more in entry.values()
+        ):
             pass
         case _:
             raise _not_described(path, name)

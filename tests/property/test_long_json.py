@@ -92,7 +92,7 @@ def test_the_index_of_the_deepest_model_is_read() -> None:
 
 
 def test_a_name_twice_and_tables_without_end_are_refused() -> None:
-    with pytest.raises(ValueError, match="a key comes twice"):
+    with pytest.raises(ValueError, match="names 'b' twice"):
         read_long(b'{"a": [{"b": 1, "b": 2}]}')
     with pytest.raises(ValueError, match="nested too deeply"):
         read_long(b"[" * 100_000)

@@ -36,7 +36,6 @@ LEFT_OUT = {
     r"mosquitto_sub .*": "needs the package mosquitto-clients; tests/unit/test_references.py holds the topics",
     r"(sqlite3|rsync) .*|swarm scheduler --data-dir BACKUP .*": "tests/integration/test_backup.py",
     r"openssl pkcs12 .*": "needs a page off loopback; tests/unit/scheduler/web/test_pages.py",
-    r"kill -(9|STOP|CONT) PID": "tests/chaos/scenarios.py",
     r"swarm ca new": "tests/unit/client/verbs/members/test_ca.py",
     r"swarm (rm|cancel|pause|pull|explain|train-local|status|submit|gc|ca|wait|peers drain)"
     r"( JOB\.\.\.| --resume-from| --microbatch| --outer-log| --speeds \S+)?": "a name in a sentence",
