@@ -342,7 +342,7 @@ class RelayAt:
 
 @dataclass(frozen=True, slots=True)
 class UseRelays:
-    """The relays that are here now; from them follows which two lead to each peer (swarm/rpc/links/paths.py)."""
+    """The relays that are here now; from them follows which two lead to each peer (swarm/rpc/links/dialling.py)."""
 
     relays: tuple[RelayAt, ...]
 
