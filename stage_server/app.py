@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import torch
@@ -69,157 +71,54 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
     """
     tune_malloc()
     device_name = choose_device(options.device)
-    free = free_bytes(device_name)
-    memory_bytes = options.max_memory.of(free, total_bytes(device_name))
-    if memory_bytes > free:
-        log = get_logger("stage-server")
-        log.warning("--max-memory is more than is free now", max_memory=size(memory_bytes), free=size(free))
-    host_bytes = options.max_memory.of_host(free_bytes(torch.device("cpu"))) if device_name.type == "cuda" else 0
+    offered = _offered(options, device_name)
     threads = options.threads or min(torch.get_num_threads(), cores())  # torch knows OMP_NUM_THREADS, and no quota
     product = metadata.version("swarm-stages")
     metrics = StageServerMetrics(product, PROTOCOL_VERSION)
-    loop = asyncio.get_running_loop()
-
+    log = get_logger("stage-server")
     async with AsyncExitStack() as stack:
         # Two processes under one identity would push each other out for ever.
         folder, lock = lock_first(options.data_dirs)
         stack.enter_context(lock)
         check_free(options.listens)
-        peer = PeerId(own_name(folder))
-        wallet = Wallet()
-        enrolment: Enrolment | None = None
-        if not options.insecure:
-            metrics.process.certificate(lambda: wallet.ends_unix_s)
-            enrolment = Enrolment(peer, folder / "pki", wallet, get_logger("stage-server"))
-            if options.join is not None:
-                await enrolment.join(options.join)
-        metrics.process.insecure(options.insecure)
-
-        async def find() -> str:
-            """Where the scheduler is; by then this process has a certificate for it."""
-            address = options.scheduler or ("" if options.broker or enrolment is None else enrolment.scheduler)
-            if not address:
-                if not options.broker:
-                    raise InvalidConfig(f"{folder} does not say where its scheduler is", hint="add --scheduler")
-                address = (await find_scheduler(options.broker, swarm=options.swarm)).address
-            if enrolment is not None:
-                await enrolment.admit(address)
-            host = address.rpartition(":")[0].strip("[]")
-            # The scheduler lets only those attach with loopback addresses that are on its own machine.
-            wallet.is_alone = options.is_alone or is_loopback(host) or host in own_addresses()
-            return address
-
-        async def find_host() -> str:
-            """Where this process listens, as no flag says it."""
-            return await asyncio.to_thread(host_for, await find())
-
-        known = options.scheduler or ("" if options.broker or enrolment is None else enrolment.scheduler)
-        where = known.rpartition(":")[0] if known or not options.broker else parse_url(options.broker).host
-        if options.is_beside_scheduler and where and not is_loopback(where):
-            options = replace(options, host=await once_reached(find_host, get_logger("stage-server")))
-            if not options.is_alone:
-                tell_host(get_logger("stage-server"), options.host)
+        peer, wallet = PeerId(own_name(folder)), Wallet()
+        enrolment = await _enrolled(options, peer, folder, wallet, metrics)
+        options = await _with_host(options, enrolment, partial(_find, options, enrolment, wallet, folder))
+        find = partial(_find, options, enrolment, wallet, folder)
         speaks_tls = not options.insecure and not options.is_alone
         if speaks_tls:  # others reach this process: it proves who it is from the first moment on
-            await once_reached(find, get_logger("stage-server"))
+            await once_reached(find, log)
         device = ThreadDevice(device_name, threads)
         stack.callback(device.close)
         paths = Paths(proxy=options.proxy, host=options.address(0).rpartition(":")[0])
         links = GrpcPeerLinks(metrics, wallet=wallet, paths=paths)
         stack.push_async_callback(links.close)
-        denials = Denials(metrics, get_logger("stage-server"))
-        guard = Guard(may_exchange, lambda _, who, error: denials.note(who, error)) if speaks_tls else None
-        meter = Meter(metrics.process.handled)
-        # On a slow link its pings wait behind the dialler's tensors; the dialler notices sooner if the link is dead.
-        server = new_server(guard, None if options.insecure else CONNECTION_S_MAX, PATIENT, meter)
-        shown = wallet if speaks_tls else None
-        port = _bind_free(server, options.host, shown) if not options.listen else bind(server, options.listen, shown)
-        address = options.address(port)
-
+        denials = Denials(metrics, log)
+        server, port = _peer_server(options, wallet if speaks_tls else None, denials, metrics)
         stage_server: StageServer | None = None
         gate: PassGate | None = None
         if not options.insecure:
             gate = PassGate(wallet, lambda: None if stage_server is None else stage_server.place, denials.note)
-        http_address = ""
-        if options.http_port is not None:
-            is_open = options.insecure or is_loopback(options.http_host)
-            endpoint = HttpEndpoint(
-                options.http_host,
-                options.http_port,
-                metrics.registry,
-                lambda: [] if stage_server is not None and stage_server.is_attached else ["no scheduler"],
-                loop,
-                next_free=True,
-                logins=options.logins,
-                door=None if is_open else Https(wallet, folder / "pki/https.pem"),
-            )
-            http_address = f"{options.http_host}:{endpoint.start()}"
-            stack.callback(endpoint.close)
-
-        limit_memory(device_name, memory_bytes)
+        http_address = _serve_http(
+            options, metrics, lambda: stage_server is not None and stage_server.is_attached, wallet, folder, stack
+        )
+        limit_memory(device_name, offered.device_bytes)
         used = partial(used_bytes, device_name)
-        metrics.memory(used, offered := Memory(memory_bytes, host_bytes))
-        identity = Hello(
-            peer=peer,
-            incarnation=time.time_ns(),
-            protocol=PROTOCOL_VERSION,
-            product=product,
-            address=address,
-            http_address=http_address,
-            device=describe_device(device_name),
-            threads=threads,
-            memory_bytes=offered.device_bytes,
-            host_bytes=offered.host_bytes,
-            pinned_stage=options.stage,
-            via_relay=options.via_relay,
-            slow_bfloat16=is_slow_at_bfloat16(device_name),
-            site=options.site,
-            forwarded=options.is_forwarded(port),
-        )
-        bus: Bus | None = None
-        if options.broker:
-            will = (
-                topics.peer(peer, options.swarm),
-                {"peer": peer, "state": "gone", "incarnation": identity.incarnation},
-            )
-            bus = Bus(options.broker, f"swarm-{peer}", will=will, on_connected=metrics.process.mqtt_link)
-            metrics.process.mqtt_link(False)
-
+        metrics.memory(used, offered)
+        identity = _hello(options, peer, product, device_name, threads, offered, port, http_address)
+        bus = _bus(options, identity, metrics) if options.broker else None
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        listener: RelayListener | None = None
-        if options.via_relay:
-            host = options.listens.rpartition(":")[0]
-            own = f"{LOOPBACK if is_wildcard(host) else host}:{port}"
-            listener = RelayListener(paths, peer, own, wallet, get_logger("stage-server"))
-        ports = ServerPorts(
-            device,
-            links,
-            find,
-            lambda address: GrpcSchedulerLink(address, wallet),
-            tasks,
-            metrics,
-            get_logger("stage-server"),
-            passes=gate,
-            relays=None if options.insecure else listener or KnownRelays(paths),
-        )
-        budget = MemoryBudget.of(offered)
-        hub = HubPolicy(options.allow_hub, options.hub_token)
-        settings = ServerSettings(options.connect_retry_s_max, options.orphan_timeout_s, budget, hub=hub)
-        stage_server = StageServer(identity, ports, settings)
-        served = partial(_served, stage_server)
-        metrics.identify(peer, served)
+        listener = _relay_listener(options, paths, peer, port, wallet) if options.via_relay else None
+        relays = None if options.insecure else listener or KnownRelays(paths)
+        dial = partial(GrpcSchedulerLink, wallet=wallet)
+        ports = ServerPorts(device, links, find, dial, tasks, metrics, log, passes=gate, relays=relays)
+        stage_server = StageServer(identity, ports, _settings(options, offered))
+        metrics.identify(peer, served := partial(_served, stage_server))
         metrics.watch_links(stage_server.links)
-        forward_log = stage_server.forward_log
-
-        def forward(time_s: float, level: str, text: str) -> None:
-            with suppress(RuntimeError):  # lines come from any thread, also while the loop is closing
-                loop.call_soon_threadsafe(forward_log, time_s, level, text)
-
-        configure(options.log_level, options.log_format, forward, facts={"peer": peer})
-        log = get_logger("stage-server")
+        _forward_log(options, stage_server, peer)
         if enrolment is not None:
             tasks.create_task(enrolment.renew())
-        tasks.create_task(watch_memory(used, memory_bytes, device, metrics, log))
+        tasks.create_task(watch_memory(used, offered.device_bytes, device, metrics, log))
         tasks.create_task(keep_trimmed(lambda: served() is not None))
         add_peer_service(server, stage_server, metrics, stage_server, gate)
         await server.start()
@@ -227,29 +126,175 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             tasks.create_task(listener.run())
         stack.push_async_callback(server.stop, STOP_S_MAX)
         if bus is not None:
-            bus.announce(
-                topics.peer(peer, options.swarm),
-                {
-                    "peer": peer,
-                    "state": "here",
-                    "incarnation": identity.incarnation,
-                    "address": address,
-                    "http": http_address,
-                    "device": identity.device,
-                },
-            )
+            bus.announce(topics.peer(peer, options.swarm), _presence(identity))
             tasks.create_task(bus.run())
-        log.info(
-            "stage server started",
-            peer=peer,
-            address=address,
-            http=http_address,
-            device=identity.device,
-            folder=str(folder),
-        )
-        say_ready("stage-server", peer=peer, address=address, http=http_address)
+        facts = {"peer": peer, "address": identity.address, "http": http_address}
+        log.info("stage server started", **facts, device=identity.device, folder=str(folder))
+        say_ready("stage-server", **facts)
         farewell.begin = partial(_hand_over, stage_server, tasks, options.drain_timeout_s, log)
         await stage_server.serve()
+
+
+def _offered(options: StageServerOptions, device: torch.device) -> Memory:
+    """The memory of the device, and of the host beside a GPU, that jobs may take."""
+    free = free_bytes(device)
+    memory_bytes = options.max_memory.of(free, total_bytes(device))
+    if memory_bytes > free:
+        log = get_logger("stage-server")
+        log.warning("--max-memory is more than is free now", max_memory=size(memory_bytes), free=size(free))
+    host_bytes = options.max_memory.of_host(free_bytes(torch.device("cpu"))) if device.type == "cuda" else 0
+    return Memory(memory_bytes, host_bytes)
+
+
+async def _enrolled(
+    options: StageServerOptions, peer: PeerId, folder: Path, wallet: Wallet, metrics: StageServerMetrics
+) -> Enrolment | None:
+    """The membership of this process; it has joined if it was given a line to join with. None in plaintext."""
+    metrics.process.insecure(options.insecure)
+    if options.insecure:
+        return None
+    metrics.process.certificate(lambda: wallet.ends_unix_s)
+    enrolment = Enrolment(peer, folder / "pki", wallet, get_logger("stage-server"))
+    if options.join is not None:
+        await enrolment.join(options.join)
+    return enrolment
+
+
+async def _find(options: StageServerOptions, enrolment: Enrolment | None, wallet: Wallet, folder: Path) -> str:
+    """Where the scheduler is; by then this process has a certificate for it."""
+    address = _known_scheduler(options, enrolment)
+    if not address:
+        if not options.broker:
+            raise InvalidConfig(f"{folder} does not say where its scheduler is", hint="add --scheduler")
+        address = (await find_scheduler(options.broker, swarm=options.swarm)).address
+    if enrolment is not None:
+        await enrolment.admit(address)
+    host = address.rpartition(":")[0].strip("[]")
+    # The scheduler lets only those attach with loopback addresses that are on its own machine.
+    wallet.is_alone = options.is_alone or is_loopback(host) or host in own_addresses()
+    return address
+
+
+def _known_scheduler(options: StageServerOptions, enrolment: Enrolment | None) -> str:
+    return options.scheduler or ("" if options.broker or enrolment is None else enrolment.scheduler)
+
+
+async def _with_host(
+    options: StageServerOptions, enrolment: Enrolment | None, find: Callable[[], Awaitable[str]]
+) -> StageServerOptions:
+    """The options with the host at which this process listens, if no flag says it."""
+    known = _known_scheduler(options, enrolment)
+    where = known.rpartition(":")[0] if known or not options.broker else parse_url(options.broker).host
+    if not options.is_beside_scheduler or not where or is_loopback(where):
+        return options
+
+    async def find_host() -> str:
+        return await asyncio.to_thread(host_for, await find())
+
+    options = replace(options, host=await once_reached(find_host, get_logger("stage-server")))
+    if not options.is_alone:
+        tell_host(get_logger("stage-server"), options.host)
+    return options
+
+
+def _serve_http(
+    options: StageServerOptions,
+    metrics: StageServerMetrics,
+    is_attached: Callable[[], bool],
+    wallet: Wallet,
+    folder: Path,
+    stack: AsyncExitStack,
+) -> str:
+    """Serve metrics and probes over HTTP; gives the address, empty if off."""
+    if options.http_port is None:
+        return ""
+    is_open = options.insecure or is_loopback(options.http_host)
+    endpoint = HttpEndpoint(
+        options.http_host,
+        options.http_port,
+        metrics.registry,
+        lambda: [] if is_attached() else ["no scheduler"],
+        asyncio.get_running_loop(),
+        next_free=True,
+        logins=options.logins,
+        door=None if is_open else Https(wallet, folder / "pki/https.pem"),
+    )
+    address = f"{options.http_host}:{endpoint.start()}"
+    stack.callback(endpoint.close)
+    return address
+
+
+def _hello(
+    options: StageServerOptions,
+    peer: PeerId,
+    product: str,
+    device: torch.device,
+    threads: int,
+    offered: Memory,
+    port: int,
+    http_address: str,
+) -> Hello:
+    """What this process says of itself in each session."""
+    return Hello(
+        peer=peer,
+        incarnation=time.time_ns(),
+        protocol=PROTOCOL_VERSION,
+        product=product,
+        address=options.address(port),
+        http_address=http_address,
+        device=describe_device(device),
+        threads=threads,
+        memory_bytes=offered.device_bytes,
+        host_bytes=offered.host_bytes,
+        pinned_stage=options.stage,
+        via_relay=options.via_relay,
+        slow_bfloat16=is_slow_at_bfloat16(device),
+        site=options.site,
+        forwarded=options.is_forwarded(port),
+    )
+
+
+def _bus(options: StageServerOptions, identity: Hello, metrics: StageServerMetrics) -> Bus:
+    gone = {"peer": identity.peer, "state": "gone", "incarnation": identity.incarnation}
+    will = (topics.peer(identity.peer, options.swarm), gone)
+    metrics.process.mqtt_link(False)
+    return Bus(options.broker, f"swarm-{identity.peer}", will=will, on_connected=metrics.process.mqtt_link)
+
+
+def _presence(identity: Hello) -> dict[str, Any]:
+    """What the broker keeps of this process while it is here."""
+    return {
+        "peer": identity.peer,
+        "state": "here",
+        "incarnation": identity.incarnation,
+        "address": identity.address,
+        "http": identity.http_address,
+        "device": identity.device,
+    }
+
+
+def _relay_listener(
+    options: StageServerOptions, paths: Paths, peer: PeerId, port: int, wallet: Wallet
+) -> RelayListener:
+    host = options.listens.rpartition(":")[0]
+    own = f"{LOOPBACK if is_wildcard(host) else host}:{port}"
+    return RelayListener(paths, peer, own, wallet, get_logger("stage-server"))
+
+
+def _forward_log(options: StageServerOptions, stage_server: StageServer, peer: PeerId) -> None:
+    """From now on the lines of the log go to the scheduler too."""
+    loop, forward_log = asyncio.get_running_loop(), stage_server.forward_log
+
+    def forward(time_s: float, level: str, text: str) -> None:
+        with suppress(RuntimeError):  # lines come from any thread, also while the loop is closing
+            loop.call_soon_threadsafe(forward_log, time_s, level, text)
+
+    configure(options.log_level, options.log_format, forward, facts={"peer": peer})
+
+
+def _settings(options: StageServerOptions, offered: Memory) -> ServerSettings:
+    budget, hub = MemoryBudget.of(offered), HubPolicy(options.allow_hub, options.hub_token)
+    return ServerSettings(options.connect_retry_s_max, options.orphan_timeout_s, budget, hub=hub)
 
 
 def _served(stage_server: StageServer) -> tuple[str, int] | None:
@@ -302,11 +347,17 @@ def _hand_over(
     return True
 
 
-def _bind_free(server: grpc.aio.Server, host: str, wallet: Wallet | None) -> int:
-    """The default port, or the next free one: several stage servers share a machine."""
-    for port in range(7951, 7951 + PORTS_TRIED_MAX):
-        try:
-            return bind(server, f"{host}:{port}", wallet)
-        except InvalidConfig:
-            continue
-    return bind(server, f"{host}:0", wallet)
+def _peer_server(
+    options: StageServerOptions, wallet: Wallet | None, denials: Denials, metrics: StageServerMetrics
+) -> tuple[grpc.aio.Server, int]:
+    """The server for neighbours, and its port: the given one, 7951 or the next free one. No wallet: in plaintext."""
+    guard = None if wallet is None else Guard(may_exchange, lambda _, who, error: denials.note(who, error))
+    meter = Meter(metrics.process.handled)
+    # On a slow link its pings wait behind the dialler's tensors; the dialler notices sooner if the link is dead.
+    server = new_server(guard, None if options.insecure else CONNECTION_S_MAX, PATIENT, meter)
+    if options.listen:
+        return server, bind(server, options.listen, wallet)
+    for port in range(7951, 7951 + PORTS_TRIED_MAX):  # several stage servers share a machine
+        with suppress(InvalidConfig):
+            return server, bind(server, f"{options.host}:{port}", wallet)
+    return server, bind(server, f"{options.host}:0", wallet)
