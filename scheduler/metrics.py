@@ -50,23 +50,9 @@ class SchedulerMetrics:
 
     def __init__(self, version: str, protocol: int) -> None:
         self.process = ProcessMetrics(version, protocol)
-        self.registry = registry = self.process.registry
+        self.registry = self.process.registry
         self._by_job: list[Gauge | Counter | Histogram] = []  # those whose first label is a job
-
-        def add(metric: M) -> M:
-            if metric._labelnames[:1] == ("job_id",):
-                self._by_job.append(metric)
-            return metric
-
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ("job_id",)) -> Gauge:
-            return add(Gauge(f"swarm_{name}", text, labels, registry=registry))
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = ("job_id",)) -> Counter:
-            return add(Counter(f"swarm_{name}_total", text, labels, registry=registry))
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
-            return add(Histogram(f"swarm_{name}_seconds", text, labels, buckets=buckets, registry=registry))
-
+        gauge, counter, histogram = self._gauge, self._counter, self._histogram
         self._job_info = gauge("job_info", "Facts about a job", ("job_id", "family"))
         self._job_state = gauge("job_state", "Exactly one state is 1", ("job_id", "state"))
         self._job_step = gauge("job_step", "Steps committed")
@@ -130,6 +116,20 @@ class SchedulerMetrics:
         self._last_commit_unix_s: dict[str, float] = {}
         self._begun: set[str] = set()  # jobs that began to run, and have committed nothing since
         self._weighed: dict[str, set[tuple[str, str]]] = {}  # (stage, peer) of a job that have a weight
+
+    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ("job_id",)) -> Gauge:
+        return self._add(Gauge(f"swarm_{name}", text, labels, registry=self.registry))
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ("job_id",)) -> Counter:
+        return self._add(Counter(f"swarm_{name}_total", text, labels, registry=self.registry))
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+        return self._add(Histogram(f"swarm_{name}_seconds", text, labels, buckets=buckets, registry=self.registry))
+
+    def _add(self, metric: M) -> M:
+        if metric._labelnames[:1] == ("job_id",):
+            self._by_job.append(metric)
+        return metric
 
     def database_link(self, is_there: bool) -> None:
         """Whether the database answered when it was last asked."""

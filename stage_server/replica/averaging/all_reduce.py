@@ -24,7 +24,7 @@ Decision: docs/decisions/040.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -81,17 +81,13 @@ async def run_round(
     left, codec_name = leftovers.lend(command.unit, command.step), leftovers.codec_name
     part = await device.run(lambda: stage.part(command.step, command.unit))  # behind any Void that came before
     own = _own(command.members, me.peer)
-    if command.members[-1].stop != part.numel():
-        raise Refused(f"the round covers {command.members[-1].stop} elements, unit {command.unit} has {part.numel()}")
+    chunks = _chunks(command, me.peer, part.numel())
     lossy, lost = codec_name != "none", None
     unused = reduction.clips and own.microbatches == 0  # owners leave such a part out, and leftovers with it
     sent, kept = ((), left) if unused else (left, ())
     if lossy:
         part, lost = await device.aside(lambda: (together(part, sent), torch.zeros_like(part)))
     others = [member for member in command.members if member.peer != me.peer]
-    chunks = {member.peer: chunks_of(member, command.members) for member in command.members}
-    if not others:
-        chunks = {me.peer: (SliceChunk(0, part.numel()),)}  # nothing travels
 
     async def arrived(sender: Member, chunk: SliceChunk, *, averaged: bool) -> Tensor:
         try:
@@ -114,12 +110,11 @@ async def run_round(
         return await device.aside(encode) if lossy else encode()
 
     async def reduced(some: Sequence[SliceChunk]) -> Tensor:
-        came = []
-        for member in command.members:
-            if member.peer == me.peer:
-                came.append([part[some[0].start : some[-1].stop]])
-            else:
-                came.append([await arrived(member, chunk, averaged=False) for chunk in some])
+        mine = [part[some[0].start : some[-1].stop]]
+        came = [
+            mine if member is own else [await arrived(member, chunk, averaged=False) for chunk in some]
+            for member in command.members
+        ]
         return await device.aside(lambda: reduction.reduce([joined(one) for one in came], command))
 
     meter.begin(asyncio.get_running_loop().time())
@@ -128,11 +123,9 @@ async def run_round(
     async with asyncio.TaskGroup() as tasks:
         outbox = partial(_ChunkSender, links, deadline, tasks, meter)
         parts_to, means_to = ({one.peer: outbox(one) for one in others} for _ in range(2))
-        for in_turn in zip_longest(*(chunks[owner.peer] for owner in others)):  # the first chunks of all owners first
-            for owner, chunk in zip(others, in_turn, strict=True):
-                if chunk is not None:
-                    made = await encoded(part[chunk.span], chunk, 1)
-                    parts_to[owner.peer].send(round_slice(me, command, chunk, made, averaged=False))
+        for owner, chunk in _in_turn(others, chunks):
+            made = await encoded(part[chunk.span], chunk, 1)
+            parts_to[owner.peer].send(round_slice(me, command, chunk, made, averaged=False))
         means: dict[SliceChunk, Tensor] = {}
         whole = await reduced(chunks[me.peer]) if reduction.clips and chunks[me.peer] else None
         for chunk in chunks[me.peer]:
@@ -148,22 +141,37 @@ async def run_round(
                 means[chunk] = await arrived(owner, chunk, averaged=True)
     in_order = [means[chunk] for member in command.members for chunk in chunks[member.peer]]
     facts = ((meter.up_bytes_per_s, meter.down_bytes_per_s), meter.all_began_s or 0.0)
+    return await device.aside(lambda: _assemble(stage, command.unit, in_order, lost, kept, *facts))
 
-    def assembled() -> Mean:
-        left = together(lost, kept) if lost is not None and kept else lost
-        return _assemble(stage, command.unit, in_order, left, *facts)
 
-    return await device.aside(assembled)
+def _chunks(command: Average, me: PeerId, elements: int) -> dict[PeerId, tuple[SliceChunk, ...]]:
+    """The chunks of each member's slice; one that does not travel if there is one member alone."""
+    members = command.members
+    if members[-1].stop != elements:
+        raise Refused(f"the round covers {members[-1].stop} elements, unit {command.unit} has {elements}")
+    if len(members) == 1:
+        return {me: (SliceChunk(0, elements),)}
+    return {member.peer: chunks_of(member, members) for member in members}
+
+
+def _in_turn(
+    owners: Sequence[Member], chunks: Mapping[PeerId, Sequence[SliceChunk]]
+) -> Iterator[tuple[Member, SliceChunk]]:
+    """The first chunks of all owners first."""
+    for in_turn in zip_longest(*(chunks[owner.peer] for owner in owners)):
+        yield from ((owner, chunk) for owner, chunk in zip(owners, in_turn, strict=True) if chunk is not None)
 
 
 def _assemble(
     stage: Stage,
     unit: UnitName,
     means: Sequence[Tensor],
-    left: Tensor | None,
+    lost: Tensor | None,
+    kept: tuple[Tensor, ...],
     rates: tuple[float, float],
     all_began_s: float,
 ) -> Mean:
+    left = together(lost, kept) if lost is not None and kept else lost
     gradient = joined(means)
     digest = xxhash.xxh3_128_hexdigest(gradient.cpu().numpy().data)
     return Mean(gradient, digest, stage.places.squared_norms(unit, gradient), left, rates, all_began_s)
