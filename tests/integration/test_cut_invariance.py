@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swarm.data.batches import Batches, TokenData
+from swarm.data.batches import Batches
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidConfig, JobFailed, NotAllowed
 from swarm.job.course import PLAIN
 from swarm.job.families import HEAD
-from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import EMBEDDING
 from swarm.reference import trainer
 from swarm.reference.trainer import Trained, build_stages, save_folder, sha256_of, train_local, train_step
 from swarm.types import Microbatch
+from tests.support.scenes import resolved
+from tests.support.specs import batches_of, quick_spec
 from tests.support.unsplit_model import assert_equals_unsplit
 
 CPU = torch.device("cpu")
@@ -46,32 +46,15 @@ def spec_of(
         "num_key_value_heads": 1,
         "tie_word_embeddings": tied,
     }
-    return resolve(
-        parse_job(
-            {
-                "name": "t",
-                "model": {"dtype": dtype, "config": config},
-                "data": {"source": "x", "sequence_length": T},
-                "training": {
-                    "steps": 3,
-                    "warmup_steps": 0,
-                    "global_batch_sequences": 6,
-                    "microbatch_sequences": 2,
-                    "learning_rate": 1e-2,
-                    "reproducible": True,
-                }
-                | training,
-                "pipeline": {"stages": stages, "compression": compression, "overlap": overlap},
-            }
-        ),
-        vocabulary_size=257,
-        stages_if_auto=1,
+    spec = quick_spec(
+        model__dtype=dtype,
+        model__config=config,
+        pipeline__stages=stages,
+        pipeline__compression=compression,
+        pipeline__overlap=overlap,
+        **{f"training__{key}": value for key, value in ({"steps": 3, "global_batch_sequences": 6} | training).items()},
     )
-
-
-def batches_of(spec: JobSpec) -> Batches:
-    text = np.random.default_rng(0).integers(0, 257, size=40 * T + 1).astype(np.uint16)
-    return Batches(TokenData([text]), spec.training, T, spec.data.shuffle, spec.training.seed)
+    return resolved(spec)
 
 
 def train(spec: JobSpec) -> Trained:

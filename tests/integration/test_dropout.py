@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from swarm.data.batches import Batches, TokenData
-from swarm.job.partition import resolve
-from swarm.job.spec import JobSpec, parse_job
+from swarm.job.spec import JobSpec
 from swarm.model.families import Draw
 from swarm.model.stage import Stage
 from swarm.reference.trainer import Trained, build_stages, train_local
 from swarm.types import Microbatch
+from tests.support.scenes import resolved
+from tests.support.specs import batches_of, quick_spec
 
 CPU = torch.device("cpu")
 T = 16
@@ -34,27 +33,14 @@ def spec_of(
 ) -> JobSpec:
     family, config, dropouts = MODELS[model]
     shares = share if isinstance(share, dict) else dict.fromkeys(dropouts, share)
-    values = {
-        "name": "t",
-        "model": {"family": family, "dtype": "float32", "recompute": recompute, "config": config | shares},
-        "data": {"source": "x", "sequence_length": T},
-        "training": {
-            "steps": 2,
-            "warmup_steps": 0,
-            "global_batch_sequences": 4,
-            "microbatch_sequences": 2,
-            "learning_rate": 1e-2,
-            "reproducible": True,
-        }
-        | training,
-        "pipeline": {"stages": stages, "compression": "none"},
-    }
-    return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
-
-
-def batches_of(spec: JobSpec) -> Batches:
-    text = np.random.default_rng(0).integers(0, 257, size=40 * T + 1).astype(np.uint16)
-    return Batches(TokenData([text]), spec.training, T, spec.data.shuffle, spec.training.seed)
+    spec = quick_spec(
+        model__family=family,
+        model__recompute=recompute,
+        model__config=config | shares,
+        pipeline__stages=stages,
+        **{f"training__{key}": value for key, value in training.items()},
+    )
+    return resolved(spec)
 
 
 def train(spec: JobSpec) -> Trained:

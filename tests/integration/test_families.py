@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarm.data.batches import Batches, TokenData
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.model_config import hugging_face_config
-from swarm.job.partition import resolve
-from swarm.job.spec import JobSpec, parse_job
+from swarm.job.spec import JobSpec
 from swarm.reference.trainer import build_stages, save_folder, train_local
+from tests.support.scenes import resolved
+from tests.support.specs import batches_of, quick_spec
 from tests.support.unsplit_model import assert_equals_unsplit, loss_of
 
 CPU = torch.device("cpu")
@@ -49,31 +48,14 @@ TIES = {"llama-tied-biased", "mistral-window", "qwen2-window", "qwen3-window", "
 
 def spec_of(model: str, stages: int, *, reproducible: bool = True, dtype: str = "float32", **config: Any) -> JobSpec:
     family, fields = MODELS[model]
-    return resolve(
-        parse_job(
-            {
-                "name": "t",
-                "model": {"family": family, "dtype": dtype, "config": fields | config},
-                "data": {"source": "x", "sequence_length": T},
-                "training": {
-                    "steps": 2,
-                    "warmup_steps": 0,
-                    "global_batch_sequences": 4,
-                    "microbatch_sequences": 2,
-                    "learning_rate": 1e-2,
-                    "reproducible": reproducible,
-                },
-                "pipeline": {"stages": stages, "compression": "none"},
-            }
-        ),
-        vocabulary_size=257,
-        stages_if_auto=1,
+    spec = quick_spec(
+        model__family=family,
+        model__dtype=dtype,
+        model__config=fields | config,
+        training__reproducible=reproducible,
+        pipeline__stages=stages,
     )
-
-
-def batches_of(spec: JobSpec) -> Batches:
-    text = np.random.default_rng(0).integers(0, 257, size=40 * T + 1).astype(np.uint16)
-    return Batches(TokenData([text]), spec.training, T, spec.data.shuffle, spec.training.seed)
+    return resolved(spec)
 
 
 @torch.no_grad()

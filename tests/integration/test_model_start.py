@@ -10,19 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidConfig, InvalidModel, SwarmError
 from swarm.hf.pretrained import WeightFile, ground, weight_files
 from swarm.job.course import PLAIN
 from swarm.job.partition import balanced_split, flops_per_token, resolve
-from swarm.job.spec import JobSpec, parse_job, spec_from_json
+from swarm.job.spec import JobSpec, spec_from_json
 from swarm.model.families import parameter_shapes
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState, StateReading, part_file, read_files, read_span
@@ -30,6 +28,7 @@ from swarm.reference.trainer import build_stages, save_folder, sha256_of, train_
 from swarm.types import Microbatch
 from swarm.wire.messages import StateFile
 from tests.support.simulated import stale
+from tests.support.specs import batches_of, quick_spec
 
 CPU = torch.device("cpu")
 T = 16
@@ -63,33 +62,12 @@ def save(folder: Path, model: str = "llama", *, dtype: torch.dtype = torch.float
 
 def job(folder: Path | str, *, stages: int = 1, config: dict[str, Any] | None = None, **changes: Any) -> JobSpec:
     """A job that starts from `folder`; changes are "section__key" values."""
-    values: dict[str, Any] = {
-        "name": "t",
-        "model": {"id": str(folder), "dtype": "float32", "config": config or {}, "tokenizer": "byte"},
-        "data": {"source": "x", "sequence_length": T},
-        "training": {
-            "steps": 2,
-            "warmup_steps": 0,
-            "global_batch_sequences": 4,
-            "microbatch_sequences": 2,
-            "learning_rate": 1e-2,
-            "reproducible": True,
-        },
-        "pipeline": {"stages": stages, "compression": "none"},
-    }
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        values[section][name] = value
-    return parse_job(values)
+    model = {"model__id": str(folder), "model__config": config or {}, "model__tokenizer": "byte"}
+    return quick_spec(pipeline__stages=stages, **(model | changes))
 
 
 def spec_of(folder: Path | str, **changes: Any) -> JobSpec:
     return resolve(ground(job(folder, **changes)), vocabulary_size=257, stages_if_auto=1)
-
-
-def batches_of(spec: JobSpec) -> Batches:
-    text = np.random.default_rng(0).integers(0, 257, size=40 * T + 1).astype(np.uint16)
-    return Batches(TokenData([text]), spec.training, T, spec.data.shuffle, spec.training.seed)
 
 
 def logits_of(stages: list[Stage], tokens: Tensor) -> Tensor:
