@@ -1,21 +1,16 @@
-"""A broker on this machine, for `swarm up` and for tests: mosquitto where it is installed, else amqtt embedded.
+"""A broker on this machine, for `swarm up`, a scheduler without one, and tests: amqtt.
 
-`python -m swarm.mqtt.broker --port P --key FILE` runs amqtt. Either broker is a child process, listens on loopback
-only, lets in processes of this login alone (key.py), and keeps nothing on disk: peers announce themselves again when
-they reconnect.
+`python -m swarm.mqtt.broker --port P --key FILE` runs it. It is a child process, listens on loopback only, lets in
+processes of this login alone (key.py), and keeps nothing on disk: peers announce themselves again when they reconnect.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
-import hashlib
 import logging
 import os
-import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -24,7 +19,6 @@ import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
 
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.limits import Bucket
@@ -40,8 +34,6 @@ RESTART_S = 0.5
 CONNECTIONS_MAX = 1000
 LINES_PER_S, LINES_AT_ONCE = 1 / 60, 5  # of amqtt: it has one for each connection of a stranger
 
-# Debian installs mosquitto in a folder that is not in the PATH of an ordinary user.
-_SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/opt/mosquitto/sbin")
 _ENVIRONMENT = ("PATH", "HOME")  # of ours, which holds passwords: a broker needs none of them
 _ACCEPTED = b"\x20\x02\x00\x00"
 _DISCONNECT = b"\xe0\x00"
@@ -50,25 +42,20 @@ _log = get_logger(__name__)
 
 
 @asynccontextmanager
-async def local_broker(
-    port: int = 0, *, kind: Literal["auto", "mosquitto", "amqtt"] = "auto", log: Path | None = None
-) -> AsyncIterator[str]:
+async def local_broker(port: int = 0, *, log: Path | None = None) -> AsyncIterator[str]:
     """Start a broker on loopback and give its URL (mqtt://127.0.0.1:PORT); end it on exit.
 
     Processes of this login connect with the URL alone, because they find the key. Others cannot.
     Port 0 is any free one. `log` receives what the broker writes. Raises InvalidConfig if the port is busy or the
     broker does not start.
     """
-    binary = None if kind == "amqtt" else find_mosquitto()
-    if kind == "mosquitto" and binary is None:
-        raise InvalidConfig("mosquitto is not installed", hint="install it, or leave the choice to swarm")
     with temporary_folder(FOLDERS) as folder:
         log = log or folder / "broker.log"
-        child, bound = await _start(binary, port, folder, log)
+        child, bound = await _start(port, folder, log)
         children = [child]
-        keeper = asyncio.create_task(_keep(children, binary, bound, folder, log))
+        keeper = asyncio.create_task(_keep(children, bound, folder, log))
         try:
-            _log.info("broker started", broker=f"mqtt://{LOOPBACK}:{bound}", kind="mosquitto" if binary else "amqtt")
+            _log.info("broker started", broker=f"mqtt://{LOOPBACK}:{bound}")
             yield f"mqtt://{LOOPBACK}:{bound}"
         finally:
             keeper.cancel()
@@ -76,15 +63,11 @@ async def local_broker(
             await end(*children)
 
 
-def find_mosquitto() -> str | None:
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(_SYSTEM_FOLDERS))
-
-
-async def _start(binary: str | None, port: int, folder: Path, log: Path) -> tuple[asyncio.subprocess.Process, int]:
+async def _start(port: int, folder: Path, log: Path) -> tuple[asyncio.subprocess.Process, int]:
     # A free port is only free until someone takes it: try again with another.
     for attempt in range(1 if port else ATTEMPTS):
         bound = port or _free_port()
-        child, key = await _spawn(binary, bound, folder, log)
+        child, key = await _spawn(bound, folder, log)
         try:
             if await _accepts(bound, key, child):
                 return child, bound
@@ -99,38 +82,20 @@ async def _start(binary: str | None, port: int, folder: Path, log: Path) -> tupl
     )
 
 
-async def _keep(
-    children: list[asyncio.subprocess.Process], binary: str | None, port: int, folder: Path, log: Path
-) -> None:
+async def _keep(children: list[asyncio.subprocess.Process], port: int, folder: Path, log: Path) -> None:
     """Restart the broker whenever the last of `children` ends; its clients reconnect by themselves."""
     while True:
         code = await children[-1].wait()
         _log.warning("broker ended", port=port, exit_code=code)
         await asyncio.sleep(RESTART_S)
-        child, _ = await _spawn(binary, port, folder, log)
+        child, _ = await _spawn(port, folder, log)
         children.append(child)
 
 
-async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> tuple[asyncio.subprocess.Process, str]:
+async def _spawn(port: int, folder: Path, log: Path) -> tuple[asyncio.subprocess.Process, str]:
     """The child and its key."""
     key = new_key(folder, port)
-    if binary:
-        passwords = folder / "mosquitto.passwords"
-        passwords.touch(mode=0o600)
-        passwords.write_text(_mosquitto_password(key))
-        config = folder / "mosquitto.conf"
-        config.write_text(
-            f"listener {port} {LOOPBACK.strip('[]')}\npersistence false\n"
-            f"allow_anonymous false\npassword_file {passwords}\n"
-            f"max_connections {CONNECTIONS_MAX}\nmessage_size_limit 262144\n"
-            # Other lines are of connections: each login of the machine would fill this disk as fast as it dials.
-            "log_type error\nconnection_messages false\n" + ("user root\n" if os.geteuid() == 0 else "")
-            # Started by root, mosquitto changes its user, and the kernel then forgets to end it with its parent.
-        )
-        command = [binary, "-c", str(config)]
-    else:
-        command = [sys.executable, "-P", "-m", "swarm.mqtt.broker", "--port", str(port)]
-        command += ["--key", str(folder / str(port))]
+    command = [sys.executable, "-P", "-m", "swarm.mqtt.broker", "--port", str(port), "--key", str(folder / str(port))]
     with log.open("ab") as out:
         child = await asyncio.create_subprocess_exec(
             *dying_with_parent(command),
@@ -141,13 +106,6 @@ async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> tupl
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         )
     return child, key
-
-
-def _mosquitto_password(key: str) -> str:
-    """The line of a password file: a hash that is slow adds nothing to a key that nobody can guess."""
-    salt = secrets.token_bytes(12)
-    digest = hashlib.sha512(key.encode() + salt).digest()
-    return f"{USER}:$6${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}\n"
 
 
 async def _accepts(port: int, key: str, child: asyncio.subprocess.Process) -> bool:
@@ -205,7 +163,7 @@ def _free_port() -> int:
 
 async def serve_amqtt(port: int, key: str) -> None:
     """Run amqtt on loopback, for clients with the key, until SIGTERM or SIGINT; SwarmError if it does not start."""
-    # amqtt warns at import about plug-ins that we do not use, and is not needed where mosquitto is installed.
+    # amqtt warns at import about plug-ins that we do not use.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from amqtt.broker import Broker  # noqa: PLC0415  # slow to import

@@ -1,4 +1,4 @@
-"""The bus over real brokers: amqtt always, mosquitto where it is installed."""
+"""The bus over the broker that a scheduler starts; tests/real has Mosquitto."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ import trustme
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.app import SchedulerOptions, serve
 from swarm.errors import IncompatibleVersion, InvalidConfig, NotAllowed, SchedulerUnreachable
-from swarm.mqtt import broker, presence, topics
-from swarm.mqtt.broker import find_mosquitto, local_broker
+from swarm.mqtt import presence, topics
+from swarm.mqtt.broker import local_broker
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement, find_scheduler
 from swarm.mqtt.endpoint import parse_url
@@ -34,14 +34,13 @@ from swarm.mqtt.presence import Presence
 from swarm.types import PROTOCOL_VERSION, JobId
 from tests.support.neighbours import run_as
 
-KINDS = ["amqtt", *(["mosquitto"] if find_mosquitto() else [])]
 PEER = topics.peer("p1")
 PEERS, JOBS = "swarm/v1/default/peers/+", "swarm/v1/default/jobs/+"
 
 
-@pytest.fixture(params=KINDS)
-async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    async with local_broker(kind=request.param) as url:
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    async with local_broker() as url:
         yield url
 
 
@@ -69,7 +68,7 @@ def _brokers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile, or nobody waited for it yet
-            if any(word in " ".join(child.cmdline()) for word in ("mosquitto", "swarm.mqtt.broker")):
+            if "swarm.mqtt.broker" in child.cmdline():
                 found.append(child)
     return found
 
@@ -83,18 +82,16 @@ def _no_broker_is_left_behind() -> Iterator[None]:
 # The broker ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_broker_ends_with_its_block(kind: Any) -> None:
-    async with local_broker(kind=kind) as url:
+async def test_the_broker_ends_with_its_block() -> None:
+    async with local_broker() as url:
         assert len(_brokers()) == 1
     assert _brokers() == []
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", _port(url)), timeout=5).close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_broker_listens_on_loopback_only(kind: Any) -> None:
-    async with local_broker(kind=kind) as url:
+async def test_the_broker_listens_on_loopback_only() -> None:
+    async with local_broker() as url:
         listening = {
             address.laddr.ip
             for broker in _brokers()
@@ -104,23 +101,21 @@ async def test_the_broker_listens_on_loopback_only(kind: Any) -> None:
     assert listening == {"127.0.0.1"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_busy_port_is_an_error(kind: Any) -> None:
+async def test_a_busy_port_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         with pytest.raises(InvalidConfig, match="did not start"):
-            async with local_broker(holder.getsockname()[1], kind=kind):
+            async with local_broker(holder.getsockname()[1]):
                 pass
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_broker_does_not_outlive_a_killed_parent(kind: str) -> None:
-    script = textwrap.dedent(f"""
+def test_the_broker_does_not_outlive_a_killed_parent() -> None:
+    script = textwrap.dedent("""
         import asyncio
         from swarm.process import logs
         from swarm.mqtt.broker import local_broker
         logs.configure("error")
         async def main():
-            async with local_broker(kind="{kind}") as url:
+            async with local_broker() as url:
                 print(url, flush=True)
                 await asyncio.sleep(600)
         asyncio.run(main())
@@ -137,9 +132,8 @@ def test_the_broker_does_not_outlive_a_killed_parent(kind: str) -> None:
     assert not left
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_broker_that_died_comes_back_at_its_port_and_its_clients_with_it(kind: Any) -> None:
-    async with local_broker(kind=kind) as url, _linked(url, "announcer") as announcer, _linked(url, "reader") as reader:
+async def test_a_broker_that_died_comes_back_at_its_port_and_its_clients_with_it() -> None:
+    async with local_broker() as url, _linked(url, "announcer") as announcer, _linked(url, "reader") as reader:
         announcer.announce(PEER, {"n": 1})
         messages = reader.subscribe(PEERS)
         assert await anext(messages) == (PEER, {"n": 1})
@@ -150,16 +144,6 @@ async def test_a_broker_that_died_comes_back_at_its_port_and_its_clients_with_it
         assert await anext(messages) == (PEER, {"n": 2})
         late = reader.subscribe(topics.scheduler())
         assert await anext(late) == (topics.scheduler(), {"said": "while away"})
-
-
-async def test_without_mosquitto_the_embedded_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker, "_SYSTEM_FOLDERS", ())
-    monkeypatch.setenv("PATH", "/nonexistent")
-    async with local_broker() as url:
-        (child,) = _brokers()
-        assert "swarm.mqtt.broker" in child.cmdline()
-        async with _linked(url, "any") as bus:
-            assert bus.connected
 
 
 # Whose it is ---------------------------------------------------------------------------------------------------------
@@ -216,7 +200,7 @@ async def test_another_login_cannot_read_the_key(url: str) -> None:
     (folder,) = [path.parent for path in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*/{_port(url)}")]
     tries = """
 found = []
-for path in (sys.argv[1], sys.argv[1] + "/" + sys.argv[2], sys.argv[1] + "/mosquitto.passwords"):
+for path in (sys.argv[1], sys.argv[1] + "/" + sys.argv[2]):
     try:
         os.listdir(path) if path == sys.argv[1] else open(path).read()
         found.append(path)
@@ -229,11 +213,10 @@ print(found)
         assert key not in " ".join([*process.cmdline(), *process.environ().values()]), "others see command lines"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_connections_of_others_leave_no_lines_on_the_disk(kind: Any, tmp_path: Path) -> None:
+async def test_connections_of_others_leave_no_lines_on_the_disk(tmp_path: Path) -> None:
     """Each connection of any login of the machine left two lines in a file that nothing bounds."""
     log = tmp_path / "broker.log"
-    async with local_broker(kind=kind, log=log) as url, _linked(url, "owner"):
+    async with local_broker(log=log) as url, _linked(url, "owner"):
         before = log.stat().st_size
         for number in range(50):
             reader, writer = await asyncio.open_connection("127.0.0.1", _port(url))
@@ -258,10 +241,9 @@ async def test_a_wrong_password_is_refused_to_our_own_processes_too(url: str) ->
     await asyncio.gather(running, return_exceptions=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_key_of_a_broker_that_came_back_is_another_one(kind: Any) -> None:
+async def test_the_key_of_a_broker_that_came_back_is_another_one() -> None:
     """Whoever listened at its port meanwhile has heard the one of before."""
-    async with local_broker(kind=kind) as url, _linked(url, "any") as bus:
+    async with local_broker() as url, _linked(url, "any") as bus:
         first = key_of(parse_url(url))
         (child,) = _brokers()
         child.send_signal(signal.SIGKILL)
