@@ -34,9 +34,9 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, DatabaseWatch, database_in
 from scheduler.storage.stores import Stores
 from scheduler.web.feed import Entrance, Feed
-from scheduler.web.listener import HttpListener
+from scheduler.web.listener import Asgi
 from scheduler.web.pages import Pages
-from scheduler.web.site import MainLoop, Probes, Site, targets
+from scheduler.web.site import Site, targets
 from swarm.errors import InvalidConfig
 from swarm.mqtt import topics
 from swarm.mqtt.broker import local_broker
@@ -45,6 +45,7 @@ from swarm.mqtt.discovery import Announcement
 from swarm.mqtt.presence import Presence
 from swarm.pki.authority import AWAY_S, LIFE_S
 from swarm.process.callers import Logins
+from swarm.process.http import HttpListener, MainLoop, Probes
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import Logger, get_logger
 from swarm.process.malloc import keep_trimmed
@@ -257,7 +258,7 @@ def _serve_http(
     site = Site(
         loop,
         ports.metrics.registry,
-        Probes(health.not_ready, health.remarks),
+        Probes(loop, health.not_ready, health.remarks),
         door,
         scraped,
         Pages(loop, feed, is_local=is_local, logins=options.logins).routes(),
@@ -265,7 +266,7 @@ def _serve_http(
         is_local=is_local,
         logins=options.logins,
     )
-    listener = HttpListener(options.http_host, options.http_port, site.application(), door)
+    listener = HttpListener(options.http_host, options.http_port, Asgi(site.application()), door)
     http_address = f"{options.http_host}:{listener.start()}"
     stack.callback(listener.close)
     return http_address

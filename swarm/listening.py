@@ -67,8 +67,11 @@ def check_free(address: str) -> None:
         raise cannot_listen(address, fault)
 
 
-def cannot_listen(address: str, fault: OSError | None) -> InvalidConfig:
-    """The error for a person whose server cannot listen at HOST:PORT, for this reason; None: the probe found none."""
+def cannot_listen(address: str, fault: OSError | None, flags: str = "") -> InvalidConfig:
+    """The error for a person whose server cannot listen at HOST:PORT, for this reason; None: the probe found none.
+
+    `flags` are those that choose the address.
+    """
     if fault is None:
         why, hint = "the port was in use a moment ago", "start it again"
     elif fault.errno == errno.EADDRINUSE:
@@ -80,8 +83,8 @@ def cannot_listen(address: str, fault: OSError | None) -> InvalidConfig:
     else:
         why, hint = fault.strerror or str(fault), "choose an address of this machine"
         if fault.errno in (errno.EMFILE, errno.ENFILE):  # no address helps
-            hint = FILES_HINT
-    return InvalidConfig(f"cannot listen at {address}: {why}", hint=hint)
+            hint, flags = FILES_HINT, ""
+    return InvalidConfig(f"cannot listen at {address}: {why}", hint=f"{hint}: {flags}" if flags else hint)
 
 
 def loopback() -> str:

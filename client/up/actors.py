@@ -19,12 +19,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-import psutil
-
 from client.up.fleet import END_S_MAX, POLL_S, TAIL_LINES, how_it_ended
 from swarm.errors import IncompatibleVersion, InvalidConfig, NotAdmitted, ProcessEnded, UsageError
 from swarm.listening import LOOPBACK, host_towards
 from swarm.process.children import dying_with_parent, end
+from swarm.process.lifecycle import own_addresses
 from swarm.process.temporary import temporary_folder
 from swarm.text import is_address, is_loopback, is_wildcard
 
@@ -135,8 +134,7 @@ def connected(address: str, *, count: int, listen_host: str, device: str) -> Ite
 
 def listening_host(asked: str, nodes: list[str]) -> str:
     """Where the scheduler listens: `asked`, or where all nodes reach it; UsageError if they cannot dial `asked`."""
-    own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries} | {LOOPBACK}
-    others = [node for node in nodes if node not in own]
+    others = [node for node in nodes if node not in own_addresses()]
     if asked and (is_wildcard(asked) or (others and is_loopback(asked))):
         hint = f"--listen {host_towards(nodes[0])}:7950, or another address of this machine that they reach"
         raise UsageError(f"the nodes of the Ray cluster cannot dial {asked}", hint=hint)

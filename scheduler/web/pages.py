@@ -27,12 +27,12 @@ from starlette.types import Message, Receive, Scope, Send
 from scheduler.brain.members.persons import Person
 from scheduler.brain.members.places import CallSlot, CallSlots
 from scheduler.web.feed import Look
-from scheduler.web.listener import HttpConnection
-from scheduler.web.site import MainLoop, connection_of, text
+from scheduler.web.site import connection_of, text
 from scheduler.web.snapshot import Json, patch
 from swarm.errors import NotAllowed, SwarmError
 from swarm.limits import STREAMS_MAX, STREAMS_OF_ONE_MAX
 from swarm.process.callers import Callers, Logins, login_of
+from swarm.process.http import HttpConnection, MainLoop
 
 TELL_S_MIN = 0.5  # between two events of a stream
 ALIVE_S = 10.0  # a stream says something so often, so that its reader knows that it lives

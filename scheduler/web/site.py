@@ -3,7 +3,7 @@
     /metrics /sd            for scrapers: the roles metrics and admin, off loopback
     /healthz /readyz        for everybody; asked of the scheduler's own loop, so that a stuck one is noticed
 
-The application runs on the thread of the Listener. It asks the scheduler's loop for all facts about the scheduler.
+The application runs on the thread of the HttpListener. It asks the scheduler's loop for all facts about the scheduler.
 
 Targets for Prometheus at /sd: the scheduler and every stage server whose metrics other machines can reach.
 
@@ -15,10 +15,8 @@ Not chosen: a proxy in the scheduler for the others, because every reader of met
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -30,44 +28,15 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from scheduler.brain.fleet.membership import Peer
-from scheduler.web.listener import CONNECTION, HttpConnection
+from scheduler.web.listener import CONNECTION
 from swarm.errors import SwarmError
 from swarm.pki.names import Role
 from swarm.process.callers import Callers, Logins
-from swarm.process.http import LOOP_TURN_S_MAX, Door, Readiness
+from swarm.process.http import SCRAPERS_ONLY, STUCK, Door, HttpConnection, MainLoop, Probes
 from swarm.text import is_loopback, is_wildcard
 from swarm.types import PeerState
 
-T = TypeVar("T")
-
-_STUCK = "the event loop does not turn"
 _PATHS = "here are /, /metrics, /healthz, /readyz and /sd"
-_SCRAPERS_ONLY = "metrics are for the roles metrics and admin: show a certificate"
-
-
-class MainLoop:
-    """The scheduler's event loop, asked from another thread's."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    async def ask(self, question: Coroutine[Any, Any, T], wait_s: float = LOOP_TURN_S_MAX) -> T:
-        """The answer; TimeoutError if the loop gives none in time or has ended."""
-        try:
-            asked = asyncio.run_coroutine_threadsafe(question, self._loop)
-        except RuntimeError:  # the loop is closed
-            question.close()
-            raise TimeoutError from None
-        async with asyncio.timeout(wait_s):
-            return await asyncio.wrap_future(asked)
-
-
-@dataclass(frozen=True, slots=True)
-class Probes:
-    """What /readyz asks on the scheduler's loop: why it is not ready, and what else is to be said."""
-
-    not_ready: Readiness
-    remarks: Readiness
 
 
 class Site:
@@ -113,27 +82,11 @@ class Site:
 
     async def _healthz(self, request: Request) -> Response:
         _check(self._callers.site_fault(request.headers.get))
-        return text(200, "ok") if await self._asked(list) is not None else text(503, _STUCK)
+        return text(*await self._probes.answer("/healthz"))
 
     async def _readyz(self, request: Request) -> Response:
         _check(self._callers.site_fault(request.headers.get) or self._callers.name_fault(request.headers.get))
-        reasons = await self._asked(self._probes.not_ready)
-        if reasons != []:
-            return text(503, "\n".join(reasons or [_STUCK]))
-        return text(200, "\n".join(["ready", *(await self._asked(self._probes.remarks) or [])]))
-
-    async def _asked(self, question: Readiness) -> list[str] | None:
-        """The loop's answer; None if it gives none within a second."""
-
-        async def ask() -> list[str]:
-            return list(question())
-
-        try:
-            return await self._loop.ask(ask())
-        except TimeoutError:
-            return None
-        except Exception as error:
-            return [f"readiness unknown: {error}"]
+        return text(*await self._probes.answer("/readyz"))
 
     async def _serve_metrics(self, request: Request) -> Response:
         self._check_scraper(request)
@@ -149,7 +102,7 @@ class Site:
         try:
             return JSONResponse(await self._loop.ask(ask()))
         except TimeoutError:
-            return text(503, _STUCK)
+            return text(503, STUCK)
 
     def _check_scraper(self, request: Request) -> None:
         connection = connection_of(request.scope)
@@ -157,7 +110,7 @@ class Site:
         if self._door is None:
             return
         if not self._door.admits(connection.names()):
-            raise HTTPException(403, _SCRAPERS_ONLY)
+            raise HTTPException(403, SCRAPERS_ONLY)
         try:
             self._check_member(connection.certificate())
         except SwarmError as error:

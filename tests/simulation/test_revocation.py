@@ -26,13 +26,13 @@ from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.brain.members.places import CallSlot
 from scheduler.jobs.registry import JobRegistry
 from scheduler.web.feed import Look
-from scheduler.web.listener import HttpConnection
 from scheduler.web.pages import Pages
 from scheduler.web.site import MainLoop
 from swarm.errors import Revoked
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Identity
 from swarm.pki.names import Role
+from swarm.process.http import HttpConnection
 from swarm.process.logs import get_logger
 from swarm.relay.metrics import RelayMetrics
 from swarm.relay.service import RelayService

@@ -15,12 +15,12 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.routing import BaseRoute
 
-from scheduler.web.listener import HttpListener
-from scheduler.web.site import MainLoop, Probes, Site
+from scheduler.web.listener import Asgi
+from scheduler.web.site import Site
 from swarm.pki.identity import Identity
 from swarm.pki.names import any_of
 from swarm.process.callers import Logins
-from swarm.process.http import Door, HttpEndpoint, Readiness
+from swarm.process.http import Door, HttpEndpoint, HttpListener, MainLoop, Probes, Readiness
 
 TARGETS: list[dict[str, Any]] = [{"targets": ["127.0.0.1:9464"], "labels": {"role": "scheduler"}}]
 
@@ -37,8 +37,8 @@ def site_of(
 ) -> Site:
     """A site that asks the loop that runs now."""
     loop = MainLoop(asyncio.get_running_loop())
-    probes = Probes(not_ready, remarks)
-    return Site(loop, _registry(), probes, door, lambda: TARGETS, pages, check_member, is_local=is_local, logins=logins)
+    health = Probes(loop, not_ready, remarks)
+    return Site(loop, _registry(), health, door, lambda: TARGETS, pages, check_member, is_local=is_local, logins=logins)
 
 
 def _registry() -> CollectorRegistry:
@@ -52,9 +52,7 @@ def limits(turn_s: float = 60.0, request_s: float = 60.0) -> Iterator[None]:
     """How long an HTTP port waits for a turn of the loop and for a request; unless said, longer than machines stall."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MainLoop.ask, "__defaults__", (turn_s,))
-        patch.setattr("swarm.process.http.LOOP_TURN_S_MAX", turn_s)
-        for module in ("swarm.process.http", "scheduler.web.listener"):
-            patch.setattr(f"{module}.REQUEST_S_MAX", request_s)
+        patch.setattr("swarm.process.http.REQUEST_S_MAX", request_s)
         yield
 
 
@@ -77,7 +75,7 @@ def stage_server_port(
 
 def scheduler_port(host: str = "127.0.0.1", port: int = 0, *, door: Door | None = None, **facts: Any) -> HttpListener:
     """The same of the scheduler, without pages."""
-    return HttpListener(host, port, site_of(door=door, is_local=door is None, **facts).application(), door)
+    return HttpListener(host, port, Asgi(site_of(door=door, is_local=door is None, **facts).application()), door)
 
 
 @contextmanager
@@ -92,7 +90,7 @@ def open_port(made: HttpEndpoint | HttpListener, *, turn_s: float = 60.0, reques
 
 def serving(site: Site, door: Door | None = None, *, request_s: float = 60.0) -> AbstractContextManager[int]:
     """Serve the site."""
-    return open_port(HttpListener("127.0.0.1", 0, site.application(), door), request_s=request_s)
+    return open_port(HttpListener("127.0.0.1", 0, Asgi(site.application()), door), request_s=request_s)
 
 
 def get(

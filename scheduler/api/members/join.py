@@ -9,24 +9,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
 from typing import Any
 
 from scheduler.storage.members.book import Members
-from swarm.errors import Crowded, InvalidConfig, NotAdmitted, Refused, RetryElsewhere, SwarmError, UsageError
+from swarm.errors import Crowded, NotAdmitted, Refused, RetryElsewhere, SwarmError, UsageError
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE, JOIN_FAILURES_PER_S, Bucket
 from swarm.pki.identity import Identity
 from swarm.pki.joining import CA_PATH, JOIN_PATH, RENEW_PATH
 from swarm.process.callers import Callers
-from swarm.process.http import REQUEST_S_MAX, BoundedServer, Door
+from swarm.process.http import REQUEST_S_MAX, Answer, Door, HttpListener, MainLoop, Request, plain
 from swarm.process.logs import get_logger
 
 _ADDRESSES_MAX = 4096  # and tokens, whose failures are counted
 
 
 class JoinEndpoint:
-    """Takes joins at `host:port` on threads of its own; the book of members is asked on the event loop."""
+    """Takes joins at `host:port` on a thread of its own; the book of members is asked on the event loop."""
 
     def __init__(
         self,
@@ -42,46 +41,61 @@ class JoinEndpoint:
         self._members = members
         self._scheduler = scheduler
         self._loop = loop
+        self._main = MainLoop(loop)
         self._door = door
         self._heard = heard
-        self._server: BoundedServer | None = None
+        self._listener: HttpListener | None = None
         self._failures: dict[str, Bucket] = {}
         self._log = get_logger("join")
 
     def start(self, host: str, port: int) -> int:
         """Listen and give the port; InvalidConfig if it is taken or not allowed."""
-        handler = type("Handler", (_JoinHandler,), {"endpoint": self})
-        try:
-            self._server = BoundedServer((host.strip("[]"), port), handler, self._door)
-        except OSError as error:
-            raise InvalidConfig(
-                f"cannot take joins at {host}:{port}: {error.strerror or error}",
-                hint="choose another address with --join-listen",
-            ) from None
-        self._server.begin("joins")
-        return self._server.server_port
+        self._listener = HttpListener(host, port, plain(self._serve), self._door, flags="--join-listen")
+        return self._listener.start()
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.end()
+        """Stop listening, if it began."""
+        if self._listener is not None:
+            self._listener.close()
+
+    async def _serve(self, request: Request) -> Answer:
+        if request.method == "GET":
+            if request.path == CA_PATH:
+                return _json(200, self.authority())
+            return _failed(404, Refused(f"here are {CA_PATH}, {JOIN_PATH} and {RENEW_PATH}"))
+        if fault := Callers(is_local=False).site_fault(request.header):  # it would use up its visitor's tries
+            return _failed(403, Refused(fault))
+        length = request.header("content-length") or ""
+        # As many digits as int() reads, and only those that it knows.
+        is_number = length.isascii() and length.isdigit() and len(length) < 10
+        take = {JOIN_PATH: self.join, RENEW_PATH: self.renew}.get(request.path)
+        if take is None or not is_number or int(length) > JOIN_BODY_BYTES_MAX:
+            return _failed(400, Refused(f"post at most {JOIN_BODY_BYTES_MAX} bytes to {JOIN_PATH} or {RENEW_PATH}"))
+        try:
+            address, _ = request.connection.ends()
+            return _json(200, await take(await request.read(int(length)), str(address[0])))
+        except (Crowded, RetryElsewhere) as error:
+            return _failed(429, error)
+        except SwarmError as error:
+            return _failed(403, error)
 
     def authority(self) -> dict[str, str]:
         return {"ca": self._members.authority.pem.decode(), "proof": ""}  # members of before want a proof
 
-    def join(self, body: bytes, address: str) -> dict[str, str]:
-        """The answer to a join; BadToken, Crowded, Refused, RetryElsewhere. Runs on the request's thread."""
+    async def join(self, body: bytes, address: str) -> dict[str, str]:
+        """The answer to a join; BadToken, Crowded, Refused, RetryElsewhere. Runs on the listener's loop."""
         asked = _asked(body, ("id", "secret", "name", "csr"), {"verb": ""})
 
         async def work() -> bytes:
             csr = asked["csr"].encode()
             return await self._members.join(asked["id"], asked["secret"], asked["name"], csr, asked["verb"])
 
-        return self._ask_loop(
+        return await self._ask_loop(
             self._answer(work, "Join", f"token {asked['id'][:20]}", asked["name"], address, asked["id"])
         )
 
-    def renew(self, body: bytes, address: str) -> dict[str, str]:
-        """The answer to a member that comes back with an ended certificate. Runs on the request's thread.
+    async def renew(self, body: bytes, address: str) -> dict[str, str]:
+        """The answer to a member that comes back with an ended certificate. Runs on the listener's loop.
 
         Crowded, NotAdmitted, Refused, RetryElsewhere.
         """
@@ -90,7 +104,7 @@ class JoinEndpoint:
         async def work() -> bytes:
             return await self._members.renew_ended(asked["certificate"].encode(), asked["csr"].encode())
 
-        return self._ask_loop(self._answer(work, "RenewEnded", "a certificate", "", address))
+        return await self._ask_loop(self._answer(work, "RenewEnded", "a certificate", "", address))
 
     async def _answer(
         self, work: Callable[[], Awaitable[bytes]], method: str, who: str, name: str, address: str, id: str = ""
@@ -124,16 +138,10 @@ class JoinEndpoint:
         self._failures[whose] = Bucket(JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE)
         return True
 
-    def _ask_loop(self, question: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
+    async def _ask_loop(self, question: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
         try:
-            answer = asyncio.run_coroutine_threadsafe(question, self._loop)
-        except RuntimeError:  # the loop is closed
-            question.close()
-            raise RetryElsewhere("the scheduler is ending") from None
-        try:
-            return answer.result(REQUEST_S_MAX)
+            return await self._main.ask(question, REQUEST_S_MAX)
         except TimeoutError:
-            answer.cancel()
             raise RetryElsewhere("the scheduler is busy", hint="try again") from None
 
 
@@ -149,46 +157,9 @@ def _asked(body: bytes, keys: Sequence[str], others: Mapping[str, str] = Mapping
     return wanted
 
 
-class _JoinHandler(BaseHTTPRequestHandler):
-    """Answers one request with one JSON object; `JoinEndpoint` gives its class the endpoint."""
+def _json(status: int, content: object) -> Answer:
+    return status, "application/json", json.dumps(content).encode()
 
-    timeout = REQUEST_S_MAX
-    endpoint: JoinEndpoint
 
-    def do_GET(self) -> None:
-        if self.path == CA_PATH:
-            self._reply(200, self.endpoint.authority())
-        else:
-            self._fail(404, Refused(f"here are {CA_PATH}, {JOIN_PATH} and {RENEW_PATH}"))
-
-    def do_POST(self) -> None:
-        if fault := Callers(is_local=False).site_fault(self.headers.get):  # it would use up its visitor's tries
-            self._fail(403, Refused(fault))
-            return
-        length = self.headers.get("Content-Length", "")
-        # As many digits as int() reads, and only those that it knows.
-        is_number = length.isascii() and length.isdigit() and len(length) < 10
-        take = {JOIN_PATH: self.endpoint.join, RENEW_PATH: self.endpoint.renew}.get(self.path)
-        if take is None or not is_number or int(length) > JOIN_BODY_BYTES_MAX:
-            self._fail(400, Refused(f"post at most {JOIN_BODY_BYTES_MAX} bytes to {JOIN_PATH} or {RENEW_PATH}"))
-            return
-        try:
-            self._reply(200, take(self.rfile.read(int(length)), self.client_address[0]))
-        except (Crowded, RetryElsewhere) as error:
-            self._fail(429, error)
-        except SwarmError as error:
-            self._fail(403, error)
-
-    def _fail(self, status: int, error: SwarmError) -> None:
-        self._reply(status, {"code": error.code, "message": error.message, "hint": error.hint})
-
-    def _reply(self, status: int, answer: dict[str, str]) -> None:
-        content = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Joins are logged by name, and not by request line."""
+def _failed(status: int, error: SwarmError) -> Answer:
+    return _json(status, {"code": error.code, "message": error.message, "hint": error.hint})

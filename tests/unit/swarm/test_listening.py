@@ -23,7 +23,6 @@ from swarm.listening import (
     loopback,
     names_the_dialler,
 )
-from swarm.process import http
 from swarm.relay.app import RelayOptions, serve
 from swarm.relay.budget import budget_of
 from swarm.rpc.channel import bind
@@ -82,7 +81,8 @@ async def test_a_relay_whose_port_is_taken_says_so_before_it_asks_for_its_schedu
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_a_process_without_a_file_to_spare_is_not_told_to_choose_another_address(number: int) -> None:
     fault = OSError(number, "Too many open files")
-    for error in (cannot_listen("127.0.0.1:0", fault), http.cannot_listen("127.0.0.1", "0", fault)):
+    for flags in ("", "--http-host, --http-port"):
+        error = cannot_listen("127.0.0.1:0", fault, flags)
         assert "Too many open files" in error.message
         assert error.hint == "raise the limit of open files: ulimit -n"
 

@@ -16,14 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from scheduler.web.listener import HEADERS_BYTES_MAX
 from scheduler.web.site import connection_of
 from swarm.pki.authority import Authority
 from swarm.pki.https import Https
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.process import http as http_module
-from swarm.process.http import CONNECTIONS_MAX
+from swarm.process.http import CONNECTIONS_MAX, HEADERS_BYTES_MAX
 from tests.support.members import identity_of
 from tests.support.web import get, get_over_tls, serving, site_of
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import ANSWER_BYTES_MAX, join
 from swarm.pki.names import Principal, Role
 from swarm.pki.tokens import JoinLine, new_line
-from swarm.process.http import BoundedServer
 from swarm.text import utc
 from tests.support.members import identity_of
 
@@ -61,7 +60,9 @@ def answering(fake: Fake, shown: Identity, folder: Path) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = BoundedServer(("127.0.0.1", 0), Handler, Https(Wallet(shown), folder / "https.pem"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = Https(Wallet(shown), folder / "https.pem").context()
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -171,7 +171,7 @@ async def test_a_join_address_that_was_chosen_and_is_taken_is_an_error(tmp_path:
             get_logger("test"),
         )
         loop = asyncio.get_running_loop()
-        with pytest.raises(InvalidConfig, match="cannot take joins at"):
+        with pytest.raises(InvalidConfig, match="cannot listen at"):
             await other.serve(
                 new_server(),
                 LOOPBACK,
