@@ -103,10 +103,12 @@ def _guarded(work: Callable[[], T], device: torch.device) -> T:
         known = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not known and not any(words in str(error) for words in _OUT_OF_MEMORY):
             raise
+        where, setting = "", "model.recompute = true"
+        if device.type != "cpu" and (isinstance(error, MemoryError) or "CPUAllocator" in str(error)):
+            where, setting = "the host of ", 'training.optimizer_on = "device"'
         raise OutOfMemory(
-            f"{device} has no memory left: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            hint="use more stages, lower training.microbatch_sequences or pipeline.max_in_flight, or set "
-            "model.recompute = true",
+            f"{where}{device} has no memory left: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            hint=f"use more stages, lower training.microbatch_sequences or pipeline.max_in_flight, or set {setting}",
         ) from error
 
 

@@ -22,7 +22,7 @@ from swarm.job.spec import JobSpec, spec_from_json
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger
 from swarm.rpc.links.peers import PeerLinks
-from swarm.types import JobId, Memory, PeerId
+from swarm.types import JobId, Memory, PeerId, Pieces
 from swarm.wire.messages import Event, FetchRequest, LoadStage, StoreHeader
 
 BuildStage: TypeAlias = Callable[..., Stage]
@@ -45,7 +45,7 @@ class FetchCall(Protocol):
 class StoreCall(Protocol):
     """Hands bytes to the scheduler; gives the sha256 that it stored."""
 
-    async def __call__(self, header: StoreHeader, payload: bytes) -> str: ...
+    async def __call__(self, header: StoreHeader, payload: Pieces) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ swarm.text only: the deciding modules of the scheduler and of the stage server a
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from enum import StrEnum
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Generic, Literal, NewType, TypeAlias, TypeVar
 
 from swarm.text import size
@@ -208,3 +209,30 @@ def needs_text(needs: Sequence[Memory]) -> str:
         f"stages {stages[0]} to {stages[-1]} {text} each" if stages[1:] else f"stage {stages[0]} {text}"
         for text, stages in runs
     )
+
+
+class Pieces:
+    """A payload whose bytes lie in several places, without a copy of them; a slice of it, with a step of 1, is one."""
+
+    def __init__(self, *parts: bytes | memoryview) -> None:
+        self.parts = parts
+        self._ends = tuple(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, span: slice) -> bytes:
+        start, stop, _ = span.indices(len(self))
+        found = []
+        for number in range(bisect_right(self._ends, start), len(self.parts)):
+            begin = self._ends[number] - len(self.parts[number])
+            if begin >= stop:
+                break
+            found.append(self.parts[number][max(0, start - begin) : stop - begin])
+        return b"".join(found)
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for part in self.parts:
+            digest.update(part)
+        return digest.hexdigest()

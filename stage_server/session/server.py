@@ -39,7 +39,7 @@ from swarm.model.stage import Stage
 from swarm.process.logs import Logger
 from swarm.rpc.links.peers import SHUNNED_S, Moved, PeerLinks
 from swarm.rpc.session import Pipe, SchedulerLink
-from swarm.types import NO_JOB, JobId
+from swarm.types import NO_JOB, JobId, Pieces
 from swarm.wire import messages
 from swarm.wire.messages import (
     Command,
@@ -430,7 +430,7 @@ class StageServer:
             hub=settings.hub,
         )
 
-    async def _store(self, header: messages.StoreHeader, payload: bytes) -> str:
+    async def _store(self, header: messages.StoreHeader, payload: Pieces) -> str:
         if self._link is None:
             raise SchedulerUnreachable("no session with a scheduler")
         return await self._link.store(header, payload)

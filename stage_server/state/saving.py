@@ -3,15 +3,13 @@
     SaveStage ─▶ copy on the compute thread ─▶ one file after the other is built and sent beside it ─▶ Saved
     HashStage ─▶ the same copy              ─▶ one file after the other is built and hashed         ─▶ Hashed
 
-Training waits for the copy only. Memory: the copy (see Stage.capture) and the bytes of one file at a time, the largest
-of which is the stage's weights.
+Training waits for the copy only, which is all the memory that it takes: files are made of it in pieces.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable
 
 from stage_server.device import Device
 from stage_server.ports import Assignment, ReplicaId, ReplicaPorts, StoreCall
@@ -21,6 +19,7 @@ from swarm.model.stage import Stage
 from swarm.model.state import InitialState, files_of, parameter_hashes
 from swarm.process.logs import Logger
 from swarm.process.malloc import trim_malloc
+from swarm.types import Pieces
 from swarm.wire.messages import Hashed, HashStage, ParameterHash, Saved, SaveStage, StateFile, StoreHeader
 
 ATTEMPTS = 2  # of a file that did not arrive as it was sent
@@ -65,7 +64,7 @@ class Saving:
             answer = await hashed(command, captured, spec, me, ports.device)
         ports.emit(answer)
 
-    async def _store(self, header: StoreHeader, payload: bytes) -> str:
+    async def _store(self, header: StoreHeader, payload: Pieces) -> str:
         """Store, however long it takes until the scheduler can be reached."""
         while True:
             try:
@@ -95,7 +94,7 @@ async def hand_over(
         state = await captured
         parameters = await device.aside(lambda: parameter_hashes(state))
         files = files_of(spec, me.stage, state, optimizer=command.optimizer, island=command.island)
-        while (made := await device.aside(_next(files))) is not None:
+        while (made := await device.aside(lambda: next(files, None))) is not None:
             path, payload = made
             await _send(command, me, path, payload, device, store)
             sent_bytes += len(payload)
@@ -120,17 +119,19 @@ async def hashed(
         state = await captured
         parameters = await device.aside(lambda: parameter_hashes(state))
         files = files_of(spec, me.stage, state, optimizer=command.optimizer)
-        while (made := await device.aside(_next(files))) is not None:
+        while (made := await device.aside(lambda: next(files, None))) is not None:
             path, payload = made
-            found.append(StateFile(path, len(payload), await device.aside(_sha256(payload))))
+            found.append(StateFile(path, len(payload), await device.aside(payload.sha256)))
             del made, payload
     except SwarmError as error:
         parameters, found, fault = (), [], str(error)
     return Hashed(command.job, command.timeline, command.version, me.stage, tuple(found), parameters, fault)
 
 
-async def _send(command: SaveStage, me: ReplicaId, path: str, payload: bytes, device: Device, store: StoreCall) -> None:
-    sha256 = await device.aside(_sha256(payload))
+async def _send(
+    command: SaveStage, me: ReplicaId, path: str, payload: Pieces, device: Device, store: StoreCall
+) -> None:
+    sha256 = await device.aside(payload.sha256)
     header = StoreHeader(
         job=command.job,
         peer=me.peer,
@@ -146,11 +147,3 @@ async def _send(command: SaveStage, me: ReplicaId, path: str, payload: bytes, de
         if await store(header, payload) == sha256:
             return
     raise CorruptFrame(f"{path} arrived {ATTEMPTS} times with another sha256 than it was sent with")
-
-
-def _next(files: Iterator[tuple[str, bytes]]) -> Callable[[], tuple[str, bytes] | None]:
-    return lambda: next(files, None)
-
-
-def _sha256(payload: bytes) -> Callable[[], str]:
-    return lambda: hashlib.sha256(payload).hexdigest()

@@ -49,6 +49,7 @@ from swarm.job.families import FAMILIES, HEAD
 from swarm.job.fragments import Part
 from swarm.job.spec import JobSpec
 from swarm.model.families import parameter_shapes
+from swarm.types import Pieces
 from swarm.wire.messages import ParameterHash, StateFile
 
 PREVIOUS = "previous"  # stands where an optimizer state's name does: the weights of version - 1
@@ -250,7 +251,7 @@ def read_span(path: Path, start: int, stop: int) -> Iterator[bytes]:
 
 def files_of(
     spec: JobSpec, stage: int, state: InitialState, *, optimizer: bool, island: int = 0
-) -> Iterator[tuple[str, bytes]]:
+) -> Iterator[tuple[str, Pieces]]:
     """Path and bytes of every file that this stage writes, one after the other: they are made when they are asked for.
 
     Files without a tensor (an optimizer without state, staleness 0) are left out. The first island writes the files
@@ -286,13 +287,13 @@ def parameter_hashes(state: InitialState) -> tuple[ParameterHash, ...]:
     )
 
 
-def weights_file(state: InitialState) -> bytes:
+def weights_file(state: InitialState) -> Pieces:
     """The weights as a safetensors file, float32, Hugging Face names."""
     return _file(state.weights)
 
 
-def _file(tensors: Mapping[str, Tensor]) -> bytes:
-    """A safetensors file of float32 tensors, byte for byte as the library makes it, which holds it twice meanwhile."""
+def _file(tensors: Mapping[str, Tensor]) -> Pieces:
+    """A safetensors file of float32 tensors, byte for byte as the library makes it, but without a copy of them."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     contents, end = [], 0
     for name, tensor in sorted(tensors.items()):
@@ -302,7 +303,7 @@ def _file(tensors: Mapping[str, Tensor]) -> bytes:
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)
-    return b"".join((len(text).to_bytes(LENGTH_BYTES, "little"), text, *contents))
+    return Pieces(len(text).to_bytes(LENGTH_BYTES, "little"), text, *contents)
 
 
 def wanted_names(spec: JobSpec, stage: int) -> frozenset[str]:

@@ -89,7 +89,7 @@ class LocalCheckpoints:
                 state = stage.capture(optimizer=rules.optimizer)
                 parameters.setdefault(stage.stage, parameter_hashes(state))
                 for path, content in files_of(self._spec, stage.stage, state, optimizer=rules.optimizer, island=island):
-                    writer.put(path, content)
+                    writer.put(path, content[:])
             facts = Facts(
                 job=self._job,
                 timeline=self._timeline,

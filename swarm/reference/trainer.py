@@ -373,7 +373,7 @@ def _write_files(
         state = stage.capture(optimizer=False)
         name = model_folder.shard_name(stage.stage, len(stages))
         hashes[name] = parameter_hashes(state)
-        _write(folder / name, weights_file(state))
+        _write(folder / name, weights_file(state)[:])
     if len(stages) > 1:
         files[model_folder.INDEX_NAME] = model_folder.safetensors_index(hashes)
     for name, content in files.items():

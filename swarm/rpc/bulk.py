@@ -33,6 +33,7 @@ from swarm.rpc.channel import reply_with, write
 from swarm.rpc.guard import CALLER
 from swarm.rpc.mapping import parse, to_message
 from swarm.rpc.window import Window
+from swarm.types import Pieces
 from swarm.wire import session_pb2
 from swarm.wire.messages import StoreHeader
 
@@ -54,7 +55,7 @@ class Storing:
         self,
         call: grpc.aio.StreamStreamCall[bytes, bytes],
         header: StoreHeader,
-        content: memoryview,
+        content: bytes | Pieces,
         window: Window,
         address: str,
     ) -> None:
@@ -124,7 +125,7 @@ class Storing:
                     self._heard.clear()
                     await self._heard.wait()
                     continue
-                payload = bytes(self._content[at_bytes : at_bytes + piece_bytes])
+                payload = self._content[at_bytes : at_bytes + piece_bytes]
                 self._window.sent(piece_bytes, self._loop.time())
                 await write(self._call, session_pb2.StoreChunk(payload=payload).SerializeToString())
                 at_bytes += piece_bytes

@@ -41,6 +41,7 @@ from swarm.rpc.fields import EVENT_FIELDS_MAX
 from swarm.rpc.links.frames import encode_varint
 from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_command, to_event, to_message
 from swarm.rpc.window import Window
+from swarm.types import Pieces
 from swarm.wire import session_pb2
 from swarm.wire.messages import Command, Event, FetchRequest, Forwarded, Heartbeat, Hello, Logged, StoreHeader
 
@@ -74,7 +75,7 @@ class SchedulerLink(Protocol):
         session cancels the wait for the next event; close the iterator (`aclosing`) when leaving it early.
         """
 
-    async def store(self, header: StoreHeader, payload: bytes | memoryview) -> str:
+    async def store(self, header: StoreHeader, payload: bytes | Pieces) -> str:
         """Hand one stage's weights to the scheduler; gives the sha256 of the stored bytes."""
 
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
@@ -156,17 +157,15 @@ class GrpcSchedulerLink:
             sending.cancel()
             await asyncio.wait({sending})
 
-    async def store(self, header: StoreHeader, payload: bytes | memoryview) -> str:
-        content = memoryview(payload)
-        if content.nbytes != header.total_bytes:
-            raise ValueError(f"the header says {header.total_bytes} bytes, the payload has {content.nbytes}")
-        content = content.cast("B") if content.nbytes else content
+    async def store(self, header: StoreHeader, payload: bytes | Pieces) -> str:
+        if len(payload) != header.total_bytes:
+            raise ValueError(f"the header says {header.total_bytes} bytes, the payload has {len(payload)}")
         loop = asyncio.get_running_loop()
         window = self._up.pop() if self._up else Window(loop.time())
         window.restart(loop.time(), has_ended=not window.unacknowledged_bytes)
         call: _Call = (await self._beside()).stream_stream(f"/{SERVICE}/Store")(metadata=self._ticket)
         try:
-            return await Storing(call, header, content, window, self._address).run()
+            return await Storing(call, header, payload, window, self._address).run()
         except grpc.RpcError as error:
             raise translate(error, self._address) from None
         except asyncio.CancelledError:

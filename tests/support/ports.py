@@ -11,11 +11,11 @@ from stage_server.metrics import StageServerMetrics
 from stage_server.ports import JobTasks, ReplicaPorts
 from swarm.process.logs import get_logger
 from swarm.rpc.links.peers import PeerLinks
-from swarm.types import PROTOCOL_VERSION
+from swarm.types import PROTOCOL_VERSION, Pieces
 from swarm.wire.messages import Event, FetchRequest, StoreHeader
 
 
-async def _store(header: StoreHeader, payload: bytes) -> str:
+async def _store(header: StoreHeader, payload: Pieces) -> str:
     raise AssertionError("nothing is stored here")
 
 

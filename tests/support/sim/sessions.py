@@ -11,6 +11,7 @@ from swarm.rpc.channel import public_error
 from swarm.rpc.links import frames
 from swarm.rpc.mapping import from_command, from_event, parse, to_command, to_event
 from swarm.rpc.session import INBOX_LIMIT, Pipe, SessionHandler, exactly, serve_session
+from swarm.types import Pieces
 from swarm.wire import session_pb2
 from swarm.wire.messages import Command, Event, FetchRequest, StoreHeader
 from tests.support.sim.fabric import Fabric
@@ -39,13 +40,12 @@ class SimSchedulerLink:
         finally:
             session.sever(SchedulerUnreachable("the link was closed"))
 
-    async def store(self, header: StoreHeader, payload: bytes | memoryview) -> str:
-        content = memoryview(payload)
-        if content.nbytes != header.total_bytes:
-            raise ValueError(f"the header says {header.total_bytes} bytes, the payload has {content.nbytes}")
+    async def store(self, header: StoreHeader, payload: bytes | Pieces) -> str:
+        if len(payload) != header.total_bytes:
+            raise ValueError(f"the header says {header.total_bytes} bytes, the payload has {len(payload)}")
         handler = await self._dial()
         storing = self._network.spawn(
-            self._store(handler, header, bytes(content)),
+            self._store(handler, header, payload[:]),
             f"store from {self._owner}",
             to=self._address,
             within=self._address,

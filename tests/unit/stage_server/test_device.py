@@ -20,19 +20,27 @@ def starve(error: Exception) -> None:
     raise error
 
 
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    "error",
+    ("error", "on_host"),
     [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            True,
+        ),
     ],
 )
-async def test_every_way_of_running_out_of_memory_is_one_error_with_a_hint(error: Exception) -> None:
-    device = ThreadDevice(torch.device("cpu"), 1)
-    with pytest.raises(OutOfMemory, match="cpu has no memory left") as caught:
+async def test_every_way_of_running_out_of_memory_names_the_memory_and_a_way_out(
+    name: str, error: Exception, on_host: bool
+) -> None:
+    device = ThreadDevice(torch.device(name), 1)
+    short = "the host of cuda" if on_host and name == "cuda" else name
+    with pytest.raises(OutOfMemory, match=f"^{short} has no memory left") as caught:
         await device.run(lambda: starve(error))
     assert "microbatch_sequences" in caught.value.hint
+    assert ("optimizer_on" in caught.value.hint) == (short != name)
     device.close()
 
 

@@ -18,7 +18,7 @@ from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
-from swarm.types import JobId, PeerId
+from swarm.types import JobId, PeerId, Pieces
 from swarm.wire.messages import HashStage, Saved, SaveStage, StoreHeader
 
 JOB = JobId("job")
@@ -44,7 +44,8 @@ class Disk:
         self.kept: dict[str, bytes] = {}
         self._damaged = damaged
 
-    async def __call__(self, header: StoreHeader, payload: bytes) -> str:
+    async def __call__(self, header: StoreHeader, pieces: Pieces) -> str:
+        payload = pieces[:]
         self.headers.append(header)
         if len(self.headers) <= self._damaged:
             payload = payload[:-1] + bytes([payload[-1] ^ 1])
@@ -116,7 +117,7 @@ async def test_a_file_is_stored_again_if_the_scheduler_sees_first_that_the_sessi
     monkeypatch.setattr(saving, "STORE_AGAIN_S", 0.0)
     answers: list[SwarmError | str] = [StaleMessage("p has no session"), SchedulerUnreachable("gone"), "sha256"]
 
-    async def store(header: StoreHeader, payload: bytes) -> str:
+    async def store(header: StoreHeader, payload: Pieces) -> str:
         answer = answers.pop(0)
         if isinstance(answer, SwarmError):
             raise answer
@@ -126,5 +127,5 @@ async def test_a_file_is_stored_again_if_the_scheduler_sees_first_that_the_sessi
     assignment, ports = SimpleNamespace(me=me), SimpleNamespace(store=store, log=get_logger("test"))
     one = saving.Saving(cast(Any, assignment), cast(Any, None), cast(Any, ports))
     header = StoreHeader(JOB, PeerId("p"), 1, 0, 0, 0, 1, "model/model.safetensors", "sha256")
-    assert await one._store(header, b"1") == "sha256"
+    assert await one._store(header, Pieces(b"1")) == "sha256"
     assert answers == []

@@ -275,8 +275,8 @@ def test_export_holds_the_hashed_tensors_under_their_names() -> None:
     names = []
     for stage in stages:
         state = stage.capture(optimizer=False)
-        assert weights_file(state) == save(dict(state.weights), metadata={"format": "pt"})
-        tensors = load(weights_file(state))
+        assert weights_file(state)[:] == save(dict(state.weights), metadata={"format": "pt"})
+        tensors = load(weights_file(state)[:])
         hashes = parameter_hashes(state)
         assert [parameter.name for parameter in hashes] == sorted(tensors)
         assert all(tuple(tensors[parameter.name].shape) == parameter.shape for parameter in hashes)
