@@ -66,27 +66,22 @@ def kept_bytes(stage: Stage, vocabulary: int) -> int:
     return sum(storage.nbytes() for storage in saved.values())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16_parameters"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_graphs_are_estimated_a_little_too_high(family: str, dtype: str) -> None:
-    spec = spec_of(family, dtype)
-    for number, layers in enumerate((2, 1)):
-        stage = Stage(spec, number, torch.device("cpu"))
-        measured = kept_bytes(stage, 300)
-        assert 1.0 <= graph_bytes(spec, layers, last=number == 1) / measured < 1.6
+DROPOUTS = {
+    "llama": ["attention_dropout"], "gemma2": ["attention_dropout"],
+    "gpt2": ["attn_pdrop", "resid_pdrop", "embd_pdrop"], "gpt_neox": ["attention_dropout", "hidden_dropout"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16_parameters"])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neox"])
-def test_graphs_with_dropout_are_estimated_a_little_too_high(family: str, dtype: str) -> None:
-    keys = {"gpt2": ["attn_pdrop", "resid_pdrop", "embd_pdrop"], "gpt_neox": ["attention_dropout", "hidden_dropout"]}
+@pytest.mark.parametrize(("family", "keys"), [*((family, []) for family in FAMILIES), *DROPOUTS.items()])
+def test_graphs_are_estimated_a_little_too_high(family: str, keys: list[str], dtype: str) -> None:
     spec = spec_of(family, dtype)
-    config = spec.model.config | dict.fromkeys(keys.get(family, ["attention_dropout"]), 0.1)
+    config = spec.model.config | dict.fromkeys(keys, 0.1)
     dropping = spec.model_copy(update={"model": spec.model.model_copy(update={"config": config})})
     for number, layers in enumerate((2, 1)):
         measured = kept_bytes(Stage(dropping, number, torch.device("cpu")), 300)
-        assert measured > kept_bytes(Stage(spec, number, torch.device("cpu")), 300)
-        assert 1.0 <= graph_bytes(dropping, layers, last=number == 1) / measured < 1.7
+        assert not keys or measured > kept_bytes(Stage(spec, number, torch.device("cpu")), 300)
+        assert 1.0 <= graph_bytes(dropping, layers, last=number == 1) / measured < (1.7 if keys else 1.6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -115,6 +110,9 @@ def test_what_a_stage_holds_between_steps_is_within_the_estimate(dtype: str, sta
     )
     assert weights <= estimate.weights < 1.03 * weights
     assert state <= 1.01 * estimate.optimizer
+    mean = 4 * sum(parameter.numel() for parameter in stage.module.parameters())
+    assert 2 * mean <= estimate.log <= 2.2 * mean, "for joiners, of the two newest commits"
+    assert estimate.total_bytes - replace(estimate, log=0).total_bytes >= estimate.log
 
 
 def test_what_costs_memory_raises_the_estimate_and_what_saves_it_lowers_it() -> None:
@@ -134,17 +132,6 @@ def test_what_costs_memory_raises_the_estimate_and_what_saves_it_lowers_it() -> 
     assert of(pipeline={"compression": "int8"}) < plain < of(pipeline={"compression": "none"})
     assert of(replicas=4) < plain
     assert stage_footprint(spec_of(), 2, 1, 2).graphs < stage_footprint(spec_of(), 2, 0, 2).graphs
-
-
-def test_the_log_of_past_commits_is_part_of_a_stages_memory() -> None:
-    """A stage server held 1.5 GB of averaged gradients that the estimate of its stage did not know."""
-    spec = spec_of()
-    for number, layers in enumerate((2, 1)):
-        stage = Stage(spec, number, torch.device("cpu"))
-        held = 4 * sum(parameter.numel() for parameter in stage.module.parameters())  # of one commit
-        found = stage_footprint(spec, layers, number, 2)
-        assert 2 * held <= found.log <= 2.2 * held, "of the two newest"
-        assert found.total_bytes - replace(found, log=0).total_bytes >= found.log
 
 
 # GiB on a device with the optimizer there, with it on the host, and of both memories; of the first, a middle and the
