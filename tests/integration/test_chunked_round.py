@@ -12,7 +12,7 @@ from stage_server.brain.slices import CHUNK_ELEMENTS_MIN, chunks_of
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.all_reduce import Deadline, Mean, Reduction, run_round
-from stage_server.replica.averaging.error_feedback import Leftovers
+from stage_server.replica.averaging.error_feedback import ErrorFeedback
 from stage_server.replica.averaging.mailbox import Mailbox
 from swarm.model.exact_sums import mean_of_parts
 from swarm.rpc.channel import bind, new_server
@@ -62,7 +62,7 @@ class Side:
     async def average(self, command: Average) -> Mean:
         stage: Any = self
         self.mailbox.begin(command)
-        leftovers = Leftovers("none")
+        leftovers = ErrorFeedback("none")
         reduction = Reduction(BITS)
         own = (self._device, self.links, self.mailbox, leftovers, Deadline(command.timeout_s))
         return await run_round(command, self.me, stage, reduction, *own)

@@ -22,6 +22,7 @@ from swarm.model.stage import Stage
 from swarm.reference.checkpoints import Islands, LocalCheckpoints
 from swarm.reference.islands import ReferenceOuterSteps
 from swarm.reference.trainer import StepReport, Trained, build_stages, train_local, train_step
+from tests.support.effort import others
 from tests.support.one_process import CPU, T, batches_of, drift, farthest, spec_of, train, weights
 
 
@@ -242,7 +243,7 @@ def test_a_pause_waits_for_the_next_exchange() -> None:
     assert seen == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("speeds", "shares"), [((3.0, 1.0), (3, 1)), ((5.0, 3.0), (5, 3))])
+@pytest.mark.parametrize(("speeds", "shares"), [((3.0, 1.0), (3, 1)), *others(((5.0, 3.0), (5, 3)))])
 def test_islands_train_the_shares_that_fit_their_speeds_behind_the_first_exchange(
     speeds: tuple[float, float], shares: tuple[int, int]
 ) -> None:

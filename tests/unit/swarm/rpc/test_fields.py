@@ -14,6 +14,7 @@ from swarm.rpc.mapping import parse
 from swarm.rpc.session import parts
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import session_pb2
+from tests.support.effort import others
 from tests.support.fields import field
 from tests.support.turns import UNITS_MAX, cost_s, held_up_s, unit
 
@@ -58,10 +59,9 @@ TWICE = field(pb.Shard.DESCRIPTOR.fields_by_name["sha256"].number, b"")
     "message",
     [
         EMPTY * (MAX_MESSAGE_BYTES // 2),
-        field(1, TWICE * (MAX_MESSAGE_BYTES // 2 - 8)),
-        field(1, TWICE * 400) * (MAX_MESSAGE_BYTES // 804),
+        *others(field(1, TWICE * (MAX_MESSAGE_BYTES // 2 - 8)), field(1, TWICE * 400) * (MAX_MESSAGE_BYTES // 804)),
     ],
-    ids=["empty elements", "one element", "many elements"],
+    ids=["empty elements", *others("one element", "many elements")],
 )
 def test_other_threads_have_their_turn_while_the_longest_message_is_read(message: bytes) -> None:
     """protobuf lets none run while it reads: 140 units for a message of empty elements."""
