@@ -1,6 +1,6 @@
 """Removes jobs with all that they made, and files that no job names. brain/retention.py says which jobs may go.
 
-remove ─▶ the job is not found ─▶ it is not listed (storage/removals.py) ─▶ rows, folders, uploads go
+remove ─▶ the job is not found ─▶ it is not listed (storage/database.py) ─▶ rows, folders, uploads go
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scheduler.brain.retention import HeldJob, check_removable, expired, surplus
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
-from scheduler.storage.removals import Removals, RemovedJob
+from scheduler.storage.database import RemovedJob
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, InvalidConfig, NotAllowed, NotFound, StorageError
 from swarm.limits import ENDED_OF_ONE_MAX, UNUSED_SHARD_KEPT_S
 from swarm.types import JobId
@@ -54,14 +54,14 @@ class JobRemoval:
         self._wall_s, self._log = ports.wall_s, ports.log
         self._registry = registry
         self._keep_s = keep_s
-        self._removals = Removals(ports.stores.database)
+        self._database = ports.stores.database
         self._unfinished: dict[JobId, RemovedJob] = {}
         self._one_by_one = asyncio.Lock()
         self._named_s: dict[Path, float] = {}  # uploads that removed jobs named, and when the youngest of them came
 
     async def load(self) -> None:
         """Know what an earlier start has not removed whole."""
-        self._unfinished = {one.id: one for one in await self._removals.unfinished()}
+        self._unfinished = {one.id: one for one in await self._database.removals()}
         self._registry.on_ended = self._make_room
 
     async def remove(self, job: Job, *, expires: bool = False) -> Removed:
@@ -80,7 +80,7 @@ class JobRemoval:
         one = RemovedJob(record.id, "" if expires else where)
         self._registry.remove(job)  # at once: nobody may resume it while its row is being deleted
         try:
-            await self._removals.begin(one)
+            await self._database.begin_removal(one)
         except BaseException:
             self._registry.add(job)
             raise
@@ -111,14 +111,14 @@ class JobRemoval:
             if one.id not in self._unfinished:
                 return Removed(one.id)
             try:
-                await self._removals.delete_rows(one.id)
+                await self._database.delete_rows(one.id)
                 freed += await self._files.remove_job(one.id)
                 if one.checkpoint_dir:
                     try:
                         freed += await self._checkpoints.remove(one.checkpoint_dir, one.id)
                     except InvalidConfig as error:  # the scheduler was started with other roots
                         left = error.message
-                await self._removals.end(one.id)
+                await self._database.end_removal(one.id)
             except (StorageError, DatabaseUnavailable, DatabaseRejected) as error:
                 self._log.warning("files of a removed job are still there", job_id=one.id, reason=error.message)
                 return Removed(one.id, freed, f"{error.message}; this is tried again every {TIDY_S:.0f} s")

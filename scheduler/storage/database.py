@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -43,6 +44,7 @@ Timed: TypeAlias = Callable[[str, float], None]
 """Hears what the database did ("commit", "read" or "write"), and how long that took, seconds."""
 
 ID_FILE = "data-folder.json"  # with the id that the database has, too
+ROWS_AT_ONCE = 10_000  # that one write deletes: commits of other jobs wait behind it
 LOOK_S = 5.0  # how often the watch looks at the database
 _DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
 _SQLITE_MAGIC = b"SQLite format 3\0"
@@ -123,7 +125,7 @@ _SHARES = sa.Table(
     sa.Column("epoch", sa.BigInteger),
 )
 
-REMOVALS = sa.Table(  # jobs that are listed no more; removals.py
+_REMOVALS = sa.Table(  # jobs that are listed no more
     "removals",
     _METADATA,
     sa.Column("job", sa.String(40), primary_key=True),
@@ -148,6 +150,14 @@ class SharesRow:
     timeline: int
     version: int
     shares: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedJob:
+    """A job no longer listed; `checkpoint_dir` as in its file, empty for the data folder or if it is kept."""
+
+    id: JobId
+    checkpoint_dir: str = ""
 
 
 def put(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> None:
@@ -223,13 +233,13 @@ class Database:
 
     async def jobs(self) -> list[JobRecord]:
         """All jobs, newest first, without jobs that are being removed."""
-        listed = sa.select(_JOBS).where(_JOBS.c.id.not_in(sa.select(REMOVALS.c.job)))
+        listed = sa.select(_JOBS).where(_JOBS.c.id.not_in(sa.select(_REMOVALS.c.job)))
         rows = await self.select(listed.order_by(_JOBS.c.created_unix_s.desc()))
         return [_record(row) for row in rows]
 
     async def put_job(self, record: JobRecord) -> None:
         def write(connection: sa.Connection) -> None:
-            connection.execute(sa.delete(REMOVALS).where(REMOVALS.c.job == record.id))  # it is listed
+            connection.execute(sa.delete(_REMOVALS).where(_REMOVALS.c.job == record.id))  # it is listed
             values = asdict(record) | {"state": record.state.value}
             for name in ("tokens", "files", "first_steps", "peers", "times", "repeats"):
                 values[f"{name}_json"] = json.dumps(values.pop(name))
@@ -336,6 +346,40 @@ class Database:
     async def drains(self) -> dict[PeerId, Drain]:
         rows = await self.select(sa.select(_DRAINS))
         return {PeerId(row["peer"]): Drain(row["incarnation"], row["reason"]) for row in rows}
+
+    # Removals: a listed job has its files, and a job that is not listed loses them.
+    #
+    # a note comes: the job is listed no more ─▶ its commit rows go, some at a time ─▶ its files go ─▶ row and note go
+    #
+    # A scheduler that ends in between goes on at its next start. Writing the job's row again takes the note away.
+
+    async def begin_removal(self, job: RemovedJob) -> None:
+        """Take the job from the list; from here on it is gone for good."""
+        row = {"job": job.id, "checkpoint_dir": job.checkpoint_dir}
+        await self.write(lambda connection: put(connection, _REMOVALS, row))
+
+    async def delete_rows(self, job: JobId) -> None:
+        """Delete what the job committed and measured."""
+        tables = ((_COMMITS, "step"), (_FORKS, "version"), (_SHARES, "version"), (_EVALUATIONS, "version"))
+        for table, at in tables:
+            key = table.c.job == job
+            first = sa.select(sa.func.min(table.c[at]).label("at")).where(key)
+            while (least := (await self.select(first))[0]["at"]) is not None:
+                some = sa.delete(table).where(key, table.c[at] < least + ROWS_AT_ONCE)
+                await self.write(partial(_execute, some))
+
+    async def end_removal(self, job: JobId) -> None:
+        """Nothing else is left of the job."""
+
+        def write(connection: sa.Connection) -> None:
+            connection.execute(sa.delete(_JOBS).where(_JOBS.c.id == job))
+            connection.execute(sa.delete(_REMOVALS).where(_REMOVALS.c.job == job))
+
+        await self.write(write)
+
+    async def removals(self) -> list[RemovedJob]:
+        """The jobs of which something may be left."""
+        return [RemovedJob(JobId(row["job"]), row["checkpoint_dir"]) for row in await self.select(sa.select(_REMOVALS))]
 
     async def check_epoch(self) -> None:
         """Fenced if another scheduler has taken the database over, DatabaseUnavailable if it does not answer."""
@@ -558,6 +602,10 @@ def _commit_row(row: dict[str, Any]) -> CommitRow:
     rounds = {UnitName(unit): Round(*made) for unit, made in json.loads(row["rounds_json"]).items()}
     same = {name: row[name] for name in ("timeline", "step", "norm", "scale", "learning_rate", "skip", "tokens")}
     return CommitRow(rounds=rounds, loss=_or_nan(row["loss"]), **same)
+
+
+def _execute(statement: sa.Delete, connection: sa.Connection) -> None:
+    connection.execute(statement)
 
 
 def _or_none(loss: float) -> float | None:

@@ -14,11 +14,10 @@ import sqlalchemy as sa
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage import database
-from scheduler.storage.database import ID_FILE, Database, Drain, SharesRow, database_in
+from scheduler.storage.database import ID_FILE, Database, Drain, RemovedJob, SharesRow, database_in
 from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.members.book import Members
-from scheduler.storage.removals import Removals
-from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
+from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.job.spec import spec_from_json
 from swarm.pki.authority import Authority
 from swarm.pki.names import Role
@@ -326,7 +325,7 @@ async def test_shares_come_back_as_they_were_written_and_go_with_the_job() -> No
     await store.put_commits(JOB, (row(20), replace(row(20), timeline=1)), 1.0)
     assert await store.shares(JOB) == [SharesRow(0, 5, (4, 4)), SharesRow(0, 10, (6, 2))]
     assert await store.shares(JobId("b-1")) == []
-    await Removals(store).delete_rows(JOB)
+    await store.delete_rows(JOB)
     assert await store.shares(JOB) == []
 
 
@@ -363,3 +362,73 @@ async def test_an_error_about_a_database_leaves_out_its_passwords(tmp_path: Path
         with pytest.raises(InvalidConfig) as caught:
             await Database.open(url, None)
         assert "SECRET" not in str(caught.value)
+
+
+# Removals ------------------------------------------------------------------------------------------------------------
+
+A, B = JobId("a-1"), JobId("b-1")
+
+
+async def two_jobs() -> Database:
+    engine = fresh_engine()
+    store = Database(engine, database._next_epoch(engine), None)
+    for job in (A, B):
+        await store.put_job(record(job))
+        for timeline, step in ((0, 0), (0, 7), (1, 3)):
+            await store.put_commit(job, replace(row(step), timeline=timeline), 1.0)
+        await store.put_evaluation(job, EvaluationRow(0, 5, 1.0, 10), 1.0)
+    return store
+
+
+async def test_a_job_goes_with_all_of_its_rows_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.storage.database.ROWS_AT_ONCE", 3)
+    store = await two_jobs()
+    await store.begin_removal(RemovedJob(A, "/mnt/runs"))
+    assert [one.id for one in await store.jobs()] == [B]
+    assert await store.removals() == [RemovedJob(A, "/mnt/runs")]
+    assert len(await store.commits(A)) == 3, "nobody looks at them, and they may be many"
+    await store.delete_rows(A)
+    assert [await store.commits(A), await store.evaluations(A)] == [[], []]
+    assert [len(await store.commits(B)), len(await store.evaluations(B))] == [3, 1]
+    assert rows_of(store, A) == 1, "the row goes last, with the note: other rows refer to it"
+    await store.end_removal(A)
+    assert await store.removals() == []
+    assert rows_of(store, A) == 0
+
+
+def rows_of(store: Database, job: JobId) -> int:
+    """How many rows of the table of jobs are of this one, listed or not."""
+    with store._engine.connect() as connection:
+        found = connection.execute(sa.text("SELECT count(*) FROM jobs WHERE id = :job"), {"job": job})
+        return int(found.scalar_one())
+
+
+async def test_a_job_that_is_listed_is_not_being_removed() -> None:
+    """Its row was written once more, by whoever did not hear that the removal had begun."""
+    store = await two_jobs()
+    await store.begin_removal(RemovedJob(A))
+    await store.put_job(record(A))
+    assert await store.removals() == []
+    assert {one.id for one in await store.jobs()} == {A, B}
+    await store.begin_removal(RemovedJob(A, "/elsewhere"))
+    assert await store.removals() == [RemovedJob(A, "/elsewhere")]
+
+
+async def test_a_database_that_takes_no_write_changes_nothing() -> None:
+    store = await two_jobs()
+    with store._engine.begin() as connection:
+        refuse = "CREATE TRIGGER full BEFORE INSERT ON removals BEGIN SELECT RAISE(ABORT, 'full'); END"
+        connection.exec_driver_sql(refuse)
+    with pytest.raises((DatabaseUnavailable, DatabaseRejected)):
+        await store.begin_removal(RemovedJob(A))
+    assert {one.id for one in await store.jobs()} == {A, B}
+    assert await store.removals() == []
+
+
+async def test_a_scheduler_that_was_superseded_removes_nothing() -> None:
+    store = await two_jobs()
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE control SET epoch = 2")
+    with pytest.raises(Fenced):
+        await store.begin_removal(RemovedJob(A))
+    assert {one.id for one in await store.jobs()} == {A, B}
