@@ -27,8 +27,7 @@ from scheduler.brain.parts import Parts
 from scheduler.brain.settings import BrainSettings, SavingRules
 from scheduler.brain.stall import nobody_back, stuck
 from scheduler.brain.state.brain_state import Mode, ModeEvent
-from scheduler.brain.state.leaves import Leave
-from scheduler.brain.state.pool import Trust
+from scheduler.brain.state.pool import Leave, Trust
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase, StepEvent, StepRun
 from swarm.job.course import PLAIN, Course

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig
@@ -24,10 +24,7 @@ from swarm.job.families import FAMILIES
 from swarm.job.lengths import check_lengths
 from swarm.job.optimizers import OptimizerName
 from swarm.job.overrides import SEE, apply_overrides
-from swarm.job.sections.base import Section
-from swarm.job.sections.islands import AveragingSection, IslandsSection, OuterSection, check_islands
-from swarm.job.sections.trust import TrustSection
-from swarm.limits import LAYERS_MAX, STAGES_MAX
+from swarm.limits import ISLANDS_MAX, LAYERS_MAX, STAGES_MAX
 from swarm.text import counted, parse_size
 from swarm.text_file import read_small
 from swarm.types import OnStall, Routing
@@ -45,6 +42,12 @@ WholeNumber: TypeAlias = Annotated[int, Field(strict=True, ge=0, le=10**6)]  # 1
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 # TOML and JSON have lists only.
 _FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+
+
+class Section(BaseModel):
+    """Known keys of the right type only, and no change once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -190,6 +193,113 @@ class LimitsSection(Section):
     on_stall: OnStall = "wait"  # a stage lost its last replica, or no_progress_s passed without a step
     on_nonfinite: Literal["skip", "pause", "fail"] = "skip"
     nonfinite_steps_max: Annotated[int, Field(ge=1, le=10**9)] = 10  # with "skip": this number in a row fails the job
+
+
+class TrustSection(Section):
+    """How replicas are checked. By default everybody is believed, and nothing is sent or computed for it."""
+
+    # The share of hops that another replica computes again: 0 = off, about 0.02 on machines of others.
+    spot_check: Annotated[float, Field(ge=0, le=1)] = 0.0
+    # The share of steps of which one replica's sum is computed once more by another: 0 = off.
+    recount: Annotated[float, Field(ge=0, le=1)] = 0.0
+    # Whether other replicas of a stage say by hash what one of them hands over for a checkpoint.
+    second_hash: bool = False
+    # The share of rounds of averaging of which one slice is reduced once more, by another member: 0 = off.
+    second_owner: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @property
+    def hashes_hops(self) -> bool:
+        """Whether replicas say by hash what they took and made at each hop."""
+        return self.spot_check > 0.0 or self.recount > 0.0
+
+    def check(self, *, reproducible: bool, compresses_slices: bool) -> None:
+        """ValueError if the job cannot be checked."""
+        if self.hashes_hops and not reproducible:
+            name, share = ("spot_check", self.spot_check) if self.spot_check else ("recount", self.recount)
+            raise ValueError(
+                f"trust.{name} = {share:g} compares results bit for bit, which differ from replica to "
+                f"replica without training.reproducible = true: set that, or leave trust.{name} out"
+            )
+        if self.second_owner and compresses_slices:
+            raise ValueError(
+                f"trust.second_owner = {self.second_owner:g} compares means with the sums that they are made of, which "
+                'compression changes: set averaging.compression = "none", or leave trust.second_owner out'
+            )
+
+
+EXCHANGES_MAX = 200_000  # of a job: they are counted one by one
+# [outer] fragments, overlap_steps and mixing of a job that is not cut into fragments, before and after it is resolved.
+_WHOLE_MODEL_AT_ONCE = (("auto", "auto", "auto"), (1, 0, 0.0))
+
+
+class IslandsSection(Section):
+    """How many complete pipelines train the job, each by itself between two exchanges ([outer])."""
+
+    count: Auto | Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = "auto"  # one for each site of the swarm; else 1
+    min: Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = 1  # with fewer at work the job stalls
+    shares: Literal["equal", "speed"] = "equal"  # of a step's batch (swarm/job/shares.py)
+
+
+class AveragingSection(Section):
+    """How replicas of a stage agree on one gradient, and islands on one model."""
+
+    # allreduce: one island, every step; the others: an outer step now and then (swarm/job/outer.py).
+    mode: Literal["allreduce", "diloco", "streaming", "async_dn"] = "allreduce"
+
+    # How the sums of replicas become one gradient; centered_clip: those that stray are cut (swarm/model/robust.py).
+    aggregate: Literal["mean", "centered_clip"] = "mean"
+    # Of gradients between replicas; what is left out is added to the next step's.
+    compression: Literal["none", "bfloat16", "int8"] = "none"
+    timeout_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
+
+
+class OuterSection(Section):
+    """The exchange between islands; "auto" depends on averaging.mode (swarm/job/islands.py)."""
+
+    every_steps: Auto | Annotated[int, Field(ge=1, le=10**6)] = "auto"  # inner steps between two exchanges
+    learning_rate: Auto | Annotated[float, Field(gt=0, le=10)] = "auto"
+    momentum: Auto | Annotated[float, Field(ge=0, lt=1)] = "auto"
+    fragments: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"  # streaming only, as the next two
+    overlap_steps: Auto | Annotated[int, Field(ge=0, le=1000)] = "auto"  # inner steps while a fragment is exchanged
+    mixing: Auto | Annotated[float, Field(ge=0, lt=1)] = "auto"  # the share of its weights that an island keeps
+    compression: Auto | Literal["none", "bfloat16", "int8", "fp4"] = "auto"  # of what islands propose
+    buffer: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"  # async_dn only: proposals between two momentum steps
+
+
+def check_islands(spec: JobSpec) -> None:
+    """ValueError if the three sections do not fit each other, or the batch."""
+    mode, outer, count = spec.averaging.mode, spec.outer, spec.island_count
+    if spec.islands.count != "auto" and spec.islands.min > count:
+        raise ValueError(f"islands.min = {spec.islands.min} is more than islands.count = {count}")
+    if not spec.has_outer_steps:
+        if count > 1:
+            raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco" or "streaming"')
+        if spec.islands.shares != "equal":
+            raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco", not "{mode}"')
+        if outer != OuterSection():
+            raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set another mode')
+        return
+    batch, size = spec.training.global_batch_sequences, spec.training.microbatch_sequences
+    if batch % count or (size != "auto" and batch // count % size):
+        to = "" if batch % count else f" into shares of whole microbatches of {size}"
+        raise ValueError(f"islands.count = {count} does not divide training.global_batch_sequences = {batch}{to}")
+    if mode != "streaming" and (outer.fragments, outer.overlap_steps, outer.mixing) not in _WHOLE_MODEL_AT_ONCE:
+        raise ValueError(
+            f'averaging.mode = "{mode}" merges the whole model at once: remove outer.fragments, outer.overlap_steps '
+            'and outer.mixing, or set averaging.mode = "streaming"'
+        )
+    if mode != "diloco" and spec.islands.shares != "equal":
+        raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco", not "{mode}"')
+    if mode != "async_dn" and outer.buffer not in ("auto", 1):
+        raise ValueError(f'outer.buffer does nothing with averaging.mode = "{mode}": remove it')
+    every, fragments, overlap = outer.every_steps, outer.fragments, outer.overlap_steps
+    if "auto" not in (every, fragments, overlap) and overlap * fragments >= every:  # type: ignore[operator]  # numbers
+        raise ValueError(
+            f"outer.overlap_steps = {overlap} is too long for {fragments} fragments in {every} steps: "
+            "lower it, lower outer.fragments or raise outer.every_steps"
+        )
+    if "auto" not in (every, fragments) and (exchanges := spec.training.steps // every * fragments) > EXCHANGES_MAX:  # type: ignore[operator]
+        raise ValueError(f"a job makes {EXCHANGES_MAX} exchanges at most, not {exchanges}: raise outer.every_steps")
 
 
 class JobSpec(Section):

@@ -23,8 +23,7 @@ from typing import Any
 import structlog
 import torch
 
-from swarm.job.sections.trust import TrustSection
-from swarm.job.spec import JobSpec
+from swarm.job.spec import JobSpec, TrustSection
 from swarm.reference.trainer import train_local
 from swarm.types import JobState
 from tests.simulation.engine.liars import (

@@ -12,7 +12,7 @@ import torch
 
 from scheduler.brain.state.links import ROUNDS_MAX
 from swarm.errors import NotAllowed
-from swarm.job.sections.trust import TrustSection
+from swarm.job.spec import TrustSection
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerState
 from tests.simulation.engine.liars import (

@@ -17,7 +17,7 @@ from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord
 from stage_server.brain import slices
 from swarm.errors import SwarmError
-from swarm.job.sections.trust import TrustSection
+from swarm.job.spec import TrustSection
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import Averaged, Event, Member, Slice, TensorHeader

@@ -15,7 +15,7 @@ from scheduler.brain.inputs import Exchanged
 from scheduler.brain.outputs import CommitRow, Fail, WriteCommit
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.joiners import DONORS_MAX, choose_donors
+from scheduler.brain.state.pool import DONORS_MAX, choose_donors
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging, may_write
 from swarm.errors import GradientRange, ReplicaDiverged
 from swarm.job.schedule import NOT_FINITE_HINT, clip, not_finite_fault, overflow_fault

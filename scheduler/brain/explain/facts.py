@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from scheduler.brain.explain.step_times import StepTimes
 from scheduler.brain.fleet.membership import Peer
 from scheduler.brain.fleet.quarantine import TrustRecord
-from scheduler.brain.state.leaves import Leave
+from scheduler.brain.state.pool import Leave
 from swarm.text import bandwidth, counted, size, spoken_duration
 from swarm.types import IslandState, JobId, JobState, Memory, PeerId, PeerState, needs_text
 from swarm.wire.messages import LinkSpeed

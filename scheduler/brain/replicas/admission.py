@@ -23,7 +23,7 @@ from scheduler.brain.outputs import Admitted, Fail, Send
 from scheduler.brain.replicas.rebalancing import Moves
 from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.joiners import Joiner, choose_donors
+from scheduler.brain.state.pool import Joiner, choose_donors
 from swarm.errors import JobFailed
 from swarm.text import counted, listed
 from swarm.types import PeerId, UnitName

@@ -18,7 +18,7 @@ from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.stall import FAILED_HINT, stopped_by_loss
 from scheduler.brain.state.brain_state import BrainState, Mode
-from scheduler.brain.state.leaves import Leave
+from scheduler.brain.state.pool import Leave
 from scheduler.brain.state.step import Phase
 from swarm.errors import PeerUnavailable
 from swarm.types import PeerId

@@ -10,10 +10,9 @@ from typing import assert_never
 from scheduler.brain.inputs import Resumed
 from scheduler.brain.outputs import Fail, Finish, Outbox, Stopped
 from scheduler.brain.settings import BrainSettings
-from scheduler.brain.state.joiners import Joiners
 from scheduler.brain.state.ledger import Ledger
 from scheduler.brain.state.links import Links
-from scheduler.brain.state.pool import Pool
+from scheduler.brain.state.pool import Joiners, Pool
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase, StepRun
 from swarm.job.course import Course

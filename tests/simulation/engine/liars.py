@@ -16,8 +16,7 @@ from torch import Tensor
 from scheduler.brain.fleet.quarantine import TrustRecord
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import RoundBroken
-from swarm.job.sections.trust import TrustSection
-from swarm.job.spec import JobSpec
+from swarm.job.spec import JobSpec, TrustSection
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
 from swarm.types import JobState, Microbatch, PeerId, UnitName

@@ -15,8 +15,7 @@ import pytest
 
 from client.cli import run
 from client.completion import jobs
-from client.profiles import find_profile
-from client.shell import Shell
+from client.shell import Shell, find_profile
 from client.up.up import _show_profiles
 from swarm.errors import InvalidConfig, InvalidData, NoHome
 from swarm.home import check_writable, data_folder, known_config_folder, library_cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client.profiles import read_profile
+from client.shell import read_profile
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.spec import read_job
 from swarm.pki.tokens import read_line

@@ -13,7 +13,7 @@ from rich.console import Console
 from client.records import Job, Peer, Stage
 from client.views import job_table, peers_table
 from scheduler.brain.explain.facts import JobStanding, JoinerStanding, ReplicaStanding, Situation, explain_job
-from scheduler.brain.state.leaves import Leave
+from scheduler.brain.state.pool import Leave
 from swarm.job.schedule import not_finite_fault
 from swarm.text import counted
 from swarm.types import JobId, JobState, Memory, PeerId

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scheduler.brain.explain.facts import Fact, IslandStanding, JoinerStanding, ReplicaStanding, Situation
 from scheduler.brain.explain.step_times import StepTimes
-from scheduler.brain.state.leaves import Leave
+from scheduler.brain.state.pool import Leave
 from scheduler.storage.job_log import LogLine
 from scheduler.web import snapshot
 from scheduler.web.snapshot import job_values, jobs_values, news_values, patch, peers_values, reroutes_values

@@ -25,8 +25,7 @@ from swarm.job.islands import (
 )
 from swarm.job.outer import OuterUpdate, nesterov
 from swarm.job.partition import resolve, shape_text
-from swarm.job.sections.trust import TrustSection
-from swarm.job.spec import JobSpec, parse_job, spec_from_json
+from swarm.job.spec import JobSpec, TrustSection, parse_job, spec_from_json
 
 TRUSTED = {key: True if value is False else 1 for key, value in TrustSection().model_dump().items()}  # everything on
 

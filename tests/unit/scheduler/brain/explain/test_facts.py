@@ -34,7 +34,7 @@ from scheduler.brain.explain.facts import (
 from scheduler.brain.explain.step_times import StepTimes
 from scheduler.brain.fleet.membership import NO_STAGE, Measured, Peer
 from scheduler.brain.fleet.quarantine import Strike, TrustRecord
-from scheduler.brain.state.leaves import Leave
+from scheduler.brain.state.pool import Leave
 from swarm.types import NO_JOB, JobId, JobState, Memory, PeerId, PeerState
 from swarm.wire.messages import Hello, LinkSpeed
 from tests.support.golden import Golden

@@ -10,8 +10,7 @@ from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.routing.loads import UNKNOWN_S, Loads, Pace
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.leaves import Leave
-from scheduler.brain.state.pool import Trust
+from scheduler.brain.state.pool import Leave, Trust
 from swarm.job.course import PLAIN
 from swarm.types import Hop, JobId, PeerId
 

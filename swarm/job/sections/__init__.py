@@ -1,1 +1,0 @@
-"""The sections of a job file that have modules of their own; `swarm.job.spec` has the others."""
