@@ -24,7 +24,6 @@ import io
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -236,24 +235,14 @@ class HttpListener:
             runner.run(self._service.serve(listening))
 
 
-class Handshakes:
-    """How many TLS handshakes an address may begin: each costs a signature, and its caller next to nothing."""
-
-    def __init__(self) -> None:
-        self._buckets = Buckets(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE, HANDSHAKE_ADDRESSES_MAX)
-
-    def may_begin(self, host: str) -> bool:
-        """Whether one more from this address may begin now."""
-        return self._buckets.take(host, time.monotonic())
-
-
 class Service:
     """Takes connections on the loop of its thread."""
 
     def __init__(self, protocol: Callable[[HttpConnection], asyncio.BaseProtocol], door: Door | None) -> None:
         self._protocol = protocol
         self._door = door
-        self._handshakes = Handshakes()
+        # For each address: a handshake costs a signature, and its caller next to nothing.
+        self._handshakes = Buckets(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE, HANDSHAKE_ADDRESSES_MAX)
         self._ended = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
         self.silent: dict[HttpConnection, None] = {}  # those that have asked for nothing yet, the oldest first
@@ -280,7 +269,7 @@ class Service:
             except OSError:
                 await asyncio.sleep(PAUSE_S)
                 continue
-            if self._door is not None and not self._handshakes.may_begin(address[0]):
+            if self._door is not None and not self._handshakes.take(address[0], loop.time()):
                 taken.close()
                 continue
             if len(self.silent) + len(self.answered) >= CONNECTIONS_MAX:

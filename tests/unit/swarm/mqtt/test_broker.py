@@ -25,7 +25,7 @@ def test_a_machine_without_a_loopback_is_named_as_the_cause(monkeypatch: pytest.
         _free_port()
 
 
-async def test_a_broker_gets_no_variable_of_its_parent_but_path_and_home(
+async def test_a_broker_gets_no_variable_of_its_parent_but_those_that_lead_to_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The passwords of the database and the hub's token stood in the environment of a process that needs neither."""
@@ -38,5 +38,5 @@ async def test_a_broker_gets_no_variable_of_its_parent_but_path_and_home(
     monkeypatch.setenv("SWARM_DB", "postgresql://swarm:hunter2@db/swarm")
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     await _spawn(1883, tmp_path, tmp_path / "log")
-    assert given["env"].keys() <= {"PATH", "HOME"}
+    assert given["env"].keys() <= {"PATH", "HOME", "PYTHONPATH"}
     assert given["env"]["PATH"]
