@@ -20,8 +20,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiomqtt
-
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.limits import Bucket
 from swarm.listening import IPV4, IPV6, LOOPBACK
@@ -37,6 +35,8 @@ CONNECTIONS_MAX = 1000
 LINES_PER_S, LINES_AT_ONCE = 1 / 60, 5  # of amqtt: it has one for each connection of a stranger
 
 _ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH")  # of ours, which holds passwords: a broker needs none of them
+_ACCEPTED = b"\x20\x02\x00\x00"
+_DISCONNECT = b"\xe0\x00"
 
 _log = get_logger(__name__)
 
@@ -110,15 +110,15 @@ async def _spawn(port: int, folder: Path, log: Path) -> tuple[asyncio.subprocess
 
 async def _accepts(port: int, key: str, child: asyncio.subprocess.Process) -> bool:
     """Whether the child speaks MQTT at `port` before it ends and within the time that a start may take."""
-    host = LOOPBACK.strip("[]")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_S_MAX):
             while child.returncode is None:
-                with contextlib.suppress(aiomqtt.MqttError):
-                    async with aiomqtt.Client(host, port, username=USER, password=key, timeout=1.0):
-                        # Another broker may hold the port while our child is about to notice: give it the time.
-                        await asyncio.sleep(0.05)
-                        return child.returncode is None
+                with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                    async with asyncio.timeout(1.0):
+                        if await _greets(port, key):
+                            # Another broker may hold the port while our child is about to notice: give it the time.
+                            await asyncio.sleep(0.05)
+                            return child.returncode is None
                 await asyncio.sleep(0.05)
     return False
 
@@ -126,6 +126,28 @@ async def _accepts(port: int, key: str, child: asyncio.subprocess.Process) -> bo
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
     return next((line for line in reversed(lines) if line.strip()), "it ended without a word")
+
+
+async def _greets(port: int, key: str) -> bool:
+    # Not aiomqtt: it may swallow a cancellation that comes together with the answer (bus.py).
+    reader, writer = await asyncio.open_connection(LOOPBACK.strip("[]"), port)
+    try:
+        writer.write(_connect(key))
+        answer = await reader.readexactly(len(_ACCEPTED))
+        writer.write(_DISCONNECT)
+        return answer == _ACCEPTED
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def _connect(key: str) -> bytes:
+    """A CONNECT packet of MQTT 3.1.1 with a clean session, a user and a password (section 3.1)."""
+    texts = b"".join(len(text).to_bytes(2, "big") + text.encode() for text in ("swarm-?", USER, key))
+    rest = b"\x00\x04MQTT\x04\xc2\x00\x05" + texts
+    assert len(rest) < 128, "its length is one byte"
+    return b"\x10" + bytes([len(rest)]) + rest
 
 
 def _free_port() -> int:
