@@ -1,6 +1,6 @@
 """A broker on this machine, for `swarm up`, a scheduler without one, and tests: amqtt.
 
-`python -m swarm.mqtt.broker --port P --key FILE` runs it: a child process, so that its faults and its memory are not the
+`python -m swarm.mqtt.broker --port P --key FILE` runs it: a child process, so that its faults and memory are not the
 scheduler's. It listens on loopback only, lets in processes of this login alone (key.py), and keeps nothing on disk:
 peers announce themselves again when they reconnect.
 """

@@ -174,6 +174,10 @@ def test_pages_about_jobs_and_members(reader: Reader) -> None:
     reader.types("swarm pause JOB")
     reader.types("swarm resume JOB --set limits.priority=N", "--detach")
     reader.passes_all(LEFT_OUT)
+    reader.passes("swarm up")  # it runs
+    reader.types("swarm logs JOB")
+    reader.types("swarm status JOB")
+    reader.passes_all(LEFT_OUT)
 
     reader.opens("docs/runbook.md")
     reader.types("swarm ls")
