@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from scheduler.brain.inputs import Happened, Input, ReplicaRecord, Resumed, RowDurable, Start
 from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
@@ -95,9 +95,14 @@ class Swarm:
 
     def answer(self, *kinds: type[Command], peer: PeerId | None = None) -> None:
         for to, command in self.pop(*kinds, peer=peer):
-            event = self.reply(to, command)
-            if event is not None:
-                self.hear(to, event)
+            if self.reply(to, command) is not None:
+                self.obey(to, command)
+
+    def obey(self, peer: PeerId, command: Command, **changes: Any) -> list[Output]:
+        """Let a replica say what `reply` has; gives what is decided."""
+        event = self.reply(peer, command, **changes)
+        assert event is not None, f"nothing is said to {command}"
+        return self.hear(peer, event)
 
     def reply(self, peer: PeerId, command: Command, **changes: Any) -> Event | None:
         """What an obedient replica says to a command."""
@@ -135,6 +140,34 @@ class Swarm:
     def until_written(self) -> None:
         self.until_averaging()
         self.answer(Average)
+
+    @classmethod
+    def loaded(cls, *args: Any, **changes: Any) -> Self:
+        """A job whose replicas have loaded."""
+        swarm = cls(*args, **changes)
+        swarm.answer(LoadStage)
+        return swarm
+
+    @classmethod
+    def averaging(cls, *args: Any, **changes: Any) -> Self:
+        """A job whose first step is full."""
+        swarm = cls(*args, **changes)
+        swarm.until_averaging()
+        return swarm
+
+    @classmethod
+    def written(cls, *args: Any, **changes: Any) -> Self:
+        """A job whose first row is to be written."""
+        swarm = cls.averaging(*args, **changes)
+        swarm.answer(Average)
+        return swarm
+
+    @classmethod
+    def durable(cls, *args: Any, **changes: Any) -> Self:
+        """A job whose first commit was sent."""
+        swarm = cls.written(*args, **changes)
+        swarm.write()
+        return swarm
 
     @property
     def failure(self) -> Fail:

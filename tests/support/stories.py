@@ -31,7 +31,6 @@ from swarm.wire.messages import (
     Follow,
     Hello,
     Loaded,
-    LoadStage,
     ReportedCell,
     RoundFailed,
     Route,
@@ -52,8 +51,7 @@ def at(swarm: Swarm, now_s: float, happened: Input) -> None:
 
 def one_microbatch() -> Swarm:
     """One microbatch passes two stages, its gradients are averaged and committed, and the weights are saved."""
-    swarm = Swarm({A: 0, C: 1}, steps=1, microbatches=1)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, C: 1}, steps=1, microbatches=1)
     swarm.answer(Route)
     swarm.answer(Average)
     swarm.commit()
@@ -64,8 +62,7 @@ def one_microbatch() -> Swarm:
 
 def a_replica_dies() -> Swarm:
     """A replica dies in the middle of a step: all that it did for the step is done again by the other one."""
-    swarm = Swarm({A: 0, B: 0, C: 1}, steps=1, microbatches=2, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, B: 0, C: 1}, steps=1, microbatches=2, recover=True)
     swarm.answer(Route, peer=A)
     swarm.answer(Route, peer=C)
     at(swarm, 2.0, PeerGone(A, "its process ended"))
@@ -75,23 +72,19 @@ def a_replica_dies() -> Swarm:
 
 def two_holders() -> Swarm:
     """A suspect finishes after all: two replicas hold one microbatch, and the smaller contribution is void."""
-    swarm = Swarm({A: 0, B: 0, C: 1}, steps=1, microbatches=3, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, B: 0, C: 1}, steps=1, microbatches=3, recover=True)
     late = swarm.pop(Route, peer=A)
     at(swarm, 2.0, PeerSuspect(A, "silent for 3 s"))
     swarm.answer(Route)
     at(swarm, 3.0, PeerBack(A))
     for peer, route in late[:1]:
-        event = swarm.reply(peer, route)
-        assert event is not None
-        swarm.hear(peer, event)
+        swarm.obey(peer, route)
     return swarm
 
 
 def a_round_fails() -> Swarm:
     """Two replicas cannot exchange slices: the round is repeated at once, and after a pause when it fails again."""
-    swarm = Swarm({A: 0, B: 0, C: 1}, steps=1, microbatches=1)
-    swarm.until_averaging()
+    swarm = Swarm.averaging({A: 0, B: 0, C: 1}, steps=1, microbatches=1)
     swarm.answer(Average, peer=C)
     for _ in range(2):
         ((_, average),) = swarm.pop(Average, peer=A)
@@ -104,8 +97,7 @@ def a_round_fails() -> Swarm:
 
 def a_straggler() -> Swarm:
     """A replica takes far longer than the others: its microbatch is given to another one."""
-    swarm = Swarm({A: 0, B: 0, C: 1}, steps=1, microbatches=2, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, B: 0, C: 1}, steps=1, microbatches=2, recover=True)
     swarm.answer(Route, peer=A)
     at(swarm, 200.0, Tick())
     swarm.answer(Route, peer=A)
@@ -126,8 +118,7 @@ def a_restart() -> Swarm:
 
 def a_peer_joins() -> Swarm:
     """An idle stage server joins a stage at work: it fetches the state, and is a replica when its digest is right."""
-    swarm = Swarm({A: 0, C: 1}, microbatches=1, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, C: 1}, microbatches=1, recover=True)
     at(swarm, 2.0, Join(ReplicaRecord(J, 1, "at j", 0)))
     ((_, follow),) = swarm.pop(Follow)
     at(swarm, 3.0, Tick())
@@ -137,8 +128,7 @@ def a_peer_joins() -> Swarm:
 
 def a_replica_leaves() -> Swarm:
     """A replica is drained: it takes no new work, finishes its step, and is released when nothing depends on it."""
-    swarm = Swarm({A: 0, B: 0, C: 1}, microbatches=2, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, B: 0, C: 1}, microbatches=2, recover=True)
     at(swarm, 2.0, AskToLeave(B, "drained"))
     swarm.until_averaging()
     swarm.answer(Average)
@@ -148,8 +138,7 @@ def a_replica_leaves() -> Swarm:
 
 def a_checkpoint_fails() -> Swarm:
     """The storage is full when the final weights are saved: the stage servers keep them, and it is tried again."""
-    swarm = Swarm({A: 0, C: 1}, steps=1, microbatches=1)
-    swarm.until_written()
+    swarm = Swarm.written({A: 0, C: 1}, steps=1, microbatches=1)
     swarm.commit()
     swarm.answer(SaveStage)
     at(swarm, 2.0, CheckpointNotKept(1, "disk_full", "no space left on the disk"))
@@ -161,8 +150,7 @@ def a_checkpoint_fails() -> Swarm:
 
 def a_stage_is_lost() -> Swarm:
     """The last replica of a stage is lost: the job stalls, to resume from its newest checkpoint."""
-    swarm = Swarm({A: 0, C: 1}, microbatches=1, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, C: 1}, microbatches=1, recover=True)
     at(swarm, 7.0, PeerGone(C, "not heard for 5 s"))
     return swarm
 

@@ -22,7 +22,6 @@ from scheduler.brain.inputs import (
     Resumed,
     RowDurable,
     Start,
-    Stop,
     Tick,
     Unreached,
 )
@@ -32,8 +31,8 @@ from scheduler.brain.replicas.admission import COMPILE_S_MAX, JOIN_S_MIN
 from scheduler.brain.routing.policies import POLICIES
 from scheduler.brain.state.brain_state import Mode
 from scheduler.brain.state.links import ROUNDS_MAX
-from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged
-from swarm.types import TIED_UNIT, JobState, PeerId, Round, RoundFault, Routing, UnitName, set_digest
+from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable
+from swarm.types import TIED_UNIT, PeerId, Round, RoundFault, Routing
 from swarm.wire.messages import (
     AbortRound,
     Accumulated,
@@ -44,7 +43,6 @@ from swarm.wire.messages import (
     Failed,
     Heartbeat,
     Hello,
-    Leaving,
     Loaded,
     LoadStage,
     Release,
@@ -63,8 +61,8 @@ def swarm() -> Swarm:
     return Swarm()
 
 
-def test_a_job_runs_from_loading_to_saved(swarm: Swarm) -> None:
-    swarm.answer(LoadStage)
+def test_a_job_runs_from_loading_to_saved() -> None:
+    swarm = Swarm.loaded()
     for step in range(2):
         swarm.until_written()
         assert swarm.rows[-1].step == step
@@ -73,9 +71,7 @@ def test_a_job_runs_from_loading_to_saved(swarm: Swarm) -> None:
     savers = swarm.pop(SaveStage)
     assert [(swarm.stage_of[peer], command.version) for peer, command in savers] == [(0, 2), (1, 2)]
     for peer, command in savers:
-        event = swarm.reply(peer, command)
-        assert event is not None
-        outputs = swarm.hear(peer, event)
+        outputs = swarm.obey(peer, command)
     move = outputs[-1]
     assert isinstance(move, PublishCheckpoint)
     assert {stage: hashes[0].name for stage, hashes in move.parameters.items()} == {0: "w0", 1: "w1"}
@@ -90,29 +86,10 @@ def test_a_job_runs_from_loading_to_saved(swarm: Swarm) -> None:
     assert swarm.hear(A, Heartbeat(1)) == swarm.tell(Cancel("enough"), 2.0) == []
 
 
-def test_nothing_is_fed_before_every_replica_has_loaded(swarm: Swarm) -> None:
-    assert swarm.brain.waiting_for() == "waits for a, b, c, d to load"
-    for peer in (A, B, C):
-        swarm.answer(LoadStage, peer=peer)
-    assert swarm.brain.counts().in_flight == 0
-    swarm.answer(LoadStage)
-    assert swarm.brain.counts().in_flight == 4
-
-
 def test_a_job_with_its_optimizer_on_the_host_tells_each_replica_so() -> None:
     for on_host, place in ((True, "cpu"), (False, "device")):
         swarm = Swarm(steps_on_host=on_host)
         assert [command.step_on for _, command in swarm.pop(LoadStage)] == [place] * 4
-
-
-def test_replicas_that_load_other_weights_fail_the_job_and_are_named() -> None:
-    swarm = Swarm({A: 0, B: 0, C: 0})
-    for peer, command in swarm.pop(LoadStage):
-        event = swarm.reply(peer, command, digest="odd" if peer == B else "start")
-        assert event is not None
-        swarm.hear(peer, event)
-    assert swarm.failure.code == ReplicaDiverged.code
-    assert "in the bytes of stage 0 after loading: b (a holds start, b holds odd" in swarm.failure.message
 
 
 def test_a_replica_that_loads_something_else_fails_the_job(swarm: Swarm) -> None:
@@ -129,61 +106,18 @@ def test_replicas_that_disagree_about_the_size_of_a_unit_fail_the_job(swarm: Swa
 
 
 def test_microbatches_are_fed_in_order_to_every_hop_and_bounded_in_flight() -> None:
-    swarm = Swarm(max_in_flight=2)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded(max_in_flight=2)
     routes = swarm.pop(Route)
     assert [route.microbatch.index for _, route in routes] == [0, 0, 1, 1]
     assert [peer for peer, _ in routes] == [hop.peer for _, route in routes[::2] for hop in route.hops]
     assert routes[0][1].version == 0
     assert routes[0][1].tokens == b""
     peer, route = routes[1]
-    first = swarm.reply(peer, route)
-    assert first is not None
-    assert sends(swarm.hear(peer, first), Route) == [], "one stage has it, not all"
+    assert sends(swarm.obey(peer, route), Route) == [], "one stage has it, not all"
     peer, route = routes[0]
-    second = swarm.reply(peer, route)
-    assert second is not None
-    fed = sends(swarm.hear(peer, second), Route)
+    fed = sends(swarm.obey(peer, route), Route)
     assert {one.command.microbatch.index for one in fed if isinstance(one.command, Route)} == {2}
     assert swarm.brain.counts().in_flight == 2
-
-
-def test_in_flight_covers_two_microbatches_per_replica_of_the_largest_pool_and_stage() -> None:
-    swarm = Swarm({A: 0, C: 1, D: 1}, microbatches=100)
-    swarm.answer(LoadStage)
-    assert swarm.brain.counts().in_flight == 2 * 2 * 2
-    assert swarm.brain.outstanding(A) == 8
-    assert swarm.brain.outstanding(C) + swarm.brain.outstanding(D) == 8
-
-
-def test_the_faster_replica_gets_more_work() -> None:
-    swarm = Swarm({A: 0, B: 0}, microbatches=40, max_in_flight=4)
-    swarm.answer(LoadStage)
-    given = {A: 0, B: 0}
-    while swarm.brain.counts().in_flight:
-        for peer, route in swarm.pop(Route):
-            given[peer] += 1
-            attempt, seconds = route.hops[0].attempt, 0.1 if peer == A else 0.9
-            swarm.hear(peer, Accumulated(route.microbatch, 0, attempt, True, 0.0, seconds, 0.0, 0.0))
-    assert given[A] > 2 * given[B]
-    assert swarm.brain.pace_s(A) == pytest.approx(0.1)
-
-
-def test_a_full_step_is_averaged_with_the_sets_that_the_ledger_expects(swarm: Swarm) -> None:
-    swarm.answer(LoadStage)
-    held: dict[PeerId, list[int]] = {peer: [] for peer in (A, B, C, D)}
-    for peer, route in list(swarm.inbox):
-        if isinstance(route, Route):
-            held[peer].append(route.microbatch.index)
-    swarm.answer(Route)
-    averages = swarm.pop(Average)
-    assert [(peer, average.unit) for peer, average in averages] == [(A, S0), (B, S0), (C, S1), (D, S1)]
-    for _, average in averages:
-        assert average.round.epoch == 3
-        assert average.tokens == 8
-        assert [(m.start, m.stop) for m in average.members] == [(0, 512), (512, 1000)]
-        for member in average.members:
-            assert member.digest == set_digest(held[member.peer])
 
 
 def test_every_step_is_divided_by_the_number_of_its_own_targets() -> None:
@@ -197,16 +131,8 @@ def test_every_step_is_divided_by_the_number_of_its_own_targets() -> None:
         swarm.commit()
 
 
-def test_a_tied_unit_is_averaged_by_the_replicas_of_both_its_stages() -> None:
-    tied = UnitName("tied")
-    swarm = Swarm({A: 0, B: 1, C: 2}, units={S0: (0,), S1: (1,), UnitName("stage-2"): (2,), tied: (0, 2)})
-    swarm.until_averaging()
-    members = {average.unit: [m.peer for m in average.members] for _, average in swarm.pop(Average)}
-    assert members == {S0: [A], S1: [B], "stage-2": [C], tied: [A, C]}
-
-
-def test_the_row_holds_loss_norm_scale_and_rounds_and_is_written_before_any_commit(swarm: Swarm) -> None:
-    swarm.until_written()
+def test_the_row_holds_loss_norm_scale_and_rounds_and_is_written_before_any_commit() -> None:
+    swarm = Swarm.written()
     (row,) = swarm.rows
     assert row == CommitRow(
         timeline=0,
@@ -226,8 +152,8 @@ def test_the_row_holds_loss_norm_scale_and_rounds_and_is_written_before_any_comm
     assert swarm.tell(RowDurable(0)) == [], "a repeat"
 
 
-def test_without_overlap_the_next_step_is_fed_once_the_commit_was_sent(swarm: Swarm) -> None:
-    swarm.until_written()
+def test_without_overlap_the_next_step_is_fed_once_the_commit_was_sent() -> None:
+    swarm = Swarm.written()
     assert swarm.brain.counts().in_flight == 0
     outputs = swarm.write()
     first_route = next(n for n, one in enumerate(outputs) if one in sends(outputs, Route))
@@ -237,8 +163,7 @@ def test_without_overlap_the_next_step_is_fed_once_the_commit_was_sent(swarm: Sw
 
 
 def test_with_overlap_the_first_microbatches_of_a_step_flow_while_the_one_before_averages() -> None:
-    swarm = Swarm(overlap=2, sync_steps=1, steps=3, max_in_flight=100)
-    swarm.until_averaging()
+    swarm = Swarm.averaging(overlap=2, sync_steps=1, steps=3, max_in_flight=100)
     made = {(route.microbatch.step, route.microbatch.index): route.version for _, route in routes_in(swarm.outputs)}
     assert made == {(0, 0): 0, (0, 1): 0, (0, 2): 0, (0, 3): 0, (1, 0): 0, (1, 1): 0}
     before = len(swarm.outputs)
@@ -250,64 +175,6 @@ def test_with_overlap_the_first_microbatches_of_a_step_flow_while_the_one_before
     assert made == {(1, 2): 1, (1, 3): 1, (2, 0): 1, (2, 1): 1}, "their weights were made by this commit"
 
 
-def test_with_all_microbatches_late_the_next_step_flows_while_this_one_averages() -> None:
-    swarm = Swarm(overlap=4, steps=3, max_in_flight=100)
-    swarm.answer(LoadStage)
-    steps = [(route.microbatch.step, route.version) for _, route in swarm.inbox if isinstance(route, Route)]
-    assert set(steps) == {(0, 0), (1, 0)}, "step 2 needs the commit of step 0"
-    swarm.answer(Route)
-    swarm.answer(Average)
-    assert [row.step for row in swarm.rows] == [0], "the row of step 1 waits for that of step 0"
-    swarm.write()
-    assert [row.step for row in swarm.rows] == [0, 1]
-    assert {route.microbatch.step for _, route in swarm.pop(Route)} == {2}
-
-
-def test_the_last_step_is_agreed_by_all_before_anything_is_saved() -> None:
-    swarm = Swarm(steps=1)
-    swarm.until_written()
-    swarm.write()
-    for peer in (A, B, C):
-        swarm.answer(Commit, peer=peer)
-    assert swarm.brain.waiting_for() == "step 0: waits for d to commit"
-    assert swarm.pop(SaveStage) == []
-    swarm.answer(Commit)
-    assert len(swarm.pop(SaveStage)) == 2
-
-
-def test_replicas_that_differ_after_a_commit_fail_the_job_loudly() -> None:
-    swarm = Swarm({A: 0, B: 0, C: 0})
-    swarm.until_written()
-    swarm.write()
-    for peer, command in swarm.pop(Commit):
-        event = swarm.reply(peer, command, digest="odd" if peer == C else "after")
-        assert event is not None
-        outputs = swarm.hear(peer, event)
-    assert swarm.failure.code == ReplicaDiverged.code
-    assert "replicas differ in the bytes of stage 0 after step 0: c (" in swarm.failure.message
-    assert [one.peer for one in sends(outputs, Release)] == [A, B, C]
-    assert swarm.brain.counts().violations == 1
-
-
-def test_equal_stages_may_hold_different_weights_than_other_stages(swarm: Swarm) -> None:
-    swarm.until_written()
-    swarm.write()
-    for peer, command in swarm.pop(Commit):
-        event = swarm.reply(peer, command, digest=f"stage {swarm.stage_of[peer]}")
-        assert event is not None
-        swarm.hear(peer, event)
-    assert swarm.brain.counts().violations == 0
-
-
-def test_members_that_averaged_different_bytes_fail_the_job(swarm: Swarm) -> None:
-    swarm.until_averaging()
-    for peer, command in swarm.pop(Average):
-        event = swarm.reply(peer, command, digest=f"by {peer}")
-        assert event is not None
-        swarm.hear(peer, event)
-    assert "of the averaged gradient of unit stage-0, step 0: a, b" in swarm.failure.message
-
-
 # What is not finite -------------------------------------------------------------------------------------------------
 
 
@@ -315,9 +182,7 @@ def go_not_finite(swarm: Swarm) -> None:
     swarm.answer(LoadStage)
     for peer, route in swarm.pop(Route):
         bad = route.microbatch.index == 2 and swarm.stage_of[peer] == 1
-        event = swarm.reply(peer, route, finite=not bad)
-        assert event is not None
-        swarm.hear(peer, event)
+        swarm.obey(peer, route, finite=not bad)
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_on_all_stages_without_a_round(swarm: Swarm) -> None:
@@ -339,20 +204,18 @@ def test_a_gradient_that_is_not_finite_fails_the_job_if_it_shall() -> None:
     assert swarm.rows == []
 
 
-def test_a_mean_whose_norm_is_not_finite_skips_the_step(swarm: Swarm) -> None:
-    swarm.until_averaging()
+def test_a_mean_whose_norm_is_not_finite_skips_the_step() -> None:
+    swarm = Swarm.averaging()
     for peer, command in swarm.pop(Average):
-        event = swarm.reply(peer, command, squared_norm=math.inf)
-        assert event is not None
-        swarm.hear(peer, event)
+        swarm.obey(peer, command, squared_norm=math.inf)
     assert [row.skip for row in swarm.rows] == [True]
 
 
 # What goes wrong -----------------------------------------------------------------------------------------------------
 
 
-def test_a_stage_server_that_is_gone_fails_the_job_and_is_named(swarm: Swarm) -> None:
-    swarm.answer(LoadStage)
+def test_a_stage_server_that_is_gone_fails_the_job_and_is_named() -> None:
+    swarm = Swarm.loaded()
     outputs = swarm.tell(PeerGone(C, "session broke"))
     assert swarm.failure.code == PeerUnavailable.code
     assert swarm.failure.message == "stage server c (stage 1) is gone: session broke"
@@ -367,41 +230,32 @@ def test_a_stage_server_that_fails_fails_the_job_with_its_own_words(swarm: Swarm
     assert swarm.failure == wanted
 
 
-def test_cancel_releases_everybody_and_ends_the_brain(swarm: Swarm) -> None:
-    swarm.until_written()
+def test_cancel_releases_everybody_and_ends_the_brain() -> None:
+    swarm = Swarm.written()
     outputs = swarm.tell(Cancel("enough"), 2.0)
     assert [one.peer for one in sends(outputs, Release)] == [A, B, C, D]
     assert swarm.write() == [], "the row that was being written changes nothing any more"
     assert swarm.brain.mode is Mode.ENDED
 
 
-def test_a_leaving_peer_is_noted(swarm: Swarm) -> None:
-    (note,) = swarm.hear(A, Leaving("SIGTERM"))
-    assert note == Note("warning", "stage server a (stage 0) wants to leave: SIGTERM")
-
-
-def test_repeated_and_foreign_events_change_nothing(swarm: Swarm) -> None:
-    swarm.answer(LoadStage)
+def test_repeated_and_foreign_events_change_nothing() -> None:
+    swarm = Swarm.loaded()
     routes = swarm.pop(Route)
     for _ in range(2):
         for peer, route in routes:
-            event = swarm.reply(peer, route)
-            assert event is not None
-            swarm.hear(peer, event)
-            assert swarm.hear(PeerId("stranger"), event) == []
+            swarm.obey(peer, route)
+            assert swarm.hear(PeerId("stranger"), Accumulated(route.microbatch, 0, 1, True, 0.0, 0.1, 0.2, 0.0)) == []
     averages = swarm.pop(Average)
     assert len(averages) == 4
     for peer, average in averages * 2:
-        event = swarm.reply(peer, average)
-        assert event is not None
-        swarm.hear(peer, event)
+        swarm.obey(peer, average)
     assert len(swarm.rows) == 1
     assert swarm.brain.counts().duplicates == 8 + 4
     assert swarm.brain.counts().violations == 0
 
 
-def test_a_round_that_fails_on_a_link_is_run_again_under_the_next_number(swarm: Swarm) -> None:
-    swarm.until_averaging()
+def test_a_round_that_fails_on_a_link_is_run_again_under_the_next_number() -> None:
+    swarm = Swarm.averaging()
     average = next(command for peer, command in swarm.pop(Average) if peer == A)
     failed = RoundFailed(0, 0, S0, average.round, f"{PeerUnavailable.code}: no answer", "b")
     outputs = swarm.hear(A, failed)
@@ -415,20 +269,22 @@ def test_a_round_that_fails_on_a_link_is_run_again_under_the_next_number(swarm: 
     assert isinstance(again, Average)
     assert again.round > average.round
     assert again.members == average.members
-    late = swarm.reply(A, average)
-    assert late is not None
-    assert swarm.hear(A, late) == [], "the old round is over"
+    assert swarm.obey(A, average) == [], "the old round is over"
     assert swarm.hear(B, failed) == [], "and so is its failure"
 
 
+def fails(swarm: Swarm, number: int, told: str, accused: str, by: PeerId = A) -> None:
+    """Each ten seconds a member says of the newest round of its stage that it failed."""
+    swarm.tell(Tick(), 10.0 * number)
+    average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == by)
+    swarm.tell(Happened(by, RoundFailed(0, 0, S0, average.round, told, accused)), 10.0 * number)
+
+
 def test_of_a_pair_that_keeps_failing_one_leaves_and_its_work_is_done_again() -> None:
-    swarm = Swarm(recover=True)
-    swarm.until_averaging()
+    swarm = Swarm.averaging(recover=True)
     for number in range(ROUNDS_MAX):
         assert not swarm.pop(Release), number
-        swarm.tell(Tick(), 10.0 * number)
-        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
-        swarm.tell(Happened(A, RoundFailed(0, 0, S0, average.round, "E1101: no answer", "b")), 10.0 * number)
+        fails(swarm, number, "E1101: no answer", "b")
         if number in range(1, ROUNDS_MAX - 1):
             assert swarm.brain.due_s > 10.0 * number, "it is not repeated at once"
     ((leaver, _),) = swarm.pop(Release)
@@ -443,28 +299,20 @@ def test_of_two_that_do_not_reach_each_other_the_one_that_the_scheduler_does_not
     unreached: PeerId, speaks: PeerId
 ) -> None:
     """The scheduler could not dial b. a accused it, did less of the step and left; b, which nobody reached, stayed."""
-    swarm = Swarm(recover=True, steps=3)
-    swarm.until_averaging()
+    swarm = Swarm.averaging(recover=True, steps=3)
     swarm.tell(Unreached((D, unreached)))
     other = B if speaks == A else A
     for number in range(2):
         assert swarm.pop(Release) == [], "both say so: twice is enough, and once is not"
-        now_s = 10.0 * number
-        swarm.tell(Tick(), now_s)
-        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == speaks)
-        failed = RoundFailed(0, 0, S0, average.round, "no link", other)
-        swarm.tell(Happened(speaks, failed), now_s)
+        fails(swarm, number, "no link", other, speaks)
     assert [peer for peer, _ in swarm.pop(Release)] == [unreached]
 
 
 def test_a_step_whose_averaging_rests_says_between_whom_and_until_when() -> None:
     """People read "waits for    step 0: waits for"."""
-    swarm = Swarm(recover=True, steps=3)
-    swarm.until_averaging()
+    swarm = Swarm.averaging(recover=True, steps=3)
     for number in range(2):
-        swarm.tell(Tick(), 10.0 * number)
-        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
-        swarm.tell(Happened(A, RoundFailed(0, 0, S0, average.round, "no link", B)), 10.0 * number)
+        fails(swarm, number, "no link", B)
     waits = swarm.brain.waiting_for()
     assert waits.startswith(f"step 0: waits for {C}, {D}, which average {S1}; tries the averaging again in 1 s: ")
     assert waits.endswith(f"{A} and {B} do not reach each other")
@@ -475,8 +323,7 @@ def blaming_relays(says: dict[PeerId, str], rounds: int, *before: RelaysHere, hi
     records = [
         ReplicaRecord(PeerId(one), 1, "" if one in hidden else f"at {one}", "abcd".index(one) // 2) for one in "abcd"
     ]
-    swarm = Swarm(begin=Start(tuple(records)), recover=True)
-    swarm.until_averaging()
+    swarm = Swarm.averaging(begin=Start(tuple(records)), recover=True)
     for happened in before:
         swarm.tell(happened)
     for number in range(rounds):
@@ -523,8 +370,7 @@ def test_two_that_need_no_relay_are_not_excused_for_ever_by_an_outage(accused: s
 
 def test_who_alone_blames_relays_and_has_a_stage_to_itself_costs_nobody_his_place() -> None:
     """The only replica of a stage could have one of another stage expelled, with tied weights."""
-    swarm = Swarm({A: 0, C: 1, D: 1}, recover=True, units={S0: (0,), S1: (1,), TIED_UNIT: (0, 1)})
-    swarm.until_averaging()
+    swarm = Swarm.averaging({A: 0, C: 1, D: 1}, recover=True, units={S0: (0,), S1: (1,), TIED_UNIT: (0, 1)})
     numbers = set()
     for number in range(2 * ALONE_MAX):
         swarm.tell(Tick(), 10.0 * number)
@@ -541,20 +387,15 @@ def test_who_alone_blames_relays_and_has_a_stage_to_itself_costs_nobody_his_plac
 
 def test_words_about_relays_in_a_reason_excuse_nobody() -> None:
     """The code of an error was looked for in a text that the member writes."""
-    swarm = Swarm(recover=True)
-    swarm.until_averaging()
+    swarm = Swarm.averaging(recover=True)
     for number in range(ROUNDS_MAX):
-        swarm.tell(Tick(), 10.0 * number)
-        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
-        told = "E1302: E1102: no relay answers; E1203: its set is another"
-        swarm.tell(Happened(A, RoundFailed(0, 0, S0, average.round, told, "b")), 10.0 * number)
+        fails(swarm, number, "E1302: E1102: no relay answers; E1203: its set is another", "b")
     assert len(swarm.pop(Release)) == 1
 
 
 def test_who_says_again_and_again_that_its_set_is_another_leaves() -> None:
     """What it did was done again, and again, until the job was taken back."""
-    swarm = Swarm(recover=True)
-    swarm.until_averaging()
+    swarm = Swarm.averaging(recover=True)
     for _ in range(SETS_MAX + 1):
         assert not swarm.pop(Release)
         average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
@@ -567,8 +408,7 @@ def test_who_says_again_and_again_that_its_set_is_another_leaves() -> None:
 def test_a_member_is_not_blamed_for_slices_that_it_does_not_exchange() -> None:
     """The accuser, which accuses in vain, leaves: not the accused, although that one has done less."""
     third = PeerId("a3")
-    swarm = Swarm({A: 0, B: 0, third: 0, C: 1}, recover=True)
-    swarm.until_averaging()
+    swarm = Swarm.averaging({A: 0, B: 0, third: 0, C: 1}, recover=True)
     for number in range(ROUNDS_MAX + 2):
         swarm.tell(Tick(), 10.0 * number)
         average = next((command for peer, command in reversed(swarm.pop(Average)) if peer == A), None)
@@ -580,8 +420,7 @@ def test_a_member_is_not_blamed_for_slices_that_it_does_not_exchange() -> None:
 
 def test_two_that_cannot_reach_each_other_average_through_a_third() -> None:
     third = PeerId("a3")
-    swarm = Swarm({A: 0, B: 0, third: 0, C: 1}, recover=True)
-    swarm.until_averaging()
+    swarm = Swarm.averaging({A: 0, B: 0, third: 0, C: 1}, recover=True)
     average = next(command for peer, command in swarm.pop(Average) if peer == A)
     swarm.hear(A, RoundFailed(0, 0, S0, average.round, "E1302: b took no part", "b"))
     (again, *_) = (command for peer, command in swarm.pop(Average) if peer == A)
@@ -593,17 +432,14 @@ def test_two_that_cannot_reach_each_other_average_through_a_third() -> None:
 
 
 def test_a_round_that_fails_for_no_ones_link_fails_the_job_where_no_replica_can_be_spared() -> None:
-    swarm = Swarm({A: 0, C: 1}, recover=True)
-    swarm.until_averaging()
+    swarm = Swarm.averaging({A: 0, C: 1}, recover=True)
     for number in range(ROUNDS_MAX):
-        swarm.tell(Tick(), 10.0 * number)
-        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
-        swarm.tell(Happened(A, RoundFailed(0, 0, S0, average.round, "E1200: sizes", "")), 10.0 * number)
+        fails(swarm, number, "E1200: sizes", "")
     assert "unit stage-0, step 0, failed: stage server a (stage 0) says E1200: sizes, 4 times" in swarm.failure.message
 
 
-def test_a_member_that_refuses_its_set_is_void_and_its_work_is_done_again(swarm: Swarm) -> None:
-    swarm.until_averaging()
+def test_a_member_that_refuses_its_set_is_void_and_its_work_is_done_again() -> None:
+    swarm = Swarm.averaging()
     average = next(command for peer, command in swarm.pop(Average) if peer == A)
     outputs = swarm.hear(A, RoundFailed(0, 0, S0, average.round, "holds nothing", "", RoundFault.SET))
     kinds = [type(one.command) for one in outputs if isinstance(one, Send) and one.peer == A]
@@ -626,43 +462,8 @@ def test_a_member_that_refuses_its_set_is_void_and_its_work_is_done_again(swarm:
 # With recovery -----------------------------------------------------------------------------------------------------
 
 
-def test_with_recovery_only_the_lost_work_is_done_again_and_only_at_its_stage() -> None:
-    swarm = Swarm(recover=True)
-    swarm.answer(LoadStage)
-    lost = [route.microbatch.index for peer, route in swarm.inbox if peer == A and isinstance(route, Route)]
-    swarm.answer(Route, peer=A)
-    outputs = swarm.tell(PeerGone(A, "killed"), 2.0)
-    assert sends(outputs, Void) == []
-    assert {one.peer for one in sends(outputs, AbortRound)} == {B, C, D}, "they were told of the rounds ahead"
-    again = {
-        one.command.microbatch.index: one.command for one in sends(outputs, Route) if isinstance(one.command, Route)
-    }
-    assert sorted(again) == lost
-    for route in again.values():
-        assert (route.hops[0].peer, route.hops[0].attempt) == (B, 3)
-        assert route.hops[1].attempt == 1
-    assert swarm.brain.counts().replayed == len(lost)
-    swarm.answer(Route)
-    swarm.answer(Average)
-    assert len(swarm.rows) == 1
-
-
-def test_with_recovery_a_member_lost_in_a_round_reopens_the_step() -> None:
-    swarm = Swarm(recover=True)
-    swarm.until_averaging()
-    swarm.pop(Average)
-    outputs = swarm.tell(PeerGone(D, "killed"), 2.0)
-    assert {one.peer for one in sends(outputs, AbortRound)} == {A, B, C}
-    swarm.answer(Route)
-    members = {
-        average.unit: [m.peer for m in average.members] for _, average in swarm.inbox if isinstance(average, Average)
-    }
-    assert members == {S0: [A, B], S1: [C]}
-
-
 def test_with_recovery_a_decided_step_survives_the_loss_of_a_member() -> None:
-    swarm = Swarm(recover=True)
-    swarm.until_written()
+    swarm = Swarm.written(recover=True)
     outputs = swarm.tell(PeerGone(A, "killed"), 2.0)
     assert sends(outputs, AbortRound, Void, Route) == []
     assert [one.peer for one in sends(swarm.write(), Commit)] == [B, C, D]
@@ -672,13 +473,10 @@ def test_with_recovery_a_decided_step_survives_the_loss_of_a_member() -> None:
 
 
 def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_average() -> None:
-    swarm = Swarm(overlap=4, steps=3, max_in_flight=100, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded(overlap=4, steps=3, max_in_flight=100, recover=True)
     swarm.answer(Route)
     for peer, command in [one for one in swarm.pop(Average) if one[1].step == 1]:
-        event = swarm.reply(peer, command)
-        assert event is not None
-        swarm.hear(peer, event)
+        swarm.obey(peer, command)
     assert swarm.rows == [], "step 0 has not been averaged"
     new = PeerId("new")
     swarm.stage_of[new] = 0
@@ -705,8 +503,7 @@ def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_av
 
 
 def test_a_joiner_that_never_heard_that_it_was_admitted_is_told_again() -> None:
-    swarm = Swarm(recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded(recover=True)
     new = PeerId("new")
     swarm.stage_of[new] = 0
     swarm.tell(Join(ReplicaRecord(new, 1, "at new", 0)), 2.0)
@@ -722,77 +519,26 @@ def test_a_joiner_that_never_heard_that_it_was_admitted_is_told_again() -> None:
 
 
 def test_a_joiner_that_fetches_for_ever_is_given_up() -> None:
-    swarm = Swarm(recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded(recover=True)
     swarm.tell(Join(ReplicaRecord(PeerId("new"), 1, "at new", 0)), 2.0)
     assert sends(swarm.tell(Tick(), JOIN_S_MIN), Release) == []
     assert [one.peer for one in sends(swarm.tell(Tick(), JOIN_S_MIN + 2.0), Release)] == ["new"]
 
 
 def test_a_joiner_that_has_to_compile_its_layers_may_take_longer() -> None:
-    swarm = Swarm(recover=True, compiles=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded(recover=True, compiles=True)
     swarm.tell(Join(ReplicaRecord(PeerId("new"), 1, "at new", 0)), 2.0)
     assert sends(swarm.tell(Tick(), COMPILE_S_MAX + JOIN_S_MIN), Release) == []
     assert [one.peer for one in sends(swarm.tell(Tick(), COMPILE_S_MAX + JOIN_S_MIN + 2.0), Release)] == ["new"]
 
 
-def test_the_last_replica_of_a_stage_fails_the_job_if_it_says_so() -> None:
-    swarm = Swarm({A: 0, C: 1}, recover=True, on_stall="fail")
-    swarm.tell(PeerGone(C, "killed"))
-    assert swarm.failure.message.endswith("killed; the stage has no other replica")
-
-
-@pytest.mark.parametrize(("on_stall", "state"), [("wait", JobState.STALLED), ("pause", JobState.PAUSED)])
-def test_a_lost_stage_stalls_the_job_and_frees_all_that_are_left(on_stall: str, state: JobState) -> None:
-    swarm = Swarm({A: 0, B: 0, C: 1}, recover=True, on_stall=on_stall)
-    swarm.answer(LoadStage)
-    *released, stopped = swarm.tell(PeerGone(C, "killed"))
-    assert [(one.peer, type(one.command)) for one in released if isinstance(one, Send)] == [(A, Release), (B, Release)]
-    assert isinstance(stopped, Stopped)
-    assert stopped.state is state
-    assert stopped.reason.startswith("stage server c (stage 1) is gone: killed; the stage has no other replica")
-    assert stopped.hint
-    assert swarm.brain.is_over
-    assert swarm.tell(PeerGone(A, "killed"), 2.0) == []
-
-
 def test_a_stage_that_is_expelled_is_lost_too() -> None:
     """It dials again with a version that nobody can go on from."""
-    swarm = Swarm({A: 0, C: 1}, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, C: 1}, recover=True)
     hello = Hello(C, 1, 1, "0", "at c", "", "cpu", 1, 0, -1, JOB, 0, 7, (), 1, 0)
     *_, stopped = swarm.hear(C, hello)
     assert isinstance(stopped, Stopped)
     assert "stage server c (stage 1) is gone: it names version 7, which does not exist" in stopped.reason
-
-
-@pytest.mark.parametrize("mode", [Mode.LOADING, Mode.RUNNING])
-def test_a_lost_stage_ends_what_was_to_be_stopped_as_it_was_told(mode: Mode) -> None:
-    swarm = Swarm({A: 0, C: 1}, recover=True, on_stall="fail")
-    if mode is Mode.RUNNING:
-        swarm.until_written()
-        swarm.write()
-    assert swarm.brain.mode is mode
-    outputs = swarm.tell(Stop(JobState.CANCELLED, "enough"), 2.0)
-    outputs += swarm.tell(PeerGone(C, "killed"), 3.0)
-    (stopped,) = [one for one in outputs if isinstance(one, Stopped)]
-    assert stopped.state is JobState.CANCELLED
-    assert stopped.reason.startswith("enough")
-    assert ("stage server c (stage 1) is gone: killed" in stopped.reason) == (mode is Mode.RUNNING)
-
-
-def test_a_stage_of_which_nobody_is_back_when_grace_is_over_is_lost(swarm: Swarm) -> None:
-    brain = JobBrain(replace(swarm.brain.settings, recover=True), Random(0))
-    assert brain.step(Resumed({A: 0, C: 1, D: 1}, 0, (), (), 5.0), 10.0) == []
-    assert brain.step(Happened(A, Hello(A, 1, 1, "0", "at a", "", "cpu", 1, 0, -1, JOB, 0, 0, (), 0, 0)), 11.0) == []
-    assert brain.due_s == 15.0
-    assert brain.step(Tick(), 14.9) == []
-    release, _, stopped = brain.step(Tick(), 15.0)
-    assert release == Send(A, Release(JOB, stopped.reason))  # type: ignore[union-attr]
-    assert isinstance(stopped, Stopped)
-    assert stopped.state is JobState.STALLED
-    assert "stage 1 has no replica: c, d did not come back" in stopped.reason
 
 
 def test_a_peer_that_is_gone_while_others_load_after_a_restart_is_not_compared_with() -> None:
@@ -838,43 +584,19 @@ def test_after_a_restart_nobody_waits_for_commits_that_were_made_before_a_replic
     assert "step 2" in brain.waiting_for()
 
 
-def test_with_recovery_a_lost_saver_is_replaced() -> None:
-    swarm = Swarm(steps=1, recover=True)
-    swarm.until_written()
-    swarm.commit()
-    assert [peer for peer, _ in swarm.pop(SaveStage)] == [A, C]
-    outputs = swarm.tell(PeerGone(A, "killed"), 2.0)
-    assert [one.peer for one in sends(outputs, SaveStage)] == [B]
-
-
-def test_a_suspect_loses_its_unfinished_hops_and_hears_of_it() -> None:
-    swarm = Swarm(recover=True)
-    swarm.answer(LoadStage)
-    open_at_a = [route.microbatch.index for peer, route in swarm.inbox if peer == A and isinstance(route, Route)]
-    routes = routes_in(swarm.tell(PeerSuspect(A, "silent for 3 s"), 2.0))
-    assert [route.microbatch.index for peer, route in routes if peer == A] == open_at_a
-    assert all(route.hops[0].peer == B and route.hops[0].attempt == 2 for _, route in routes)
-    assert swarm.brain.outstanding(A) == 0
-    assert "stage 0 taken from a: suspect, silent for 3 s" in swarm.brain.story(0, open_at_a[0])[1]
-
-
 def test_a_late_word_about_a_decided_step_changes_nothing() -> None:
     """A wrongly suspected replica says that it accumulated when its step is averaged without it."""
-    swarm = Swarm({A: 0, B: 0}, microbatches=1, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, B: 0}, microbatches=1, recover=True)
     ((first, route),) = swarm.pop(Route)
     swarm.tell(PeerSuspect(first, "silent"), 2.0)
     swarm.answer(Route)
     swarm.answer(Average)
-    late = swarm.reply(first, route)
-    assert late is not None
-    assert swarm.hear(first, late) == []
+    assert swarm.obey(first, route) == []
     assert (swarm.brain.counts().duplicates, swarm.brain.counts().violations, len(swarm.rows)) == (1, 0, 1)
 
 
 def test_a_stage_of_suspects_only_waits_and_says_so() -> None:
-    swarm = Swarm({A: 0, C: 1}, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, C: 1}, recover=True)
     swarm.tell(PeerSuspect(A, "silent"), 2.0)
     assert swarm.brain.waiting_for() == "step 0: 4 microbatches in flight; stage 0: no credit left at 1 replica"
     outputs = swarm.tell(PeerBack(A), 3.0)
@@ -883,8 +605,7 @@ def test_a_stage_of_suspects_only_waits_and_says_so() -> None:
 
 @pytest.mark.parametrize("routing", POLICIES)
 def test_no_wiring_gives_work_to_a_suspect_until_it_is_heard_again(routing: Routing) -> None:
-    swarm = Swarm(recover=True, steps=1, microbatches=24, max_in_flight=4, routing=routing)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded(recover=True, steps=1, microbatches=24, max_in_flight=4, routing=routing)
     swarm.tell(PeerSuspect(A, "silent"), 2.0)
     swarm.tell(PeerBack(C), 2.0)  # was no suspect
     swarm.pop(Route, peer=A)
@@ -901,40 +622,23 @@ def test_no_wiring_gives_work_to_a_suspect_until_it_is_heard_again(routing: Rout
     assert len(swarm.rows) == 1
 
 
-def test_iwrr_gives_a_slow_replica_its_share() -> None:
-    """Device seconds and waiting both count; a replica that needs three times as long gets a third of the work."""
-    swarm = Swarm({A: 0, B: 0}, steps=1, microbatches=400, max_in_flight=1, routing="iwrr")
-    swarm.answer(LoadStage)
-    counts = {A: 0, B: 0}
-    while swarm.brain.counts().in_flight:
-        ((peer, route),) = swarm.pop(Route)
-        counts[peer] += 1
-        event = swarm.reply(peer, route)
-        assert isinstance(event, Accumulated)
-        swarm.hear(peer, replace(event, wait_s=0.6 if peer == A else 0.0))  # of 0.3 s on the device
-    assert counts[B] / counts[A] == pytest.approx(3.0, rel=0.1)
-
-
-def test_without_recovery_a_suspect_is_only_noted(swarm: Swarm) -> None:
-    swarm.answer(LoadStage)
+def test_without_recovery_a_suspect_is_only_noted() -> None:
+    swarm = Swarm.loaded()
     (note,) = swarm.tell(PeerSuspect(A, "silent"), 2.0)
     assert note == Note("warning", "stage server a (stage 0) is suspect: silent")
 
 
 def test_without_recovery_a_lost_session_ends_the_job_with_recovery_it_does_not() -> None:
-    swarm = Swarm()
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded()
     swarm.tell(PeerSuspect(A, "session broke", session_lost=True), 2.0)
     assert swarm.failure.message == "stage server a (stage 0) is gone: session broke"
-    swarm = Swarm(recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded(recover=True)
     swarm.tell(PeerSuspect(A, "session broke", session_lost=True), 2.0)
     assert swarm.brain.mode is Mode.RUNNING
 
 
 def test_replicas_not_yet_measured_are_not_flooded_once_their_stage_is() -> None:
-    swarm = Swarm({A: 0, B: 0, C: 0}, microbatches=60, max_in_flight=6)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, B: 0, C: 0}, microbatches=60, max_in_flight=6)
     given = {A: 0, B: 0, C: 0}
     for _ in range(60):  # c never answers, and must not be believed to be a hundred times as fast as the others
         for peer, route in swarm.pop(Route):
@@ -944,15 +648,3 @@ def test_replicas_not_yet_measured_are_not_flooded_once_their_stage_is() -> None
                 swarm.hear(peer, Accumulated(route.microbatch, 0, attempt, True, 0.0, 10.0, 0.0, 0.0))
     assert given[C] <= 3
     assert given[A] + given[B] == 60 - given[C]
-
-
-def test_the_story_of_a_microbatch_names_every_transition() -> None:
-    swarm = Swarm({A: 0}, microbatches=1)
-    swarm.until_written()
-    assert swarm.brain.story(0, 0) == [
-        "1.000 s fed: stage 0 to a",
-        "1.000 s stage 0 accumulated at a (attempt 1)",
-        "step 0 full: averaging",
-        "step 0 averaged: decided",
-        "step 0 row handed to the store: writing",
-    ]

@@ -87,8 +87,7 @@ def joined(swarm: Swarm) -> list[Output]:
 
 def test_a_joiner_in_the_middle_of_averaging_stands_alone_once_it_has_made_that_commit() -> None:
     """It was called serving before: who relied on it took its only donor away, and the job was rolled back."""
-    swarm = Swarm({A: 0, C: 1}, recover=True)
-    swarm.until_averaging()
+    swarm = Swarm.averaging({A: 0, C: 1}, recover=True)
     assert Independent(J, 1) not in joined(swarm)
     swarm.answer(Average)
     swarm.write()
@@ -111,8 +110,7 @@ def test_a_joiner_between_two_rounds_stands_alone_at_once() -> None:
 
 
 def test_a_joiner_that_nobody_can_tell_of_a_commit_loses_the_stage_and_not_the_job() -> None:
-    swarm = Swarm({A: 0, C: 1}, recover=True)
-    swarm.until_averaging()
+    swarm = Swarm.averaging({A: 0, C: 1}, recover=True)
     joined(swarm)
     swarm.answer(Average)
     swarm.write()
@@ -122,8 +120,7 @@ def test_a_joiner_that_nobody_can_tell_of_a_commit_loses_the_stage_and_not_the_j
 
 
 def test_nobody_is_released_while_only_a_suspect_would_stay() -> None:
-    swarm = Swarm(recover=True, steps=8)
-    swarm.until_written()
+    swarm = Swarm.written(recover=True, steps=8)
     swarm.tell(AskToLeave(A, "drained"))
     swarm.write()
     swarm.answer(Commit, peer=B)
@@ -137,8 +134,7 @@ def test_nobody_is_released_while_only_a_suspect_would_stay() -> None:
 
 
 def test_a_replica_that_gives_up_beside_a_suspect_is_no_reason_to_fail_the_job() -> None:
-    swarm = Swarm(recover=True, steps=8)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded(recover=True, steps=8)
     swarm.tell(PeerSuspect(B, "silent"))
     outputs = swarm.hear(A, Failed(JOB, "E0000", "no room", ""))
     assert [one.peer for one in sends(outputs, Release)] == [A]
@@ -150,8 +146,7 @@ def test_a_replica_that_gives_up_beside_a_suspect_is_no_reason_to_fail_the_job()
 
 def test_a_replica_that_was_sent_to_a_stage_counts_there_before_the_brain_has_heard_of_it() -> None:
     """Peers that were idle at the same time all went to one stage."""
-    swarm = Swarm({A: 0, C: 1}, recover=True)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, C: 1}, recover=True)
     stages = (0, 1)
     first = swarm.brain.where_to_join(Candidate(J), stages, 1.0).plan
     assert first is not None
@@ -162,8 +157,7 @@ def test_a_replica_that_was_sent_to_a_stage_counts_there_before_the_brain_has_he
 def test_no_replica_moves_while_others_may_be_gone() -> None:
     """It would be asked to leave as the last of its stage, wait there for another, and be in the way of other moves."""
     settings = RebalanceSettings(interval_s=1.0, cooldown_s=0.0, windows=1)
-    swarm = Swarm({A: 0, B: 1, C: 1, D: 1}, steps=9, recover=True, rebalance=settings)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, B: 1, C: 1, D: 1}, steps=9, recover=True, rebalance=settings)
     for _ in range(3):
         swarm.answer(Route)
     swarm.tell(PeerSuspect(C, "looks silent"), 2.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.brain.outputs import Fail, Finish
+from scheduler.brain.outputs import Fail
 from swarm.errors import OutOfMemory, ReplicaDiverged
 from swarm.types import PeerId
 from swarm.wire.messages import Averaged, Committed, Event, Failed, Loaded, ParameterNorm
@@ -186,10 +186,6 @@ def test_a_job_does_not_start_with_fewer_replicas_than_a_person_wants() -> None:
     wanted = replace(swarm.settings.rebalance, min_replicas=2)
     swarm = fails_to_load(Swarm(("ab", "cd"), rebalance=wanted), "a")
     assert isinstance(swarm.end, Fail)
-
-
-def test_an_obedient_swarm_finishes() -> None:
-    assert isinstance(trained(Swarm()).end, Finish)
 
 
 def test_whoever_is_outvoted_in_two_units_at_once_is_expelled_once() -> None:

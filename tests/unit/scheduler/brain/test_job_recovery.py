@@ -187,8 +187,7 @@ def test_only_those_whom_the_record_named_in_that_stage_go_on_with_it() -> None:
 
 
 def test_nobody_comes_back_to_a_job_that_this_start_of_the_scheduler_began() -> None:
-    made = Swarm(recover=True)
-    made.answer(LoadStage)
+    made = Swarm.loaded(recover=True)
     assert made.brain.mode is Mode.RUNNING
     assert not made.brain.admits(greeting(PeerId("e"), 0, 0))
 

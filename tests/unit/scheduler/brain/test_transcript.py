@@ -14,7 +14,7 @@ from scheduler.brain.replay import replay
 from scheduler.brain.transcript import Transcript, ended
 from swarm.errors import BadTranscript
 from swarm.types import EvaluationBatch
-from swarm.wire.messages import Accumulated, Evaluated, LoadStage, Route
+from swarm.wire.messages import Accumulated, Evaluated, Route
 from tests.support.brain import A, Swarm
 from tests.support.stories import STORIES, a_straggler, one_microbatch, path_of, text_of
 
@@ -41,8 +41,7 @@ def test_an_input_is_replayed_at_the_time_at_which_it_came() -> None:
 
 
 def test_a_number_that_json_lacks_is_the_same_when_it_is_read() -> None:
-    swarm = Swarm({A: 0}, microbatches=1)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0}, microbatches=1)
     ((_, route),) = swarm.pop(Route)
     swarm.hear(A, Accumulated(route.microbatch, 0, 1, False, math.inf, 0.1, 0.2, -math.inf))
     swarm.hear(A, Evaluated(EvaluationBatch(0, 1, 0), 1, math.nan))

@@ -19,7 +19,7 @@ from swarm.data.batches import Batches, TokenData
 from swarm.errors import NoProgress
 from swarm.job.spec import TrainingSection
 from swarm.types import EvaluationBatch, Microbatch, PeerId
-from swarm.wire.messages import Average, Command, Evaluated, Event, Loaded, LoadStage, ParameterHash, Route, Saved
+from swarm.wire.messages import Average, Command, Evaluated, Event, Loaded, ParameterHash, Route, Saved
 from tests.support.brain import JOB, A, C, Swarm
 from tests.support.shifted_course import PORTIONS_AHEAD, RATE_STEPS_AHEAD, ShiftedCourse
 from tests.support.sim import loop as sim
@@ -187,8 +187,7 @@ def test_an_alarm_that_was_put_off_rings_when_it_is_due_and_one_that_was_brought
 
 def hanging() -> JobDriver:
     """A job that gets no further once it has loaded, and may stand still for 60 s."""
-    swarm = Swarm({A: 0, C: 1})
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, C: 1})
     return JobDriver(swarm.brain, None, Hanging(), Watchdog(60.0, 0.0))  # type: ignore[arg-type]
 
 

@@ -7,19 +7,17 @@ from typing import Any
 
 from scheduler.brain.checkpoint.collection import CheckpointCollector
 from swarm.types import PeerId
-from swarm.wire.messages import LoadStage, ParameterHash, Saved, SaveStage
+from swarm.wire.messages import ParameterHash, Saved, SaveStage
 from tests.support.brain import JOB, A, C, Swarm
 
 
 def collector() -> CheckpointCollector:
-    swarm = Swarm({A: 0, C: 1})
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded({A: 0, C: 1})
     return swarm.brain._parts.collector
 
 
 def test_the_job_waits_for_the_parts_that_it_asked_for_once_it_has_trained_all() -> None:
-    swarm = Swarm({A: 0, C: 1}, steps=1)
-    swarm.until_written()
+    swarm = Swarm.written({A: 0, C: 1}, steps=1)
     swarm.commit()
     parts: dict[PeerId, Any] = {peer: swarm.reply(peer, one) for peer, one in swarm.pop(SaveStage)}
     assert parts.keys() == {A, C}

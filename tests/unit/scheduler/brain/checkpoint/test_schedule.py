@@ -37,9 +37,7 @@ def train_a_step(swarm: Swarm, *, commit: bool = True) -> list[Any]:
 
 
 def started(**changes: Any) -> Swarm:
-    swarm = Swarm(**{"steps": 6, "saving": RULES, **changes})
-    swarm.answer(LoadStage)
-    return swarm
+    return Swarm.loaded(**{"steps": 6, "saving": RULES, **changes})
 
 
 def of(outputs: list[Any], kind: type) -> list[Any]:
@@ -59,14 +57,10 @@ def test_a_checkpoint_is_asked_for_right_after_the_commit_and_written_once_all_a
     assert [swarm.stage_of[peer] for peer, _ in asked] == [0, 1]
     assert asked[0][1] == SaveStage(JobId("job"), 0, 2, True)
     for peer, command in asked:
-        saved = swarm.reply(peer, command)
-        assert saved is not None
-        assert of(swarm.hear(peer, saved), PublishCheckpoint) == []
+        assert of(swarm.obey(peer, command), PublishCheckpoint) == []
     commits_left = swarm.pop(Commit)
     for peer, command in commits_left:
-        committed = swarm.reply(peer, command)
-        assert committed is not None
-        outputs = swarm.hear(peer, committed)
+        outputs = swarm.obey(peer, command)
     assert [one.version for one in of(outputs, PublishCheckpoint)] == [2], "not before all replicas agree on it"
     assert of(swarm.tell(CheckpointKept(2)), Finish) == []
 
@@ -294,9 +288,7 @@ def test_a_resumed_job_begins_at_its_step_and_needs_no_checkpoint_of_it() -> Non
     swarm = Swarm(first_step=4, steps=6, saving=SavingRules())
     assert {command.version for _, command in swarm.inbox if isinstance(command, LoadStage)} == {4}
     for peer, command in swarm.pop(LoadStage):
-        loaded = swarm.reply(peer, command)
-        assert loaded is not None
-        swarm.hear(peer, loaded)
+        swarm.obey(peer, command)
     routes = [route for _, route in swarm.inbox if isinstance(route, Route)]
     assert {(route.microbatch.step, route.version) for route in routes} == {(4, 4)}
     for _ in range(2):

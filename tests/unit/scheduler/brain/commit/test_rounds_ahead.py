@@ -10,7 +10,7 @@ import pytest
 from scheduler.brain.inputs import PeerGone
 from scheduler.brain.outputs import Output, Send
 from swarm.types import PeerId, set_digest
-from swarm.wire.messages import AbortRound, Average, Averaged, LoadStage, RoundFailed, Route, Void
+from swarm.wire.messages import AbortRound, Average, Averaged, RoundFailed, Route, Void
 from tests.support.brain import S0, S1, A, B, C, D, Swarm, sends
 from tests.support.stories import J, a_peer_joins
 
@@ -22,18 +22,14 @@ def averages(outputs: list[Output], *, ahead: bool) -> dict[PeerId, Average]:
 
 def fed(**changes: Any) -> Swarm:
     """All microbatches of the first step are given away, and none is computed."""
-    swarm = Swarm(**changes)
-    swarm.answer(LoadStage)
-    return swarm
+    return Swarm.loaded(**changes)
 
 
 def almost_full(swarm: Swarm) -> tuple[PeerId, Route]:
     """All but one of the microbatches are computed: which one, and by whom."""
     *done, last = [(peer, route) for peer, route in swarm.pop(Route) if swarm.reply(peer, route) is not None]
     for peer, route in done:
-        event = swarm.reply(peer, route)
-        assert event is not None
-        swarm.hear(peer, event)
+        swarm.obey(peer, route)
     return last
 
 
@@ -45,9 +41,7 @@ def test_members_are_told_what_they_will_hold_and_once_more_when_the_step_is_ful
     given: dict[PeerId, set[int]] = {peer: set() for peer in told}
     for peer, route in swarm.pop(Route):
         given[peer].add(route.microbatch.index)
-        event = swarm.reply(peer, route)
-        assert event is not None
-        swarm.hear(peer, event)
+        swarm.obey(peer, route)
     for command in told.values():
         assert {m.peer: m.digest for m in command.members} == {
             m.peer: set_digest(given[m.peer]) for m in command.members
@@ -65,13 +59,9 @@ def test_an_average_that_came_before_the_step_was_full_counts() -> None:
     peer, route = almost_full(swarm)
     early = [one for one in told if one != peer]
     for one in early:
-        event = swarm.reply(one, told[one])
-        assert event is not None
-        swarm.hear(one, event)
+        swarm.obey(one, told[one])
     assert swarm.rows == []
-    last = swarm.reply(peer, route)
-    assert last is not None
-    outputs = swarm.hear(peer, last)
+    outputs = swarm.obey(peer, route)
     assert set(averages(outputs, ahead=False)) == {peer}, "the others have reported"
     assert swarm.rows == []
     swarm.answer(Average)
@@ -84,12 +74,8 @@ def test_early_averages_that_differ_are_found_when_the_step_is_full() -> None:
     peer, route = almost_full(swarm)
     pair = {C, D} if peer in (A, B) else {A, B}
     for number, one in enumerate(sorted(pair)):
-        event = swarm.reply(one, told[one], digest=f"mean {number}")
-        assert event is not None
-        swarm.hear(one, event)
-    last = swarm.reply(peer, route)
-    assert last is not None
-    outputs = swarm.hear(peer, last)
+        swarm.obey(one, told[one], digest=f"mean {number}")
+    outputs = swarm.obey(peer, route)
     assert {one.peer for one in sends(outputs, AbortRound)} == pair, "their unit is averaged again"
     assert swarm.rows == []
 
@@ -102,18 +88,14 @@ def test_rounds_that_were_told_ahead_are_given_up_at_the_first_surprise(surprise
     if surprise == "gone":
         outputs = swarm.tell(PeerGone(A, "killed"), 2.0)
     elif surprise == "not finite":
-        event = swarm.reply(peer, route, finite=False)
-        assert event is not None
-        outputs = swarm.hear(peer, event)
+        outputs = swarm.obey(peer, route, finite=False)
     else:
         outputs = swarm.hear(A, RoundFailed(0, 0, told[A].unit, told[A].round, "no way to b", B))
     aborted = {
         (one.peer, one.command.round) for one in sends(outputs, AbortRound) if isinstance(one.command, AbortRound)
     }
     assert aborted == {(one, command.round) for one, command in told.items() if one != A or surprise != "gone"}
-    late = swarm.reply(C, told[C])
-    assert late is not None
-    swarm.hear(C, late)  # it comes too late, and counts for nothing
+    swarm.obey(C, told[C])  # it comes too late, and counts for nothing
     if surprise == "not finite":
         swarm.pop(Route, peer=A)
         return

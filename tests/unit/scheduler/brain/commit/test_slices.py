@@ -265,9 +265,7 @@ def test_a_round_that_failed_is_repeated_with_the_owners_that_reach_each_other()
     assert job.swarm.pop(AbortRound)
     assert {name for name, elements in job.average().items() if elements} == {"c", "d"}
     for to, again in job.asked:
-        said = job.swarm.reply(to, again)
-        assert said is not None
-        job.swarm.hear(to, said)
+        job.swarm.obey(to, again)
     job.swarm.write()
     job.swarm.answer(Commit)
     assert job.step() == {"a": 384, "b": 0, "c": 320, "d": 296}

@@ -20,12 +20,6 @@ def peers(*names: str) -> list[Candidate]:
     return [Candidate(PeerId(name)) for name in names]
 
 
-def test_all_idle_peers_are_used_and_spread_evenly() -> None:
-    decision = place(peers("a", "b", "c", "d", "e"), stages=2, min_replicas=1)
-    assert decision.plan == {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0}
-    assert decision.reason == "5 replicas over 2 stages (stage 0: 3, stage 1: 2)"
-
-
 def test_a_pin_is_obeyed_and_the_others_fill_up_around_it() -> None:
     candidates = [Candidate(PeerId("a"), pinned_stage=1), Candidate(PeerId("b"), pinned_stage=1), *peers("c", "d")]
     assert place(candidates, stages=2, min_replicas=1).plan == {"a": 1, "b": 1, "c": 0, "d": 0}

@@ -8,10 +8,9 @@ from dataclasses import replace
 from scheduler.brain import inputs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.islands.guests import REST_TIMES, _Rest
-from scheduler.brain.outputs import Fork
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import Follow, Loaded, LoadStage
-from tests.simulation.engine.islands import JOB, STAGES, Rows, Shape, World, exchanges, faults
+from tests.simulation.engine.islands import JOB, STAGES, Shape, World, exchanges
 
 SLOW_LINK = 400  # turns of a joiner: islands make many steps in the meantime
 SHAPE = Shape(replicas=1, steps=24, lease=2, fetch=SLOW_LINK)
@@ -49,8 +48,13 @@ def arrive(made: World, site: str = "berlin") -> PeerId:
     return peer
 
 
-def forks(made: World) -> list[Fork]:
-    return [fork for one in made.history if isinstance(one, Rows) for fork in one.forks]
+def awaiting(shape: Shape = SHAPE) -> tuple[World, list[PeerId]]:
+    """A world whose exchange waits for the two guests of a site that lost its island."""
+    made = world(shape)
+    lose(made, 1)
+    peers = [arrive(made), arrive(made)]
+    until(made, lambda: bool(made.brain._guests.awaited))
+    return made, peers
 
 
 def follows(made: World, peer: PeerId) -> bool:
@@ -60,22 +64,6 @@ def follows(made: World, peer: PeerId) -> bool:
 
 def steps(made: World) -> int:
     return len(made.database[0])
-
-
-def test_a_site_that_was_lost_comes_back_though_an_island_makes_many_steps_while_its_state_travels() -> None:
-    """Its stage servers fetched the averaged gradients of all steps since, more slowly than these were made."""
-    made = world()
-    lose(made, 1)
-    peers = [arrive(made), arrive(made)]
-    assert {made.replicas[peer].record.stage for peer in peers} == set(range(STAGES))
-    until(made, lambda: bool(forks(made)) and made.brain.present == (0, 1))
-    sites = {(made.brain.island_of(peer), one.record.site) for peer, one in made.replicas.items() if not one.is_free}
-    assert len(sites) == 2, "each island is of one site"
-    until(made, lambda: made.over)
-    assert faults(made.history, Shape(replicas=1, steps=24, lease=2, losses=1)) == []
-    took_part = [len(rows) for _, rows in sorted(exchanges(made.history, SHAPE).items())]
-    assert took_part[-1] == 2
-    assert took_part.count(1) <= 2, "the first exchange behind the loss, and the one that waited"
 
 
 def test_the_job_waits_for_the_guests_of_an_exchange_and_for_nobody_else_who_joins() -> None:
@@ -101,10 +89,7 @@ def awaits(made: World, peer: PeerId, **other: int) -> bool:
 
 def test_an_exchange_waits_for_no_guest_that_says_again_and_again_that_it_has_loaded_something() -> None:
     """Whatever a guest had loaded was progress, so it held up all islands for as long as it might fetch."""
-    made = world()
-    lose(made, 1)
-    peer, _ = arrive(made), arrive(made)
-    until(made, lambda: bool(made.brain._guests.awaited))
+    made, (peer, _) = awaiting()
     assert awaits(made, peer)
     assert not awaits(made, peer, version=made.brain._roster.islands[0].agreed - 1), "an older state"
     assert not awaits(made, peer, join=77), "an earlier attempt"
@@ -137,10 +122,7 @@ def test_an_exchange_does_not_wait_for_guests_that_are_too_few_for_an_island() -
 
 
 def test_a_guest_that_dies_holds_up_nobody() -> None:
-    made = world()
-    lose(made, 1)
-    peer, other = arrive(made), arrive(made)
-    until(made, lambda: bool(made.brain._guests.awaited))
+    made, (peer, other) = awaiting()
     assert made.brain._guests.awaited == [peer, other]
     del made.replicas[peer]
     made.tell(inputs.PeerGone(peer, "killed"))
@@ -150,10 +132,7 @@ def test_a_guest_that_dies_holds_up_nobody() -> None:
 
 
 def test_exchanges_wait_for_nobody_of_a_site_for_a_while_after_they_did_so_in_vain() -> None:
-    made = world(Shape(replicas=1, steps=60, lease=2, fetch=1_000_000))
-    lose(made, 1)
-    arrive(made), arrive(made)
-    until(made, lambda: bool(made.brain._guests.awaited))
+    made, _ = awaiting(Shape(replicas=1, steps=60, lease=2, fetch=1_000_000))
     made.tell(inputs.Stuck(30.0))
     assert made.brain._guests.awaited == []
     rests_until_s = made.now_s + REST_TIMES * 30.0
@@ -165,10 +144,7 @@ def test_exchanges_wait_for_nobody_of_a_site_for_a_while_after_they_did_so_in_va
 
 
 def test_a_job_that_is_to_stop_waits_for_no_guest() -> None:
-    made = world()
-    lose(made, 1)
-    arrive(made), arrive(made)
-    until(made, lambda: bool(made.brain._guests.awaited))
+    made, _ = awaiting()
     made.tell(inputs.Stop(JobState.PAUSED, "enough"))
     assert made.brain._guests.awaited == []
     until(made, lambda: made.over)
@@ -181,24 +157,6 @@ def test_who_joins_the_island_of_its_own_site_or_says_no_site_fetches_at_once() 
     unnamed = World(Shape(replicas=1), 0)
     until(unnamed, lambda: all(unnamed.database.values()))
     assert follows(unnamed, arrive(unnamed, ""))
-
-
-def test_a_site_whose_island_another_one_holds_gets_it_back_in_front_of_an_exchange() -> None:
-    """Lyon had replicas to spare, so it has both islands when berlin comes back."""
-    shape = Shape(replicas=2, steps=40, lease=2, fetch=SLOW_LINK)
-    made = world(shape)
-    lose(made, 1)
-    until(made, lambda: made.brain.present == (0, 1) and bool(forks(made)))
-    peers = [arrive(made), arrive(made)]
-    until(made, lambda: made.brain._guests.awaited == peers)
-    until(made, lambda: not any(made.brain.is_joining(peer) for peer in peers))
-    (island,) = {made.brain.island_of(peer) for peer in peers}
-    assert island is not None
-    until(
-        made, lambda: made.brain._roster.home(island) == "berlin" and len(made.brain._roster.replicas(island)[0]) == 1
-    )
-    until(made, lambda: made.over)
-    assert faults(made.history, Shape(replicas=2, steps=40, lease=2, losses=1)) == []
 
 
 def candidate(peer: str, site: str = "") -> Candidate:

@@ -210,13 +210,6 @@ def test_a_stage_without_replicas_gets_one() -> None:
     )
 
 
-def test_no_replica_anywhere_is_an_answer_too() -> None:
-    plan = plan_moves(pools([], []), SETTINGS, 0.0)
-    assert plan.first is None
-    words = "stage 0 sets the pace: 0 microbatches/s, the fastest stage could do 0"
-    assert plan.reason == f"{words}; to move a stage server would not help"
-
-
 def test_work_turns_seconds_of_one_stage_into_seconds_of_another() -> None:
     heavy, light = pools([2.0], [1.0] * 3)
     heavy = StagePool(0, heavy.replicas, 1000, 100.0, work=2.0)
@@ -240,18 +233,5 @@ def test_of_equal_stages_a_new_peer_takes_the_one_with_fewest_replicas_then_the_
 
 def test_a_new_peer_goes_first_where_replicas_are_missing() -> None:
     stages = pools([0.1], [1.0] * 3)
-    assert where_to_join(stages).plan == 1 or where_to_join(stages).plan == 0
     assert where_to_join(stages, min_replicas=2).plan == 0
     assert where_to_join(pools([], [1.0])).plan == 0
-
-
-def test_three_hundred_joiners_spread_evenly() -> None:
-    stages = pools([1.0], [1.0] * 4, [1.0] * 2)
-    for number in range(300):
-        chosen = where_to_join(stages).plan
-        assert chosen is not None
-        pool = stages[chosen]
-        joiner = StageReplica(PeerId(f"new-{number}"), 1.0, arriving=True)
-        stages[chosen] = StagePool(chosen, (*pool.replicas, joiner), 1000, 100.0)
-    sizes = [len(pool.replicas) for pool in stages]
-    assert max(sizes) - min(sizes) <= 1

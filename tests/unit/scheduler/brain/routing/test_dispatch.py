@@ -14,7 +14,7 @@ from scheduler.brain.state.links import LINK_AVOIDED_S, LINK_DEAD_S
 from scheduler.brain.state.pool import Trust
 from swarm.job.course import PLAIN
 from swarm.types import Hop, Microbatch, PeerId
-from swarm.wire.messages import Accumulated, LoadStage, Route, Undelivered, Void
+from swarm.wire.messages import Accumulated, Route, Undelivered, Void
 from tests.support.brain import A, B, C, D, Swarm, routes_in, sends
 
 NOBODY_ELSE = {A: 0, C: 1, D: 1}  # one replica of stage 0
@@ -22,9 +22,7 @@ NOBODY_ELSE = {A: 0, C: 1, D: 1}  # one replica of stage 0
 
 def begun(stage_of: dict[PeerId, int] | None = None) -> Swarm:
     """A job that was fed and in which nobody has answered yet."""
-    swarm = Swarm(stage_of, recover=True)
-    swarm.answer(LoadStage)
-    return swarm
+    return Swarm.loaded(stage_of, recover=True)
 
 
 def through(swarm: Swarm, *peers: PeerId, number: int = 0) -> Route:
@@ -34,9 +32,7 @@ def through(swarm: Swarm, *peers: PeerId, number: int = 0) -> Route:
 
 
 def accumulated(swarm: Swarm, route: Route, peer: PeerId) -> None:
-    done = swarm.reply(peer, route)
-    assert done is not None
-    swarm.hear(peer, done)
+    swarm.obey(peer, route)
 
 
 def unreached(swarm: Swarm, by: PeerId, route: Route, to: PeerId) -> list[Output]:
@@ -132,8 +128,7 @@ def test_what_is_said_of_a_hop_that_has_moved_since_changes_nothing() -> None:
 )
 def test_what_can_be_fed_before_the_next_commit_is_counted(overlap: int, steps: int, to_feed: int) -> None:
     """Of four microbatches of a step one is in flight; those that overlap belong to the next step."""
-    swarm = Swarm(max_in_flight=1, overlap=overlap, steps=steps)
-    swarm.answer(LoadStage)
+    swarm = Swarm.loaded(max_in_flight=1, overlap=overlap, steps=steps)
     assert swarm.brain._parts.dispatch._to_feed() == to_feed
 
 

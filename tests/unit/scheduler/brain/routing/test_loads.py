@@ -86,24 +86,6 @@ def test_a_replica_that_comes_back_is_measured_anew(books: BrainState, loads: Lo
     assert loads.by_stage()[0][0].pace_s == UNKNOWN_S
 
 
-def test_a_slow_replica_without_work_is_tried_again(loads: Loads) -> None:
-    loads.measured(A, 1.0)
-    loads.measured(B, 0.2)
-    assert loads.relax(100.0), "it will be"
-    assert loads.by_stage()[0][0].pace_s == 1.0
-    assert loads.relax(130.0)
-    assert loads.by_stage()[0][0].pace_s == 0.2
-    assert not loads.relax(170.0), "as good as equal"
-
-
-def test_a_replica_that_only_kept_others_waiting_is_tried_again_at_once(loads: Loads) -> None:
-    loads.measured(A, 0.2)
-    loads.waited(A, 20.0)
-    loads.measured(B, 0.2)
-    assert loads.relax(0.0)
-    assert loads.by_stage()[0][0].pace_s == pytest.approx((0.3 * 20.0 + 0.7 * 0.2 + 0.2) / 2.0)
-
-
 def test_the_newest_sample_weighs_three_tenths() -> None:
     pace = Pace()
     pace.observe(A, 1.0)
@@ -114,30 +96,12 @@ def test_the_newest_sample_weighs_three_tenths() -> None:
     assert pace.of(A) == pytest.approx(1.51)
 
 
-def test_an_unmeasured_replica_is_believed_to_be_as_fast_as_the_best_of_its_stage() -> None:
-    pace = Pace()
-    assert pace.of(A, [A, B]) == UNKNOWN_S
-    pace.observe(B, 4.0)
-    pace.observe(PeerId("elsewhere"), 0.5)
-    assert pace.of(A, [A, B]) == 4.0
-    assert not pace.is_known(A)
-
-
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_what_is_no_duration_is_ignored(seconds: float) -> None:
     pace = Pace()
     pace.observe(A, 2.0)
     pace.observe(A, seconds)
     assert pace.of(A) == 2.0
-
-
-def test_a_forgotten_replica_is_measured_anew() -> None:
-    pace = Pace()
-    pace.observe(A, 9.0)
-    pace.forget(A)
-    pace.forget(A)
-    pace.observe(A, 1.0)
-    assert pace.of(A) == 1.0
 
 
 def slow_and_fast() -> Pace:
