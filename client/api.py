@@ -39,8 +39,7 @@ from client.transfer.submission import check, send
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import SchedulerUnreachable
 from swarm.job.changes import changed_spec, changed_values
-from swarm.job.overrides import put_value
-from swarm.job.spec import JobSpec, new_job, read_job
+from swarm.job.spec import JobSpec, new_job, put_value, read_job
 from swarm.limits import JOBS_LISTED_MAX
 from swarm.wire import jobs_pb2 as pb
 

@@ -18,7 +18,7 @@ from client.views import job_values
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import SchedulerUnreachable, SwarmError
 from swarm.job.changes import changed_spec, changed_values
-from swarm.job.overrides import apply_overrides
+from swarm.job.spec import apply_overrides
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 

@@ -32,11 +32,10 @@ from swarm.hf.safetensors_header import (
     read_header,
 )
 from swarm.job.families import FAMILIES, HEAD, Family
-from swarm.job.lengths import check_lengths
 from swarm.job.model_config import with_overrides
 from swarm.job.positions import position_remarks
 from swarm.job.shapes import parameter_table
-from swarm.job.spec import JobSpec
+from swarm.job.spec import JobSpec, check_lengths
 from swarm.long_json import read_long
 
 CONFIG_BYTES_MAX = 256 << 10  # it travels within the job

@@ -12,9 +12,8 @@ from typing import Any
 
 from swarm.errors import InvalidConfig
 from swarm.job.islands import course_of
-from swarm.job.lengths import check_lengths
 from swarm.job.model_config import common_name
-from swarm.job.spec import GONE_VALUES, JobSpec, parse_job
+from swarm.job.spec import GONE_VALUES, JobSpec, check_lengths, parse_job
 
 JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")  # names a checkpoint of a scheduler's job
 # Sections and keys that a job keeps for its whole life, and why; all others may change when it goes on.

@@ -11,8 +11,7 @@ from typing import Any
 
 from swarm.errors import InvalidConfig
 from swarm.job.course import PLAIN, TIMELINES_MAX, Course, IslandCourse, OuterCourse, job_timeline_of
-from swarm.job.fragments import auto_fragments
-from swarm.job.outer import OuterPlan, Rhythm, nesterov
+from swarm.job.outer import OuterPlan, Rhythm, auto_fragments, nesterov
 from swarm.job.shares import Shares
 from swarm.job.spec import JobSpec, TrustSection
 from swarm.limits import ISLANDS_IN_SWARM_MAX

@@ -12,18 +12,16 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, UsageError
 from swarm.job.families import FAMILIES
-from swarm.job.lengths import check_lengths
 from swarm.job.optimizers import OptimizerName
-from swarm.job.overrides import SEE, apply_overrides
 from swarm.limits import ISLANDS_MAX, LAYERS_MAX, STAGES_MAX
 from swarm.text import counted, parse_size
 from swarm.text_file import read_small
@@ -589,3 +587,85 @@ def _known_keys(section: list[str]) -> list[str]:
             return []
         model = annotation
     return list(model.model_fields)
+
+
+SEE = "see: swarm submit --example"
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Apply each KEY=VALUE to `values`, in place. UsageError for anything that is not KEY=VALUE."""
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not all(key.strip().split(".")):
+            raise UsageError(f'--set needs KEY=VALUE, got "{override}"', hint="for example: --set training.steps=100")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except (ValueError, RecursionError):
+            value = text  # a bare word is a string
+        put_value(values, key.strip(), value)
+    return values
+
+
+def put_value(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value at a dotted key, in place; InvalidConfig if a part of the key is not a table."""
+    *sections, name = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InvalidConfig(f'cannot set {key}: "{section}" is a value, not a section', hint=SEE)
+    values[name] = value
+
+
+VALUES_MAX = 1024  # of a job file; a cut into 512 stages is its longest list
+CONFIG_VALUES_MAX = 16_384  # of model.config, whose longest lists name layers; as values they take 2.5 MiB
+TEXT_CHARACTERS_MAX = 4096  # of a value, or of the name of one
+_CONFIG = "model.config"
+
+
+def check_lengths(values: Mapping[str, Any], where: str, stored: Mapping[str, Any] | None = None) -> None:
+    """How much a job file may say, counted before anything is made of it.
+
+    pydantic looks at each element of a list, and describes each fault in it, while no other thread of Python runs:
+    130,000 texts in the place of a number held up a whole process for 80 ms. So what somebody writes or sends is
+    counted first. What is stored is not counted again: it was when it came, or came when nothing was.
+
+    Not chosen: bounds in the models themselves (`max_length`), because pydantic looks at the elements first.
+
+    InvalidConfig names the first key with a text that is too long, or with which there are too many values.
+
+    `stored`: the values that a job has already, whose long texts it may keep.
+    """
+    kept = {text for _, text in _walk(stored or {}) if _is_long(text)}
+    counts = {VALUES_MAX: 0, CONFIG_VALUES_MAX: 0}
+    for key, value in _walk(values):
+        if isinstance(value, Mapping | list | tuple):
+            most = CONFIG_VALUES_MAX if key.startswith(_CONFIG) else VALUES_MAX
+            counts[most] += len(value)
+            if counts[most] > most:
+                of = _CONFIG if key.startswith(_CONFIG) else "a job file"
+                raise InvalidConfig(
+                    f"{where}: {key or 'it'} has {len(value)} entries, {of} at most {most} values together"
+                )
+        elif _is_long(value) and value not in kept:
+            raise InvalidConfig(
+                f"{where}: a text of {key or 'it'} has {len(value)} characters, at most {TEXT_CHARACTERS_MAX}",
+                hint="name many files by a pattern: DIR/**/*.txt" if key == "data.source" else "shorten it",
+            )
+
+
+def _walk(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each value with its key: a table or a list, then the names in it, and what it holds."""
+    waiting: list[tuple[str, Any]] = [("", values)]
+    while waiting:
+        key, value = waiting.pop()
+        yield key, value
+        if isinstance(value, Mapping):
+            for name, one in value.items():
+                yield key, name
+                waiting.append((f"{key}.{name}" if key else name, one))
+        elif isinstance(value, list | tuple):
+            waiting += ((key, one) for one in value)
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, str) and len(value) > TEXT_CHARACTERS_MAX

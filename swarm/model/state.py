@@ -46,7 +46,7 @@ from swarm.hf.own_files import open_own
 from swarm.hf.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files
 from swarm.hf.safetensors_header import LENGTH_BYTES, StoredTensor, header_bytes, parse_header
 from swarm.job.families import FAMILIES, HEAD
-from swarm.job.fragments import Part
+from swarm.job.outer import Part
 from swarm.job.spec import JobSpec
 from swarm.model.families import parameter_shapes
 from swarm.types import Pieces

@@ -14,9 +14,8 @@ from itertools import pairwise
 from torch import Tensor
 
 from swarm.errors import InvalidConfig
-from swarm.job.fragments import fragment_of
 from swarm.job.islands import courses, outer_courses, outer_plan
-from swarm.job.outer import REPLACE
+from swarm.job.outer import REPLACE, fragment_of
 from swarm.job.outer_log import OuterRecord, TookPart
 from swarm.job.shares import Shares, next_shares
 from swarm.job.spec import JobSpec

@@ -21,7 +21,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescr
 from google.protobuf.message import Message
 
 from scheduler.app import SchedulerOptions, serve
-from swarm.job.lengths import CONFIG_VALUES_MAX, TEXT_CHARACTERS_MAX
+from swarm.job.spec import CONFIG_VALUES_MAX, TEXT_CHARACTERS_MAX
 from swarm.limits import COUNTS_MAX, FILES_MAX, HASHES_ASKED_MAX, SHARDS_MAX
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, client_options, new_server
 from swarm.rpc.links.peer_service import add_peer_service

@@ -48,7 +48,6 @@ COVERED_BY = {
     "unit/swarm/process/test_metrics.py": ("scheduler/metrics", "stage_server/metrics"),
     "unit/swarm/rpc/test_enrolment.py": ("swarm/rpc/members",),
     "unit/swarm/checkpoint/test_writer.py": ("swarm/checkpoint/storage",),
-    "unit/swarm/job/test_spec.py": ("swarm/job/overrides",),
     "unit/swarm/job/test_partition.py": ("swarm/job/families", "swarm/job/model_config"),
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
     "property/test_long_json.py": ("swarm/long_json",),

@@ -15,8 +15,8 @@ from benchmarks.learning.gaia.sea import Island, Sea, Sites
 from benchmarks.learning.gaia.significance import Copy, Gaia
 from swarm.data.batches import Batches
 from swarm.job.course import InnerStep
-from swarm.job.fragments import fragment_of
 from swarm.job.islands import courses, outer_plan
+from swarm.job.outer import fragment_of
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
 from swarm.model.codec import CODECS

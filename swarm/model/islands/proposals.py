@@ -17,8 +17,8 @@ import xxhash
 from torch import Tensor
 
 from swarm.job.course import OuterCourse
-from swarm.job.fragments import fragment_of
 from swarm.job.islands import outer_courses
+from swarm.job.outer import fragment_of
 from swarm.job.spec import JobSpec
 from swarm.model import codec
 from swarm.model.families import stored_name

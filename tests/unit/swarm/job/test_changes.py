@@ -14,9 +14,8 @@ from scheduler.storage.checkpoints.catalog import job_and_step
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.changes import changed_spec, changed_values, check_changes, check_leases, check_state, check_steps
 from swarm.job.islands import courses
-from swarm.job.overrides import apply_overrides, put_value
 from swarm.job.partition import resolve
-from swarm.job.spec import JobSpec, parse_job
+from swarm.job.spec import JobSpec, apply_overrides, parse_job, put_value
 from tests.support.simulated import small_spec
 
 

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.job.outer import REPLACE, MergeRule, OuterPlan, OuterUpdate, Rhythm, delayed_nesterov, nesterov
+from swarm.job.outer import (
+    REPLACE,
+    MergeRule,
+    OuterPlan,
+    OuterUpdate,
+    Part,
+    Rhythm,
+    auto_fragments,
+    delayed_nesterov,
+    fragment_of,
+    nesterov,
+)
 
 
 def plan(steps: int, every: int, fragments: int = 1, overlap: int = 0, mixing: float = 0.0) -> OuterPlan:
@@ -74,3 +85,14 @@ def test_delayed_nesterov_takes_momentum_in_every_nth_version() -> None:
     assert numbers[:2] == numbers[3:5] == [hold, hold]
     assert numbers[2] == numbers[5] == OuterUpdate(0.9, 0.0, 1 / 3, 0.6 * 0.9, 0.6 / 3, 0.0)
     assert delayed_nesterov(0, 0.6, 0.9, 1) == OuterUpdate(0.9, 0.0, 1.0, 0.6 * 0.9, 0.6, 0.0)
+
+
+def test_fragments_are_strided_layers_with_the_embedding_first_and_the_head_last() -> None:
+    assert [fragment_of(layer, 3) for layer in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert (fragment_of(Part.EMBEDDING, 3), fragment_of(Part.HEAD, 3)) == (0, 2)
+    assert {fragment_of(place, 1) for place in (Part.EMBEDDING, Part.HEAD, 0, 5)} == {0}
+
+
+@pytest.mark.parametrize(("layers", "fragments"), [(1, 1), (3, 1), (4, 2), (12, 4)])
+def test_a_fragment_has_three_layers_unless_the_job_says_otherwise(layers: int, fragments: int) -> None:
+    assert auto_fragments(layers) == fragments
