@@ -1,4 +1,4 @@
-"""Dials stage servers whose session broke, to find out whether their process has ended (brain/fleet/endings.py).
+"""Dials stage servers whose session broke, to find out whether their process has ended (brain/fleet/membership.py).
 
 A refusal proves nothing for certain (a firewall can refuse as well), and nothing depends on that: a peer that is
 declared gone too early comes back with nothing, as after any grace period. A peer with a new session is not declared

@@ -21,7 +21,7 @@ waiting job must not starve either, so the peers that it would start with are re
 Nothing is reserved for a job that all present peers, busy ones included, could not serve: it waits for machines that
 are not running, maybe forever. Those that leave or are quarantined do not count as present. Never are more peers
 reserved than the job needs to start. Price: a peer may be idle while an old job waits for peers that others have now.
-A job that may begin with fewer islands (fewer.py) keeps what it needs for as many as all present peers could serve.
+A job that may begin with fewer islands (`Fewer`) keeps what it needs for as many as all present peers could serve.
 
 A peer that the scheduler cannot dial gets no stage beside others, as it would hold up every step that they average
 with it; `together` in placement.py has the exceptions. Not chosen: to ask stage servers whether they reach each other,
@@ -82,7 +82,7 @@ class PendingJob:
     peers_max: int | None = None  # that the job takes; None: any number
     unfit: frozenset[PeerId] = frozenset()  # it has expelled them, or has no stage for them
     islands: int = 1
-    fewer: tuple[PendingJob, ...] = ()  # the job with fewer islands, if it may begin so (fewer.py); the most come first
+    fewer: tuple[PendingJob, ...] = ()  # the job with fewer islands, if it may begin so (`Fewer`); the most come first
     is_part: bool = False  # it is one of those
 
     def plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:

@@ -1,4 +1,4 @@
-"""Admission of peers to a job at work: commands to joiners, their reports, and the verdict (state/joiners.py).
+"""Admission of peers to a job at work: commands to joiners, their reports, and the verdict (state/pool.py).
 
 begin ──▶ LoadStage, Follow ──▶ Loaded ──▶ judged with every event ─┬─ new enough, the right bytes ──▶ admitted
               ▲                                                     ├─ too old ──▶ answered: it goes on following

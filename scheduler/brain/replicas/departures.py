@@ -1,4 +1,4 @@
-"""Replicas leave once nothing depends on them (state/leaves.py), or are lost with their contributions.
+"""Replicas leave once nothing depends on them (state/pool.py), or are lost with their contributions.
 
 Decision: docs/decisions/032.
 """
