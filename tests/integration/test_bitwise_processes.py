@@ -49,8 +49,7 @@ def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
             tokens = Tokens.make(tmp_path / f"{stages}-{replicas}", spec)
             expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
             job = cluster.submit(spec, tokens.manifest)
-            view = cluster.wait(job.id)
-            assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+            view = cluster.succeeds(job.id)
             assert [len(stage.peers) for stage in view.stages] == [replicas] * stages
             assert view.weights_sha256 == expected.sha256
             assert view.loss == expected.losses[-1]
@@ -90,8 +89,7 @@ def test_payloads_by_memory_give_the_same_weights_although_a_replica_is_killed(t
         cluster.wait_for_step(job.id, 2)
         seen = files_of(cluster, peers)
         cluster.servers[peers[0]].kill()
-        view = cluster.wait(job.id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        view = cluster.succeeds(job.id)
         assert view.weights_sha256 == expected.sha256
         assert view.loss == expected.losses[-1]
         seen |= files_of(cluster, peers[1:])

@@ -68,8 +68,7 @@ def test_with_on_stall_fail_the_last_replica_ends_the_job_with_its_name_and_the_
 
         cluster.add_servers(1)
         short = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": 2})})
-        view = cluster.wait(cluster.submit(short, tokens.manifest).id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        cluster.succeeds(cluster.submit(short, tokens.manifest).id)
 
 
 @pytest.mark.timeout(900)
@@ -106,8 +105,7 @@ def test_a_job_whose_stage_is_killed_stalls_and_goes_on_with_a_new_stage_server_
         assert (shown["id"], shown["state"], shown["hint"]) == (job.id, "stalled", view.hint)
 
         cluster.add_servers(1)
-        view = cluster.wait(job.id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        view = cluster.succeeds(job.id)
         assert view.weights_sha256 == expected.sha256
         assert (view.step, view.loss) == (50, expected.losses[-1])
 
@@ -137,8 +135,7 @@ def test_frozen_killed_and_restarted_processes_do_not_change_a_bit(tmp_path: Pat
         print(f"stepping again {time.monotonic() - restarted_s:.1f} s after the restart")
 
         cluster.servers[killed].kill(signal.SIGKILL)
-        view = cluster.wait(job.id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        view = cluster.succeeds(job.id)
         assert view.weights_sha256 == expected.sha256
         assert view.step == 100
         assert view.loss == expected.losses[-1]

@@ -68,8 +68,7 @@ def test_a_job_with_too_few_islands_goes_on_from_its_checkpoint_bitwise(
         paused = view_of(cluster, job.id)
         assert paused.checkpoint_step == paused.step > stalled.step
         swarm("resume", job.id, "--set", "pipeline.stages=1")
-        view = cluster.wait(job.id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        view = cluster.succeeds(job.id)
         assert (view.weights_sha256, view.loss) == (expected.sha256, expected.losses[-1])
 
     # Another process goes on from what the swarm kept, and ends with the same bits.
@@ -104,8 +103,7 @@ def test_an_island_is_killed_whole_and_begins_anew_bitwise(tmp_path: Path, resta
             cluster.servers[peer].kill(signal.SIGKILL)
         if restart:
             cluster.restart_scheduler()
-        view = cluster.wait(job.id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        view = cluster.succeeds(job.id)
         assert "stalled" not in (tmp_path / "scheduler.log").read_text(), "it was not taken back"
         assert run(["pull", job.id, str(tmp_path / "model"), "--scheduler", cluster.address]) == 0
     log = read((tmp_path / "model" / OUTER_LOG).read_bytes())
@@ -149,8 +147,7 @@ def test_a_job_that_lost_all_its_islands_goes_on_with_the_one_that_comes_back_bi
         cluster.wait_for_step(job.id, back_to + 1)
         assert run(["islands", job.id, "--scheduler", cluster.address]) == 0
         assert "no stage servers were there for it when the job went on" in " ".join(capsys.readouterr().out.split())
-        view = cluster.wait(job.id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        view = cluster.succeeds(job.id)
         assert run(["pull", job.id, str(tmp_path / "model"), "--scheduler", cluster.address]) == 0
     log = read((tmp_path / "model" / OUTER_LOG).read_bytes())
     assert [(one.islands, one.begins) for one in log if one.after_step > back_to] == [((0,), {})] * (12 - back_to // 4)
@@ -190,8 +187,7 @@ def test_a_slow_island_trains_less_of_each_step_bitwise(tmp_path: Path) -> None:
         slow = (tmp_path / "scheduler.log").read_text().partition("placed: ")[2].partition("island 1: ")[2]
         peer = next(one for one in cluster.servers if one in slow.partition("\n")[0])
         write_harm(tmp_path / f"server-{list(cluster.servers).index(peer)}", slow=8.0)
-        view = cluster.wait(job.id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        view = cluster.succeeds(job.id)
         assert run(["pull", job.id, str(tmp_path / "model"), "--scheduler", cluster.address]) == 0
     log = read((tmp_path / "model" / OUTER_LOG).read_bytes())
     assert any(one.shares and one.shares[0] > one.shares[1] for one in log), log

@@ -33,7 +33,7 @@ def test_five_jobs_one_after_the_other_leave_no_more_behind_than_one(tmp_path: P
         process = psutil.Process(cluster.servers[peer].child.pid)
         for _ in range(JOBS):
             job = cluster.submit(spec, manifest)
-            assert cluster.wait(job.id).state == "succeeded", cluster.tails()
+            cluster.succeeds(job.id)
             held_bytes.append(least_rss(process))
     assert held_bytes[-1] - held_bytes[0] < GROWTH_BYTES_MAX, [size >> 20 for size in held_bytes]
 

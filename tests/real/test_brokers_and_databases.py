@@ -64,8 +64,7 @@ def test_a_job_survives_the_loss_of_mosquitto_and_postgresql_bit_for_bit(tmp_pat
         cluster.wait_for_step(job.id, stood + 3)
         until("all is well again", lambda: readiness().split() == ["ready"])
 
-        view = cluster.wait(job.id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        view = cluster.succeeds(job.id)
         assert view.weights_sha256 == expected.sha256
         assert view.microbatches_committed == STEPS * spec.training.microbatches
         with psycopg.connect(database.url()) as connection:

@@ -308,8 +308,7 @@ def test_certificates_change_and_a_peer_is_revoked_while_a_job_runs_to_the_weigh
         cluster.wait_for_step(job.id, 20)
         asyncio.run(revoke_in_the_midst(cluster, peers[0], job.id))
         assert cluster.servers[peers[0]].child.wait(timeout=60) == 5
-        view = cluster.wait(job.id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        view = cluster.succeeds(job.id)
         assert view.weights_sha256 == expected.sha256
         until(lambda: "certificate renewed" in (tmp_path / "server-1.log").read_text())
 
@@ -329,6 +328,5 @@ def test_an_older_data_folder_gets_an_authority_and_its_job_goes_on(tmp_path: Pa
             cluster.servers[peer].stop()
             cluster.servers[peer] = cluster.start_server(number)
             cluster.servers[peer].wait_ready()
-        view = cluster.wait(job.id)
-        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        view = cluster.succeeds(job.id)
         assert view.weights_sha256 == expected.sha256

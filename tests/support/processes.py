@@ -311,6 +311,12 @@ class Cluster:
         """The job's last view, once it has ended."""
         return deque(self.jobs.Watch(pb.JobRequest(job=job), timeout=timeout_s), maxlen=1).pop()
 
+    def succeeds(self, job: str) -> Any:
+        """The last view of a job that has trained to its end."""
+        view = self.wait(job)
+        assert view.state == "succeeded", f"{view.reason}\n{self.tails()}"
+        return view
+
     def wait_for_step(self, job: str, step: int) -> None:
         """Return when the job has committed so many steps."""
         call = self.jobs.Watch(pb.JobRequest(job=job), timeout=JOB_S_MAX)
