@@ -344,7 +344,7 @@ class Swarm:
         job = self._jobs.submit(self._request).id
         before: list[Spent] = []
         after: list[Spent] = []
-        for view in self._jobs.watch(job):
+        for view in self._jobs.follow(job, print):
             look(view.step)
             if not before and view.step >= warmup:
                 before = self._spent()
