@@ -481,7 +481,10 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The content of a job file, unchecked; InvalidConfig if it is missing or not TOML."""
+    """The content of a job file, unchecked; InvalidConfig if it is missing or not TOML.
+
+    It may also be what `swarm status JOB -o json` prints: the stored job, with what was chosen where "auto" stood.
+    """
     try:
         text = read_small(path)
     except FileNotFoundError:
@@ -490,12 +493,22 @@ def read_job(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise InvalidConfig(f"job file {path} cannot be read: {error}", hint="it must be a UTF-8 text file") from error
+    if text.lstrip().startswith("{"):
+        return _stored(_object(text), path)
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidConfig(
             f"job file {path} is not TOML: {error}", hint="compare with: swarm submit --example"
         ) from error
+
+
+def _stored(printed: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    data = printed.get("data")
+    spec = data.get("spec") if isinstance(data, dict) else None
+    if not isinstance(spec, dict):
+        raise InvalidConfig(f"job file {path} is JSON without a job", hint="print one with: swarm status JOB -o json")
+    return _without_gone(spec)
 
 
 def new_job(values: dict[str, Any], where: str) -> JobSpec:
@@ -536,6 +549,10 @@ def _object(text: str) -> dict[str, Any]:
         raise InvalidConfig(f"job spec is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise InvalidConfig("job spec is not a JSON object")
+    return _without_gone(values)
+
+
+def _without_gone(values: dict[str, Any]) -> dict[str, Any]:
     for key, (default, _) in GONE.items():
         name, _, part = key.partition(".")
         section = values.get(name)

@@ -34,7 +34,9 @@ cli = typer.Typer(
 
 @cli.command()
 def train_local(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Job file (TOML).")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Job file (TOML), or what swarm status JOB -o json printed.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Where the model folder goes; the job's name if left out.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from swarm.data.corpus import open_corpus
+from swarm.job.spec import load_job
 from swarm.model.sample import sample
 from swarm.reference import trainer
 from swarm.reference.__main__ import main
@@ -107,6 +109,23 @@ def test_the_hash_is_that_of_the_weights_not_of_the_cut(folder: Path, train_loca
     assert one == two
     assert one.startswith("weights_sha256 ")
     assert (folder / "m2" / "model.safetensors.index.json").exists()
+
+
+def test_a_stored_job_is_trained_with_what_was_chosen_for_its_swarm(
+    folder: Path, train_local: Callable[..., Done]
+) -> None:
+    """ "auto" microbatches follow the memory of the stage servers, and their size decides the bits."""
+    job = load_job(folder / "job.toml", ["training.microbatch_sequences=1", "training.steps=4"])
+    stored = open_corpus(job).resolve(job)
+    printed = {"schema": "swarm.cli/1", "data": {"id": "tiny-1", "spec": json.loads(stored.model_dump_json())}}
+    (folder / "job.json").write_text(json.dumps(printed, indent=2))
+
+    again = train_local("job.json", "--out", "again")
+    by_hand = train_local("job.toml", "--set", "training.microbatch_sequences=1", "--set", "training.steps=4")
+    other = train_local("job.toml", "--set", "training.steps=4", "--out", "other")
+
+    assert (again.code, by_hand.code, other.code) == (0, 0, 0), again.err
+    assert again.out.split()[-1] == by_hand.out.split()[-1] != other.out.split()[-1]
 
 
 def test_islands_train_here_and_their_model_is_that_of_all(folder: Path, train_local: Callable[..., Done]) -> None:

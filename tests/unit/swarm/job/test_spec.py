@@ -302,3 +302,10 @@ def test_toml_that_no_reader_takes_is_an_error_of_the_file(text: str, tmp_path: 
     path.write_text(text)
     with pytest.raises(InvalidConfig, match="is not TOML"):
         read_job(path)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"data": []}', '{"data": {"spec": 3}}', "[" * 100_000, "{" * 100_000])
+def test_json_that_holds_no_stored_job_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.json").write_text(text)
+    with pytest.raises(InvalidConfig):
+        load_job(tmp_path / "job.json")
