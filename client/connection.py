@@ -214,7 +214,9 @@ class Scheduler:
 
     def call(self, method: str, request: Message, timeout_s: float = 0.0) -> Any:
         """The reply of a method of Jobs or Members, safe to show."""
-        timeout_s = max(timeout_s or self.timeout_s, READING_S_MAX if method in READING else 0.0)
+        timeout_s = timeout_s or self.timeout_s
+        if method in READING:
+            timeout_s = max(timeout_s, READING_S_MAX)
         with self._translated():
             return printed(self._method(method)(request, timeout=timeout_s))
 
@@ -264,7 +266,7 @@ class Scheduler:
     def submit(self, request: pb.SubmitRequest) -> Job:
         # From a checkpoint, sent along or of another job: the scheduler reads all of it first.
         reads = bool(request.files) or bool(json.loads(request.spec_json)["checkpoint"]["resume_from"])
-        return self.job("Submit", request, READING_S_MAX if reads else 0.0)
+        return self.job("Submit", request, max(READING_S_MAX, self.timeout_s) if reads else 0.0)
 
     def jobs(self, *, all: bool, state: str = "", limit: int) -> tuple[list[Job], list[str]]:
         """Jobs, the newest first, and what keeps the scheduler from its database or its broker."""
@@ -342,7 +344,9 @@ class Scheduler:
     def checkpoints(self, job: str, *, verify: bool = False) -> list[Checkpoint]:
         """A job's checkpoints, oldest first; with `verify` the scheduler reads them all."""
         request = pb.CheckpointsRequest(job=job, verify=verify)
-        reply: pb.CheckpointList = self.call("Checkpoints", request, READING_S_MAX if verify else 0.0)
+        reply: pb.CheckpointList = self.call(
+            "Checkpoints", request, max(READING_S_MAX, self.timeout_s) if verify else 0.0
+        )
         return [record(Checkpoint, view) for view in reply.checkpoints]
 
     def history(self, job: str, every: int = 0, after: int = 0) -> Iterator[Step]:

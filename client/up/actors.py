@@ -65,6 +65,9 @@ class Cluster:
     def __init__(self, ray: Any, count: int, listen_host: str, device: str) -> None:
         self.listen_host = listen_host  # of the scheduler
         self._ray, self._count = ray, count
+        if device not in ("auto", "cpu", "cuda"):
+            hint = "Ray chooses the GPU: --device cuda, cpu or auto"
+            raise UsageError(f"--ray cannot place --device {device}", hint=hint)
         self._gpus = int(device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0) >= count))
         self._device = "cuda" if self._gpus else device.replace("auto", "cpu")
         self._actors: list[Any] = []
@@ -72,7 +75,7 @@ class Cluster:
 
     def start(self, flags: list[str], environment: dict[str, str]) -> None:
         """Start the servers, each when a node has room. Secrets belong into the environment: others can read flags."""
-        on_one_node = 1 if self._gpus else -(-self._count // len(self._ray.nodes()))
+        on_one_node = 1 if self._gpus else -(-self._count // sum(node["Alive"] for node in self._ray.nodes()))
         flags = [*flags, "--device", self._device, "--max-memory", f"{90 / on_one_node:.2f}%"]
         host = self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_restarts=-1, max_task_retries=-1)(Host)
         host = host.options(scheduling_strategy="SPREAD")

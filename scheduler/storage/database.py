@@ -482,8 +482,8 @@ def migrate(engine: sa.Engine) -> None:
         except alembic.util.CommandError as error:  # it knows no such revision
             raise InvalidConfig(
                 f"another version of swarm wrote the database {without_passwords(engine.url.render_as_string())}",
-                hint="end or pull its jobs with that version, then start with an empty --data-dir, and submit with "
-                "--resume-from what shall go on",
+                hint="end or pull its jobs with that version, then start with an empty --data-dir (and --db, if there "
+                "is one), and submit with --resume-from what shall go on",
             ) from error
 
 

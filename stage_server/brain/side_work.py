@@ -87,7 +87,8 @@ class SideWork(Generic[_Held]):
         subject, stage = _subject(command), self._cells.stage
         hop = command.hops[stage]
         number = command.number if isinstance(command, Check) else hop.attempt
-        is_full = subject not in self._open and len(self._open) >= WAITING_MAX
+        # An evaluation that is not taken is not sent again: the row before its version would wait for it.
+        is_full = isinstance(command, Check) and subject not in self._open and len(self._open) >= WAITING_MAX
         if is_full or number <= self._newest.get(subject, -1) or self._fault(subject):
             return False
         self._newest[subject] = number

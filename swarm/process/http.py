@@ -27,6 +27,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
@@ -373,13 +374,21 @@ def plain(answer: Callable[[Request], Awaitable[Answer]]) -> Callable[[HttpConne
             except (asyncio.LimitOverrunError, ValueError, http.client.HTTPException):
                 status, content_type, content = _text(400, "this is no request")
             else:
-                connection.asks()
-                request = Request(method, path, header, reader.readexactly, connection)
+                if not header("content-length"):
+                    connection.asks()
+
+                async def body(length: int) -> bytes:
+                    content = await reader.readexactly(length)
+                    connection.asks()
+                    return content
+
+                request = Request(method, path, header, body, connection)
                 status, content_type, content = await answer(request)
         except (OSError, asyncio.IncompleteReadError):  # it went away
             connection.cut()
             return
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"
+        head += f"Date: {formatdate(usegmt=True)}\r\n"  # who joins compares clocks
         head += f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
         writer.write(head.encode() + (b"" if method == "HEAD" else content))
         writer.close()

@@ -195,7 +195,6 @@ def _open(pb: Any, kinds: Mapping[str, type[Any]]) -> Any:
 _ID = re.compile(r"[A-Za-z0-9_.:@-]*")
 _IDS = frozenset({"accused", "site"})  # beside those with a type of their own
 _ONE_OF: Mapping[str, frozenset[str]] = {
-    "harm": frozenset({"kill", "freeze", "slow", "partition", "corrupt"}),
     "step_on": frozenset({"", "device", "cpu"}),
     "part": frozenset({"state", "records"}),
     "level": frozenset({"debug", "info", "warning", "error", "critical"}),

@@ -266,8 +266,7 @@ def still_at_work(
     """How each island goes on after a restart of the scheduler, on a timeline that began with `first_version`.
 
     None if the others have exchanged without it, or if it has neither a step nor a stage server: it was not placed when
-    the timeline began, or lost at once. An island that is about to
-    fork has no stage server either, but a newer version.
+    the timeline began, or lost at once. An island that is about to fork has no stage server, but a newer version.
     """
     exchanged = max(path.outer_before(life.committed) for path, life in zip(courses, resumed, strict=True))
     began = [bool(life.known) or life.committed > first_version for life in resumed]

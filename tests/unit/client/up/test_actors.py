@@ -38,11 +38,26 @@ def test_a_gpu_is_used_if_there_is_one_for_each(asked: str, gpus: int, flags: st
     """Nodes with GPUs that were asked for may come later."""
     ray = MagicMock()
     ray.cluster_resources.return_value = {"GPU": gpus}
-    ray.nodes.return_value = ["one"]
+    ray.nodes.return_value = [{"Alive": True}]
     Cluster(ray, 4, "127.0.0.1", asked).start([], {})
     given, _ = ray.remote.return_value.return_value.options.return_value.remote.return_value.run.remote.call_args[0]
     assert flags in " ".join(given)
     assert ray.remote.call_args.kwargs["num_gpus"] == ("cuda" in flags)
+
+
+def test_a_device_that_ray_cannot_place_is_refused() -> None:
+    for device in ("cuda:1", "mps"):
+        with pytest.raises(UsageError, match=f"--device {device}"):
+            Cluster(MagicMock(), 4, "127.0.0.1", device)
+
+
+def test_memory_is_shared_by_the_servers_of_a_node_that_lives() -> None:
+    """Ray also lists nodes that are gone: two servers of one node took 90 % of its memory each."""
+    ray = MagicMock()
+    ray.nodes.return_value = [{"Alive": True}, {"Alive": False}]
+    Cluster(ray, 2, "127.0.0.1", "cpu").start([], {})
+    given, _ = ray.remote.return_value.return_value.options.return_value.remote.return_value.run.remote.call_args[0]
+    assert "45.00%" in given
 
 
 def test_where_no_cluster_answers_that_is_said_at_once() -> None:

@@ -43,6 +43,7 @@ from swarm.wire.messages import (
     Failed,
     Heartbeat,
     Hello,
+    Leaving,
     Loaded,
     LoadStage,
     Release,
@@ -648,3 +649,20 @@ def test_replicas_not_yet_measured_are_not_flooded_once_their_stage_is() -> None
                 swarm.hear(peer, Accumulated(route.microbatch, 0, attempt, True, 0.0, 10.0, 0.0, 0.0))
     assert given[C] <= 3
     assert given[A] + given[B] == 60 - given[C]
+
+
+def test_a_leaving_peer_is_noted(swarm: Swarm) -> None:
+    (note,) = swarm.hear(A, Leaving("SIGTERM"))
+    assert note == Note("warning", "stage server a (stage 0) wants to leave: SIGTERM")
+
+
+def test_the_story_of_a_microbatch_names_every_transition() -> None:
+    swarm = Swarm({A: 0}, microbatches=1)
+    swarm.until_written()
+    assert swarm.brain.story(0, 0) == [
+        "1.000 s fed: stage 0 to a",
+        "1.000 s stage 0 accumulated at a (attempt 1)",
+        "step 0 full: averaging",
+        "step 0 averaged: decided",
+        "step 0 row handed to the store: writing",
+    ]

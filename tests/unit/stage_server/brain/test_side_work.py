@@ -121,6 +121,7 @@ def test_checks_are_forgotten_with_their_step_and_bounded(monkeypatch: pytest.Mo
     assert table.take(check(0))
     assert table.take(check(1, step=6))
     assert not table.take(check(2))
+    assert table.take(evaluate()), "nobody sends an evaluation again"
     table.commit(5)
     assert not table.lacking(check(0))
     assert table.lacking(check(1, step=6))

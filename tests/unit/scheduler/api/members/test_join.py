@@ -8,7 +8,9 @@ import json
 import re
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from scheduler.api.members.join import JoinEndpoint
 from scheduler.brain.members import enrolment
 from scheduler.storage.database import Database
 from scheduler.storage.members.book import Members
-from swarm.errors import BadToken, Crowded, InvalidConfig, Refused, RetryElsewhere, WrongSwarm
+from swarm.errors import BadToken, ClocksDiffer, Crowded, InvalidConfig, Refused, RetryElsewhere, WrongSwarm
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE
 from swarm.pki.authority import Authority
 from swarm.pki.https import Https
@@ -283,6 +285,26 @@ async def test_clients_that_say_nothing_or_half_hold_nobody_up(served: Serving) 
     half.close()
     for one in silent:
         one.close()
+
+
+async def test_a_head_without_its_body_counts_as_silent(served: Serving) -> None:
+    """31 of them took all the room that is for answers, and then each newcomer cut the one before in its handshake."""
+    service = served.endpoint._listener._service  # type: ignore[union-attr]
+    with ExitStack() as held:
+        for _ in range(3):
+            caller = socket.create_connection(("127.0.0.1", served.port))
+            half = held.enter_context(await asyncio.to_thread(trusting_all().wrap_socket, caller))
+            half.sendall(b"POST /v1/join HTTP/1.0\r\nContent-Length: 100\r\n\r\n{")
+        status, _ = await served.ask("POST", "/v1/join", json.dumps(GOOD).encode())
+        assert status == 403
+        assert len(service.silent) == 3
+
+
+async def test_the_clock_is_compared_before_a_secret_is_sent(served: Serving) -> None:
+    line = await served.token()
+    with pytest.raises(ClocksDiffer):
+        await asyncio.to_thread(join, line, "gpu-1", Application("gpu-1"), lambda: time.time() - 7200.0)
+    await served.join(line)
 
 
 async def test_a_secret_is_in_no_answer_and_in_no_log(served: Serving, capfd: pytest.CaptureFixture[str]) -> None:

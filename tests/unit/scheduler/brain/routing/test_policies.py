@@ -195,6 +195,17 @@ def test_iwrr_forgets_a_suspect_that_comes_back() -> None:
     assert 9 <= serve(wiring, rng, {A: 1.0, B: 1.0}, 20).count(B) <= 11
 
 
+def test_iwrr_mean_is_that_of_its_samples_from_the_first_on() -> None:
+    wiring = iwrr_of(A)
+    assert wiring._turns[A].unit_s == 1.0
+    wiring.done(A, 4.0)
+    assert wiring._turns[A].unit_s == pytest.approx(4.0)
+    wiring.done(A, 5.0, units=2.5)  # 2 s per unit
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        wiring.done(A, seconds)
+    assert wiring._turns[A].unit_s == pytest.approx((0.1 * 2.0 + 0.09 * 4.0) / 0.19)
+
+
 def test_uniform_gives_equal_shares_whatever_the_speed() -> None:
     counts = Counter(serve(Uniform(), Random(0), {A: 0.1, B: 1.0, C: 9.0}, 6000))
     assert all(abs(counts[peer] - 2000) < 200 for peer in (A, B, C))
