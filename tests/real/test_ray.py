@@ -64,6 +64,12 @@ def actors_are_as_urgent_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_worker_niceness", "0")
 
 
+@pytest.fixture(autouse=True)
+def nobody_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that lies in ~/.ray made Ray's server for clients ask for one."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+
+
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """Ray on loopback with room for one stage server, so that each further one needs a further node."""
