@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from client.up.fleet import END_S_MAX, POLL_S, TAIL_LINES, how_it_ended
+from client.up.fleet import END_S_MAX, POLL_S, how_it_ended, last_lines
 from swarm.errors import IncompatibleVersion, InvalidConfig, NotAdmitted, ProcessEnded, UsageError
 from swarm.listening import LOOPBACK, host_towards
 from swarm.process.children import dying_with_parent, end
@@ -50,7 +50,7 @@ class Host:
                 code = await server.wait()
             finally:  # this was cancelled: all end
                 await end(server, within_s=END_S_MAX)
-            lines = (folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+            lines = last_lines(folder / "log")
         said = "\n  | ".join([f"a stage server on {socket.gethostname()} {how_it_ended(code)}", *lines])
         if code in FINAL:
             return said

@@ -26,7 +26,7 @@ POLL_S = 0.1
 END_S_MAX = 8.0  # stage servers at work take a few seconds to close their links
 # After a process died, the scheduler has this long to say what that means for a running job.
 VERDICT_S_MAX = 20.0
-TAIL_LINES = 15
+TAIL_LINES, TAIL_BYTES = 15, 64 << 10
 # A stage server that ends is started again, unless it does so this often within this time.
 ENDS_MAX = 3
 ENDS_WITHIN_S = 60.0
@@ -191,7 +191,7 @@ def ready_line(out: Path) -> dict[str, str]:
 
 
 def _ended(child: Child) -> ProcessEnded:
-    lines = child.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+    lines = last_lines(child.log)
     tail = "".join(f"\n  | {line}" for line in lines)
     how = f"{child.name} {how_it_ended(child.process.returncode)}"
     return ProcessEnded(f"{how}; the end of its log:{tail}" if tail else f"{how}, silently")
@@ -200,3 +200,10 @@ def _ended(child: Child) -> ProcessEnded:
 def how_it_ended(code: int | None) -> str:
     assert code is not None
     return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+
+
+def last_lines(log: Path) -> list[str]:
+    """The end of a log, which may have grown for weeks."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-TAIL_LINES:]
