@@ -192,7 +192,10 @@ def main() -> None:
         threading.Thread(target=attack.run, daemon=True).start()
     while True:
         time.sleep(1.0)
-        print(sum(one.sent_bytes for one in attacks), sum(one.dialled for one in attacks), flush=True)
+        sent_bytes, dials = sum(attack.sent_bytes for attack in attacks), sum(attack.dialled for attack in attacks)
+        # One write: the parent ends this process at any moment, and print writes word by word with PYTHONUNBUFFERED.
+        sys.stdout.write(f"{sent_bytes} {dials}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
