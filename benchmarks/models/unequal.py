@@ -35,21 +35,8 @@ from scheduler.brain.routing import policies
 from scheduler.brain.settings import BrainSettings
 from swarm.job.partition import unit_names
 from swarm.types import Direction, Hop, JobId, Microbatch, PeerId
-from swarm.wire.messages import (
-    Accumulated,
-    Average,
-    Averaged,
-    Command,
-    Commit,
-    Committed,
-    Event,
-    Forwarded,
-    Loaded,
-    LoadStage,
-    ParameterNorm,
-    Route,
-    UnitSize,
-)
+from swarm.wire.messages import Accumulated, Average, Command, Commit, Event, Forwarded, LoadStage, Route
+from tests.support.scripted import ScriptedReplica
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 UNIT_S = 0.4  # for a microbatch at a stage, with speed 1
@@ -57,7 +44,6 @@ SHARE = {FORWARD: 1.0 / 3.0, BACKWARD: 2.0 / 3.0}
 NOISE = 0.05
 MESSAGE_S, BOUNDARY_S, ROW_S, ROUND_S, APPLY_S = 0.0005, 0.002, 0.001, 0.005, 0.005
 WARM_UP_STEPS = 3
-ELEMENTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +150,19 @@ class Model:
     def _obey(self, peer: PeerId, command: Command) -> None:
         device = self._devices[peer]
         match command:
-            case LoadStage(job=job, stage=stage, version=version):
-                sizes = tuple(UnitSize(unit, ELEMENTS) for unit, at in self._units.items() if stage in at)
-                self._say(peer, Loaded(job, 0, stage, version, "loaded", sizes, "probe"))
             case Route(microbatch=microbatch, hops=hops) if device.stage == 0:
                 self._arrived(microbatch, hops, 0, FORWARD)
-            case Average(step=step, unit=unit, round=number):
-                norms = (ParameterNorm(unit, 1.0),)
-                self._say(peer, Averaged(0, step, unit, number, "mean", norms, ROUND_S), ROUND_S)
-            case Commit(step=step, version=version):
-                done = Committed(0, step, version, device.stage, "weights")
-                self._put(device, (False, -1, 0), APPLY_S, lambda: self._say(peer, done))
+            case Commit():
+                self._put(device, (False, -1, 0), APPLY_S, lambda: self._answer(peer, command))
+            case Average():
+                self._answer(peer, command, ROUND_S)
+            case LoadStage():
+                self._answer(peer, command)
+
+    def _answer(self, peer: PeerId, command: Command, after_s: float = 0.0) -> None:
+        said = ScriptedReplica(self._brain.settings.job, peer, self._devices[peer].stage, self._units).answer(command)
+        assert said is not None
+        self._say(peer, said, after_s)
 
     # Computing -------------------------------------------------------------------------------------------------------
 

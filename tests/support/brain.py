@@ -9,23 +9,8 @@ from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.transcript import Recorder
 from swarm.types import JobId, PeerId, UnitName
-from swarm.wire.messages import (
-    Accumulated,
-    Average,
-    Averaged,
-    Command,
-    Commit,
-    Committed,
-    Event,
-    Loaded,
-    LoadStage,
-    ParameterHash,
-    ParameterNorm,
-    Route,
-    Saved,
-    SaveStage,
-    UnitSize,
-)
+from swarm.wire.messages import Average, Command, Commit, Event, Loaded, LoadStage, Route
+from tests.support.scripted import ScriptedReplica
 
 JOB = JobId("job")
 A, B, C, D = (PeerId(name) for name in "abcd")  # a and b serve stage 0, c and d stage 1
@@ -61,7 +46,6 @@ class Swarm:
         self.outputs: list[Output] = []  # all that was decided, in order
         self.inbox: list[tuple[PeerId, Command]] = []  # commands that no replica has answered
         self.rows: list[CommitRow] = []
-        self.loss = 1.0
         self.now_s = 1.0  # when things happen that a test gives no time
         replicas = [ReplicaRecord(peer, 1, f"at {peer}", stage) for peer, stage in self.stage_of.items()]
         self.tell(begin or Start(tuple(replicas)), 0.0)
@@ -106,30 +90,14 @@ class Swarm:
 
     def reply(self, peer: PeerId, command: Command, **changes: Any) -> Event | None:
         """What an obedient replica says to a command."""
-        stage = self.stage_of[peer]
-        match command:
-            case LoadStage():
-                return self.holding(peer, command.version, changes.get("digest", "start"))
-            case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer:
-                loss = self.loss + microbatch.index if stage == len(hops) - 1 else 0.0
-                return Accumulated(
-                    microbatch, stage, hops[stage].attempt, changes.get("finite", True), loss, 0.1, 0.2, 0.0
-                )
-            case Average():
-                norms = (ParameterNorm(f"w of {command.unit}", changes.get("squared_norm", 4.0)),)
-                digest = changes.get("digest", "mean")
-                return Averaged(0, command.step, command.unit, command.round, digest, norms, 0.1)
-            case Commit():
-                return Committed(0, command.step, command.version, stage, changes.get("digest", "after"))
-            case SaveStage():
-                return Saved(JOB, 0, command.version, stage, (ParameterHash(f"w{stage}", "float32", (1,), "00"),))
-        return None
+        return self._replica(peer).answer(command, **changes)
 
     def holding(self, peer: PeerId, version: int = 0, digest: str = "start", join: int = 0) -> Loaded:
         """What a peer that holds a version of its stage says."""
-        stage = self.stage_of[peer]
-        sizes = [UnitSize(unit, 1000) for unit, stages in self.brain.settings.units.items() if stage in stages]
-        return Loaded(JOB, 0, stage, version, digest, tuple(sizes), join=join)
+        return self._replica(peer).loaded(version, digest, join=join)
+
+    def _replica(self, peer: PeerId) -> ScriptedReplica:
+        return ScriptedReplica(JOB, peer, self.stage_of[peer], self.brain.settings.units)
 
     def until_averaging(self) -> None:
         self.answer(LoadStage)

@@ -46,6 +46,7 @@ from swarm.wire.messages import (
     Leaving,
     Loaded,
     LoadStage,
+    ParameterNorm,
     Release,
     RoundFailed,
     Route,
@@ -208,7 +209,7 @@ def test_a_gradient_that_is_not_finite_fails_the_job_if_it_shall() -> None:
 def test_a_mean_whose_norm_is_not_finite_skips_the_step() -> None:
     swarm = Swarm.averaging()
     for peer, command in swarm.pop(Average):
-        swarm.obey(peer, command, squared_norm=math.inf)
+        swarm.obey(peer, command, norms=(ParameterNorm("w", math.inf),))
     assert [row.skip for row in swarm.rows] == [True]
 
 
