@@ -44,7 +44,7 @@ from swarm.text import counted
 MARKS = ("<!-- options -->", "<!-- end of options -->")
 ISLANDS, RATE = 2, 4e-3
 LATE = 1  # of the two microbatches of an island's step
-REBASE = MergeRule(1.0, 1.0, 0.0)
+REBASE = MergeRule(1.0, 1.0)
 
 # Which of these islands are heard at the exchange of a fragment behind a step.
 Heard: TypeAlias = Callable[[int, int, Sequence[int]], Sequence[int]]

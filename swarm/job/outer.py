@@ -38,14 +38,13 @@ class OuterUpdate:
 
 @dataclass(frozen=True, slots=True)
 class MergeRule:
-    """The three numbers with which an island merges outer weights, named as in `swarm.model.islands.outer.merged`."""
+    """The two numbers with which an island merges outer weights, named as in `swarm.model.islands.outer.merged`."""
 
     k: float
     s: float
-    o: float
 
 
-REPLACE = MergeRule(0.0, 0.0, 0.0)  # the weights become the new outer weights
+REPLACE = MergeRule(0.0, 0.0)  # the weights become the new outer weights
 
 
 def nesterov(learning_rate: float, momentum: float) -> OuterUpdate:
@@ -111,7 +110,7 @@ class OuterPlan:
 
     def rule(self, step: int) -> MergeRule:
         """How an island takes over what is merged behind inner step `step`; the last merges close the course."""
-        return REPLACE if step == self.rhythm.steps - 1 else MergeRule(self.mixing, 0.0, 0.0)
+        return REPLACE if step == self.rhythm.steps - 1 else MergeRule(self.mixing, 0.0)
 
 
 LAYERS_PER_FRAGMENT = 3  # of "auto", as in the paper

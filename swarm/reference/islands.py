@@ -137,10 +137,10 @@ class ReferenceOuterSteps:
         finite = all(bool(delta.isfinite().all()) for delta in deltas.values())
         update = self._plan.update if finite else None
         rule = self._plan.rule(step) if finite else REPLACE
-        for island, own in proposals.items():
+        for island in proposals:
             for stage, held in self._held(self._islands[island], fragment):
-                there, mine = ({name: one[kept] for name, kept in held.items()} for one in (deltas, own))
-                stage.merge(stage.version, Merge(there, update, rule, mine))
+                there = {name: deltas[kept] for name, kept in held.items()}
+                stage.merge(stage.version, Merge(there, update, rule))
         return finite
 
     def _held(self, island: Sequence[Stage], fragment: int) -> Iterator[tuple[Stage, dict[str, str]]]:

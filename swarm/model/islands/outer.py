@@ -3,7 +3,7 @@
     proposal       P = C(anchor - w)                         C: code and decode, so the proposer knows what others get
     compose        D = sum of share_i P_i                    in float64, in order of islands, rounded to float32 once
     advance        B += D;  m = a m + d D + e B;  anchor -= x m + y D;  B *= z
-    merged         w = k w + (1 - k) anchor' + s (anchor' - anchor) + o P
+    merged         w = k w + (1 - k) anchor' + s (anchor' - anchor)
 
 Every product and every sum is rounded once, in the order written. A term whose factor is 0 is left out, so its values
 that are not finite have no effect. So every machine gets the same bits of a form, and its numbers alone say which
@@ -16,7 +16,7 @@ et al. (arXiv 2401.09135), algorithm 3. Decision: docs/decisions/045.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -51,7 +51,6 @@ class Merge:
     deltas: Mapping[str, Tensor]
     update: OuterUpdate | None
     rule: MergeRule
-    own: Mapping[str, Tensor] = field(default_factory=dict)  # the island's own proposals; empty: it made none
 
 
 class OuterWeights:
@@ -100,9 +99,7 @@ class OuterWeights:
         if merge.update is not None:
             after = self._states[name] = advance(before, merge.deltas[name], merge.update)
             self.changed()
-        mine = weights.detach().cpu()
-        own = merge.own.get(name)
-        return merged(mine, before.anchor, after.anchor, merge.rule, torch.zeros_like(mine) if own is None else own)
+        return merged(weights.detach().cpu(), before.anchor, after.anchor, merge.rule)
 
 
 def proposal(anchor: Tensor, weights: Tensor, codec: str) -> Tensor:
@@ -130,9 +127,9 @@ def advance(state: OuterState, delta: Tensor, update: OuterUpdate) -> OuterState
     return OuterState(anchor, momentum, None if buffer is None else _sum([(update.z, buffer)], delta))
 
 
-def merged(weights: Tensor, before: Tensor, after: Tensor, rule: MergeRule, own: Tensor) -> Tensor:
-    """An island's weights once the anchor went from `before` to `after`; `own` is its proposal, zeros for none."""
-    return _sum([(rule.k, weights), (1.0 - rule.k, after), (rule.s, after - before), (rule.o, own)], weights)
+def merged(weights: Tensor, before: Tensor, after: Tensor, rule: MergeRule) -> Tensor:
+    """An island's weights once the anchor went from `before` to `after`."""
+    return _sum([(rule.k, weights), (1.0 - rule.k, after), (rule.s, after - before)], weights)
 
 
 def _sum(terms: Sequence[tuple[float, Tensor]], like: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def test_streaming_takes_fragments_in_turn_and_merges_each_a_little_later() -> N
     of = plan(30, 12, fragments=3, overlap=2, mixing=0.5)
     assert captures(of) == {3: (1,), 7: (2,), 11: (0,), 15: (1,), 19: (2,), 23: (0,), 29: (0, 1, 2)}
     assert merges(of) == {5: (1,), 9: (2,), 13: (0,), 17: (1,), 21: (2,), 25: (0,), 29: (0, 1, 2)}
-    assert of.rule(25) == MergeRule(0.5, 0.0, 0.0)
+    assert of.rule(25) == MergeRule(0.5, 0.0)
     assert of.rule(29) == REPLACE
 
 

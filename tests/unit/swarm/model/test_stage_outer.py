@@ -39,12 +39,12 @@ def names_of(stage: Stage) -> list[str]:
     return [name for name, _ in stage.parameter_sizes()]
 
 
-def exchange(stages: list[Stage], rule: MergeRule = REPLACE) -> list[Merge]:
-    """What each island merges after all have proposed everything."""
+def exchange(stages: list[Stage], rule: MergeRule = REPLACE) -> Merge:
+    """What the islands merge after all have proposed everything."""
     proposals = [stage.propose(names_of(stage)) for stage in stages]
     shares = [1.0 / len(stages)] * len(stages)
     deltas = {name: compose([one[name] for one in proposals], shares) for name in proposals[0]}
-    return [Merge(deltas, UPDATE, rule, own) for own in proposals]
+    return Merge(deltas, UPDATE, rule)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16_parameters"])
@@ -87,7 +87,7 @@ def test_the_digest_names_the_outer_state_too() -> None:
     zeros = {EMBEDDING: torch.zeros_like(held[EMBEDDING])}
     # The weights stay, as everything of them is kept; the outer state moves.
     for stage, update in ((one, UPDATE), (two, nesterov(0.5, 0.9))):
-        stage.merge(0, Merge({EMBEDDING: zeros[EMBEDDING] + 1}, update, MergeRule(1.0, 0.0, 0.0)))
+        stage.merge(0, Merge({EMBEDDING: zeros[EMBEDDING] + 1}, update, MergeRule(1.0, 0.0)))
     inner, outer = zip(*(stage.digest().split("-") for stage in (one, two)), strict=True)
     assert inner[0] == inner[1]
     assert outer[0] != outer[1]
@@ -101,15 +101,15 @@ def test_a_joiner_gets_the_outer_state_with_the_snapshot_and_replays_merges_with
     for step in range(2):
         for number, stage in enumerate((donor, other)):
             trained(stage, 2 * step, 10 * number + step)
-        mine, theirs = exchange([donor, other], MergeRule(0.25, 0.0, 0.0))
+        merge = exchange([donor, other], MergeRule(0.25, 0.0))
         names = names_of(donor)
         early, late = names[::2], names[1::2]
         before = donor.snapshot(early)
-        donor.merge(2 * step + 1, mine)
-        other.merge(2 * step + 1, theirs)
+        donor.merge(2 * step + 1, merge)
+        other.merge(2 * step + 1, merge)
     joiner.absorb(early, 3, memoryview(before))
     joiner.absorb(late, 4, memoryview(donor.snapshot(late)))
-    joiner.replay_merge(3, early, mine)
+    joiner.replay_merge(3, early, merge)
     assert joiner.settle(4) == donor.digest()
     for stage in (donor, joiner):
         trained(stage, 4, 5)
@@ -141,7 +141,7 @@ def follow(stages: list[Stage], stop: int) -> None:
                 name: compose([one[name] for one in proposed], [1.0 / len(stages)] * len(stages)) for name in names
             }
             for one in stages:
-                one.merge(step, Merge(deltas, UPDATE, MergeRule(0.5, 0.0, 0.0)))
+                one.merge(step, Merge(deltas, UPDATE, MergeRule(0.5, 0.0)))
             continue
         for number, one in enumerate(stages):
             trained(one, step, 10 * number + step)

@@ -52,18 +52,14 @@ def test_advancing_changes_nothing_in_place() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_weights_that_are_replaced_leave_nothing_behind(bad: float) -> None:
     broken = torch.full(SHAPE, bad)
-    assert torch.equal(merged(broken, drawn(0), drawn(1), REPLACE, broken), drawn(1))
+    assert torch.equal(merged(broken, drawn(0), drawn(1), REPLACE), drawn(1))
 
 
 def test_an_island_that_rebases_keeps_what_it_has_not_proposed() -> None:
-    """With s = 1 its weights move with the anchor; with o = 1 it keeps of a proposal what the code lost."""
-    before, weights = drawn(0), drawn(1)
-    own = proposal(before, weights, "fp4")
-    after = before - own
-    rebased = merged(weights, before, after, MergeRule(1.0, 1.0, 0.0), torch.zeros(SHAPE))
+    """With s = 1 its weights move with the anchor."""
+    before, after, weights = drawn(0), drawn(1), drawn(2)
+    rebased = merged(weights, before, after, MergeRule(1.0, 1.0))
     assert torch.allclose(after - rebased, before - weights, atol=1e-6)
-    exchanged = merged(weights, before, after, MergeRule(1.0, 1.0, 1.0), own)
-    assert torch.allclose(after - exchanged, before - weights - own, atol=1e-6)
 
 
 @pytest.mark.parametrize("islands", [1, 2, 5])
@@ -81,16 +77,15 @@ def test_delayed_nesterov_with_a_proposal_of_each_island_between_momentum_steps_
 
 def test_the_forms_have_the_bits_of_numpy() -> None:
     anchor, momentum, buffer, delta, weights = (drawn(seed).numpy() for seed in range(5))
-    u, (k, s, o) = OuterUpdate(0.9, 0.3, 0.25, 0.63, 0.7, 0.5), (np.float32(0.3), np.float32(0.6), np.float32(0.2))
+    u, (k, s) = OuterUpdate(0.9, 0.3, 0.25, 0.63, 0.7, 0.5), (np.float32(0.3), np.float32(0.6))
     a, d, e, x, y, z = (np.float32(value) for value in (u.a, u.d, u.e, u.x, u.y, u.z))
     state = advance(OuterState(*map(torch.from_numpy, (anchor, momentum, buffer))), torch.from_numpy(delta), u)
-    own = drawn(9)
-    taken = merged(drawn(4), drawn(0), state.anchor, MergeRule(0.3, 0.6, 0.2), own)
+    taken = merged(drawn(4), drawn(0), state.anchor, MergeRule(0.3, 0.6))
     # The twin.
     b = buffer + delta
     m = a * momentum + d * delta + e * b
     theta = anchor - (x * m + y * delta)
-    w = k * weights + np.float32(1.0 - 0.3) * theta + s * (theta - anchor) + o * own.numpy()
+    w = k * weights + np.float32(1.0 - 0.3) * theta + s * (theta - anchor)
     for ours, theirs in ((state.buffer, z * b), (state.momentum, m), (state.anchor, theta), (taken, w)):
         assert ours is not None
         assert np.array_equal(ours.numpy(), theirs)
