@@ -1,4 +1,4 @@
-"""What islands of unequal speed learn in each step and second: diloco, with equal shares and by speed, and async_dn.
+"""What islands of unequal speed learn in each step and second: diloco, with equal shares and by speed.
 
     python -m benchmarks.learning.unequal_islands [--seeds 3] [--steps 120] [--save FILE] [--table docs/islands.md]
 
@@ -43,7 +43,6 @@ class Way:
     """One way to join islands of unequal speed."""
 
     name: str
-    mode: str
     outer: tuple[tuple[str, object], ...] = ()
     shares: str = "equal"
 
@@ -53,16 +52,12 @@ def pair(learning_rate: float, momentum: float) -> tuple[tuple[str, object], ...
     return ("learning_rate", learning_rate), ("momentum", momentum)
 
 
-DILOCO = Way("diloco", "diloco")
+DILOCO = Way("diloco")
 WAYS = (
     DILOCO,
-    Way("diloco", "diloco", pair(0.7, 0.5)),
-    Way("diloco, shares by speed", "diloco", shares="speed"),
-    Way("diloco, shares by speed", "diloco", pair(0.7, 0.5), shares="speed"),
-    Way("async_dn", "async_dn"),
-    Way("async_dn", "async_dn", pair(1.0, 0.5)),
-    Way("async_dn, buffer 1", "async_dn", (("buffer", 1), *pair(0.7, 0.5))),
-    Way("async_dn, buffer 1", "async_dn", (("buffer", 1), *pair(0.175, 0.5))),
+    Way("diloco", pair(0.7, 0.5)),
+    Way("diloco, shares by speed", shares="speed"),
+    Way("diloco, shares by speed", pair(0.7, 0.5), shares="speed"),
 )
 # A point of a curve: seconds of the virtual clock, and the loss then.
 Curve = Sequence[tuple[float, float]]
@@ -77,7 +72,7 @@ def job(way: Way, seed: int, steps: int, every: int, source: str) -> JobSpec:
     values |= {
         "pipeline": {"stages": 1, "overlap": 0},
         "islands": {"count": len(STEP_S), "shares": way.shares},
-        "averaging": {"mode": way.mode},
+        "averaging": {"mode": "diloco"},
         "outer": {"every_steps": every, **dict(way.outer)},
     }
     return resolved(values)
@@ -85,16 +80,14 @@ def job(way: Way, seed: int, steps: int, every: int, source: str) -> JobSpec:
 
 def curve(spec: JobSpec, batches: Batches) -> Curve:
     """Train once: the loss at each evaluation, and when that is."""
-    is_told = spec.averaging.mode == "async_dn" or spec.islands.shares == "speed"
-    trained = train_local(spec, batches, speeds=[1 / one for one in STEP_S] if is_told else ())
+    speeds = [1 / one for one in STEP_S] if spec.islands.shares == "speed" else ()
+    trained = train_local(spec, batches, speeds=speeds)
     return [(_time_s(spec, trained, at), one.loss) for at, one in enumerate(trained.evaluations)]
 
 
 def _time_s(spec: JobSpec, trained: Trained, at: int) -> float:
     """When an evaluation takes place, behind an exchange: a period takes as long as the slowest island needs for it."""
     one, islands = trained.evaluations[at], len(STEP_S)
-    if spec.averaging.mode == "async_dn":
-        return one.time_s
     equal_s, every = max(STEP_S), spec.outer.every_steps
     assert every != "auto", "the job says it"
     if spec.islands.shares == "equal":

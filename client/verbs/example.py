@@ -90,8 +90,7 @@ shares      = "equal"           # or speed, with diloco: slow islands train less
                                 # for them; it takes at least as many microbatches in a step as there are islands
 
 [averaging]
-mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says; or async_dn, in swarm
-                                # train-local only: they wait for none
+mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says
 aggregate   = "mean"            # or centered_clip: gradients of replicas that stray too far are clipped; it needs
                                 # limits.min_replicas = 4 and does without training.reproducible
 compression = "none"            # of gradients between the replicas of a stage: none, bfloat16 or int8; what rounding
@@ -100,7 +99,7 @@ timeout_s = 60.0                # 1 to 3600: one averaging round; in a swarm wit
 
 [outer]
 every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges; auto: 50, streaming 100
-learning_rate = "auto"          # up to 10, of the outer step; auto: 1.0, streaming and async_dn 0.7
+learning_rate = "auto"          # up to 10, of the outer step; auto: 1.0, streaming 0.7
 momentum      = "auto"          # of the outer step (Nesterov), below 1; auto: 0.5. If only one of the two is "auto", it
                                 # is that of the papers: 0.7, streaming 0.4, with a momentum of 0.9
 fragments     = "auto"          # streaming: parts of the model, exchanged in turn; auto: one for every three layers,
@@ -108,7 +107,6 @@ fragments     = "auto"          # streaming: parts of the model, exchanged in tu
 overlap_steps = "auto"          # streaming: inner steps while a part is exchanged; auto: 1
 mixing        = "auto"          # streaming: the share of its own weights that an island keeps, below 1; auto: 0.5
 compression   = "auto"          # none, bfloat16, int8, fp4: what islands send; auto: bfloat16, streaming fp4
-buffer        = "auto"          # async_dn: 1 to 4096 proposals between two momentum steps; auto: one of each island
 
 [checkpoint]
 dir          = ""               # an absolute folder or URL (s3://, gs://) that the scheduler can write; empty = its own

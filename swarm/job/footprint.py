@@ -122,7 +122,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
         inputs=in_flight * outputs * 4 * boundary,
         averaging=(sum_bytes + 4 + leftovers) * parameters,
         outputs=math.ceil(held * boundary),
-        outer={"allreduce": 0, "async_dn": 12}.get(spec.averaging.mode, 8) * parameters,
+        outer=8 * parameters if spec.has_outer_steps else 0,
         log=2 * 4 * parameters,
         steps_on_host=training.optimizer_on == "host",
         masters=4 * parameters if lowered else 0,

@@ -11,7 +11,7 @@ from typing import Any
 
 from swarm.errors import InvalidConfig
 from swarm.job.course import PLAIN, TIMELINES_MAX, Course, IslandCourse, OuterCourse, job_timeline_of
-from swarm.job.outer import OuterPlan, Rhythm, auto_fragments, nesterov
+from swarm.job.outer import OuterPlan, OuterUpdate, Rhythm, auto_fragments
 from swarm.job.shares import Shares
 from swarm.job.spec import JobSpec, TrustSection
 from swarm.limits import ISLANDS_IN_SWARM_MAX
@@ -19,15 +19,13 @@ from swarm.text import counted
 
 # What "auto" stands for in [outer], by averaging.mode; periods and codes are ours but for streaming's period.
 _AUTO: dict[str, dict[str, Any]] = {
-    "diloco": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16",
-               "buffer": 1},
-    "streaming": {"every_steps": 100, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4", "buffer": 1},
-    "async_dn": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16"},
-}  # fmt: skip
+    "diloco": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16"},
+    "streaming": {"every_steps": 100, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4"},
+}
 # Learning rate and momentum of the outer step: those that were best, or as good, in runs of 3 to 500 exchanges
-# (docs/islands.md), and those of the papers (swarm/job/outer.py), for who sets one of the two.
-_MEASURED = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5), "async_dn": (0.7, 0.5)}
-_PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9), "async_dn": (0.7, 0.9)}
+# (docs/islands.md), and those of the papers (swarm/job/outer.py), for a job that sets only one of the two.
+_MEASURED = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5)}
+_PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9)}
 
 
 def resolved_outer(spec: JobSpec) -> dict[str, Any]:
@@ -35,7 +33,7 @@ def resolved_outer(spec: JobSpec) -> dict[str, Any]:
     values = spec.outer.model_dump()
     if not spec.has_outer_steps:
         return values
-    chosen = {"fragments": auto_fragments(spec.layers), "buffer": spec.island_count} | _AUTO[spec.averaging.mode]
+    chosen = {"fragments": auto_fragments(spec.layers)} | _AUTO[spec.averaging.mode]
     every = chosen["every_steps"] if values["every_steps"] == "auto" else values["every_steps"]
     both = values["learning_rate"] == values["momentum"] == "auto"
     chosen["learning_rate"], chosen["momentum"] = (_MEASURED if both else _PUBLISHED)[spec.averaging.mode]
@@ -103,7 +101,7 @@ def outer_plan(spec: JobSpec) -> OuterPlan:
     assert outer.mixing != "auto", "resolve the spec first"
     assert outer.momentum != "auto", "resolve the spec first"
     rhythm = Rhythm(spec.training.steps, outer.every_steps, outer.fragments, outer.overlap_steps)
-    return OuterPlan(rhythm, outer.mixing, nesterov(outer.learning_rate, outer.momentum))
+    return OuterPlan(rhythm, outer.mixing, OuterUpdate(outer.learning_rate, outer.momentum))
 
 
 def outer_courses(spec: JobSpec, shares: Shares | None = None) -> list[OuterCourse]:
@@ -145,12 +143,6 @@ def check_for_swarm(spec: JobSpec, stored: JobSpec | None = None) -> None:
     """
     if not spec.has_outer_steps:
         return
-    if spec.averaging.mode == "async_dn":
-        raise InvalidConfig(
-            'averaging.mode = "async_dn" trains in one process only',
-            hint='set averaging.mode = "diloco" and islands.shares = "speed", so that no island waits for a slow one; '
-            "or run: swarm train-local FILE",
-        )
     round_s, still_s = limits = spec.averaging.timeout_s, spec.limits.no_progress_s
     is_kept = stored is not None and (stored.averaging.timeout_s, stored.limits.no_progress_s) == limits
     if round_s >= still_s and not is_kept:  # not in JobSpec: a scheduler reads jobs that are older than this rule
@@ -172,31 +164,16 @@ def check_for_swarm(spec: JobSpec, stored: JobSpec | None = None) -> None:
             )
 
 
-def check_for_one_process(spec: JobSpec, *, resumes: bool, repeats: bool, speeds: int) -> None:
-    """InvalidConfig, with a way out, if one process cannot train the job like that.
+def check_speeds(spec: JobSpec, speeds: int, *, repeats: bool) -> None:
+    """InvalidConfig, with a way out, if one process has no use for the speeds of so many islands (0: none given).
 
-    `resumes` from a checkpoint, `repeats` an outer log, with the speeds of this number of islands (0: none given).
+    `repeats`: it repeats an outer log.
     """
-    mode = spec.averaging.mode
-    if mode != "async_dn" and speeds and (spec.islands.shares == "equal" or repeats):
-        told = "beside an outer log" if repeats else f'with averaging.mode = "{mode}" and equal shares'
+    if speeds and (spec.islands.shares == "equal" or repeats):
+        told = "beside an outer log" if repeats else "with equal shares"
         raise InvalidConfig(f"--speeds does nothing {told}", hint="leave it out")
     if speeds not in (0, spec.island_count):
         raise InvalidConfig(
             f"--speeds has {counted(speeds, 'number')}, and the job {counted(spec.island_count, 'island')}",
             hint="give a number for each island, such as 1,0.5",
         )
-    if mode != "async_dn":
-        return
-    if spec.pipeline.overlap not in ("auto", 0):
-        raise InvalidConfig(
-            'pipeline.overlap does not work with averaging.mode = "async_dn"', hint="set it to 0, or leave it out"
-        )
-    if spec.limits.on_nonfinite == "pause":
-        raise InvalidConfig(
-            'limits.on_nonfinite = "pause" does not work with averaging.mode = "async_dn", which writes no checkpoints',
-            hint='set limits.on_nonfinite = "skip" or "fail"',
-        )
-    for is_given, what in ((resumes, "goes on from no checkpoint"), (repeats, "has no outer log")):
-        if is_given:
-            raise InvalidConfig(f'a job with averaging.mode = "async_dn" {what}', hint="leave the flag out")

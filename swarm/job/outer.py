@@ -1,4 +1,4 @@
-"""When islands exchange their weights, and with which numbers: the modes diloco and streaming; of async_dn the numbers.
+"""When islands exchange their weights, and with which numbers: the modes diloco and streaming.
 
     inner steps   0 ......... H-1 | H ......... 2H-1 | ...        fragment 0
                                ▲ captured                 merged ▶ overlap_steps later
@@ -26,14 +26,10 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class OuterUpdate:
-    """The six numbers of an outer version, named as in `swarm.model.islands.outer.advance`."""
+    """The two numbers of an outer version: Nesterov's momentum on the mean proposal."""
 
-    a: float
-    d: float
-    e: float
-    x: float
-    y: float
-    z: float
+    learning_rate: float
+    momentum: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +41,6 @@ class MergeRule:
 
 
 REPLACE = MergeRule(0.0, 0.0)  # the weights become the new outer weights
-
-
-def nesterov(learning_rate: float, momentum: float) -> OuterUpdate:
-    """Nesterov's momentum on the mean proposal D: m = momentum m + D; anchor -= learning_rate (momentum m + D)."""
-    return OuterUpdate(momentum, 1.0, 0.0, learning_rate * momentum, learning_rate, 0.0)
-
-
-def delayed_nesterov(version: int, learning_rate: float, momentum: float, buffer: int) -> OuterUpdate:
-    """The update with one proposal that makes outer version `version` (from 0): Nesterov's momentum with the mean of
-    the newest `buffer` proposals in every `buffer`-th version, and the proposal's own part alone in the others.
-
-    Source: Liu et al. (arXiv 2401.09135), algorithm 3 with c = 0.
-    """
-    if (version + 1) % buffer:
-        return OuterUpdate(1.0, 0.0, 0.0, 0.0, learning_rate / buffer, 1.0)
-    return OuterUpdate(momentum, 0.0, 1.0 / buffer, learning_rate * momentum, learning_rate / buffer, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

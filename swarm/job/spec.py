@@ -242,7 +242,7 @@ class AveragingSection(Section):
     """How replicas of a stage agree on one gradient, and islands on one model."""
 
     # allreduce: one island, every step; the others: an outer step now and then (swarm/job/outer.py).
-    mode: Literal["allreduce", "diloco", "streaming", "async_dn"] = "allreduce"
+    mode: Literal["allreduce", "diloco", "streaming"] = "allreduce"
 
     # How the sums of replicas become one gradient; centered_clip: those that stray are cut (swarm/model/robust.py).
     aggregate: Literal["mean", "centered_clip"] = "mean"
@@ -261,7 +261,6 @@ class OuterSection(Section):
     overlap_steps: Auto | Annotated[int, Field(ge=0, le=1000)] = "auto"  # inner steps while a fragment is exchanged
     mixing: Auto | Annotated[float, Field(ge=0, lt=1)] = "auto"  # the share of its weights that an island keeps
     compression: Auto | Literal["none", "bfloat16", "int8", "fp4"] = "auto"  # of what islands propose
-    buffer: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"  # async_dn only: proposals between two momentum steps
 
 
 def check_islands(spec: JobSpec) -> None:
@@ -281,15 +280,13 @@ def check_islands(spec: JobSpec) -> None:
     if batch % count or (size != "auto" and batch // count % size):
         to = "" if batch % count else f" into shares of whole microbatches of {size}"
         raise ValueError(f"islands.count = {count} does not divide training.global_batch_sequences = {batch}{to}")
-    if mode != "streaming" and (outer.fragments, outer.overlap_steps, outer.mixing) not in _WHOLE_MODEL_AT_ONCE:
+    if mode == "diloco" and (outer.fragments, outer.overlap_steps, outer.mixing) not in _WHOLE_MODEL_AT_ONCE:
         raise ValueError(
             f'averaging.mode = "{mode}" merges the whole model at once: remove outer.fragments, outer.overlap_steps '
             'and outer.mixing, or set averaging.mode = "streaming"'
         )
     if mode != "diloco" and spec.islands.shares != "equal":
         raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco", not "{mode}"')
-    if mode != "async_dn" and outer.buffer not in ("auto", 1):
-        raise ValueError(f'outer.buffer does nothing with averaging.mode = "{mode}": remove it')
     every, fragments, overlap = outer.every_steps, outer.fragments, outer.overlap_steps
     if "auto" not in (every, fragments, overlap) and overlap * fragments >= every:  # type: ignore[operator]  # numbers
         raise ValueError(
@@ -451,8 +448,9 @@ class JobSpec(Section):
 
 
 _CHECKED = "leave it out; trust.spot_check computes a share of all hops again"
-# The keys that earlier versions had: the default that their specs contain, and what to do instead.
+# The keys that earlier versions had: the default that their specs contain (or "auto"), and what to do instead.
 GONE: Mapping[str, tuple[object, str]] = {
+    "outer.buffer": (1, 'leave it out; it was of averaging.mode = "async_dn" alone'),
     "pipeline.staleness": ("", 'set pipeline.overlap = 0, or "all" and pipeline.sync_steps = 0'),
     "pipeline.deadline_k": (6.0, "leave it out; it is always 6"),
     "pipeline.deadline_min_s": (1.0, "leave it out; it is always 1 s"),
@@ -466,7 +464,10 @@ GONE: Mapping[str, tuple[object, str]] = {
     "trust.inviter_quota": (False, "leave it out; give tokens only to people who may have most replicas of a stage"),
 }
 # The values that earlier versions had, and what to do instead.
-GONE_VALUES: Mapping[tuple[str, object], str] = {("training.optimizer", "nadamw"): 'set it to "adamw", for example'}
+GONE_VALUES: Mapping[tuple[str, object], str] = {
+    ("averaging.mode", "async_dn"): 'set it to "diloco", and islands.shares = "speed" so that no island waits long',
+    ("training.optimizer", "nadamw"): 'set it to "adamw", for example',
+}
 SHOWN_CHARACTERS_MAX = 200  # of a value that is refused
 CLIPPED_MIN = 4  # replicas of a stage: of fewer, one false part is no small minority
 
@@ -556,7 +557,7 @@ def _without_gone(values: dict[str, Any]) -> dict[str, Any]:
     for key, (default, _) in GONE.items():
         name, _, part = key.partition(".")
         section = values.get(name)
-        if isinstance(section, dict) and section.get(part) == default:
+        if isinstance(section, dict) and section.get(part) in (default, "auto"):
             del section[part]
     return values
 

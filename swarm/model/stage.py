@@ -210,8 +210,7 @@ class Stage:
         self._optimizer = Optimizer(
             spec.training, ((name, each.to(self._step_device)) for name, each in newest.items())
         )
-        collects = spec.averaging.mode == "async_dn"
-        self._outer = OuterWeights(newest, collects=collects) if spec.has_outer_steps else None
+        self._outer = OuterWeights(newest) if spec.has_outer_steps else None
         self.proposals = None if self._outer is None else Proposals(spec, self.weights, self._outer)
         if initial is not None and (initial.optimizer or initial.momentum):
             for name in newest:

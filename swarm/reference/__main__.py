@@ -20,7 +20,7 @@ with quiet_start():
     from swarm.errors import UsageError
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, look_at_model
-    from swarm.job.islands import check_for_one_process
+    from swarm.job.islands import check_speeds
     from swarm.job.outer_log import OuterRecord, read
     from swarm.job.spec import load_job
     from swarm.process.lifecycle import fail
@@ -69,8 +69,8 @@ def train_local(
         str,
         typer.Option(
             metavar="X,Y,...",
-            help='With averaging.mode = "async_dn" or islands.shares = "speed": how fast each island is. Only the '
-            "ratios count. Equal ones if left out.",
+            help='With islands.shares = "speed": how fast each island is. Only the ratios count. Equal ones if left '
+            "out.",
         ),
     ] = "",
 ) -> None:
@@ -87,7 +87,7 @@ def train_local(
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
     folder = resume_from or (Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None)
-    check_for_one_process(spec, resumes=folder is not None, repeats=outer_log is not None, speeds=len(of_islands))
+    check_speeds(spec, len(of_islands), repeats=outer_log is not None)
     start = open_folder(folder) if folder is not None else None
     log = () if outer_log is None else _log(outer_log)
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.

@@ -3,7 +3,7 @@
 It trains a job here and now (`swarm train-local`): the same stages, the wire codec at the same cuts, the same data,
 sums, clipping, schedule and optimizer, one microbatch after the other. It has no network, no replicas and no recovery,
 so it is short enough to be trusted; with `training.reproducible` the swarm must end with the same bits. Several islands
-take turns here: an inner step each, or with async_dn the next one by a virtual clock.
+take turns here, an inner step each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from swarm.errors import InvalidConfig, JobFailed, NotAllowed, OutOfMemory
 from swarm.hf import model_folder
 from swarm.hf.placing import begin, put_in_place
 from swarm.job.course import PLAIN, Course, InnerStep
-from swarm.job.islands import check_for_one_process, course_of, courses, island_spec, shares_of
+from swarm.job.islands import check_speeds, course_of, courses, island_spec, shares_of
 from swarm.job.lighter import lighter
 from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import unit_names
@@ -53,7 +53,6 @@ from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, read_initial, weights_file
 from swarm.process.cores import cores
 from swarm.process.temporary import temporary_folder
-from swarm.reference.asynchronous import AsyncOuterSteps, VirtualClock
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
 from swarm.reference.islands import ReferenceOuterSteps, begin_anew, divide, tokens_before, took_part
 from swarm.text import counted
@@ -85,7 +84,6 @@ class EvaluationReport:
 
     version: int
     loss: float
-    time_s: float = 0.0  # of the virtual clock, with async_dn
 
 
 OnStep: TypeAlias = Callable[[StepReport], None]
@@ -101,7 +99,6 @@ class Trained:
     stages: tuple[Stage, ...]
     sha256: str
     evaluations: tuple[EvaluationReport, ...] = ()
-    time_s: float = 0.0  # of the virtual clock, with async_dn
 
 
 def train_local(
@@ -119,9 +116,8 @@ def train_local(
     """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
 
     With outer steps, `islands.count` islands take turns, and the losses are over all. With the `log` of a swarm
-    (InvalidConfig if it does not fit) islands are left out, and begin as copies of others, as they did there. With
-    async_dn they come as `speeds` has it, in inner steps per second; shares that follow speed do so behind the first
-    exchange.
+    (InvalidConfig if it does not fit) islands are left out, and begin as copies of others, as they did there. From
+    the first exchange on, shares that follow speed do so by `speeds`: the inner steps per second of each island.
 
     `on_commit` may look at the stages of all islands after each step. JobFailed if a step is not finite and
     `limits.on_nonfinite` is "fail", or too many of an island were in a row; with "pause" after `on_commit`, with diloco
@@ -129,7 +125,7 @@ def train_local(
     """
     device = device or torch.device("cpu")
     share = island_spec(spec)
-    check_for_one_process(spec, resumes=start is not None, repeats=bool(log), speeds=len(speeds))
+    check_speeds(spec, len(speeds), repeats=bool(log))
     if start is None:
         islands = [build_stages(share, device) for _ in range(spec.island_count)]
     else:
@@ -138,8 +134,6 @@ def train_local(
     exchanges = took_part(spec, log, first_step)
     if spec.model.compile and (fault := compile_layers([stage for island in islands for stage in island], spec)):
         _say(f"layers are not compiled: {fault}")
-    if spec.averaging.mode == "async_dn":
-        return _train_asynchronously(spec, batches, islands, speeds or [1.0] * len(islands), on_step, on_evaluation)
     if (shares := shares_of(spec)) is not None:
         batches = batches.divided(shares)
         divide(shares, exchanges, speeds)
@@ -184,45 +178,6 @@ def train_local(
             if on_evaluation is not None:
                 on_evaluation(evaluations[-1])
     return Trained(tuple(losses), tuple(stages), sha256_of(stages), tuple(evaluations))
-
-
-def _train_asynchronously(
-    spec: JobSpec,
-    batches: Batches,
-    islands: Islands,
-    speeds: Sequence[float],
-    on_step: OnStep | None,
-    on_evaluation: OnEvaluation | None,
-) -> Trained:
-    """As `train_local`, with islands that wait for none; as many of their steps as there are islands are one of the
-    job. It is evaluated where an island has just taken over the outer weights."""
-    assert spec.outer.every_steps != "auto", "resolve the spec first"
-    share, outer = island_spec(spec), AsyncOuterSteps(spec, islands)
-    clock = VirtualClock(spec.training.steps * len(islands), spec.outer.every_steps, speeds)
-    losses, evaluations, skipped_in_a_row, evaluates = [], [], [0] * len(islands), False
-    time_s, done, of_step = 0.0, 0, list[StepReport]()
-    for turns in clock.moments():
-        time_s = turns[0].time_s
-        for turn in turns:
-            report = train_step(islands[turn.island], share, batches, turn.inner)
-            skipped_in_a_row[turn.island] = _skipped_in_a_row(spec, done, report, skipped_in_a_row[turn.island])
-            of_step.append(report)
-            if len(of_step) == len(islands):
-                losses.append((together := _together(done, of_step)).loss)
-                done, of_step = done + 1, []
-                evaluates |= evaluation_due(done, spec.training.eval_every_steps, spec.training.steps)
-                if on_step is not None:
-                    on_step(together)
-        ended = [turn.island for turn in turns if turn.ends_lease]
-        for island in outer.exchange(ended):
-            _say(f"after step {done} what island {island} proposed is not finite, and is dropped")
-        if evaluates and ended and batches.evaluation_microbatches:
-            evaluates = False
-            evaluations.append(replace(evaluate(islands[ended[-1]], share, batches, done), time_s=time_s))
-            if on_evaluation is not None:
-                on_evaluation(evaluations[-1])
-    outer.close()
-    return Trained(tuple(losses), tuple(islands[0]), sha256_of(islands[0]), tuple(evaluations), time_s)
 
 
 def _skipped_in_a_row(spec: JobSpec, step: int, report: StepReport, before: int) -> int:

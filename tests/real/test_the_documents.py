@@ -356,8 +356,6 @@ def test_the_page_about_islands(reader: Reader) -> None:
     by_speed = "swarm submit job.toml --set averaging.mode=diloco --set islands.count=2 --set islands.shares=speed"
     reader.types(by_speed, few)
     reader.passes_all(LEFT_OUT)
-    waits_for_nobody = "--set averaging.mode=async_dn --set islands.count=2 --speeds 1,0.5"
-    reader.types(f"swarm train-local job.toml {waits_for_nobody}", f"{few} --out alone")
     lyon = "swarm stage-server --scheduler SCHEDULER:7950 --site lyon --listen PEER:7951"
     reader.names["PEER"] = reader.starts(lyon, "--device cpu --data-dir lyon")["peer"]
     reader.types("swarm explain PEER")

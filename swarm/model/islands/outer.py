@@ -1,16 +1,16 @@
-"""The mathematics between islands: proposals, outer versions, merges. Two linear forms, float32 on the CPU.
+"""The mathematics between islands: proposals, outer versions, merges. Linear forms, float32 on the CPU.
 
     proposal       P = C(anchor - w)                         C: code and decode, so the proposer knows what others get
     compose        D = sum of share_i P_i                    in float64, in order of islands, rounded to float32 once
-    advance        B += D;  m = a m + d D + e B;  anchor -= x m + y D;  B *= z
+    advance        m = momentum m + D;  anchor -= (rate momentum) m + rate D        Nesterov's momentum
     merged         w = k w + (1 - k) anchor' + s (anchor' - anchor)
 
 Every product and every sum is rounded once, in the order written. A term whose factor is 0 is left out, so its values
 that are not finite have no effect. So every machine gets the same bits of a form, and its numbers alone say which
-algorithm it is (`swarm.job.outer`): DiLoCo, Streaming DiLoCo and delayed Nesterov are all of this form.
+algorithm it is (`swarm.job.outer`).
 
-Source: DiLoCo (arXiv 2311.08105), algorithm 1; Streaming DiLoCo (arXiv 2501.18512), algorithm 2; delayed Nesterov, Liu
-et al. (arXiv 2401.09135), algorithm 3. Decision: docs/decisions/045.
+Source: DiLoCo (arXiv 2311.08105), algorithm 1; Streaming DiLoCo (arXiv 2501.18512), algorithm 2. Decision:
+docs/decisions/045.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ class OuterState:
 
     anchor: Tensor  # the outer weights
     momentum: Tensor  # m
-    buffer: Tensor | None = None  # B, where the update collects proposals
 
     @classmethod
-    def of(cls, weights: Tensor, *, collects: bool = False) -> OuterState:
-        """The state at the start: the weights are the anchor, and there is no momentum; with a buffer if it collects
-        proposals."""
-        return cls(weights.clone(), torch.zeros_like(weights), torch.zeros_like(weights) if collects else None)
+    def of(cls, weights: Tensor) -> OuterState:
+        """The state at the start: the weights are the anchor, and there is no momentum."""
+        return cls(weights.clone(), torch.zeros_like(weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +54,15 @@ class Merge:
 class OuterWeights:
     """The outer state of a stage's parameters. All islands hold the same, and so do all replicas of an island."""
 
-    def __init__(self, weights: Mapping[str, Tensor], *, collects: bool = False) -> None:
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
         """At the start of a job, when the outer weights are the weights."""
-        self._states = {name: OuterState.of(each.detach().cpu(), collects=collects) for name, each in weights.items()}
+        self._states = {name: OuterState.of(each.detach().cpu()) for name, each in weights.items()}
         self._digest = ""
 
     def tensors(self, name: str) -> list[Tensor]:
         """The tensors held for a parameter, not copies; call `changed` after writing into them."""
         state = self._states[name]
-        return [state.anchor, state.momentum, *([] if state.buffer is None else [state.buffer])]
+        return [state.anchor, state.momentum]
 
     def changed(self) -> None:
         self._digest = ""
@@ -119,12 +117,11 @@ def compose(proposals: Iterable[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def advance(state: OuterState, delta: Tensor, update: OuterUpdate) -> OuterState:
-    """The next outer version, given D; an update with `e` or `z` needs a buffer."""
-    buffer = None if state.buffer is None else state.buffer + delta
-    terms = [(update.a, state.momentum), (update.d, delta)]
-    momentum = _sum([*terms, (update.e, buffer)] if buffer is not None else terms, delta)
-    anchor = state.anchor - _sum([(update.x, momentum), (update.y, delta)], delta)
-    return OuterState(anchor, momentum, None if buffer is None else _sum([(update.z, buffer)], delta))
+    """The next outer version, given D."""
+    momentum = _sum([(update.momentum, state.momentum), (1.0, delta)], delta)
+    ahead = update.learning_rate * update.momentum
+    anchor = state.anchor - _sum([(ahead, momentum), (update.learning_rate, delta)], delta)
+    return OuterState(anchor, momentum)
 
 
 def merged(weights: Tensor, before: Tensor, after: Tensor, rule: MergeRule) -> Tensor:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from swarm.errors import InvalidConfig
 from swarm.job.course import PLAIN, TIMELINES_MAX, OuterCourse
 from swarm.job.islands import (
-    check_for_one_process,
     check_for_swarm,
+    check_speeds,
     course_of,
     courses,
     island_of,
@@ -23,7 +23,7 @@ from swarm.job.islands import (
     most_islands,
     outer_plan,
 )
-from swarm.job.outer import OuterUpdate, nesterov
+from swarm.job.outer import OuterUpdate
 from swarm.job.partition import resolve, shape_text
 from swarm.job.spec import JobSpec, TrustSection, parse_job, spec_from_json
 
@@ -43,7 +43,7 @@ def spec_of(mode: str = "diloco", count: int = 2, **sections: dict[str, Any]) ->
     return resolve(parse_job(values | sections), vocabulary_size=257, stages_if_auto=1)
 
 
-NOT_DIVIDED = ("allreduce", "streaming", "async_dn")  # modes without shares that follow speed
+NOT_DIVIDED = ("allreduce", "streaming")  # modes without shares that follow speed
 ISLANDS = {count: spec_of(count=count, training={"global_batch_sequences": 60}) for count in range(1, 6)}
 
 
@@ -58,9 +58,8 @@ def test_every_mode_has_a_rhythm_and_a_code_unless_the_job_says_otherwise() -> N
 
 
 PAIRS = [
-    ("diloco", nesterov(1.0, 0.5), nesterov(0.7, 0.9)),
-    ("streaming", nesterov(0.7, 0.5), nesterov(0.4, 0.9)),
-    ("async_dn", nesterov(0.7, 0.5), nesterov(0.7, 0.9)),
+    ("diloco", OuterUpdate(1.0, 0.5), OuterUpdate(0.7, 0.9)),
+    ("streaming", OuterUpdate(0.7, 0.5), OuterUpdate(0.4, 0.9)),
 ]
 
 
@@ -76,7 +75,7 @@ def test_jobs_have_less_outer_momentum_than_the_papers_however_long_they_are(
 
     assert update() == measured
     assert update(momentum=0.9) == published, "who gives one of the two has the other of the paper"
-    assert update(learning_rate=published.y) == published
+    assert update(learning_rate=published.learning_rate) == published
 
 
 def test_people_are_told_how_islands_exchange() -> None:
@@ -132,8 +131,6 @@ def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
             "2 is too long for 3 fragments in 6 steps",
         ),
         ("diloco", 2, {"outer": {"every_steps": 1}, "training": {"steps": 10**6}}, "200000 exchanges at most"),
-        ("async_dn", 2, {"outer": {"fragments": 2}}, "merges the whole model at once"),
-        ("diloco", 2, {"outer": {"buffer": 2}}, "outer.buffer does nothing"),
         *((mode, 1, {"islands": {"count": 1, "shares": "speed"}}, "needs averaging.mode") for mode in NOT_DIVIDED),
         ("gaia", 2, {}, "averaging.mode"),
     ],
@@ -152,14 +149,6 @@ def test_automatic_fragments_are_as_many_as_can_be_exchanged_one_after_the_other
     plan = outer_plan(spec_of("streaming", 2, outer={"every_steps": every, "overlap_steps": overlap}))
     assert plan.rhythm.fragments == fragments
     assert plan.rhythm.overlap_steps * fragments < plan.rhythm.every_steps
-
-
-def test_a_swarm_trains_all_modes_but_async_dn() -> None:
-    for mode, count in (("allreduce", 1), ("diloco", 1), ("diloco", 2), ("streaming", 1), ("streaming", 2)):
-        check_for_swarm(spec_of(mode, count))
-    with pytest.raises(InvalidConfig, match="async_dn") as refused:
-        check_for_swarm(spec_of("async_dn"))
-    assert "swarm train-local" in refused.value.hint
 
 
 @pytest.mark.parametrize(("round_s", "still_s"), [(300, 300), (600, 300), (60, 20)])
@@ -186,28 +175,18 @@ def test_limits_that_a_job_has_already_are_not_refused_when_it_goes_on_with_some
 
 
 @pytest.mark.parametrize(
-    ("mode", "how", "told"),
+    ("shares", "speeds", "repeats", "told"),
     [
-        ("diloco", {"speeds": 2}, "--speeds does nothing"),
-        ("async_dn", {"speeds": 3}, "3 numbers, and the job 2 islands"),
-        ("async_dn", {"resumes": True}, "goes on from no checkpoint"),
-        ("async_dn", {"repeats": True}, "has no outer log"),
-        ("async_dn", {}, "limits.on_nonfinite"),
+        ("equal", 2, False, "--speeds does nothing with equal shares"),
+        ("speed", 2, True, "--speeds does nothing beside an outer log"),
+        ("speed", 3, False, "3 numbers, and the job 2 islands"),
     ],
 )
-def test_what_one_process_cannot_do_is_refused(mode: str, how: dict[str, Any], told: str) -> None:
-    plain: dict[str, Any] = {"resumes": False, "repeats": False, "speeds": 0}
-    spec = spec_of(mode, limits={} if how else {"on_nonfinite": "pause"})
+def test_what_one_process_cannot_do_is_refused(shares: str, speeds: int, repeats: bool, told: str) -> None:
+    spec = spec_of(islands={"count": 2, "shares": shares})
     with pytest.raises(InvalidConfig, match=told):
-        check_for_one_process(spec, **plain | how)
-    check_for_one_process(spec_of(mode), **plain)
-    check_for_one_process(spec_of("async_dn"), **plain | {"speeds": 2})
-
-
-def test_late_microbatches_are_refused_where_islands_merge_at_any_time() -> None:
-    check_for_swarm(spec_of("diloco", pipeline={"overlap": 2}))
-    with pytest.raises(InvalidConfig, match=r"pipeline\.overlap does not work with .*async_dn"):
-        check_for_one_process(spec_of("async_dn", pipeline={"overlap": 2}), resumes=False, repeats=False, speeds=0)
+        check_speeds(spec, speeds, repeats=repeats)
+    check_speeds(spec, 0, repeats=repeats)
 
 
 @pytest.mark.parametrize(("key", "value"), TRUSTED.items())

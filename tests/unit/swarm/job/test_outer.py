@@ -14,14 +14,12 @@ from swarm.job.outer import (
     Part,
     Rhythm,
     auto_fragments,
-    delayed_nesterov,
     fragment_of,
-    nesterov,
 )
 
 
 def plan(steps: int, every: int, fragments: int = 1, overlap: int = 0, mixing: float = 0.0) -> OuterPlan:
-    return OuterPlan(Rhythm(steps, every, fragments, overlap), mixing, nesterov(0.7, 0.9))
+    return OuterPlan(Rhythm(steps, every, fragments, overlap), mixing, OuterUpdate(0.7, 0.9))
 
 
 def captures(plan: OuterPlan) -> dict[int, tuple[int, ...]]:
@@ -67,24 +65,6 @@ def test_every_capture_is_merged_once_before_the_next_and_every_fragment_at_the_
             under_way.remove(fragment)
     assert not under_way
     assert of.merges(steps - 1) == tuple(range(fragments))
-
-
-def test_nesterov_is_the_textbook_form() -> None:
-    """D = 1, then D = 2, with rate 0.5 and momentum 0.5: worked out by hand from m = bm + D, t -= r(bm + D)."""
-    update = nesterov(0.5, 0.5)
-    momentum, anchor = 0.0, 0.0
-    for delta in (1.0, 2.0):
-        momentum = update.a * momentum + update.d * delta
-        anchor -= update.x * momentum + update.y * delta
-    assert (momentum, anchor) == pytest.approx((2.5, -0.75 - 1.625))
-
-
-def test_delayed_nesterov_takes_momentum_in_every_nth_version() -> None:
-    numbers = [delayed_nesterov(version, 0.6, 0.9, 3) for version in range(6)]
-    hold = OuterUpdate(1.0, 0.0, 0.0, 0.0, 0.6 / 3, 1.0)
-    assert numbers[:2] == numbers[3:5] == [hold, hold]
-    assert numbers[2] == numbers[5] == OuterUpdate(0.9, 0.0, 1 / 3, 0.6 * 0.9, 0.6 / 3, 0.0)
-    assert delayed_nesterov(0, 0.6, 0.9, 1) == OuterUpdate(0.9, 0.0, 1.0, 0.6 * 0.9, 0.6, 0.0)
 
 
 def test_fragments_are_strided_layers_with_the_embedding_first_and_the_head_last() -> None:

@@ -16,6 +16,7 @@ from swarm.job.changes import changed_spec
 from swarm.job.spec import (
     CONFIG_VALUES_MAX,
     GONE,
+    GONE_VALUES,
     TEXT_CHARACTERS_MAX,
     VALUES_MAX,
     JobSpec,
@@ -62,10 +63,13 @@ def test_a_key_that_is_gone_does_nothing_in_a_stored_spec_and_is_refused_by_name
     assert spec_from_json(json.dumps(stored | {section: stored[section] | {name: default}})) == job()
 
 
-def test_an_optimizer_that_is_gone_is_refused_by_name_with_what_to_do() -> None:
-    with pytest.raises(InvalidConfig, match=r"there is no training\.optimizer = 'nadamw' any more") as refused:
-        job(optimizer="nadamw")
-    assert "adamw" in refused.value.hint
+@pytest.mark.parametrize(("key", "value"), GONE_VALUES)
+def test_a_value_that_is_gone_is_refused_by_name_with_what_to_do(key: str, value: object) -> None:
+    values, (section, name) = job().model_dump(mode="json"), key.split(".")
+    values[section][name] = value
+    with pytest.raises(InvalidConfig, match=f"there is no {key} = '{value}' any more") as refused:
+        parse_job(values)
+    assert refused.value.hint == GONE_VALUES[key, value]
 
 
 def pipeline(**values: Any) -> JobSpec:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swarm.job.families import HEAD
-from swarm.job.outer import REPLACE, MergeRule, nesterov
+from swarm.job.outer import REPLACE, MergeRule, OuterUpdate
 from swarm.job.spec import JobSpec
 from swarm.model.families import EMBEDDING
 from swarm.model.islands.outer import Merge, compose
@@ -17,7 +17,7 @@ from swarm.model.stage import Stage
 from swarm.types import Microbatch
 from tests.support.whole_steps import CPU, B, T, commit, means_of, run, spec_of, stages_of, text
 
-UPDATE = nesterov(0.7, 0.9)
+UPDATE = OuterUpdate(0.7, 0.9)
 
 
 def outer_spec(stages: int = 1, **changes: object) -> JobSpec:
@@ -57,7 +57,7 @@ def test_a_merge_makes_a_version_like_any_other(dtype: str) -> None:
     before, loss = stage.capture(optimizer=True), stage.evaluate(1, tokens=tokens, targets=targets)[1]
     trained_to = {name: value.clone() for name, value in stage.weights.newest().items()}
     start = stage.propose([HEAD])[HEAD] + trained_to[HEAD]  # the outer weights, but for the code's rounding
-    stage.merge(1, Merge({HEAD: start}, nesterov(1.0, 0.0), REPLACE))
+    stage.merge(1, Merge({HEAD: start}, OuterUpdate(1.0, 0.0), REPLACE))
     digest = stage.digest()
     assert (stage.version, stage.digest()) == (2, digest)
     assert stage.evaluate(1, tokens=tokens, targets=targets)[1] == loss
@@ -86,7 +86,7 @@ def test_the_digest_names_the_outer_state_too() -> None:
     held: dict[str, Tensor] = one.propose([EMBEDDING])
     zeros = {EMBEDDING: torch.zeros_like(held[EMBEDDING])}
     # The weights stay, as everything of them is kept; the outer state moves.
-    for stage, update in ((one, UPDATE), (two, nesterov(0.5, 0.9))):
+    for stage, update in ((one, UPDATE), (two, OuterUpdate(0.5, 0.9))):
         stage.merge(0, Merge({EMBEDDING: zeros[EMBEDDING] + 1}, update, MergeRule(1.0, 0.0)))
     inner, outer = zip(*(stage.digest().split("-") for stage in (one, two)), strict=True)
     assert inner[0] == inner[1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarm.errors import CorruptFrame
-from swarm.job.outer import REPLACE, nesterov
+from swarm.job.outer import REPLACE, OuterUpdate
 from swarm.job.spec import JobSpec
 from swarm.model.islands.exchange import decoded, mean_proposal, merge_of, merge_of_deltas, proposal_bytes, proposed
 from swarm.model.islands.outer import Merge, compose
@@ -58,7 +58,7 @@ def test_bytes_that_travel_make_the_merge_of_one_process(code: str, stages: int,
             }
             at.merge(at.version, merge_of(at, spec, 1, means))
             twin = twins[island][stage]
-            twin.merge(twin.version, Merge(deltas, nesterov(0.7, 0.9), REPLACE))
+            twin.merge(twin.version, Merge(deltas, OuterUpdate(0.7, 0.9), REPLACE))
             assert at.digest() == twin.digest()
 
 

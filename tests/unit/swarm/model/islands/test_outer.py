@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.job.outer import REPLACE, MergeRule, OuterUpdate, delayed_nesterov, nesterov
+from swarm.job.outer import REPLACE, MergeRule, OuterUpdate
 from swarm.model.codec import round_trip
 from swarm.model.islands.outer import OuterState, advance, compose, merged, proposal
 
@@ -38,15 +38,12 @@ def test_momentum_starts_at_zero_and_the_anchor_at_the_weights() -> None:
     weights.zero_()
     assert torch.equal(state.anchor, drawn(0)), "it is a copy"
     assert not state.momentum.any()
-    assert state.buffer is None
 
 
 def test_advancing_changes_nothing_in_place() -> None:
-    state, delta = OuterState(drawn(0), drawn(1), drawn(2)), drawn(3)
-    advance(state, delta, OuterUpdate(0.9, 1.0, 0.5, 0.6, 0.7, 0.0))
-    assert all(
-        torch.equal(held, drawn(seed)) for seed, held in enumerate((state.anchor, state.momentum, state.buffer, delta))
-    )
+    state, delta = OuterState(drawn(0), drawn(1)), drawn(2)
+    advance(state, delta, OuterUpdate(0.7, 0.9))
+    assert all(torch.equal(held, drawn(seed)) for seed, held in enumerate((state.anchor, state.momentum, delta)))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -62,30 +59,21 @@ def test_an_island_that_rebases_keeps_what_it_has_not_proposed() -> None:
     assert torch.allclose(after - rebased, before - weights, atol=1e-6)
 
 
-@pytest.mark.parametrize("islands", [1, 2, 5])
-def test_delayed_nesterov_with_a_proposal_of_each_island_between_momentum_steps_is_diloco(islands: int) -> None:
-    rate, beta = 0.7, 0.9
-    together, one_by_one = OuterState.of(drawn(0)), OuterState.of(drawn(0), collects=True)
-    for turn in range(4):
-        proposals = [drawn(10 * turn + island) for island in range(1, islands + 1)]
-        together = advance(together, compose(proposals, [1.0 / islands] * islands), nesterov(rate, beta))
-        for at, one in enumerate(proposals):
-            one_by_one = advance(one_by_one, one, delayed_nesterov(turn * islands + at, rate, beta, islands))
-        assert torch.allclose(one_by_one.anchor, together.anchor, atol=2e-6)
-        assert torch.allclose(one_by_one.momentum, together.momentum, atol=2e-6)
-
-
 def test_the_forms_have_the_bits_of_numpy() -> None:
-    anchor, momentum, buffer, delta, weights = (drawn(seed).numpy() for seed in range(5))
-    u, (k, s) = OuterUpdate(0.9, 0.3, 0.25, 0.63, 0.7, 0.5), (np.float32(0.3), np.float32(0.6))
-    a, d, e, x, y, z = (np.float32(value) for value in (u.a, u.d, u.e, u.x, u.y, u.z))
-    state = advance(OuterState(*map(torch.from_numpy, (anchor, momentum, buffer))), torch.from_numpy(delta), u)
-    taken = merged(drawn(4), drawn(0), state.anchor, MergeRule(0.3, 0.6))
+    anchor, momentum, delta, weights = (drawn(seed).numpy() for seed in range(4))
+    state = advance(OuterState(drawn(0), drawn(1)), drawn(2), OuterUpdate(0.7, 0.9))
+    taken = merged(drawn(3), drawn(0), state.anchor, MergeRule(0.3, 0.6))
     # The twin.
-    b = buffer + delta
-    m = a * momentum + d * delta + e * b
-    theta = anchor - (x * m + y * delta)
-    w = k * weights + np.float32(1.0 - 0.3) * theta + s * (theta - anchor)
-    for ours, theirs in ((state.buffer, z * b), (state.momentum, m), (state.anchor, theta), (taken, w)):
-        assert ours is not None
+    m = np.float32(0.9) * momentum + delta
+    theta = anchor - (np.float32(0.7 * 0.9) * m + np.float32(0.7) * delta)
+    w = np.float32(0.3) * weights + np.float32(1.0 - 0.3) * theta + np.float32(0.6) * (theta - anchor)
+    for ours, theirs in ((state.momentum, m), (state.anchor, theta), (taken, w)):
         assert np.array_equal(ours.numpy(), theirs)
+
+
+def test_nesterov_is_the_textbook_form() -> None:
+    """D = 1, then D = 2, with rate 0.5 and momentum 0.5: worked out by hand from m = bm + D, t -= r(bm + D)."""
+    state = OuterState(torch.zeros(1), torch.zeros(1))
+    for delta in (1.0, 2.0):
+        state = advance(state, torch.tensor([delta]), OuterUpdate(0.5, 0.5))
+    assert (state.momentum.item(), state.anchor.item()) == (2.5, -0.75 - 1.625)
