@@ -18,7 +18,7 @@ from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.removal import JobRemoval
 from scheduler.jobs.restart import Restart
 from scheduler.jobs.runner import JobRunner
-from scheduler.jobs.starts import Rollback, Timelines
+from scheduler.jobs.starts import Timelines
 from scheduler.storage.drains import Drains
 from scheduler.storage.members.quarantine import Quarantine
 
@@ -80,11 +80,10 @@ def assemble(
     relays = None if passes is None else RelayDesk(passes, connections, ports.log, ports.wall_s)
     quarantine = Quarantine(ports.stores.database, ports.log, ports.wall_s)
     peers = Peers(ports, registry, membership, passes or connections, tasks, quarantine)
-    timelines = Timelines(ports, registry)
-    rollback = Rollback(ports, registry, peers, timelines)
-    runner = JobRunner(ports, registry, peers, membership, rollback, tasks)
+    timelines = Timelines(ports, registry, peers.wake)
+    runner = JobRunner(ports, registry, peers, membership, timelines, tasks)
     allocator = Allocator(ports, registry, peers, membership, runner)
-    restart = Restart(ports, registry, peers, timelines, rollback, runner, tasks)
+    restart = Restart(ports, registry, peers, timelines, runner, tasks)
     removal = JobRemoval(ports, registry, keep_jobs_s)
     jobs = Jobs(ports, registry, peers, membership, timelines, allocator, drains, removal)
     listener = PeerListener(ports, registry, membership, peers, runner, drains, tasks)
@@ -93,18 +92,5 @@ def assemble(
         listener.on_relays(False)  # until one attaches
     transfer = JobTransfer(ports.stores, registry)
     sessions = Sessions(ports, membership, connections, listener, transfer, tasks, passes)
-    return Scheduler(
-        jobs=jobs,
-        membership=membership,
-        connections=connections,
-        sessions=sessions,
-        listener=listener,
-        transfer=transfer,
-        peers=peers,
-        allocator=allocator,
-        restart=restart,
-        drains=drains,
-        tasks=tasks,
-        passes=passes,
-        relays=relays,
-    )
+    parts = (jobs, membership, connections, sessions, listener, transfer, peers, allocator, restart, drains, tasks)
+    return Scheduler(*parts, passes, relays)

@@ -45,25 +45,17 @@ class _KnownNeeds:
     by_replicas: dict[int, tuple[Memory, ...]] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class Allocator:
     """Starts waiting jobs and lets idle peers join running ones."""
 
-    def __init__(
-        self,
-        ports: SchedulerPorts,
-        registry: JobRegistry,
-        peers: Peers,
-        membership: Membership,
-        runner: JobRunner,
-    ) -> None:
-        self._registry = registry
-        self._peers = peers
-        self._membership = membership
-        self._files = ports.stores.files
-        self._runner = runner
-        self._settle_s = ports.settle_s
-        self._known_needs: dict[JobId, _KnownNeeds] = {}
-        self._unused: Mapping[PeerId, Mapping[JobId, str]] = {}  # why no running job took an idle peer
+    _ports: SchedulerPorts
+    _registry: JobRegistry
+    _peers: Peers
+    _membership: Membership
+    _runner: JobRunner
+    _known_needs: dict[JobId, _KnownNeeds] = field(default_factory=dict)
+    _unused: Mapping[PeerId, Mapping[JobId, str]] = field(default_factory=dict)  # why no running job took an idle peer
 
     async def run(self) -> None:
         """Start waiting jobs whenever there are peers for one, the highest priority first; forever."""
@@ -75,7 +67,7 @@ class Allocator:
             if self._registry.waiting():
                 # Every new peer prolongs the wait. No event says that nothing has happened for a while, so sleep.
                 until_s = now_s() + SETTLE_S_MAX
-                while (wait_s := min(self._peers.changed_s + self._settle_s, until_s) - now_s()) > 0:  # noqa: ASYNC110
+                while (wait_s := min(self._peers.changed_s + self._ports.settle_s, until_s) - now_s()) > 0:  # noqa: ASYNC110
                     await asyncio.sleep(wait_s)
                 await self._start_waiting()
             if self._registry.at_work() and self._membership.idle_peers():
@@ -307,7 +299,7 @@ class Allocator:
             return
         places, waited, hellos = decision.plan, job.waiting, {peer: idle[peer].hello for peer in decision.plan}
         try:
-            batches = await self._files.opened(job.spec, job.record.tokens, job.record.owner)
+            batches = await self._ports.stores.files.opened(job.spec, job.record.tokens, job.record.owner)
         except SwarmError as error:
             if job.waiting is waited:
                 await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)

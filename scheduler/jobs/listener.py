@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from scheduler.brain.fleet.membership import Membership, Peer, Transition, offer
-from scheduler.brain.inputs import RelaysHere, Unreached
+from scheduler.brain.inputs import Input, RelaysHere, Unreached
 from scheduler.jobs.islands import of_job, timelines
 from scheduler.jobs.job import JobRun, now_s, split_of
 from scheduler.jobs.peers import Peers
@@ -36,30 +36,20 @@ from swarm.wire.messages import (
 )
 
 
+@dataclass(eq=False)
 class PeerListener:
     """Passes events to the driver of the sender's job, and to metrics, logs and drains."""
 
-    def __init__(
-        self,
-        ports: SchedulerPorts,
-        registry: JobRegistry,
-        membership: Membership,
-        peers: Peers,
-        runner: JobRunner,
-        drains: Drains,
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        self._metrics, self._wall_s, self._stores = ports.metrics, ports.wall_s, ports.stores
-        self._logs = ports.stores.logs
-        self._registry = registry
-        self._membership = membership
-        self._peers = peers
-        self._runner = runner
-        self._drains = drains
-        self._tasks = tasks
-        self._served: dict[PeerId, JobId] = {}  # the job that each serves, or served last
-        self._lines: dict[PeerId, Bucket] = {}
-        self._muted: set[PeerId] = set()
+    _ports: SchedulerPorts
+    _registry: JobRegistry
+    _membership: Membership
+    _peers: Peers
+    _runner: JobRunner
+    _drains: Drains
+    _tasks: asyncio.TaskGroup
+    _served: dict[PeerId, JobId] = field(default_factory=dict)  # the job that each serves, or served last
+    _lines: dict[PeerId, Bucket] = field(default_factory=dict)
+    _muted: set[PeerId] = field(default_factory=set)
 
     def on_transition(self, transition: Transition) -> None:
         if transition.after is PeerState.GONE:
@@ -74,22 +64,23 @@ class PeerListener:
     def on_relays(self, here: bool) -> None:
         """The last relay of the swarm has left, or one is here again."""
         self._registry.relays_here = here  # for the jobs that begin later
-        for job in self._registry.all():
-            if job.run is not None:
-                job.run.driver.tell(RelaysHere(here))
+        self._tell_all(RelaysHere(here))
 
     def on_reach(self, unreached: tuple[PeerId, ...]) -> None:
         """The scheduler cannot dial these, of all stage servers."""
         self._registry.unreached = unreached
+        self._tell_all(Unreached(unreached))
+
+    def _tell_all(self, happened: Input) -> None:
         for job in self._registry.all():
             if job.run is not None:
-                job.run.driver.tell(Unreached(unreached))
+                job.run.driver.tell(happened)
 
     def on_event(self, peer: PeerId, event: Event) -> None:
         known = self._membership.get(peer)
         if known is None or self._peers.is_stopping:
             return
-        self._metrics.peer_heard(peer, self._wall_s())
+        self._ports.metrics.peer_heard(peer, self._ports.wall_s())
         if known.job:
             self._served[peer] = known.job
         match event:
@@ -106,7 +97,7 @@ class PeerListener:
 
     def _attached(self, known: Peer, hello: Hello) -> None:
         """A session begins. A drained peer stays drained, unless its process started anew."""
-        self._metrics.peer_attached(hello.peer, hello.product, hello.device, self._wall_s())
+        self._ports.metrics.peer_attached(hello.peer, hello.product, hello.device, self._ports.wall_s())
         self._reattach(known, hello)
         if reason := self._drains.reason(hello):
             self._peers.leave(hello.peer, reason)
@@ -135,7 +126,7 @@ class PeerListener:
 
     def _tell(self, run: JobRun, hello: Hello, room: int = 0) -> None:
         """The job's brain hears of the session, and of those cells alone that the peer was given."""
-        cells = self._stores.stamps.known(hello)
+        cells = self._ports.stores.stamps.known(hello)
         run.driver.on_event(hello.peer, replace(hello, cells=cells), room, doubted=len(cells) < len(hello.cells))
 
     def _logged(self, known: Peer, line: Logged) -> None:
@@ -147,13 +138,13 @@ class PeerListener:
         told = LogLine(
             line.time_unix_s, line.level, known.hello.peer, known.stage, line.message[:LOG_LINE_CHARACTERS_MAX]
         )
-        self._logs.append(line.job, told)
+        self._ports.stores.logs.append(line.job, told)
         job = self._registry.get(known.job)
         if job is not None and job.run is not None and job.record.state is JobState.LOADING:
             job.run.driver.made_progress()
 
     def _may_log(self, known: Peer) -> bool:
-        """Whether the peer may log one more line now; one line gives the number of lines left out."""
+        """Whether the peer may log one more line now; the log says once that lines are left out."""
         peer, at_s = known.hello.peer, now_s()
         if self._lines.setdefault(peer, Bucket(LOG_LINES_PER_S, LOG_LINES_AT_ONCE)).take(at_s):
             self._muted.discard(peer)
@@ -161,7 +152,8 @@ class PeerListener:
         if peer not in self._muted:
             self._muted.add(peer)
             text = f"says more than {LOG_LINES_PER_S:.0f} lines a second: some are left out"
-            self._logs.append(self._served[peer], LogLine(self._wall_s(), "warning", peer, known.stage, text))
+            line = LogLine(self._ports.wall_s(), "warning", peer, known.stage, text)
+            self._ports.stores.logs.append(self._served[peer], line)
         return False
 
     def _speed(self, known: Peer) -> float:
@@ -184,26 +176,24 @@ class PeerListener:
         job.run.driver.on_event(peer, event)
 
 
+@dataclass(eq=False)
 class JobTransfer:
     """Moves state for jobs at work; every chunk that a job waits for counts as progress."""
 
-    def __init__(self, stores: Stores, registry: JobRegistry) -> None:
-        self._stores = stores
-        self._registry = registry
+    _stores: Stores
+    _registry: JobRegistry
 
     async def held(self, header: StoreHeader) -> int:
         """How many first bytes of the file are here already; `store` goes on from there."""
         job = self._registry.get(header.job)
-        run = job.run if job is not None else None
-        if job is None or run is None or run.sink is None:
+        if job is None or job.run is None or job.run.sink is None:
             return 0
-        return await run.sink.held(of_job(job.spec, header, run.brain))
+        return await job.run.sink.held(of_job(job.spec, header, job.run.brain))
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a file of a stage's state for the job's checkpoint."""
         job = self._registry.get(header.job)
-        run = job.run if job is not None else None
-        if job is None or run is None or run.sink is None:
+        if job is None or (run := job.run) is None or run.sink is None:
             raise Refused(f"job {header.job} collects nothing")
 
         part = Saved(header.job, header.timeline, header.version, header.stage, ())

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from scheduler.brain.fleet.allocation import Reservations
@@ -30,31 +31,22 @@ class CommandSender(Protocol):
     def send(self, peer: PeerId, command: Command) -> None: ...
 
 
+@dataclass(eq=False)
 class Peers:
     """Assigns peers to jobs and releases them, and tells jobs of changes."""
 
-    def __init__(
-        self,
-        ports: SchedulerPorts,
-        registry: JobRegistry,
-        membership: Membership,
-        commands: CommandSender,
-        tasks: asyncio.TaskGroup,
-        quarantine: Quarantine,
-    ) -> None:
-        self.quarantine = quarantine
-        self._registry = registry
-        self._membership = membership
-        self._commands = commands
-        self._metrics = ports.metrics
-        self._tasks = tasks
-        self._log = ports.log
-        self.wake = asyncio.Event()  # there may be something to allocate
-        self.changed_s = -math.inf  # when a peer last changed
-        self.reservations = Reservations()
-        self._counted: dict[PeerId, tuple[str, int | None, str]] = {}  # job, stage and state of each
-        self._counts = Counter[tuple[str, int | None, str]]()
-        self.is_stopping = False  # the scheduler ends: changes of peers mean nothing from then on
+    _ports: SchedulerPorts
+    _registry: JobRegistry
+    _membership: Membership
+    _commands: CommandSender
+    _tasks: asyncio.TaskGroup
+    quarantine: Quarantine
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # there may be something to allocate
+    changed_s: float = -math.inf  # when a peer last changed
+    reservations: Reservations = field(default_factory=Reservations)
+    is_stopping: bool = False  # the scheduler ends: changes of peers mean nothing from then on
+    _counted: dict[PeerId, tuple[str, int | None, str]] = field(default_factory=dict)  # job, stage and state of each
+    _counts: Counter[tuple[str, int | None, str]] = field(default_factory=Counter)
 
     def assign(self, job: Job, peer: PeerId, stage: int) -> None:
         """The idle peer loads a stage of the job; NotAllowed."""
@@ -149,7 +141,7 @@ class Peers:
         known = self._membership.get(transition.peer)
         at = transition if transition.job or known is None else known
         where = {"job_id": at.job, "stage": at.stage} if at.job else {}
-        self._log.info(
+        self._ports.log.info(
             "peer changed state",
             peer=transition.peer,
             state=transition.after.value,
@@ -175,7 +167,7 @@ class Peers:
             for peer in [peer for peer in self._counted if self._membership.get(peer) is None]:
                 self._recount(peer)
         stages = {str(job.record.id): len(split_of(job.spec)) for job in self._registry.all() if job.run is not None}
-        self._metrics.peers(self._counts, stages)
+        self._ports.metrics.peers(self._counts, stages)
 
     def _recount(self, peer: PeerId) -> None:
         if (before := self._counted.pop(peer, None)) is not None:

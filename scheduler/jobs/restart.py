@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from scheduler.brain.explain.facts import LOADED
 from scheduler.jobs.islands import timelines
@@ -12,59 +13,51 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.series import is_over
-from scheduler.jobs.starts import Rollback, Timelines
+from scheduler.jobs.starts import Timelines
 from scheduler.storage.job_record import JobRecord
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.types import JobState
 
 
+@dataclass(eq=False)
 class Restart:
     """Reads the stores at the start. Jobs that were running continue once their peers are back."""
 
-    def __init__(
-        self,
-        ports: SchedulerPorts,
-        registry: JobRegistry,
-        peers: Peers,
-        timelines: Timelines,
-        rollback: Rollback,
-        runner: JobRunner,
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        self._stores, self._metrics, self._wall_s = ports.stores, ports.metrics, ports.wall_s
-        self._registry = registry
-        self._peers = peers
-        self._timelines = timelines
-        self._rollback = rollback
-        self._runner = runner
-        self._tasks = tasks
+    _ports: SchedulerPorts
+    _registry: JobRegistry
+    _peers: Peers
+    _timelines: Timelines
+    _runner: JobRunner
+    _tasks: asyncio.TaskGroup
 
     async def load(self) -> None:
         """Read all jobs and continue the open ones."""
-        await self._stores.files.load()
-        for record in await self._stores.database.jobs():
+        stores = self._ports.stores
+        await stores.files.load()
+        for record in await stores.database.jobs():
             job = await self._read(record)
             await self._continue(job)
 
     async def _read(self, record: JobRecord) -> Job:
+        stores, metrics = self._ports.stores, self._ports.metrics
         job = Job(record, spec_of(record))
         self._registry.add(job)
         job.progress = await self._timelines.progress_of(record, job.spec)
         if not (record.state.is_final and job.spec.checkpoint.dir):  # a bucket per old job would take long
-            job.newest = await self._stores.checkpoints.newest(record, job.spec)
+            job.newest = await stores.checkpoints.newest(record, job.spec)
         if not record.state.is_final:
-            await self._stores.logs.reopen(record.id)
-        if is_over(record, self._wall_s()):
+            await stores.logs.reopen(record.id)
+        if is_over(record, self._ports.wall_s()):
             return job
-        self._metrics.job_opened(record.id, job.spec.model.family, job.progress.steps_done)
-        self._metrics.job_state(record.id, record.state)
+        metrics.job_opened(record.id, job.spec.model.family, job.progress.steps_done)
+        metrics.job_state(record.id, record.state)
         if job.progress.evaluation_step:
-            self._metrics.evaluated(record.id, step=job.progress.evaluation_step, loss=job.progress.evaluation_loss)
+            metrics.evaluated(record.id, step=job.progress.evaluation_step, loss=job.progress.evaluation_loss)
         return job
 
     async def _continue(self, job: Job) -> None:
-        record, database = job.record, self._stores.database
+        record, database = job.record, self._ports.stores.database
         match record.state:
             case JobState.QUEUED | JobState.PLACING:
                 await self._find_start(job)
@@ -74,38 +67,27 @@ class Restart:
                 await self._find_start(job)
             case JobState.LOADING:  # it ran, but the database never heard of that
                 await self._registry.enter(job, JobState.RUNNING, LOADED)
-                await self._reattach(job)
+                await self._find_start(job, at_work=True)
             case JobState.STALLED:
-                self._tasks.create_task(self._rollback.go_back(job))
+                self._tasks.create_task(self._timelines.go_back(job))
             case JobState.RUNNING | JobState.PAUSING | JobState.CANCELLING:
-                await self._reattach(job)
+                await self._find_start(job, at_work=True)
             case _:
                 pass  # paused or ended: a person decides
 
-    async def _find_start(self, job: Job) -> None:
-        """Look up the checkpoint that the job starts from, if any; without it the job fails."""
+    async def _find_start(self, job: Job, *, at_work: bool = False) -> None:
+        """Find the data and the checkpoint that the job starts from, if any; without them the job fails."""
+        stores = self._ports.stores
         try:
-            job.start = await self._stores.checkpoints.start_of(job.record)
-            await self._stores.files.reopened(job.record, job.spec)
+            job.start = await stores.checkpoints.start_of(job.record)
+            batches = await stores.files.reopened(job.record, job.spec)
         except SwarmError as error:
-            await self._fail(job, error)
-        else:
-            self._peers.wake.set()
-
-    async def _reattach(self, job: Job) -> None:
-        """Continue a job that was at work, once its peers are back."""
-        try:
-            job.start = await self._stores.checkpoints.start_of(job.record)
-            batches = await self._stores.files.reopened(job.record, job.spec)
-        except SwarmError as error:
-            await self._fail(job, error)
-        else:
+            hint = again(job) or error.hint
+            await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=hint)
+            return
+        if at_work:
             await self._runner.reattach(job, batches)
-            self._peers.wake.set()
-
-    async def _fail(self, job: Job, error: SwarmError) -> None:
-        hint = again(job) or error.hint
-        await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=hint)
+        self._peers.wake.set()
 
 
 def spec_of(record: JobRecord) -> JobSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import assert_never
@@ -24,8 +24,7 @@ from scheduler.jobs.job import Job, JobRun, again, now_s, success_text
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
-from scheduler.jobs.starts import Rollback
-from scheduler.metrics import SchedulerMetrics
+from scheduler.jobs.starts import Timelines
 from scheduler.storage.checkpoints.sink import CheckpointSink, Subject
 from scheduler.storage.patience import patiently
 from scheduler.storage.transcripts import record as record_brain
@@ -42,31 +41,19 @@ from swarm.wire.messages import Command, Route, StoreHeader
 RESTARTED = "the scheduler was restarted: waits for the job's peers"
 
 
+@dataclass(eq=False)
 class JobRunner:
     """Starts jobs, takes them up again after a restart, and carries them to their end."""
 
-    def __init__(
-        self,
-        ports: SchedulerPorts,
-        registry: JobRegistry,
-        peers: Peers,
-        membership: Membership,
-        rollback: Rollback,
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        stores = ports.stores
-        self._stamps = stores.stamps
-        self._store, self._files, self._catalog = stores.database, stores.files, stores.checkpoints
-        self._transcripts = stores.transcripts
-        self._registry, self._rollback, self._tasks = registry, rollback, tasks
-        self._peers, self._membership = peers, membership
-        self._metrics, self._rng, self._wall_s, self._log = ports.metrics, ports.rng, ports.wall_s, ports.log
-        self._product = ports.product
+    ports: SchedulerPorts
+    registry: JobRegistry
+    peers: Peers
+    membership: Membership
+    timelines: Timelines
+    tasks: asyncio.TaskGroup
 
     def begin(self, job: Job, batches: Batches, islands: Sequence[tuple[ReplicaRecord, ...]]) -> None:
-        """Let the placed job load, with the replicas of each island; one without any begins later. A stalled one has
-        trained before.
-        """
+        """Let the placed job load, with the replicas of each island; an island without any begins later."""
         placed = [replicas for replicas in islands if replicas]
         whole = sum(map(len, placed)) * len(islands) // len(placed)  # as many in each of those that begin later
         job.run = self._make_run(job, batches, whole)
@@ -75,12 +62,12 @@ class JobRunner:
         if job.spec.has_outer_steps:
             starts = tuple(Start(replicas) if replicas else None for replicas in islands)
             begin = EachIsland(starts, absent="no stage servers were there for it when the job went on")
-        self._tasks.create_task(self._drive(job, job.run, begin, trained=trained))
+        self.tasks.create_task(self._drive(job, job.run, begin, trained=trained))
 
     async def reattach(self, job: Job, batches: Batches) -> None:
         """Go on with a job that an earlier scheduler start left at work, once its peers are back."""
         record = job.record
-        lives = await lives_of(self._store, record, job.spec)
+        lives = await lives_of(self.ports.stores.database, record, job.spec)
         resumed = [
             await self._resumed(job, life, peers)
             for life, peers in zip(lives, by_island(job.spec, record.peers), strict=True)
@@ -92,37 +79,37 @@ class JobRunner:
         begin: Begin = resumed[0]
         if job.spec.has_outer_steps:
             begin = EachIsland(at_work(job.spec, resumed, record.first_steps[-1]))
-        self._tasks.create_task(self._drive(job, job.run, begin))
-        await self._registry.enter(job, record.state, RESTARTED)
+        self.tasks.create_task(self._drive(job, job.run, begin))
+        await self.registry.enter(job, record.state, RESTARTED)
 
     async def _resumed(self, job: Job, life: Life, peers: Mapping[PeerId, int]) -> Resumed:
         """The state of an island that an earlier scheduler start left."""
-        record, course = job.record, course_of(job.spec, life.timeline)
-        rows = await self._store.last_rows(record.id, life.timeline, count=2)
-        found = await self._store.evaluations(record.id)
+        record, course, database = job.record, course_of(job.spec, life.timeline), self.ports.stores.database
+        rows = await database.last_rows(record.id, life.timeline, count=2)
+        found = await database.evaluations(record.id)
         evaluated = {one.version for one in found if one.timeline == record.timeline}
         committed = rows[-1].step + 1 if rows else life.first_version
         if job.spec.has_outer_steps:  # people are told inner steps
             newest = range(max(0, committed - 2), committed + 1)
             evaluated = {version for version in newest if course.inner_steps(version) in evaluated}
-        return Resumed(peers, committed, rows, evaluated, self._membership.grace_s)
+        return Resumed(peers, committed, rows, evaluated, self.membership.grace_s)
 
     def _make_run(self, job: Job, batches: Batches, replicas: int, lives: Sequence[Life] = ()) -> JobRun:
-        record, limits = job.record, job.spec.limits
-        files = self._files.state(record, job.start).listed
-        seed, watchdog = self._rng.getrandbits(64), Watchdog(limits.no_progress_s, limits.max_runtime_s)
+        record, limits, stores = job.record, job.spec.limits, self.ports.stores
+        files = stores.files.state(record, job.start).listed
+        seed, watchdog = self.ports.rng.getrandbits(64), Watchdog(limits.no_progress_s, limits.max_runtime_s)
         if (shares := shares_of(job.spec)) is not None:
             for step, of in job.progress.islands.shares if job.progress.islands is not None else ():
                 shares.begin(step, of)
             batches = batches.divided(shares)
-        known = (record, job.spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
+        known = (record, job.spec, stores.database.epoch, batches, files, job.progress.skipped_in_a_row)
         if job.spec.has_outer_steps:
-            if self._transcripts is not None:
-                self._registry.say(job, "warning", "no transcript is recorded of a job with islands")
+            if stores.transcripts is not None:
+                self.registry.say(job, "warning", "no transcript is recorded of a job with islands")
             islands = islands_brain(*known, Random(seed), lives, shares)
             return JobRun(islands, JobDriver(islands, batches, _Effects(self, job), watchdog), replicas)
         settings = brain_settings(*known)
-        recorder = record_brain(self._transcripts, settings, seed) if self._transcripts is not None else None
+        recorder = record_brain(stores.transcripts, settings, seed) if stores.transcripts is not None else None
         brain = recorder.brain if recorder is not None else JobBrain(settings, Random(seed))
         return JobRun(brain, JobDriver(brain, batches, _Effects(self, job), watchdog, recorder), replicas)
 
@@ -132,10 +119,10 @@ class JobRunner:
         at_start = not trained and not any(isinstance(one, Resumed) for one in begins)
         try:
             run.sink = await self._make_sink(job, run.driver, at_start=at_start)
-            if not self._registry.relays_here:
+            if not self.registry.relays_here:
                 run.driver.tell(RelaysHere(False))
-            if self._registry.unreached:
-                run.driver.tell(Unreached(self._registry.unreached))
+            if self.registry.unreached:
+                run.driver.tell(Unreached(self.registry.unreached))
             outcome = await run.driver.run(begin)
             if outcome.state is JobState.SUCCEEDED:
                 outcome = replace(outcome, reason=success_text(job))
@@ -145,7 +132,7 @@ class JobRunner:
         except SwarmError as error:
             outcome = Outcome(JobState.FAILED, error.message, error.code, error.hint)
         except Exception as error:  # a fault of ours ends this job, not all others
-            self._log.error("job ended by an internal error", job_id=job.record.id, exc_info=error)
+            self.ports.log.error("job ended by an internal error", job_id=job.record.id, exc_info=error)
             outcome = Outcome(
                 JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
             )
@@ -159,8 +146,8 @@ class JobRunner:
             outcome = replace(outcome, state=JobState.FAILED, reason=f"{outcome.reason}; {times}")
         if run.sink is not None:
             await run.sink.close()
-        self._registry.end_run(job)
-        self._peers.release_all(job, outcome.reason)
+        self.registry.end_run(job)
+        self.peers.release_all(job, outcome.reason)
         reached, (step, saved) = job.progress.steps_done, job.goes_back
         repeats = job.record.repeats
         # What was not saved is gone with the replicas, but steps that were skipped changed no weight.
@@ -169,32 +156,32 @@ class JobRunner:
             repeats = repeats.lost(reached, step, cost)
             outcome = replace(outcome, reason=f"{outcome.reason}; {cost}")
         ended = {"error_code": outcome.error_code, "hint": _hint(job, outcome), "weights_sha256": sha256}
-        await self._registry.enter(job, outcome.state, outcome.reason, repeats=repeats, **ended)
-        self._peers.wake.set()
+        await self.registry.enter(job, outcome.state, outcome.reason, repeats=repeats, **ended)
+        self.peers.wake.set()
 
     async def _stall(self, job: Job, run: JobRun, outcome: Outcome) -> None:
         """The job lost a stage, or stands still: free its peers, and take it back to where it can go on."""
-        self._registry.end_run(job)
-        self._peers.release_all(job, outcome.reason)
+        self.registry.end_run(job)
+        self.peers.release_all(job, outcome.reason)
         hint = stalled_hint(job.record.id, job.stalls)
-        await self._registry.enter(job, JobState.STALLED, seeking(outcome.reason), error_code="", hint=hint, peers={})
+        await self.registry.enter(job, JobState.STALLED, seeking(outcome.reason), error_code="", hint=hint, peers={})
         if run.sink is not None:
             with job.used():
                 await run.sink.close()  # a checkpoint that was handed over whole is one to go on from
-        await self._rollback.go_back(job)
+        await self.timelines.go_back(job)
 
     async def _make_sink(self, job: Job, driver: JobDriver, *, at_start: bool) -> CheckpointSink:
-        record, spec = job.record, job.spec
-        storage = await self._catalog.open(spec, record.id)
+        record, spec, stores = job.record, job.spec, self.ports.stores
+        storage = await stores.checkpoints.open(spec, record.id)
         sink = CheckpointSink(
             storage,
-            Subject(record.id, spec, record.timeline, await self._files.tokenizer(record.id)),
+            Subject(record.id, spec, record.timeline, await stores.files.tokenizer(record.id)),
             lambda version: self._facts(job, version),
-            _CheckpointNews(job, driver, self._metrics, self._wall_s, self._registry),
-            self._tasks,
-            self._catalog.executor,
+            _CheckpointNews(self, job, driver),
+            self.tasks,
+            stores.checkpoints.executor,
             protected=lambda: {
-                one.record.start_name for one in self._registry.all() if _needs_start(one, storage.where)
+                other.record.start_name for other in self.registry.all() if _needs_start(other, storage.where)
             },
         )
         await sink.prepare(at_start=at_start)
@@ -205,8 +192,8 @@ class JobRunner:
             job=job.record.id,
             timeline=job.record.timeline,
             step=version,
-            created_unix_s=self._wall_s(),
-            product=self._product,
+            created_unix_s=self.ports.wall_s(),
+            product=self.ports.product,
             loss=job.progress.loss,
             tokens=job.progress.tokens,
             optimizer=job.spec.checkpoint.optimizer,
@@ -215,33 +202,31 @@ class JobRunner:
 
     async def note_if_running(self, job: Job) -> None:
         """One of the job's replicas has loaded; if all have, it runs."""
-        peers = [self._membership.get(peer) for pool in job.stages.values() for peer in pool]
+        peers = [self.membership.get(peer) for pool in job.stages.values() for peer in pool]
         all_serve = all(peer is not None and peer.state is PeerState.SERVING for peer in peers)
         if all_serve and job.record.state is JobState.LOADING:
-            await self._registry.enter(job, JobState.RUNNING, LOADED)
+            await self.registry.enter(job, JobState.RUNNING, LOADED)
 
 
+@dataclass(slots=True)
 class _Effects:
     """Carries the outputs of one job's brain out (JobEffects)."""
 
-    def __init__(self, runner: JobRunner, job: Job) -> None:
-        self._job, self._tasks = job, runner._tasks
-        self._peers, self._membership = runner._peers, runner._membership
-        self._store, self._registry, self._metrics = runner._store, runner._registry, runner._metrics
-        self._wall_s, self._stamps = runner._wall_s, runner._stamps
-        self._committed_s = now_s()  # when the newest row was durable
+    _runner: JobRunner
+    _job: Job
+    _committed_s: float = field(default_factory=now_s)  # when the newest row was durable
 
     def send(self, peer: PeerId, command: Command) -> None:
+        ports = self._runner.ports
         if isinstance(command, Route):
-            command = self._stamps.stamped(self._job.record.id, command, peer)
-        self._peers.send(peer, command)
-        if isinstance(command, Route):
+            command = ports.stores.stamps.stamped(self._job.record.id, command, peer)
             for stage, hop in enumerate(command.hops):
                 if hop.peer == peer:
-                    self._metrics.route_decided(stage, peer)
+                    ports.metrics.route_decided(stage, peer)
+        self._runner.peers.send(peer, command)
 
     def carry_out(self, output: outputs.Effect) -> None:
-        job, peers = self._job, self._peers
+        job, peers, metrics = self._job, self._runner.peers, self._runner.ports.metrics
         match output:
             case outputs.Note(level=level, message=message):
                 self._say(level, message)
@@ -250,7 +235,7 @@ class _Effects:
             case outputs.Admitted(peer=peer, stage=stage):
                 peers.has(job, peer, stage)
             case outputs.Independent(peer=peer, incarnation=incarnation):
-                known = self._membership.get(peer)  # the output may have waited for a row
+                known = self._runner.membership.get(peer)  # the output may have waited for a row
                 if known is not None and (known.job, known.hello.incarnation) == (job.record.id, incarnation):
                     peers.serving(peer)
             case outputs.Unfit(peer=peer, incarnation=incarnation, reason=reason):
@@ -261,9 +246,9 @@ class _Effects:
             case outputs.Left(peer=peer, target=target, duration_s=duration_s):
                 if target is not None:
                     peers.reservations.reserve(peer, job.record.id, target, now_s())
-                    self._metrics.rebalanced(job.record.id, duration_s)
+                    metrics.rebalanced(job.record.id, duration_s)
             case outputs.EnterState(state=state, reason=reason):
-                self._tasks.create_task(self._enter(state, reason))
+                self._runner.tasks.create_task(self._enter(state, reason))
             case outputs.BeginCheckpoint(version=version):
                 self._sink.begin(version)
             case outputs.PublishCheckpoint():
@@ -273,38 +258,40 @@ class _Effects:
             case outputs.DropCheckpoint(version=version, reason=reason, fault=fault):
                 self._sink.drop(is_false=reason == "peer")
                 job.unsaved = f"the checkpoint at step {version} could not be written: {fault}"
-                self._metrics.checkpoint_failed(job.record.id, reason)
+                metrics.checkpoint_failed(job.record.id, reason)
             case _:
                 assert_never(output)
 
     async def write_row(self, row: outputs.CommitRow) -> None:
-        write = partial(self._store.put_commit, self._job.record.id, row, self._wall_s())
+        ports = self._runner.ports
+        write = partial(ports.stores.database.put_commit, self._job.record.id, row, ports.wall_s())
         await self._until_written(f"step {row.step}", write)
         self._committed(row)
 
     async def write_rows(self, write: outputs.WriteRows) -> None:
-        job, islands, brain = self._job, self._job.progress.islands, self._job.brain
+        job, islands, brain, ports = self._job, self._job.progress.islands, self._job.brain, self._runner.ports
         assert islands is not None, "the job has outer steps"
         assert isinstance(brain, IslandsBrain)
-        put = partial(self._store.put_commits, job.record.id, write.rows, self._wall_s(), write.forks, write.shares)
+        database = ports.stores.database
+        put = partial(database.put_commits, job.record.id, write.rows, ports.wall_s(), write.forks, write.shares)
         await self._until_written(f"step {write.rows[0].step} of an island", put)
         told = islands.take(write.rows, write.forks, brain.present, write.shares)
         job.progress.tokens -= told.dropped_tokens
         if write.exchange_s is not None:
-            begun = [island_of(job.spec, one.timeline) for one in write.forks]
-            self._metrics.exchanged(job.record.id, write.exchange_s, begun, told.left_out)
+            begun = [island_of(job.spec, fork.timeline) for fork in write.forks]
+            ports.metrics.exchanged(job.record.id, write.exchange_s, begun, told.left_out)
         for row in told.rows:
             self._committed(row)
 
     def _committed(self, row: outputs.CommitRow) -> None:
         """A step of the job is durable: show that."""
-        job, training, at_s = self._job, self._job.spec.training, now_s()
+        job, training, ports, at_s = self._job, self._job.spec.training, self._runner.ports, now_s()
         step_s, self._committed_s = at_s - self._committed_s, at_s
         job.progress.committed(row, step_s, training.steps)
-        self._metrics.step_committed(
+        ports.metrics.step_committed(
             job.record.id,
             step=row.step + 1,
-            time_unix_s=self._wall_s(),
+            time_unix_s=ports.wall_s(),
             loss=row.loss,
             learning_rate=row.learning_rate,
             grad_norm=row.norm,
@@ -313,30 +300,30 @@ class _Effects:
             skipped=row.skip,
         )
         if job.record.reason == RESTARTED or job.record.state is JobState.LOADING:
-            self._tasks.create_task(self._goes_on())
+            self._runner.tasks.create_task(self._goes_on())
         if row.step == training.steps - 1:
             self._say("info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}", step=row.step)
-        self._registry.changed(job)
+        self._runner.registry.changed(job)
 
     async def write_evaluation(self, row: outputs.EvaluationRow) -> None:
-        job = self._job
-        write = partial(self._store.put_evaluation, job.record.id, row, self._wall_s())
+        job, ports = self._job, self._runner.ports
+        write = partial(ports.stores.database.put_evaluation, job.record.id, row, ports.wall_s())
         await self._until_written(f"the evaluation after step {row.version}", write)
         job.progress.evaluation_loss, job.progress.evaluation_step = row.loss, row.version
-        self._metrics.evaluated(job.record.id, step=row.version, loss=row.loss)
+        ports.metrics.evaluated(job.record.id, step=row.version, loss=row.loss)
         found = f"loss {row.loss:.4f}, perplexity {perplexity(row.loss):.4g}"
         self._say("info", f"evaluation after step {row.version}: {found}", step=row.version)
-        self._registry.changed(job)
+        self._runner.registry.changed(job)
 
     def _say(self, level: str, text: str, **facts: object) -> None:
-        self._registry.say(self._job, level, text, **facts)
+        self._runner.registry.say(self._job, level, text, **facts)
 
     async def _until_written(self, what: str, write: Callable[[], Awaitable[None]]) -> None:
         """However long that takes: the replicas keep what they have meanwhile."""
 
         def refused(error: DatabaseUnavailable) -> None:
             self._job.awaits_database = True
-            self._registry.changed(self._job)
+            self._runner.registry.changed(self._job)
             again = "tries again, and nothing is lost meanwhile"
             self._say("error", f"{what} waits for its row: {error.message}; {again}")
 
@@ -349,13 +336,13 @@ class _Effects:
         """A step was committed; a person's order in the meantime stands."""
         job = self._job
         if job.record.reason == RESTARTED:
-            await self._registry.enter(job, job.record.state, RESUMED)
+            await self._runner.registry.enter(job, job.record.state, RESUMED)
         elif job.record.state is JobState.LOADING:  # one that is to leave was never seen serving
-            await self._registry.enter(job, JobState.RUNNING, LOADED)
+            await self._runner.registry.enter(job, JobState.RUNNING, LOADED)
 
     async def _enter(self, state: JobState, reason: str) -> None:
         if self._job.run is not None and self._job.record.state in (JobState.RUNNING, JobState.PAUSING):
-            await self._registry.enter(self._job, state, reason)
+            await self._runner.registry.enter(self._job, state, reason)
 
     @property
     def _sink(self) -> CheckpointSink:
@@ -369,11 +356,9 @@ class _Effects:
 class _CheckpointNews:
     """Passes on news of a job's checkpoints: to the brain, to metrics, to people."""
 
+    runner: JobRunner
     job: Job
     driver: JobDriver
-    metrics: SchedulerMetrics
-    wall_s: Callable[[], float]
-    registry: JobRegistry
 
     def stored(self, header: StoreHeader, sha256: str) -> None:
         if self.job.spec.trust.second_hash:
@@ -381,22 +366,22 @@ class _CheckpointNews:
 
     def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
         self.job.newest, self.job.unsaved = checkpoint, ""
-        size_bytes = checkpoint.size_bytes
-        self.metrics.checkpoint_kept(
-            self.job.record.id, duration_s=duration_s, time_unix_s=self.wall_s(), size_bytes=size_bytes
+        size_bytes, ports = checkpoint.size_bytes, self.runner.ports
+        ports.metrics.checkpoint_kept(
+            self.job.record.id, duration_s=duration_s, time_unix_s=ports.wall_s(), size_bytes=size_bytes
         )
         self.note(
             "info",
             f"checkpoint {checkpoint.name} is kept: {size(size_bytes)}, read back, {spoken_duration(duration_s)}",
         )
         self.driver.checkpoint_written(checkpoint.step)
-        self.registry.changed(self.job)
+        self.runner.registry.changed(self.job)
 
     def failed(self, version: int, error: CheckpointFailed) -> None:
         self.driver.checkpoint_written(version, error.reason, str(error))
 
     def note(self, level: str, text: str) -> None:
-        self.registry.say(self.job, level, text)
+        self.runner.registry.say(self.job, level, text)
 
     def at_work(self) -> None:
         self.driver.made_progress()

@@ -1,4 +1,4 @@
-"""Where a job begins, and where it begins again after a stall.
+"""Where a job begins, and where it begins again after a stall; brain/stall.py decides how a stalled job goes on.
 
 Decision: docs/decisions/027.
 """
@@ -6,14 +6,13 @@ Decision: docs/decisions/027.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from scheduler.brain import stall
 from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
 from scheduler.jobs.islands import rows_made
 from scheduler.jobs.job import Job, JobProgress, job_rows, now_s, success_text
-from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.checkpoints.catalog import Beginning, job_and_step, same_model
@@ -25,36 +24,39 @@ from swarm.job.changes import check_state, check_steps
 from swarm.job.spec import JobSpec
 from swarm.types import JobState
 
+# How often a stalled job looks for checkpoints whose storage does not answer.
+CHECKPOINTS_RETRY_S = 10.0
 
+
+@dataclass(eq=False)
 class Timelines:
     """The checkpoint from which a job begins or resumes, its new timeline, and the rows that count."""
 
-    def __init__(self, ports: SchedulerPorts, registry: JobRegistry) -> None:
-        self._database = ports.stores.database
-        self._catalog = ports.stores.checkpoints
-        self._metrics = ports.metrics
-        self._registry = registry
+    _ports: SchedulerPorts
+    _registry: JobRegistry
+    _wake: asyncio.Event  # set once a stalled job can be placed again
 
     async def progress_of(self, record: JobRecord, spec: JobSpec) -> JobProgress:
         """How far the job is, by its rows without abandoned parts of its timelines."""
+        database = self._ports.stores.database
         progress = JobProgress.at_start(spec, record.timeline, record.first_steps[-1])
         for timeline in range(record.timeline + 1) if progress.islands is not None else ():
             newest = [  # of the timeline before; `logged` has what counts of those before that
-                one
-                for one in progress.outer_log()[len(progress.logged) :]
-                if checkpoint_counts(timeline - 1, one.after_step, record.first_steps)
+                entry
+                for entry in progress.outer_log()[len(progress.logged) :]
+                if checkpoint_counts(timeline - 1, entry.after_step, record.first_steps)
             ]
             before = [  # a timeline begins with equal shares
-                replace(one, shares=()) if one.after_step == record.first_steps[timeline] else one
-                for one in (*progress.logged, *newest)
+                replace(entry, shares=()) if entry.after_step == record.first_steps[timeline] else entry
+                for entry in (*progress.logged, *newest)
             ]
             progress.logged, progress.islands = tuple(before), job_rows(spec, timeline)
-            for made in await rows_made(self._database, record, spec, progress.islands):
+            for made in await rows_made(database, record, spec, progress.islands):
                 progress.take(asdict(made))
-        for row in await self._database.commits(record.id) if progress.islands is None else ():
+        for row in await database.commits(record.id) if progress.islands is None else ():
             if row_counts(row["timeline"], row["step"], record.first_steps):
                 progress.take(row)
-        for evaluation in await self._database.evaluations(record.id):
+        for evaluation in await database.evaluations(record.id):
             if checkpoint_counts(evaluation.timeline, evaluation.version, record.first_steps):
                 progress.evaluation_loss, progress.evaluation_step = evaluation.loss, evaluation.version
         return progress
@@ -65,19 +67,18 @@ class Timelines:
         return self._registry.find(name)
 
     async def start_from(self, spec: JobSpec, at: int | None = None) -> Found:
-        """The checkpoint of another job that a new one starts from.
+        """The checkpoint of another job that a new job starts from; `at` is its step, if it was chosen before.
 
         InvalidConfig, NotFound, CheckpointDamaged.
-
-        `at`: the step of the checkpoint, if it was chosen before.
         """
         step = job_and_step(spec.checkpoint.resume_from)[1] if at is None else f"{at}"
         other = self.source(spec)
         same_model(other.spec, spec, f"job {other.record.id}")
-        found = await self._catalog.choose(other.record, other.spec, step)
+        catalog = self._ports.stores.checkpoints
+        found = await catalog.choose(other.record, other.spec, step)
         if found.checkpoint is None:
             raise NotFound(f"job {other.record.id} has no checkpoint to start from", hint=found.skipped_text())
-        check_state(await self._catalog.trainer_state(found.checkpoint), spec)
+        check_state(await catalog.trainer_state(found.checkpoint), spec)
         check_steps(spec, found.checkpoint.step)
         return found
 
@@ -120,11 +121,12 @@ class Timelines:
             **(starting_at(start) | {"first_steps": first_steps}),
         )
         progress, before = await self.progress_of(turned, spec), job.progress.steps_done
-        newest = await self._catalog.newest(turned, spec)
+        newest = await self._ports.stores.checkpoints.newest(turned, spec)
         self._registry.begin_timeline(job, record, turned)
         job.spec, job.start, job.progress, job.newest = spec, start, progress, newest
-        self._metrics.job_opened(record.id, spec.model.family, step)
-        self._metrics.job_went_back(
+        metrics = self._ports.metrics
+        metrics.job_opened(record.id, spec.model.family, step)
+        metrics.job_went_back(
             record.id,
             max(0, before - step),
             progress.loss,
@@ -133,32 +135,7 @@ class Timelines:
             progress.evaluation_step,
         )
         if progress.evaluation_step:
-            self._metrics.evaluated(record.id, step=progress.evaluation_step, loss=progress.evaluation_loss)
-
-
-def starting_at(start: Checkpoint | None) -> dict[str, Any]:
-    """The fields of a record that say what its present timeline starts from."""
-    if start is None:
-        return {"start_where": "", "start_name": ""}
-    return {"first_steps": (start.step,), "start_where": start.storage.where, "start_name": start.name}
-
-
-# How often a stalled job looks for checkpoints whose storage does not answer.
-CHECKPOINTS_RETRY_S = 10.0
-
-
-class Rollback:
-    """Takes a stalled job back to its newest valid checkpoint; brain/stall.py decides how it goes on.
-
-    Takes stalled jobs to a new timeline.
-    """
-
-    def __init__(self, ports: SchedulerPorts, registry: JobRegistry, peers: Peers, timelines: Timelines) -> None:
-        self._catalog = ports.stores.checkpoints
-        self._log = ports.log
-        self._registry = registry
-        self._peers = peers
-        self._timelines = timelines
+            metrics.evaluated(record.id, step=progress.evaluation_step, loss=progress.evaluation_loss)
 
     async def go_back(self, job: Job) -> None:
         """Take a stalled job to a new timeline that begins at its newest valid checkpoint; then it waits for peers.
@@ -179,14 +156,14 @@ class Rollback:
             except Exception as error:  # such as a missing start, or our own fault: it must not end other jobs
                 if job.record is not record:
                     continue
-                self._log.error("stalled job cannot go back", job_id=record.id, exc_info=error)
+                self._ports.log.error("stalled job cannot go back", job_id=record.id, exc_info=error)
                 told = error if isinstance(error, SwarmError) else SwarmError(f"internal error: {error!r}")
                 reason, hint = f"{lost}; it cannot go back: {told.message}", told.hint or stall.stalled_hint(record.id)
                 await self._registry.enter(job, JobState.PAUSED, reason, error_code=told.code, hint=hint)
 
     async def _try_to_go_back(self, job: Job, record: JobRecord, lost: str) -> None:
         """NotAllowed if the job is no longer as in `record`; StorageError, DatabaseUnavailable: try again."""
-        found = await self._catalog.choose(record, job.spec, LATEST)
+        found = await self._ports.stores.checkpoints.choose(record, job.spec, LATEST)
         found_of = found.checkpoint.job if found.checkpoint is not None else None
         way = stall.recovery_for(record.id, found_of, skipped=bool(found.skipped))
         if way is stall.Recovery.BY_HAND:
@@ -194,14 +171,14 @@ class Rollback:
                 reason = f"{lost}; no checkpoint of the job verifies: {found.skipped_text()}"
                 await self._registry.enter(job, JobState.PAUSED, reason, hint=stall.resume_hint(record.id, None))
             return
-        beginning = await self._timelines.beginning(job, found, anew=way is stall.Recovery.ANEW)
+        beginning = await self.beginning(job, found, anew=way is stall.Recovery.ANEW)
         if beginning.start is not None and beginning.step >= job.spec.training.steps:
             if job.record is record:
                 sha256 = beginning.start.weights_sha256
                 await self._registry.enter(job, JobState.SUCCEEDED, success_text(job), hint="", weights_sha256=sha256)
             return
         reached = job.progress.steps_done
-        await self._timelines.switch_to(job, record, beginning, job.spec)
+        await self.switch_to(job, record, beginning, job.spec)
         cost = stall.steps_lost(reached, beginning.step, saved=beginning.start is not None)
         if beginning.skipped:
             self._registry.say(job, "warning", beginning.skipped)
@@ -214,4 +191,11 @@ class Rollback:
         repeats = job.record.repeats.lost(reached, beginning.step, cost)
         told = stall.pausing(goes_on, job.stalls)
         await self._registry.enter(job, JobState.STALLED, told, hint=hint, repeats=repeats)
-        self._peers.wake.set()
+        self._wake.set()
+
+
+def starting_at(start: Checkpoint | None) -> dict[str, Any]:
+    """The fields of a record that say what its present timeline starts from."""
+    if start is None:
+        return {"start_where": "", "start_name": ""}
+    return {"first_steps": (start.step,), "start_where": start.storage.where, "start_name": start.name}
