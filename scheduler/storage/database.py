@@ -51,88 +51,49 @@ _SQLITE_MAGIC = b"SQLite format 3\0"
 _HINT = "write sqlite (a file in --data-dir) or postgresql://USER:PASSWORD@HOST/NAME"
 
 _METADATA = sa.MetaData()
-_CONTROL = sa.Table(
-    "control",
-    _METADATA,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("epoch", sa.BigInteger),
-)
-_JOBS = sa.Table(
+
+
+def table(name: str, key: Mapping[str, Any], /, **columns: Any) -> sa.Table:
+    """A table of columns of these types; those of `key` are its primary key."""
+    keys = (sa.Column(column, kind, primary_key=True) for column, kind in key.items())
+    return sa.Table(name, _METADATA, *keys, *(sa.Column(column, kind) for column, kind in columns.items()))
+
+
+def of_type(kind: Any, *names: str) -> dict[str, Any]:
+    """Columns of one type."""
+    return dict.fromkeys(names, kind)
+
+
+_OF_TIMELINE = {"job": sa.Text, "timeline": sa.Integer}
+_CONTROL = table("control", {"id": sa.Integer}, epoch=sa.BigInteger)
+_JOBS = table(
     "jobs",
-    _METADATA,
-    sa.Column("id", sa.String(40), primary_key=True),
-    *(sa.Column(name, sa.Text) for name in ("name", "state", "reason", "error_code", "hint")),
-    sa.Column("since_unix_s", sa.Float),
-    sa.Column("created_unix_s", sa.Float),
-    *(sa.Column(name, sa.Text) for name in ("spec_json", "tokens_json", "files_json")),
-    sa.Column("timeline", sa.Integer),
-    sa.Column("weights_sha256", sa.Text),
-    *(sa.Column(name, sa.Text) for name in ("first_steps_json", "start_where", "start_name")),
-    *(sa.Column(name, sa.Text) for name in ("peers_json", "owner", "times_json")),
-    *(sa.Column(name, sa.Float) for name in ("peer_s", "counted_unix_s")),
-    sa.Column("repeats_json", sa.Text),
+    {"id": sa.String(40)},
+    **of_type(sa.Text, "name", "state", "reason", "error_code", "hint", "owner", "weights_sha256"),
+    **of_type(sa.Text, "spec_json", "tokens_json", "files_json", "start_where", "start_name"),
+    **of_type(sa.Text, "first_steps_json", "peers_json", "times_json", "repeats_json"),
+    **of_type(sa.Float, "since_unix_s", "created_unix_s", "peer_s", "counted_unix_s"),
+    timeline=sa.Integer,
 )
-_COMMITS = sa.Table(
+_COMMITS = table(
     "commits",
-    _METADATA,
-    sa.Column("job", sa.Text, primary_key=True),
-    sa.Column("timeline", sa.Integer, primary_key=True),
-    sa.Column("step", sa.BigInteger, primary_key=True),
-    sa.Column("epoch", sa.BigInteger),
-    sa.Column("rounds_json", sa.Text),
-    *(sa.Column(name, sa.Float) for name in ("loss", "norm", "scale", "learning_rate")),
-    sa.Column("skip", sa.Boolean),
-    sa.Column("tokens", sa.BigInteger),
-    sa.Column("committed_unix_s", sa.Float),
+    _OF_TIMELINE | {"step": sa.BigInteger},
+    **of_type(sa.BigInteger, "epoch", "tokens"),
+    **of_type(sa.Float, "loss", "norm", "scale", "learning_rate", "committed_unix_s"),
+    rounds_json=sa.Text,
+    skip=sa.Boolean,
 )
-_EVALUATIONS = sa.Table(
+_EVALUATIONS = table(
     "evaluations",
-    _METADATA,
-    sa.Column("job", sa.Text, primary_key=True),
-    sa.Column("timeline", sa.Integer, primary_key=True),
-    sa.Column("version", sa.BigInteger, primary_key=True),
-    sa.Column("epoch", sa.BigInteger),
-    sa.Column("loss", sa.Float),
-    sa.Column("tokens", sa.BigInteger),
-    sa.Column("evaluated_unix_s", sa.Float),
+    _OF_TIMELINE | {"version": sa.BigInteger},
+    **of_type(sa.BigInteger, "epoch", "tokens"),
+    **of_type(sa.Float, "loss", "evaluated_unix_s"),
 )
-
-_FORKS = sa.Table(
-    "forks",
-    _METADATA,
-    sa.Column("job", sa.Text, primary_key=True),
-    sa.Column("timeline", sa.Integer, primary_key=True),
-    sa.Column("origin", sa.Integer),
-    sa.Column("version", sa.BigInteger),
-    sa.Column("epoch", sa.BigInteger),
-)
-
-_DRAINS = sa.Table(
-    "drains",
-    _METADATA,
-    sa.Column("peer", sa.Text, primary_key=True),
-    sa.Column("incarnation", sa.BigInteger),
-    sa.Column("reason", sa.Text),
-)
-
-_SHARES = sa.Table(
-    "shares",
-    _METADATA,
-    sa.Column("job", sa.Text, primary_key=True),
-    sa.Column("timeline", sa.Integer, primary_key=True),
-    sa.Column("version", sa.BigInteger, primary_key=True),
-    sa.Column("shares_json", sa.Text),
-    sa.Column("epoch", sa.BigInteger),
-)
-
-_REMOVALS = sa.Table(  # jobs that are listed no more
-    "removals",
-    _METADATA,
-    sa.Column("job", sa.String(40), primary_key=True),
-    sa.Column("checkpoint_dir", sa.Text),
-)
-
-_FOLDER = sa.Table("data_folder", _METADATA, *(sa.Column(name, sa.Text) for name in ("id", "place")))
+_FORKS = table("forks", _OF_TIMELINE, origin=sa.Integer, **of_type(sa.BigInteger, "version", "epoch"))
+_DRAINS = table("drains", {"peer": sa.Text}, incarnation=sa.BigInteger, reason=sa.Text)
+_SHARES = table("shares", _OF_TIMELINE | {"version": sa.BigInteger}, shares_json=sa.Text, epoch=sa.BigInteger)
+_REMOVALS = table("removals", {"job": sa.String(40)}, checkpoint_dir=sa.Text)  # jobs that are listed no more
+_FOLDER = table("data_folder", {}, **of_type(sa.Text, "id", "place"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +121,21 @@ class RemovedJob:
     checkpoint_dir: str = ""
 
 
-def put(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> None:
-    """Put a row in the place of the one with the same key."""
-    connection.execute(sa.delete(table).where(*(column == values[column.name] for column in table.primary_key)))
-    connection.execute(sa.insert(table).values(values))
+def put(connection: sa.Connection, into: sa.Table, values: Mapping[str, Any]) -> None:
+    """Put a row in the place of the row with the same key."""
+    connection.execute(sa.delete(into).where(*(column == values[column.name] for column in into.primary_key)))
+    connection.execute(sa.insert(into).values(values))
 
 
-def put_once(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any], *beside: str) -> None:
+def put_once(connection: sa.Connection, into: sa.Table, values: Mapping[str, Any], *beside: str) -> None:
     """Insert a row, unless one with the same key, and the same in the columns `beside`, is there.
 
     So a write whose outcome is not known can be made again.
     """
-    key = (*(column.name for column in table.primary_key), *beside)
-    same = (table.c[name] == values[name] for name in key)
-    if connection.execute(sa.select(sa.literal(1)).select_from(table).where(*same)).first() is None:
-        connection.execute(sa.insert(table).values(values))
+    key = (*(column.name for column in into.primary_key), *beside)
+    same = (into.c[name] == values[name] for name in key)
+    if connection.execute(sa.select(sa.literal(1)).select_from(into).where(*same)).first() is None:
+        connection.execute(sa.insert(into).values(values))
 
 
 class Database:
@@ -234,8 +195,7 @@ class Database:
     async def jobs(self) -> list[JobRecord]:
         """All jobs, newest first, without jobs that are being removed."""
         listed = sa.select(_JOBS).where(_JOBS.c.id.not_in(sa.select(_REMOVALS.c.job)))
-        rows = await self.select(listed.order_by(_JOBS.c.created_unix_s.desc()))
-        return [_record(row) for row in rows]
+        return await self.read(listed.order_by(_JOBS.c.created_unix_s.desc()), _record)
 
     async def put_job(self, record: JobRecord) -> None:
         def write(connection: sa.Connection) -> None:
@@ -280,13 +240,15 @@ class Database:
 
     async def shares(self, job: JobId) -> list[SharesRow]:
         """The shares of a job's islands, in order of versions."""
-        rows = await self.select(sa.select(_SHARES).where(_SHARES.c.job == job).order_by(_SHARES.c.version))
-        return [SharesRow(row["timeline"], row["version"], tuple(json.loads(row["shares_json"]))) for row in rows]
+        query = sa.select(_SHARES).where(_SHARES.c.job == job).order_by(_SHARES.c.version)
+        return await self.read(
+            query, lambda row: SharesRow(row["timeline"], row["version"], tuple(json.loads(row["shares_json"])))
+        )
 
-    async def forks(self, job: JobId) -> tuple[Fork, ...]:
+    async def forks(self, job: JobId) -> list[Fork]:
         """The islands of a job that began as copies of others, oldest first."""
-        rows = await self.select(sa.select(_FORKS).where(_FORKS.c.job == job).order_by(_FORKS.c.timeline))
-        return tuple(Fork(row["timeline"], row["origin"], row["version"]) for row in rows)
+        query = sa.select(_FORKS).where(_FORKS.c.job == job).order_by(_FORKS.c.timeline)
+        return await self.read(query, lambda row: Fork(row["timeline"], row["origin"], row["version"]))
 
     async def rows(self, job: JobId, timeline: int) -> tuple[CommitRow, ...]:
         """The commit rows of a timeline, oldest first."""
@@ -295,8 +257,8 @@ class Database:
     async def last_rows(self, job: JobId, timeline: int, count: int | None) -> tuple[CommitRow, ...]:
         """The newest `count` commit rows of a timeline, oldest first; all without `count`."""
         query = sa.select(_COMMITS).where(_COMMITS.c.job == job, _COMMITS.c.timeline == timeline)
-        rows = await self.select(query.order_by(_COMMITS.c.step.desc()).limit(count))
-        return tuple(_commit_row(row) for row in reversed(rows))
+        rows = await self.read(query.order_by(_COMMITS.c.step.desc()).limit(count), _commit_row)
+        return tuple(reversed(rows))
 
     async def commits(
         self,
@@ -311,12 +273,12 @@ class Database:
 
         With `every`, only those after which the number of committed steps is a multiple of it.
         """
-        table = _COMMITS.c
-        behind = sa.or_(table.timeline > after[0], sa.and_(table.timeline == after[0], table.step > after[1]))
-        query = sa.select(_COMMITS).where(table.job == job, behind, table.step >= first)
+        of = _COMMITS.c
+        behind = sa.or_(of.timeline > after[0], sa.and_(of.timeline == after[0], of.step > after[1]))
+        query = sa.select(_COMMITS).where(of.job == job, behind, of.step >= first)
         if every > 1:
-            query = query.where((table.step + 1) % every == 0)
-        return await self.select(query.order_by(table.timeline, table.step).limit(count))
+            query = query.where((of.step + 1) % every == 0)
+        return await self.select(query.order_by(of.timeline, of.step).limit(count))
 
     async def put_evaluation(self, job: JobId, row: EvaluationRow, now_unix_s: float) -> None:
         """Write the result of an evaluation; writing it again changes nothing."""
@@ -326,12 +288,11 @@ class Database:
 
     async def evaluations(self, job: JobId) -> list[EvaluationRow]:
         """The results of a job's evaluations, in order."""
-        table = _EVALUATIONS.c
-        query = sa.select(_EVALUATIONS).where(table.job == job).order_by(table.timeline, table.version)
-        return [
-            EvaluationRow(row["timeline"], row["version"], _or_nan(row["loss"]), row["tokens"])
-            for row in await self.select(query)
-        ]
+        of = _EVALUATIONS.c
+        query = sa.select(_EVALUATIONS).where(of.job == job).order_by(of.timeline, of.version)
+        return await self.read(
+            query, lambda row: EvaluationRow(row["timeline"], row["version"], _or_nan(row["loss"]), row["tokens"])
+        )
 
     async def put_drain(self, peer: PeerId, drain: Drain) -> None:
         """Store that the peer is drained; this replaces the row of an earlier incarnation."""
@@ -361,11 +322,11 @@ class Database:
     async def delete_rows(self, job: JobId) -> None:
         """Delete what the job committed and measured."""
         tables = ((_COMMITS, "step"), (_FORKS, "version"), (_SHARES, "version"), (_EVALUATIONS, "version"))
-        for table, at in tables:
-            key = table.c.job == job
-            first = sa.select(sa.func.min(table.c[at]).label("at")).where(key)
+        for found, at in tables:
+            key = found.c.job == job
+            first = sa.select(sa.func.min(found.c[at]).label("at")).where(key)
             while (least := (await self.select(first))[0]["at"]) is not None:
-                some = sa.delete(table).where(key, table.c[at] < least + ROWS_AT_ONCE)
+                some = sa.delete(found).where(key, found.c[at] < least + ROWS_AT_ONCE)
                 await self.write(partial(_execute, some))
 
     async def end_removal(self, job: JobId) -> None:
@@ -379,7 +340,7 @@ class Database:
 
     async def removals(self) -> list[RemovedJob]:
         """The jobs of which something may be left."""
-        return [RemovedJob(JobId(row["job"]), row["checkpoint_dir"]) for row in await self.select(sa.select(_REMOVALS))]
+        return await self.read(sa.select(_REMOVALS), lambda row: RemovedJob(JobId(row["job"]), row["checkpoint_dir"]))
 
     async def check_epoch(self) -> None:
         """Fenced if another scheduler has taken the database over, DatabaseUnavailable if it does not answer."""
@@ -418,10 +379,14 @@ class Database:
 
     async def select(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         """The rows that a query gives; DatabaseUnavailable."""
+        return await self.read(query, dict)
 
-        def read() -> list[dict[str, Any]]:
+    async def read(self, query: sa.Select[Any], make: Callable[[sa.RowMapping], T]) -> list[T]:
+        """What `make` gives for each row, made on the database's thread; DatabaseUnavailable."""
+
+        def read() -> list[T]:
             with self._engine.connect() as connection:
-                return [dict(row) for row in connection.execute(query).mappings()]
+                return [make(row) for row in connection.execute(query).mappings()]
 
         try:
             return await self._run("read", read)
@@ -586,7 +551,8 @@ def _tune_sqlite(connection: Any, _record: object) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _record(row: dict[str, Any]) -> JobRecord:
+def _record(found: sa.RowMapping) -> JobRecord:
+    row = dict(found)
     tokens = json.loads(row.pop("tokens_json"))
     tokens["shards"] = tuple(tokens["shards"])
     row["state"] = JobState(row["state"])
@@ -598,7 +564,7 @@ def _record(row: dict[str, Any]) -> JobRecord:
     return JobRecord(tokens=JobTokens(**tokens), files=files, **row)
 
 
-def _commit_row(row: dict[str, Any]) -> CommitRow:
+def _commit_row(row: sa.RowMapping) -> CommitRow:
     rounds = {UnitName(unit): Round(*made) for unit, made in json.loads(row["rounds_json"]).items()}
     same = {name: row[name] for name in ("timeline", "step", "norm", "scale", "learning_rate", "skip", "tokens")}
     return CommitRow(rounds=rounds, loss=_or_nan(row["loss"]), **same)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from scheduler.brain.members.access import check_role
 from scheduler.brain.members.enrolment import Member, Rates, Token, grant_join, grant_return
-from scheduler.storage.database import Database, put
+from scheduler.storage.database import Database, of_type, put, table
 from swarm.errors import (
     CertificateEnded,
     InvalidConfig,
@@ -42,25 +42,18 @@ REASON_CHARACTERS_MAX = 300
 NAMES_CHARACTERS_MAX = 80
 KEYS_MAX = 1024  # of one member, beside the newest: almost two years of one connection
 
-_METADATA = sa.MetaData()
-_MEMBERS = sa.Table(
+_MEMBERS = table(
     "members",
-    _METADATA,
-    *(sa.Column(name, sa.Text, primary_key=True) for name in ("role", "name")),
-    *(sa.Column(name, sa.Text) for name in ("keys_json", "invited_by")),
-    sa.Column("revoked_unix_s", sa.Float),
-    sa.Column("reason", sa.Text),
+    of_type(sa.Text, "role", "name"),
+    **of_type(sa.Text, "keys_json", "invited_by", "reason"),
+    revoked_unix_s=sa.Float,
 )
-_TOKENS = sa.Table(
+_TOKENS = table(
     "tokens",
-    _METADATA,
-    sa.Column("id", sa.Text, primary_key=True),
-    *(sa.Column(name, sa.Text) for name in ("secret_hash", "role", "names")),
-    sa.Column("uses_left", sa.Integer),
-    sa.Column("expires_unix_s", sa.Float),
-    sa.Column("created_by", sa.Text),
-    sa.Column("created_unix_s", sa.Float),
-    sa.Column("joined_json", sa.Text),
+    {"id": sa.Text},
+    **of_type(sa.Text, "secret_hash", "role", "names", "created_by", "joined_json"),
+    **of_type(sa.Float, "expires_unix_s", "created_unix_s"),
+    uses_left=sa.Integer,
 )
 
 

@@ -10,19 +10,13 @@ from functools import partial
 import sqlalchemy as sa
 
 from scheduler.brain.fleet.quarantine import Strike, TrustRecord
-from scheduler.storage.database import Database, put
+from scheduler.storage.database import Database, put, table
 from scheduler.storage.patience import PATIENCE_S, or_say
 from swarm.errors import NotAllowed
 from swarm.process.logs import Logger
 from swarm.types import PeerId
 
-_TABLE = sa.Table(
-    "quarantine",
-    sa.MetaData(),
-    sa.Column("peer", sa.Text, primary_key=True),
-    sa.Column("since_unix_s", sa.Float),
-    sa.Column("strikes_json", sa.Text),
-)
+_TABLE = table("quarantine", {"peer": sa.Text}, since_unix_s=sa.Float, strikes_json=sa.Text)
 
 
 class Quarantine:

@@ -26,11 +26,11 @@ SPEC = parse_job(
 class Counted(Database):
     """Counts the commit rows that were read."""
 
-    read = 0
+    taken = 0
 
     async def commits(self, *args: object, **named: object) -> list[dict[str, object]]:  # type: ignore[override]
         rows = await super().commits(*args, **named)  # type: ignore[arg-type]
-        self.read += len(rows)
+        self.taken += len(rows)
         return rows
 
 
@@ -88,5 +88,5 @@ async def test_each_so_many_th_step_and_the_newest_are_all_that_is_read(
     """swarm top read all rows of a job at each look."""
     database, record = await rolled_back()
     assert [step for step, _ in await steps_of(database, record, every, after)] == told
-    assert database.read <= len(told) + 1, "and one that was undone"
+    assert database.taken <= len(told) + 1, "and one that was undone"
     await database.close()
