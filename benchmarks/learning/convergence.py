@@ -27,7 +27,7 @@ from benchmarks.tables import markdown, publish
 from swarm.data.batches import Batches, TokenData
 from swarm.data.corpus import tokenise
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.reference.trainer import Trained, train_local
 from swarm.text import counted
@@ -117,7 +117,7 @@ def small_llama(seed: int, rate: float, steps: int, source: str, width: int = WI
 
 def resolved(values: dict[str, Any]) -> JobSpec:
     """The job spec of these values, with every "auto" replaced."""
-    return resolve(parse_job(values), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=STAGES)
+    return resolve(parse_job(values), Basis(ByteTokenizer.vocabulary_size, stages=STAGES))
 
 
 def measure(way: Way, seed: int, rate: float, steps: int, source: str, width: int) -> Run:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.wire import jobs_pb2 as pb
 from tests.support.floods import Flood, client_hello, flooding
 from tests.support.processes import Cluster
@@ -73,7 +73,7 @@ def measure(cluster: Cluster, name: str, flood: Flood | None, seconds: float) ->
 def train(folder: Path, seconds: float, rate: float, rounds: int) -> None:
     """Steps a second of a job of two stages, without and with the flood, in turns."""
     spec = small_spec(write_text(folder), pipeline__stages=2, training__steps=10**6, limits__min_replicas=1)
-    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    spec = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
     tokens = Tokens.make(folder / "tokens", spec)
     with Cluster(folder) as cluster:
         cluster.add_servers(2)

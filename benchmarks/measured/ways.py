@@ -32,7 +32,7 @@ from stage_server.options import DEFAULT_SHARE
 from swarm.data.corpus import tokenise
 from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, TrainingSection, parse_job, spec_from_json
 from swarm.pki.profiles import find_profile
 from swarm.wire import jobs_pb2 as pb
@@ -153,7 +153,7 @@ def job_of(
 
 def prepared(spec: JobSpec, stages: int, folder: Path) -> tuple[JobSpec, TokenManifest]:
     """The spec with every "auto" replaced, and its tokens; `folder` holds what rivals read of them."""
-    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=stages)
+    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size, stages=stages))
     (folder / "tokens").mkdir()
     manifest = tokenise(resolved, folder / "tokens")
     assert len(manifest.shards) == 1, "a few steps fit into one shard"
@@ -167,7 +167,7 @@ def changed(spec: JobSpec, **sections: Mapping[str, object]) -> JobSpec:
     for section, changes in sections.items():
         values[section] |= changes
     stages = len(spec.pipeline.split)
-    return resolve(parse_job(values), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=stages)
+    return resolve(parse_job(values), Basis(ByteTokenizer.vocabulary_size, stages=stages))
 
 
 def overlapping(spec: JobSpec, **pipeline: object) -> JobSpec:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from tests.support.devices import InlineDevice
 from tests.support.simulated import Tokens, run_swarm, small_spec, write_text
 
@@ -77,8 +77,7 @@ def _training_s(shape: Shape, overlap: int, steps: int) -> float:
                 training__global_batch_sequences=shape.microbatches,
                 training__microbatch_sequences=1,
             ),
-            vocabulary_size=ByteTokenizer.vocabulary_size,
-            stages_if_auto=1,
+            Basis(ByteTokenizer.vocabulary_size),
         )
         tokens = Tokens.make(Path(name), spec)
         return run_swarm(spec, tokens, shape.stages, seed=0, device_type=EvenDevice).training_s

@@ -34,7 +34,7 @@ from benchmarks.sites.two_sites import STAGES, Sites
 from benchmarks.tables import show
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.islands import course_of, outer_courses
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.pki.profiles import ENVIRONMENT
 from tests.chaos.islands import SITES
@@ -159,7 +159,7 @@ class Modelled(Sites):
             changes |= {"islands__count": len(SITES), "pipeline__overlap": self._options.overlap}
         changes["pipeline__sync_steps"] = 0
         spec = small_spec(self.text, **changes)
-        spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=STAGES)
+        spec = resolve(spec, Basis(ByteTokenizer.vocabulary_size, stages=STAGES))
         tokens = Tokens.make(self.folder / f"tokens-{time.monotonic_ns()}", spec)
         return Job(self.submit(spec, tokens.manifest).id, spec, tokens)
 

@@ -38,7 +38,7 @@ from rich.console import Console
 from benchmarks.tables import show
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.outer_log import OuterRecord
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.pki.profiles import ENVIRONMENT
 from swarm.reference.trainer import train_local
@@ -153,7 +153,7 @@ class Sites(Trial):
             changes |= {"pipeline__overlap": self._late, "pipeline__sync_steps": 0}
             changes |= {f"outer__{key}": value for key, value in outer.items()}
         spec = small_spec(self.text, **changes)
-        return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=STAGES)
+        return resolve(spec, Basis(ByteTokenizer.vocabulary_size, stages=STAGES))
 
     def train(self, way: str, steps: int, *, every_s: float = 0.0, s_max: float = 600.0) -> Run:
         """Train once, with deaths if `every_s` says how often; Broken if it does not end as it must."""

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.sites.kept_speed import ALONE, COLUMNS, commits_of, exchanged, rows, speed_of
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from tests.support.simulated import small_spec
 
 
@@ -16,7 +16,7 @@ def test_outer_steps_are_no_steps_of_an_island() -> None:
     spec = small_spec(
         Path("text.txt"), training__steps=4, averaging__mode="diloco", islands__count=2, outer__every_steps=2
     )
-    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    spec = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
     steps = [(timeline, step, 10.0 * timeline + step) for step in range(6) for timeline in (0, 1)]
     assert commits_of(steps, spec) == {0: [0.0, 1.0, 3.0, 4.0], 1: [10.0, 11.0, 13.0, 14.0]}
 

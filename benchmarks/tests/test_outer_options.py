@@ -11,7 +11,7 @@ import torch
 from benchmarks.learning.outer_options import by_dice, options, rows, train_losing
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.islands import courses, island_spec
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.islands import ReferenceOuterSteps
 from swarm.reference.trainer import build_stages, evaluate, train_local, train_step
@@ -34,7 +34,7 @@ def spec_of(folder: Path, mode: str, every: int) -> JobSpec:
         islands__count=2,
         outer__every_steps=every,
     )
-    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolve(spec, Basis(ByteTokenizer.vocabulary_size))
 
 
 def all_(step: int, fragment: int, islands: Sequence[int]) -> Sequence[int]:

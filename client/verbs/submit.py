@@ -30,9 +30,9 @@ from swarm.data.corpus import Corpus
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import SwarmError, UsageError
 from swarm.job.footprint import memory_by_stages, memory_text, stage_needs, stage_parameters
-from swarm.job.lighter import choice_text
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
+from swarm.job.resolve import choice_text
 from swarm.job.spec import JobSpec, load_job, spec_from_json
 from swarm.text import counted, size
 from swarm.text_file import read_small

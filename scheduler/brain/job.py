@@ -19,7 +19,6 @@ from scheduler.brain import inputs
 from scheduler.brain.explain.facts import Situation, Team
 from scheduler.brain.explain.situation import Counts, counts, situation, team, waiting_for
 from scheduler.brain.explain.step_times import StepClock
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.hearing import hear
 from scheduler.brain.inputs import Input, ReplicaRecord
 from scheduler.brain.outputs import BeginCheckpoint, Finish, Independent, Output, PublishCheckpoint, Stopped
@@ -31,6 +30,7 @@ from scheduler.brain.state.pool import Leave, Trust
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase, StepEvent, StepRun
 from swarm.job.course import PLAIN, Course
+from swarm.job.placement import Candidate
 from swarm.text import counted
 from swarm.types import Decision, Direction, JobState, PeerId
 from swarm.wire.messages import Event, Hello

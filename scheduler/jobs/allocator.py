@@ -12,12 +12,9 @@ from itertools import groupby
 from scheduler.brain.explain.facts import IdlePeer
 from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, StartTurn, allocate, stages_here, waits_on
 from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership, Peer, offer
-from scheduler.brain.fleet.memory_split import needs
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.stall import stalled_hint, waiting
-from scheduler.jobs.brain_settings import model_costs
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, peers_max, split_of
 from scheduler.jobs.peers import Peers
@@ -25,7 +22,9 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
 from swarm.errors import SwarmError
-from swarm.job.footprint import flight_room
+from swarm.job.footprint import flight_room, model_costs
+from swarm.job.memory_split import needs
+from swarm.job.placement import Candidate
 from swarm.job.spec import JobSpec
 from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, Memory, PeerId, PeerState

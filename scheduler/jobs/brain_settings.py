@@ -5,37 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scheduler.brain.fleet.memory_split import ModelCosts
 from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, SavingRules
 from scheduler.jobs.job import split_of
 from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.reader import files_for
 from swarm.data.batches import Batches
 from swarm.job.footprint import stage_footprint
-from swarm.job.islands import island_spec
-from swarm.job.lighter import Choice
-from swarm.job.partition import flops_per_token, stage_flops, unit_names
+from swarm.job.partition import stage_flops, unit_names
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
 from swarm.text import without_passwords
-from swarm.types import Memory
 from swarm.wire.messages import StateFile
-
-
-def model_costs(spec: JobSpec, *, fewest: bool = False) -> ModelCosts:
-    """The costs of the model of a resolved spec in one island, for any cut; the spec's own split is ignored.
-
-    With `fewest` each replica has one microbatch in flight for each stage.
-    """
-    spec = island_spec(spec)
-    choice = Choice(spec, fewest)
-    layer, head = flops_per_token(spec)
-
-    def stage_memory(layers: int, stage: int, stages: int, replicas: int) -> Memory:
-        flying = choice.in_flight(stages, stages * replicas)
-        return stage_footprint(flying, layers, stage, stages, replicas=replicas).memory
-
-    return ModelCosts(spec.layers, layer, head, stage_memory, bare_embedding=not spec.tied)
 
 
 def brain_settings(

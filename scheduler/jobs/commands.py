@@ -6,22 +6,18 @@ Events of stage servers arrive in listener.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import product
 from typing import TypeVar
 
 from scheduler.brain.explain.facts import JobStanding
-from scheduler.brain.fleet.membership import Membership, offer
-from scheduler.brain.fleet.memory_split import check_possible, fit, fleet_speed, is_possible, needs, stage_counts
-from scheduler.brain.fleet.placement import Candidate, place, sites_for_islands, stages_for
+from scheduler.brain.fleet.membership import Membership, fleet_speed, offer
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.inputs import Stop
 from scheduler.brain.members.persons import ANYBODY, Person, Submits, check_owner, check_share
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
-from scheduler.jobs.brain_settings import model_costs
 from scheduler.jobs.job import Job, JobProgress, again, now_s, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
@@ -35,24 +31,23 @@ from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.state_files import check_uploaded
 from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST
-from swarm.errors import InvalidConfig, NotAllowed, SwarmError
+from swarm.errors import InvalidConfig, NotAllowed
 from swarm.job.changes import check_changes, check_leases, check_state, check_steps
-from swarm.job.footprint import host_step_s
-from swarm.job.islands import check_for_swarm, most_islands
-from swarm.job.lighter import Choice, choice_text, choices, lighter
-from swarm.job.overlap import UNMEASURED, FleetSpeed
-from swarm.job.partition import auto_overlap, recut_text, resolve, shape_text
+from swarm.job.footprint import host_step_s, model_costs
+from swarm.job.islands import check_for_swarm
+from swarm.job.memory_split import needs
+from swarm.job.partition import recut_text, shape_text
+from swarm.job.placement import Candidate
+from swarm.job.resolve import Basis, choose
 from swarm.job.spec import JobSpec
 from swarm.limits import (
     HOPS_MAX,
-    ISLANDS_IN_SWARM_MAX,
     JOBS_OPEN_MAX,
     SHARDS_OPEN_MAX,
     SPEC_BYTES_MAX,
-    STAGES_MAX,
     SUBMITS_MAX,
 )
-from swarm.types import JobId, JobState, Memory, PeerId, PeerState
+from swarm.types import JobId, JobState, PeerId, PeerState
 from swarm.wire.messages import StateFile
 
 T = TypeVar("T")
@@ -213,27 +208,33 @@ class Jobs:
         return sent
 
     async def _resolved(self, spec: JobSpec, tokens: JobTokens, stored: JobSpec | None = None) -> tuple[JobSpec, str]:
-        """The spec with every "auto" resolved on a thread, as a cut of many layers takes a while; what links changed.
+        """The spec with every "auto" resolved on a thread, as a cut of many layers takes a while; what changed it.
 
         `stored`: the spec of a job that goes on. OutOfMemory, InvalidConfig.
         """
         check_for_swarm(spec, stored)
-        idle_peers = self._membership.idle_peers()
-        free = [one for one in idle_peers if not one.unreached] or idle_peers  # the others get no stage beside these
-        idle, speed = [offer(peer.hello) for peer in free], fleet_speed(free)
-        present = [offer(peer.hello) for peer in self._membership.peers() if peer.state is not PeerState.GONE]
-        hellos = [peer.hello for peer in self._membership.lasting_peers()]
-        lasting = [Candidate(one.peer, one.pinned_stage, offer=offer(one), site=one.site) for one in hellos]
-        resolved, lighter = await self.aside(
-            lambda: _resolve(*_for_sites(spec, tokens, lasting, idle), tokens, present, speed)
-        )
+        basis = self._basis(tokens)
+        resolved, reasons = await self.aside(lambda: choose(spec, basis))
         if (size_bytes := len(resolved.model_dump_json())) > SPEC_BYTES_MAX:
             raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
         check_hops(resolved)
-        links = ""
-        if spec.pipeline.overlap == "auto" and not resolved.has_outer_steps:
-            links = auto_overlap(resolved, split_of(resolved), len(idle), speed).links_text()
-        return resolved, "".join(f"; {text}" for text in (lighter, links) if text)
+        return resolved, reasons
+
+    def _basis(self, tokens: JobTokens) -> Basis:
+        idle = self._membership.idle_peers()
+        free = [peer for peer in idle if not peer.unreached] or idle  # the others get no stage beside these
+        present = [peer for peer in self._membership.peers() if peer.state is not PeerState.GONE]
+        hellos = [peer.hello for peer in self._membership.lasting_peers()]
+        return Basis(
+            tokens.vocabulary_size,
+            tokens.end_of_text,
+            idle=[offer(peer.hello) for peer in free],
+            present=[offer(peer.hello) for peer in present],
+            lasting=[
+                Candidate(hello.peer, hello.pinned_stage, offer=offer(hello), site=hello.site) for hello in hellos
+            ],
+            speed=fleet_speed(free),
+        )
 
     async def cancel(self, job: Job, reason: str, *, checkpoint: bool = True) -> None:
         """Save what was trained and end the job; a second call, or one without `checkpoint`, ends it at once.
@@ -380,103 +381,3 @@ def _first(spec: JobSpec) -> str:
     if spec.has_outer_steps:
         return "trains up to the next exchange between islands, which is saved first"
     return "what runs is committed and saved first"
-
-
-def _for_sites(
-    spec: JobSpec, tokens: JobTokens, present: Sequence[Candidate], idle: list[Memory]
-) -> tuple[JobSpec, list[Memory]]:
-    """The spec with an island for each site that can serve one alone, if it leaves that open; the memory of the peers
-    that the cut must suit: of one of these sites, or the `idle` ones."""
-    if spec.islands.count != "auto" or not spec.has_outer_steps:
-        return spec, idle
-
-    def needs_for(count: int, site: Sequence[Candidate], peers: int) -> tuple[Memory, ...]:
-        memory = [one.offer for one in site]
-        try:
-            resolved, _ = _resolve(_with_islands(spec, count), memory, tokens, memory)
-        except SwarmError:
-            return ()
-        return needs(model_costs(resolved), split_of(resolved), peers)
-
-    def most(count: int) -> int:
-        return most_islands(spec, min(count, ISLANDS_IN_SWARM_MAX))
-
-    found = sites_for_islands(present, most, needs_for, spec.limits.min_replicas)
-    if found is None:
-        return spec, idle
-    count, site = found
-    return _with_islands(spec, count), [one.offer for one in site]
-
-
-def _with_islands(spec: JobSpec, count: int) -> JobSpec:
-    changes = {"count": count} if count > 1 else {"count": 1, "min": 1}
-    return spec.model_copy(update={"islands": spec.islands.model_copy(update=changes)})
-
-
-def _resolve(
-    spec: JobSpec, idle: list[Memory], tokens: JobTokens, present: list[Memory], speed: FleetSpeed = UNMEASURED
-) -> tuple[JobSpec, str]:
-    """The spec with every "auto" resolved, and for people what it does without to fit the memory of the `idle` peers.
-
-    The cut follows that memory, and if it must what swarm.job.lighter gives up. OutOfMemory if no peer that is present
-    could hold the smallest parts.
-    """
-    decide = partial(
-        resolve,
-        vocabulary_size=tokens.vocabulary_size,
-        stages_if_auto=stages_for(len(idle)),
-        end_of_text=tokens.end_of_text,
-        peers=len(idle),
-        speed=speed,
-    )
-    plain = decide(spec)
-    fixed, min_replicas = spec.pipeline.stages != "auto", spec.limits.min_replicas
-    default = len(split_of(plain))
-    tries = [(choice, decide(choice.spec)) for choice in choices(spec, plain)]
-
-    def fitted(choice: Choice, whole: JobSpec, memories: list[Memory], *, bare_ends: bool) -> JobSpec | None:
-        """The chosen spec, cut to fit; `whole` is it, resolved with another cut."""
-        most = len(memories) // min_replicas
-        counts = [default] if fixed else stage_counts(whole.layers + 2 * bare_ends, default, most)
-        costs, cut = model_costs(whole, fewest=choice.fewest), spec.pipeline.split
-        if cut == "auto":
-            found = fit(costs, memories, counts, min_replicas, bare_ends=bare_ends).plan
-            if found is None:
-                return None
-            cut = found
-        elif not _holds(memories, needs(costs, cut, len(memories)), min_replicas):
-            return None
-        flying = choice.in_flight(len(cut), len(memories)).pipeline
-        pipeline = flying.model_copy(update={"split": cut, "stages": len(cut)})
-        final = decide(whole.model_copy(update={"pipeline": pipeline}))
-        # With another cut steps may overlap, which takes more.
-        same = final.pipeline.staleness <= whole.pipeline.staleness
-        takes = needs(model_costs(final), cut, len(memories))
-        return final if same or _holds(memories, takes, min_replicas) else None
-
-    # If the idle ones cannot hold it, it waits for those that work now.
-    fleets = (idle,) if sorted(idle) == sorted(present) else (idle, present)
-    for memories, bare_ends in product(fleets, (False, True)):
-        for choice, whole in tries:
-            if (final := fitted(choice, whole, memories, bare_ends=bare_ends)) is not None:
-                return final, choice_text(final, plain)
-    if spec.pipeline.split != "auto":
-        return plain, ""
-    possible = [default] if fixed else range(1, min(plain.layers + 2, STAGES_MAX) + 1)
-    last, least = tries[-1]
-    costs = model_costs(least, fewest=last.fewest)
-    ways = [(text, model_costs(one), possible) for text, one in lighter(least)]
-    if fixed and default < plain.layers:
-        ways.append((f"pipeline.stages = {plain.layers}", ways[-1][1] if ways else costs, [plain.layers]))
-    check_possible(costs, present, possible, ways)
-    return next(
-        (one, choice_text(one, plain))
-        for choice, one in tries
-        if is_possible(model_costs(one, fewest=choice.fewest), present, possible)
-    )
-
-
-def _holds(offers: Sequence[Memory], takes: Sequence[Memory], min_replicas: int) -> bool:
-    """Whether machines with these memories hold these stages."""
-    peers = [Candidate(PeerId(str(number)), offer=offer) for number, offer in enumerate(offers)]
-    return place(peers, len(takes), min_replicas, takes).plan is not None

@@ -13,7 +13,7 @@ from swarm.data.tokenizer import Tokenizer, byte_text, load_tokenizer
 from swarm.errors import InvalidConfig, InvalidData, SwarmError, unforeseen
 from swarm.hf.companions import TOKENIZER_FILES, companions
 from swarm.job.model_config import tokenizer_text
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 
 
@@ -39,7 +39,7 @@ class Corpus:
         """The resolved spec of a job on this corpus; an "auto" number of stages becomes one. InvalidConfig."""
         tokenizer = self.tokenizer
         size = tokenizer.vocabulary_size if rows_of(spec) is None else tokenizer.texts_size
-        return resolve(spec, vocabulary_size=size, stages_if_auto=1, end_of_text=tokenizer.end_of_text)
+        return resolve(spec, Basis(size, tokenizer.end_of_text))
 
     def remarks(self, spec: JobSpec) -> tuple[str, ...]:
         """A line each for a tokenizer that may not be the model's: none is named, or the model lacks rows for it."""

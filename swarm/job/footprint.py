@@ -40,8 +40,9 @@ from dataclasses import dataclass
 
 from swarm.job.families import FAMILIES
 from swarm.job.islands import island_spec
+from swarm.job.memory_split import ModelCosts
 from swarm.job.optimizers import FACTS
-from swarm.job.partition import BOUNDARY_BYTES, balanced_split, layer_widths, microbatch_tokens
+from swarm.job.partition import BOUNDARY_BYTES, balanced_split, flops_per_token, layer_widths, microbatch_tokens
 from swarm.job.spec import LOWERED, JobSpec
 from swarm.text import counted, size
 from swarm.types import Memory
@@ -135,6 +136,30 @@ def stage_needs(spec: JobSpec, split: Sequence[int]) -> list[Memory]:
     return [stage_footprint(spec, layers, stage, len(split)).memory for stage, layers in enumerate(split)]
 
 
+def model_costs(spec: JobSpec, *, fewest: bool = False) -> ModelCosts:
+    """The costs of the model of a resolved spec in one island, for any cut; the spec's own split is ignored.
+
+    With `fewest` each replica has one microbatch in flight for each stage.
+    """
+    spec = island_spec(spec)
+    layer, head = flops_per_token(spec)
+
+    def stage_memory(layers: int, stage: int, stages: int, replicas: int) -> Memory:
+        flying = _limited(spec, fewest_in_flight(stages, stages * replicas)) if fewest else spec
+        return stage_footprint(flying, layers, stage, stages, replicas=replicas).memory
+
+    return ModelCosts(spec.layers, layer, head, stage_memory, bare_embedding=not spec.tied)
+
+
+def fewest_in_flight(stages: int, peers: int) -> int:
+    """As few microbatches as keep each stage of each pipeline at work, where `peers` peers share the stages."""
+    return min(4096, stages * max(1, peers // stages))
+
+
+def _limited(spec: JobSpec, in_flight: int) -> JobSpec:
+    return spec.model_copy(update={"pipeline": spec.pipeline.model_copy(update={"max_in_flight": in_flight})})
+
+
 def memory_text(spec: JobSpec) -> str:
     """How much memory the stages of a resolved job take, for people."""
     split, sequences = spec.pipeline.split, spec.training.microbatch_sequences
@@ -181,9 +206,7 @@ def flight_room(spec: JobSpec, stage: int, offer: Memory) -> int:
     least, most = 2 * len(split), spec.training.microbatches * (1 + spec.pipeline.staleness)
 
     def fits(count: int) -> bool:
-        pipeline = spec.pipeline.model_copy(update={"max_in_flight": count})
-        limited = spec.model_copy(update={"pipeline": pipeline})
-        needed = stage_footprint(limited, split[stage], stage, len(split))
+        needed = stage_footprint(_limited(spec, count), split[stage], stage, len(split))
         ahead = needed.inputs if offer.host_bytes else 0
         return offer.holds(Memory(needed.memory.device_bytes + ahead, needed.memory.host_bytes))
 

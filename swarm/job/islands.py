@@ -7,42 +7,13 @@ share of the global batch, so a job has as many tokens with one island as with s
 
 from __future__ import annotations
 
-from typing import Any
-
 from swarm.errors import InvalidConfig
 from swarm.job.course import PLAIN, TIMELINES_MAX, Course, IslandCourse, OuterCourse, job_timeline_of
-from swarm.job.outer import OuterPlan, OuterUpdate, Rhythm, auto_fragments
+from swarm.job.outer import OuterPlan, OuterUpdate, Rhythm
 from swarm.job.shares import Shares
 from swarm.job.spec import JobSpec, TrustSection
 from swarm.limits import ISLANDS_IN_SWARM_MAX
 from swarm.text import counted
-
-# What "auto" stands for in [outer], by averaging.mode; periods and codes are ours but for streaming's period.
-_AUTO: dict[str, dict[str, Any]] = {
-    "diloco": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16"},
-    "streaming": {"every_steps": 100, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4"},
-}
-# Learning rate and momentum of the outer step: those that were best, or as good, in runs of 3 to 500 exchanges
-# (docs/islands.md), and those of the papers (swarm/job/outer.py), for a job that sets only one of the two.
-_MEASURED = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5)}
-_PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9)}
-
-
-def resolved_outer(spec: JobSpec) -> dict[str, Any]:
-    """The values of [outer] with every "auto" replaced; as they are if the job has no outer step."""
-    values = spec.outer.model_dump()
-    if not spec.has_outer_steps:
-        return values
-    chosen = {"fragments": auto_fragments(spec.layers)} | _AUTO[spec.averaging.mode]
-    every = chosen["every_steps"] if values["every_steps"] == "auto" else values["every_steps"]
-    both = values["learning_rate"] == values["momentum"] == "auto"
-    chosen["learning_rate"], chosen["momentum"] = (_MEASURED if both else _PUBLISHED)[spec.averaging.mode]
-    if values["overlap_steps"] == "auto" and every == 1:
-        chosen["overlap_steps"] = 0
-    filled = {key: chosen[key] if value == "auto" else value for key, value in values.items()}
-    if values["fragments"] == "auto" and filled["overlap_steps"]:  # as many as can be exchanged one after the other
-        filled["fragments"] = max(1, min(filled["fragments"], (every - 1) // filled["overlap_steps"]))
-    return filled
 
 
 def outer_text(spec: JobSpec) -> str:

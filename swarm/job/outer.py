@@ -19,7 +19,6 @@ Decision: docs/decisions/045.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -93,19 +92,11 @@ class OuterPlan:
         return REPLACE if step == self.rhythm.steps - 1 else MergeRule(self.mixing, 0.0)
 
 
-LAYERS_PER_FRAGMENT = 3  # of "auto", as in the paper
-
-
 class Part(Enum):
     """The parts of a model outside its decoder layers."""
 
     EMBEDDING = "embedding"  # with learned positions; a tied weight too
     HEAD = "head"  # with the norm before it
-
-
-def auto_fragments(layers: int) -> int:
-    """How many fragments a model of `layers` decoder layers has if the job file does not say."""
-    return math.ceil(layers / LAYERS_PER_FRAGMENT)
 
 
 def fragment_of(place: int | Part, fragments: int) -> int:

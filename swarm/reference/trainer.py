@@ -32,9 +32,9 @@ from swarm.hf import model_folder
 from swarm.hf.placing import begin, put_in_place
 from swarm.job.course import PLAIN, Course, InnerStep
 from swarm.job.islands import check_speeds, course_of, courses, island_spec, shares_of
-from swarm.job.lighter import lighter
 from swarm.job.outer_log import OuterRecord
 from swarm.job.partition import unit_names
+from swarm.job.resolve import lighter
 from swarm.job.schedule import (
     NOT_FINITE_HINT,
     clip,

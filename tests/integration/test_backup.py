@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.reference.trainer import train_local
 from tests.support.processes import Cluster
 from tests.support.simulated import Tokens, small_spec, write_text
@@ -30,7 +30,7 @@ def back_up(data_dir: Path, copy: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_job_goes_on_from_a_backup_with_the_bits_of_one_process(tmp_path: Path) -> None:
     draft = small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=120, checkpoint__every_steps=20)
-    spec = resolve(draft, vocabulary_size=257, stages_if_auto=1)
+    spec = resolve(draft, Basis(257))
     tokens = Tokens.make(tmp_path / "data", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
     with Cluster(tmp_path) as cluster:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
 from swarm.types import Microbatch
@@ -78,8 +78,7 @@ def test_payloads_by_memory_give_the_same_weights_although_a_replica_is_killed(t
             training__steps=6,
             pipeline__stages=2,
         ),
-        vocabulary_size=ByteTokenizer.vocabulary_size,
-        stages_if_auto=2,
+        Basis(ByteTokenizer.vocabulary_size, stages=2),
     )
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))

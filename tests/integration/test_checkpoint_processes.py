@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from client.cli import run
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.reference.__main__ import train_local as train_local_command
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
@@ -35,7 +35,7 @@ def test_a_job_is_paused_and_goes_on_at_another_number_of_stages_with_the_same_b
 ) -> None:
     source = write_text(tmp_path)
     draft = small_spec(source, pipeline__stages=2, training__steps=40, checkpoint__every_steps=10)
-    spec = resolve(draft, vocabulary_size=257, stages_if_auto=1)
+    spec = resolve(draft, Basis(257))
     tokens = Tokens.make(tmp_path / "data", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
     job_file = tmp_path / "job.toml"

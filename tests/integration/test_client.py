@@ -35,7 +35,7 @@ from client.cli import VERBS, run
 from client.connection import Scheduler
 from swarm.errors import InvalidConfig, NotAllowed, NotFound, OutOfMemory, SwarmError
 from swarm.hf.model_folder import weights_sha256
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, load_job, parse_job, spec_from_json
 from swarm.rpc.channel import server_options, status_of
 from swarm.types import PROTOCOL_VERSION
@@ -59,7 +59,7 @@ warmup_steps = 2
 global_batch_sequences = 4
 """
 SHA = "ab" * 32
-RESOLVED = resolve(parse_job(tomllib.loads(JOB)), vocabulary_size=257, stages_if_auto=1)
+RESOLVED = resolve(parse_job(tomllib.loads(JOB)), Basis(257))
 
 
 def _view(**facts: Any) -> pb.JobView:

@@ -14,7 +14,7 @@ import torch
 from client.cli import run
 from swarm.checkpoint.reader import open_folder
 from swarm.job.outer_log import OUTER_LOG, read
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.chaos.harmed_stage_server import write_harm
@@ -39,7 +39,7 @@ def test_a_job_with_too_few_islands_goes_on_from_its_checkpoint_bitwise(
         "checkpoint__every_steps": 6,
         "config__tie_word_embeddings": True,
     }
-    spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
+    spec = resolve(small_spec(write_text(tmp_path), **changes), Basis(257))
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
     with Cluster(tmp_path, "--grace", "8") as cluster:
@@ -90,7 +90,7 @@ def test_an_island_is_killed_whole_and_begins_anew_bitwise(tmp_path: Path, resta
         "training__global_batch_sequences": 8,
         "checkpoint__every_steps": 6,
     }
-    spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
+    spec = resolve(small_spec(write_text(tmp_path), **changes), Basis(257))
     tokens = Tokens.make(tmp_path / "tokens", spec)
     with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(8)
@@ -130,7 +130,7 @@ def test_a_job_that_lost_all_its_islands_goes_on_with_the_one_that_comes_back_bi
         "checkpoint__every_steps": 4,
         "limits__no_progress_s": 20.0,
     }
-    spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
+    spec = resolve(small_spec(write_text(tmp_path), **changes), Basis(257))
     tokens = Tokens.make(tmp_path / "tokens", spec)
     with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(4)
@@ -178,7 +178,7 @@ def test_a_slow_island_trains_less_of_each_step_bitwise(tmp_path: Path) -> None:
         "training__global_batch_sequences": 16,
         "training__microbatch_sequences": 1,
     }
-    spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
+    spec = resolve(small_spec(write_text(tmp_path), **changes), Basis(257))
     tokens = Tokens.make(tmp_path / "tokens", spec)
     with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(2, module="tests.chaos.harmed_stage_server")

@@ -19,7 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from swarm.errors import InvalidConfig, InvalidModel, SwarmError
 from swarm.hf.pretrained import WeightFile, ground, weight_files
 from swarm.job.course import PLAIN
-from swarm.job.partition import balanced_split, flops_per_token, resolve
+from swarm.job.partition import balanced_split, flops_per_token
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.model.families import parameter_shapes
 from swarm.model.stage import Stage
@@ -67,7 +68,7 @@ def job(folder: Path | str, *, stages: int = 1, config: dict[str, Any] | None = 
 
 
 def spec_of(folder: Path | str, **changes: Any) -> JobSpec:
-    return resolve(ground(job(folder, **changes)), vocabulary_size=257, stages_if_auto=1)
+    return resolve(ground(job(folder, **changes)), Basis(257))
 
 
 def logits_of(stages: list[Stage], tokens: Tensor) -> Tensor:
@@ -418,8 +419,8 @@ def test_a_grounded_and_resolved_spec_is_itself_again(tmp_path: Path) -> None:
         save(tmp_path / model, model)
         once = ground(job(tmp_path / model))
         assert ground(once) == once
-        spec = resolve(once, vocabulary_size=257, stages_if_auto=2)
-        assert resolve(spec, vocabulary_size=257, stages_if_auto=1) == spec
+        spec = resolve(once, Basis(257, stages=2))
+        assert resolve(spec, Basis(257)) == spec
         assert spec_from_json(spec.model_dump_json()) == spec
         layer, head = flops_per_token(spec)
         assert layer > 0

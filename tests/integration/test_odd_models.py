@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from client.transfer.submission import check
 from swarm.errors import InvalidConfig
 from swarm.hf.pretrained import ground, look_at_model, weight_files
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, load_job, parse_job
 from swarm.model.state import read_files
 from swarm.reference.__main__ import main
@@ -167,7 +167,7 @@ def spec_of(folder: Path, length: int = 16, config: dict[str, Any] | None = None
         "training": {"steps": 1, "global_batch_sequences": 2, "microbatch_sequences": 2},
         "pipeline": {"stages": 2, "compression": "none"},
     }
-    return resolve(ground(parse_job(values)), vocabulary_size=257, stages_if_auto=1)
+    return resolve(ground(parse_job(values)), Basis(257))
 
 
 def loss_of(folder: Path, tokens: Tensor, targets: Tensor) -> float:
@@ -237,8 +237,8 @@ def test_a_model_from_scratch_may_stretch_its_positions(name: str, tmp_path: Pat
         "training": {"steps": 1, "global_batch_sequences": 2, "microbatch_sequences": 2},
         "pipeline": {"stages": 2, "compression": "none"},
     }
-    spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
-    assert resolve(spec, vocabulary_size=257, stages_if_auto=1) == spec
+    spec = resolve(parse_job(values), Basis(257))
+    assert resolve(spec, Basis(257)) == spec
     before = json.dumps(spec.model.config)
     stages = build_stages(spec, torch.device("cpu"))
     with torch.no_grad():
@@ -291,7 +291,7 @@ def test_positions_that_no_model_from_scratch_can_have_are_refused(
     model = {"family": family, "config": fields | positions}
     data = {"source": "x", "sequence_length": 16}
     with pytest.raises(InvalidConfig, match=words):
-        resolve(parse_job({"name": "t", "model": model, "data": data}), vocabulary_size=257, stages_if_auto=1)
+        resolve(parse_job({"name": "t", "model": model, "data": data}), Basis(257))
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_submit_train_local_and_stage_server_refuse_a_folder_with_the_same_words
     assert submit.value.message in said.err
     assert submit.value.hint in said.err
     assert "step 1/1" not in said.err
-    spec = resolve(ground(load_job(path)), vocabulary_size=257, stages_if_auto=1)
+    spec = resolve(ground(load_job(path)), Basis(257))
     with pytest.raises(InvalidConfig) as load_stage:
         read_files(spec, 0, weight_files(spec))
     assert str(load_stage.value) == str(submit.value)

@@ -17,7 +17,7 @@ with lean_imports():
     import swarm.model.stage  # noqa: F401  # as in a stage server: a third of the time
 
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, run_swarm, small_spec, write_text
@@ -67,7 +67,7 @@ def _spec(folder: Path, changes: dict[str, Any]) -> JobSpec:
         config.pop("num_key_value_heads")
     elif family in ("qwen3", "gemma2"):
         config["head_dim"] = 8
-    return resolve(JobSpec.model_validate(values), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolve(JobSpec.model_validate(values), Basis(ByteTokenizer.vocabulary_size))
 
 
 def weights_of(name: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from swarm.data.batches import IGNORED
 from swarm.data.shards import ShardInfo, TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.reference.trainer import StepReport, train_local
 from tests.support.simulated import Tokens, run_swarm, small_spec, stale, write_text
 
@@ -25,7 +25,7 @@ def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
     seen = set()
     for stages in (1, 2, 3):
         spec = small_spec(source, pipeline__stages=stages, pipeline__overlap=3, config__tie_word_embeddings=True)
-        resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
         tokens = Tokens.make(tmp_path, resolved)
         seen.add(run_swarm(resolved, tokens, 2 * stages, seed=stages).sha256)
     assert len(seen) == 1
@@ -39,7 +39,7 @@ def test_an_embedding_and_a_head_alone_and_an_optimizer_on_the_host_change_no_bi
             source, config__num_hidden_layers=2, pipeline__split=split, pipeline__stages="auto", pipeline__overlap=3,
             training__optimizer_on=place,
         )  # fmt: skip
-        resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
         tokens = Tokens.make(tmp_path, resolved)
         seen.add(run_swarm(resolved, tokens, 2 * len(split), seed=len(split)).sha256)
         seen.add(train_local(resolved, tokens.batches(resolved), device=torch.device("cpu")).sha256)
@@ -55,7 +55,7 @@ def test_masked_targets_and_held_out_samples_end_with_the_weights_of_one_process
         data__validation_ratio=0.25,
         data__shuffle=False,
     )
-    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
     end = ByteTokenizer.END_OF_TEXT
     ends = np.random.default_rng(0).random(16 * 80 + 1) < 0.1
     ends[16:64] = ends[16 * 12 : 16 * 24] = True  # three rows of step 0, all of step 1
@@ -80,7 +80,7 @@ def test_masked_targets_and_held_out_samples_end_with_the_weights_of_one_process
 @pytest.mark.parametrize("routing", ["iwrr", "uniform"])
 def test_weights_do_not_depend_on_the_wiring(tmp_path: Path, routing: str) -> None:
     spec = small_spec(write_text(tmp_path), pipeline__stages=2, pipeline__routing=routing)
-    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
     tokens = Tokens.make(tmp_path, resolved)
     expected = train_local(resolved, tokens.batches(resolved), device=torch.device("cpu"))
     assert run_swarm(resolved, tokens, 6, seed=3).sha256 == expected.sha256
@@ -91,7 +91,7 @@ def test_without_flush_steps_overlap(tmp_path: Path) -> None:
     seconds = {}
     for staleness in (0, 1):
         spec = small_spec(source, pipeline__stages=3, **stale(staleness), training__steps=8)
-        resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
         tokens = Tokens.make(tmp_path, resolved)
         seconds[staleness] = run_swarm(resolved, tokens, 3, seed=5).training_s
     assert seconds[1] < 0.8 * seconds[0], seconds

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.reference.trainer import train_local
 from tests.support.simulated import Tokens, run_swarm, small_spec, stale, write_text
 
@@ -106,7 +106,7 @@ def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path, row: Row
         pipeline__max_in_flight=("auto", 1, 4)[number % 4 % 3],
         **momentum,
     )
-    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
     tokens = Tokens.make(tmp_path, resolved)
     expected = train_local(resolved, tokens.batches(resolved), device=torch.device("cpu"))
     run = run_swarm(resolved, tokens, row.stages * row.replicas, seed=number)

@@ -15,7 +15,7 @@ import pytest
 from stage_server.metrics import StageServerMetrics
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.model import compiled
 from swarm.model.stage import Stage
@@ -116,8 +116,7 @@ def test_a_job_that_is_released_while_it_loads_is_let_go_at_once(tmp_path: Path)
     """A cancelled job kept its memory until its load ended, and the next one waited behind it."""
     spec = resolve(
         small_spec(write_text(tmp_path), pipeline__stages=1),
-        vocabulary_size=ByteTokenizer.vocabulary_size,
-        stages_if_auto=1,
+        Basis(ByteTokenizer.vocabulary_size),
     )
     load_a, load_b = _load(spec, "a"), _load(spec, "b")
     alone = play(spec, [(1.0, load_b)], [])
@@ -139,8 +138,7 @@ def test_a_job_that_is_released_while_it_loads_is_let_go_at_once(tmp_path: Path)
 def test_a_release_of_another_job_does_not_disturb_a_load(tmp_path: Path) -> None:
     spec = resolve(
         small_spec(write_text(tmp_path), pipeline__stages=1),
-        vocabulary_size=ByteTokenizer.vocabulary_size,
-        stages_if_auto=1,
+        Basis(ByteTokenizer.vocabulary_size),
     )
     script = play(spec, [(1.0, _load(spec, "a")), (2.0, Release(JobId("old"), "over"))], [])
     assert [event.job for _, event in script.heard if isinstance(event, Loaded)] == ["a"]
@@ -156,6 +154,6 @@ def test_a_job_whose_layers_are_compiled_trains_to_its_end(tmp_path: Path, monke
 
     monkeypatch.setattr(compiled, "_BACKEND", count)
     spec = small_spec(write_text(tmp_path), training__reproducible=False, model__compile=True, pipeline__stages=2)
-    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
     run_swarm(resolved, Tokens.make(tmp_path, resolved), 4, seed=1)
     assert graphs

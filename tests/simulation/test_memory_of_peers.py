@@ -14,7 +14,7 @@ from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import OutOfMemory
 from swarm.job.footprint import stage_footprint, stage_needs
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
 from swarm.types import JobState, Memory, PeerId
@@ -25,7 +25,7 @@ from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 def run(folder: Path, spec: JobSpec, memories: Sequence[int], late: Sequence[int] = ()) -> tuple[Job, list[str]]:
     """The ended job and the reasons that it gave; `late` peers come once the job waits."""
-    tokens = Tokens.make(folder, resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1))
+    tokens = Tokens.make(folder, resolve(spec, Basis(ByteTokenizer.vocabulary_size)))
 
     async def main() -> tuple[Job, list[str]]:
         result: tuple[Job, list[str]] | None = None
@@ -63,7 +63,7 @@ def spec_of(folder: Path, **changes: object) -> JobSpec:
 
 
 def size_of(spec: JobSpec, layers: int, stage: int, stages: int) -> int:
-    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
     return stage_footprint(resolved, layers, stage, stages).total_bytes
 
 
@@ -98,7 +98,7 @@ class Built(Exception):
 
 def placed(folder: Path, name: str, gpus: int, offer: Memory, **sections: dict[str, object]) -> Job:
     """The job of a large model that was submitted to stage servers with a GPU, as they were given its stages."""
-    tokens = Tokens.make(folder, resolve(spec_of(folder), vocabulary_size=257, stages_if_auto=1))
+    tokens = Tokens.make(folder, resolve(spec_of(folder), Basis(257)))
     spec = job_of(name, **sections)
 
     def build(*_: object, **__: object) -> Stage:

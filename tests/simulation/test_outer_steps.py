@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from scheduler.brain import inputs, outputs
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import ReplicaRecord
+from swarm.job.placement import Candidate
 from swarm.types import JobState, OnStall, PeerId
 from swarm.wire.messages import Exchange, LoadStage, Release, Saved
 from tests.simulation.engine.islands import (

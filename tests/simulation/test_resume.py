@@ -14,7 +14,7 @@ from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.checkpoints import LocalCheckpoints
 from swarm.reference.trainer import train_local
@@ -33,7 +33,7 @@ def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
     held[section] |= values
     if section == "pipeline" and "stages" in values:
         held["pipeline"]["split"] = "auto"
-    return resolve(JobSpec.model_validate(held), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolve(JobSpec.model_validate(held), Basis(ByteTokenizer.vocabulary_size))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from scheduler.jobs.job import Job
 from stage_server.device import Timed
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import ReplicaDiverged
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import LoadStage
@@ -61,7 +61,7 @@ def train(
 ) -> tuple[Job, dict[int, str], str]:
     """The ended job, where each stage stepped, and the hash that one process gives; peers are (device, type, pin)."""
     spec = small_spec(write_text(folder), pipeline__stages=2, training__steps=2, **changes)
-    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
     tokens = Tokens.make(folder, resolved)
     step_on: dict[int, str] = {}
 

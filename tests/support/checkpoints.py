@@ -16,7 +16,7 @@ from safetensors.numpy import save
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import SCHEMES, Files, Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.wire.messages import ParameterHash
 from tests.support.simulated import small_spec
@@ -28,7 +28,7 @@ TOKENIZER = {"tokenizer.json": b"{}"}
 
 @cache
 def spec(**changes: object) -> JobSpec:
-    return resolve(small_spec(Path("x"), pipeline__stages=2, **changes), vocabulary_size=257, stages_if_auto=1)
+    return resolve(small_spec(Path("x"), pipeline__stages=2, **changes), Basis(257))
 
 
 def tensors(step: int, stage: int) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.islands import outer_courses
 from swarm.job.outer_log import OUTER_LOG, OuterRecord, TookPart, read
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId
 from tests.support.reference import Reference, reference
@@ -29,7 +29,7 @@ def diloco(source: Path, islands: int = 2, **changes: object) -> JobSpec:
         "data__validation_ratio": 0.005,
         "training__eval_every_steps": 3,
     } | changes
-    return resolve(small_spec(source, **changes), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolve(small_spec(source, **changes), Basis(ByteTokenizer.vocabulary_size))
 
 
 def streaming(source: Path, islands: int = 2, **changes: object) -> JobSpec:

@@ -13,7 +13,7 @@ import torch
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import Replica
 from stage_server.state.loading import build_stage
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import parse_job
 from swarm.types import Hop, JobId, Microbatch, PeerId, UnitName
 from swarm.wire.messages import Event, LoadStage, Route, TensorHeader
@@ -66,7 +66,7 @@ def play(
         "pipeline": {"stages": stages, "overlap": overlap, "compression": "none"},
         "trust": trust or {},
     }
-    spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
+    spec = resolve(parse_job(values), Basis(257))
     split = spec.pipeline.split
     assert split != "auto"
 

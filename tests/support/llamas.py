@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 
 # Of each: layers, width, width of the MLP, attention heads, heads of keys and values, vocabulary.
@@ -42,4 +42,4 @@ def job_of(name: str, **sections: dict[str, Any]) -> JobSpec:
 
 def resolved(name: str, **sections: dict[str, Any]) -> JobSpec:
     """The job with these values, and every "auto" resolved for one stage."""
-    return resolve(job_of(name, **sections), vocabulary_size=SHAPES[name][5], stages_if_auto=1)
+    return resolve(job_of(name, **sections), Basis(SHAPES[name][5]))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.shapes import parameter_table
 from swarm.job.spec import JobSpec, parse_job
 
@@ -30,7 +30,7 @@ def grounded(family: str, config: Mapping[str, Any]) -> JobSpec:
 def tensors_of(config: Mapping[str, Any]) -> Tensors:
     """The tensors that a model of this config.json has."""
     given = {key: value for key, value in config.items() if key not in ("model_type", "transformers_version", "dtype")}
-    resolved = resolve(grounded(config["model_type"], given), vocabulary_size=1, stages_if_auto=1)
+    resolved = resolve(grounded(config["model_type"], given), Basis(1))
     return {name: ("F32", list(shape)) for name, shape in parameter_table(resolved).items()}
 
 

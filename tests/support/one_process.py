@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swarm.data.batches import Batches, TokenData
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.reference.trainer import Trained, train_local
@@ -36,7 +36,7 @@ def spec_of(
         "averaging": {"mode": mode},
         "outer": outer,
     }
-    return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
+    return resolve(parse_job(values), Basis(257))
 
 
 def batches_of(spec: JobSpec) -> Batches:

@@ -14,7 +14,7 @@ from scheduler.brain.explain.facts import explain_peer
 from scheduler.jobs.job import Job
 from swarm.checkpoint.reader import Checkpoint, list_checkpoints
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId, PeerState
 from tests.support.acts import Played, played
@@ -63,7 +63,7 @@ def play(
 
 def resolved(spec: JobSpec) -> JobSpec:
     """The spec of a job on text, one token a byte."""
-    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    return resolve(spec, Basis(ByteTokenizer.vocabulary_size))
 
 
 @dataclass(frozen=True, slots=True)

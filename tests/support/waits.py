@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stage_server.replica.packing import encode, pack
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model import codec, exact_sums, optimizers
 from swarm.model.digests import digest_of
@@ -82,7 +82,7 @@ def _spec(
         "training": batch | {"reproducible": True} | (training or {}),
         "pipeline": {"stages": stages, "overlap": 0},
     }
-    return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
+    return resolve(parse_job(values), Basis(257))
 
 
 def _boundary(stage: Stage, seed: int) -> Tensor:

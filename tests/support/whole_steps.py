@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.stage import Stage
@@ -39,8 +39,7 @@ def spec_of(stages: int = 2, *, staleness: int = 0, training: dict[str, Any] | N
                 "pipeline": {"stages": stages},
             }
         ),
-        vocabulary_size=257,
-        stages_if_auto=1,
+        Basis(257),
     )
     return spec.model_copy(
         update={"pipeline": spec.pipeline.model_copy(update={"overlap": "all" if staleness else 0, "sync_steps": 0})}

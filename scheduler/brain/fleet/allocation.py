@@ -43,9 +43,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from scheduler.brain.fleet.memory_split import ModelCosts, fit, needs
-from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, least, place, together
 from scheduler.brain.settings import ON_ITS_WAY_S_MAX
+from swarm.job.memory_split import ModelCosts, fit, needs
+from swarm.job.placement import Candidate, at_home, homes_of, least, place, together
 from swarm.text import counted
 from swarm.types import Decision, JobId, Memory, PeerId
 

@@ -18,13 +18,16 @@ Decision: docs/decisions/006.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from statistics import median
 from typing import Protocol
 from urllib.parse import unquote
 
 from swarm.errors import NotAllowed, NotFound, StaleMessage
+from swarm.job.overlap import UNMEASURED, FleetSpeed
 from swarm.limits import REFERENCE_CHARACTERS_MAX
 from swarm.types import NO_JOB, JobId, Memory, PeerId, PeerState
 from swarm.wire.messages import Hello, LinkSpeed
@@ -457,3 +460,21 @@ class Endings:
             elif origin.shows_end_of(one):
                 found.append(one.hello)
         return found
+
+
+def fleet_speed(peers: Sequence[Peer]) -> FleetSpeed:
+    """The medians of these peers' paces and of the links between them; nothing if one of these is unknown.
+
+    Medians, because a stage server may claim any speed, and it is unknown which links a job will use.
+    """
+    here = {peer.hello.peer for peer in peers}
+    links = [link for peer in peers for link in peer.measured.links if link.to in here]
+    computing = _sound(peer.measured.multiply_adds_per_s for peer in peers)
+    rates, receipts_s = _sound(link.bytes_per_s for link in links), _sound(link.receipt_s for link in links)
+    if not (computing and rates and receipts_s):
+        return UNMEASURED
+    return FleetSpeed(median(computing), median(rates), median(receipts_s))
+
+
+def _sound(values: Iterable[float]) -> list[float]:
+    return [value for value in values if 0.0 < value < math.inf]

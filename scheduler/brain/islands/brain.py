@@ -26,7 +26,6 @@ from scheduler.brain import inputs, outputs
 from scheduler.brain.checkpoint.schedule import OpenCheckpoint
 from scheduler.brain.explain.facts import IslandStanding, Situation, Team
 from scheduler.brain.explain.situation import Counts
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Input
 from scheduler.brain.islands.checkpoints import Gone, JointCheckpoints, Saving
 from scheduler.brain.islands.exchange import OuterSteps, islands_to_evict
@@ -41,6 +40,7 @@ from scheduler.brain.stall import is_loss, stopped_by_loss, stuck
 from scheduler.brain.state.brain_state import Mode
 from swarm.errors import ReplicaDiverged
 from swarm.job.course import OuterCourse
+from swarm.job.placement import Candidate
 from swarm.job.shares import Shares, next_shares
 from swarm.types import Decision, Direction, IslandState, JobState, PeerId
 from swarm.wire.messages import Averaged, Commit, Event, Hello, LoadStage, Release, RoundFailed, SaveStage

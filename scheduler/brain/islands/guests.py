@@ -26,9 +26,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.roster import Roster
+from swarm.job.placement import Candidate
 from swarm.text import listed
 from swarm.types import PeerId
 

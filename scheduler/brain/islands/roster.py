@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from scheduler.brain.commit.digests import outvoted
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.job import JobBrain
 from scheduler.brain.state.brain_state import Mode
 from swarm.job.course import TIMELINES_MAX, OuterCourse, OuterStep
+from swarm.job.placement import Candidate
 from swarm.types import Decision, Hop, IslandState, PeerId
 from swarm.wire.messages import Hello
 

@@ -36,10 +36,10 @@ from math import exp, fsum, inf
 from statistics import median
 from types import MappingProxyType
 
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.routing.loads import Loads
 from scheduler.brain.settings import RebalanceSettings
 from scheduler.brain.state.brain_state import BrainState
+from swarm.job.placement import Candidate
 from swarm.text import counted
 from swarm.types import Decision, PeerId
 

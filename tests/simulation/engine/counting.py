@@ -28,7 +28,7 @@ import swarm.model.weights as weights_module
 from scheduler.storage.job_record import JobTokens
 from swarm.data.batches import Batches, TokenData
 from swarm.job.families import FAMILIES, HEAD
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.model.families import stored_name
 from swarm.model.stage import Stage
@@ -89,7 +89,7 @@ def counting_spec(
     }
     for section, keys in sections.items():
         values.setdefault(section, {}).update(keys)
-    return resolve(JobSpec.model_validate(values), vocabulary_size=VOCABULARY, stages_if_auto=stages)
+    return resolve(JobSpec.model_validate(values), Basis(VOCABULARY, stages=stages))
 
 
 def write_samples(root: Path, samples: int) -> JobTokens:

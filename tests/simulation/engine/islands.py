@@ -20,7 +20,6 @@ from random import Random
 from typing import TypeAlias
 
 from scheduler.brain import inputs, outputs
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import EachIsland, Input, ReplicaRecord, Resumed, Start
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.islands.roster import still_at_work
@@ -28,6 +27,7 @@ from scheduler.brain.outputs import CommitRow, Fork, Output
 from scheduler.brain.settings import BrainSettings, SavingRules
 from scheduler.brain.stall import Over, Watchdog
 from swarm.job.course import IslandCourse, OuterCourse
+from swarm.job.placement import Candidate
 from swarm.job.shares import Shares, divides
 from swarm.types import PROTOCOL_VERSION, JobId, JobState, OnStall, PeerId, Round, UnitName
 from swarm.wire.messages import (

@@ -18,7 +18,7 @@ import torch
 from scheduler.storage.job_record import JobTokens
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.course import PLAIN
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
 from swarm.reference.trainer import sha256_of, train_step
@@ -268,8 +268,7 @@ def _real_job(folder: Path, shape: Shape):  # type: ignore[no-untyped-def]
             training__optimizer=shape.optimizer,
             config__tie_word_embeddings=shape.tied,
         ),
-        vocabulary_size=ByteTokenizer.vocabulary_size,
-        stages_if_auto=shape.stages,
+        Basis(ByteTokenizer.vocabulary_size, stages=shape.stages),
     )
     tokens = Tokens.make(folder, spec)
     return spec, tokens.of_job(), tokens.batches(spec)

@@ -7,7 +7,7 @@ import pytest
 from stage_server.ports import LOG_BYTES_MAX, LOG_SHARE, Assignment, HubPolicy, MemoryBudget, ReplicaId
 from swarm.errors import NotAllowed
 from swarm.job.footprint import stage_footprint
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import parse_job
 from swarm.types import JobId, Memory, PeerId
 from swarm.wire.messages import LoadStage
@@ -24,7 +24,7 @@ def assignment() -> Assignment:
         "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
         "pipeline": {"stages": 1},
     }
-    spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
+    spec = resolve(parse_job(values), Basis(257))
     command = LoadStage(JobId("job"), 0, 0, (2,), 0, spec.model_dump_json())
     return Assignment(command, spec, ReplicaId(JobId("job"), PeerId("p"), 1, 0))
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import AskToLeave, Join, PeerBack, PeerGone, PeerSuspect, ReplicaRecord, Tick
 from scheduler.brain.outputs import Admitted, Independent, Note, Output, Stopped
 from scheduler.brain.settings import RebalanceSettings, SavingRules
 from swarm.errors import StaleMessage
+from swarm.job.placement import Candidate
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import Average, Commit, Failed, Loaded, LoadStage, Release, Route, SaveStage
 from tests.support.brain import JOB, A, B, C, D, Swarm, sends

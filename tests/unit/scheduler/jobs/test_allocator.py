@@ -19,7 +19,7 @@ from scheduler.jobs import allocator
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, Waiting
 from scheduler.storage.job_record import JobRecord, JobTokens
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.limits import JOBS_OPEN_MAX
 from swarm.types import JobId, JobState, PeerId
@@ -84,7 +84,7 @@ class Scene:
 
 def spec(folder: Path, stages: int, priority: int = 0, **changes: Any) -> JobSpec:
     made = small_spec(folder / "text.txt", pipeline__stages=stages, limits__priority=priority, **changes)
-    return resolve(made, vocabulary_size=257, stages_if_auto=stages)
+    return resolve(made, Basis(257, stages=stages))
 
 
 def waits(id_: str, of: JobSpec) -> Job:

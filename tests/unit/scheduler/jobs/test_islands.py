@@ -32,7 +32,7 @@ from scheduler.storage.database import Database, _next_epoch
 from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.job.course import TIMELINES_MAX, OuterCourse
 from swarm.job.islands import courses
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.types import JobId, JobState, PeerId, PeerState
 from swarm.wire.messages import StoreHeader
@@ -46,7 +46,7 @@ PLACES = {A: 0, B: 3, C: 1, D: 2}  # of two islands with two stages
 
 def spec_of(**changes: object) -> JobSpec:
     spec = small_spec(Path("x"), pipeline__stages=2, training__steps=5, **changes)
-    return resolve(spec, vocabulary_size=257, stages_if_auto=1)
+    return resolve(spec, Basis(257))
 
 
 DILOCO = spec_of(averaging__mode="diloco", islands__count=2, outer__every_steps=2)

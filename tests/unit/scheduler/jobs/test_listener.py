@@ -16,7 +16,7 @@ from scheduler.jobs.listener import JobTransfer, PeerListener
 from scheduler.jobs.peers import Peers
 from scheduler.storage.stamps import Stamps
 from swarm.errors import Refused
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import parse_job
 from swarm.types import Hop, JobId, JobState, Microbatch, PeerId
 from swarm.wire.messages import Event, FetchRequest, Hello, Release, ReportedCell, Route, Saved, StoreHeader
@@ -58,7 +58,7 @@ def _greeted(hello: Hello, record: dict[PeerId, int], *, is_back: bool = False, 
     }
     if islands > 1:
         values |= {"islands": {"count": islands}, "averaging": {"mode": "diloco"}}
-    spec = resolve(parse_job({"name": "x", **values}), vocabulary_size=300, stages_if_auto=2)
+    spec = resolve(parse_job({"name": "x", **values}), Basis(300, stages=2))
     heard: list[Any] = []
 
     def on_event(peer: PeerId, event: Hello, room: int = 0, *, doubted: bool = False) -> None:
@@ -163,9 +163,7 @@ async def test_a_chunk_of_a_checkpoint_is_progress_once_it_is_taken_if_the_job_w
     driver = SimpleNamespace(made_progress=lambda: made.append("progress"))
     run = SimpleNamespace(sink=SimpleNamespace(put=put), driver=driver, brain=SimpleNamespace(awaits=awaits))
     spec: Any = {"model": {"config": {"num_hidden_layers": 2}}, "data": {"source": "x"}, "pipeline": {"split": (1, 1)}}
-    job = SimpleNamespace(
-        run=run, spec=resolve(parse_job({"name": "x", **spec}), vocabulary_size=300, stages_if_auto=2)
-    )
+    job = SimpleNamespace(run=run, spec=resolve(parse_job({"name": "x", **spec}), Basis(300, stages=2)))
     registry: Any = SimpleNamespace(get=lambda name: job)
     stores: Any = None
     header = StoreHeader(JobId("x-1"), PeerId("p"), 1, 5, 9, 1, 3, "model/x.safetensors")

@@ -13,7 +13,7 @@ from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_record import JobRecord
 from swarm.data.batches import TokenData
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.limits import SHARDS_MAX
 from swarm.types import JobId, JobState
@@ -37,7 +37,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def made(folder: Path) -> tuple[JobSpec, Tokens]:
     spec = small_spec(write_text(folder), data__validation_ratio=0.5)
-    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
     return resolved, Tokens.make(folder, resolved)
 
 

@@ -16,7 +16,7 @@ from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import Replica
 from stage_server.state.loading import build_stage
 from swarm.errors import CorruptFrame, Refused, StaleMessage
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.islands.exchange import proposal_bytes
 from swarm.types import Direction, EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
@@ -41,7 +41,7 @@ def spec_of(compression: str, averaging: str = "none", outer: dict[str, Any] | N
         "averaging": {"compression": averaging} | ({"mode": "diloco"} if outer else {}),
         "outer": outer or {},
     }
-    return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=2)
+    return resolve(parse_job(values), Basis(257, stages=2))
 
 
 @asynccontextmanager

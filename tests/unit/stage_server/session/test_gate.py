@@ -11,7 +11,7 @@ import pytest
 from stage_server.brain.passes import GRACE_S, PassSlot
 from stage_server.session.gate import REFUSAL, PassGate, place_of
 from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import parse_job
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Wallet
@@ -132,9 +132,9 @@ def test_what_is_served_is_what_the_scheduler_said_to_load() -> None:
     values = {"name": "t", "model": {"config": {"num_hidden_layers": 2}}, "data": {"source": "x"}}
     for is_tied in (False, True):
         values["model"] = {"config": {"num_hidden_layers": 2, "tie_word_embeddings": is_tied}}
-        spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=2)
+        spec = resolve(parse_job(values), Basis(257, stages=2))
         load = LoadStage(JOB, 3, 1, (1, 1), 0, spec.model_dump_json())
         assert place_of(load) == PassSlot(JOB, 3, 1, 2, is_tied)
     diloco = parse_job(values | {"averaging": {"mode": "diloco"}, "islands": {"count": 4}})
-    spec = resolve(diloco, vocabulary_size=257, stages_if_auto=2)
+    spec = resolve(diloco, Basis(257, stages=2))
     assert place_of(LoadStage(JOB, 3, 1, (1, 1), 0, spec.model_dump_json())).islands == 4

@@ -18,7 +18,7 @@ from stage_server.ports import BuildStage
 from stage_server.session.gate import HeldPasses
 from stage_server.session.server import REFUSAL, EventQueue, ServerPorts, ServerSettings, StageServer, urgent_first
 from swarm.errors import OutOfMemory, SchedulerUnreachable, SwarmError
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import parse_job
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
@@ -67,7 +67,7 @@ def load(job: JobId = JOB, spec_json: str = "", stages: int = 2) -> LoadStage:
         "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
         "pipeline": {"stages": stages},
     }
-    spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=stages)
+    spec = resolve(parse_job(values), Basis(257, stages=stages))
     split = spec.pipeline.split
     assert split != "auto"
     return LoadStage(job, 0, stages - 1, split, 0, spec_json or spec.model_dump_json())

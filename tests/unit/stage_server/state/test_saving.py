@@ -14,7 +14,7 @@ from stage_server.ports import ReplicaId
 from stage_server.state import saving
 from stage_server.state.saving import ATTEMPTS, capture, hand_over, hashed
 from swarm.errors import SchedulerUnreachable, StaleMessage, SwarmError
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
@@ -33,7 +33,7 @@ def spec_of() -> JobSpec:
         "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
         "pipeline": {"stages": 1},
     }
-    return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
+    return resolve(parse_job(values), Basis(257))
 
 
 class Disk:

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.errors import ReplicaDiverged
 from swarm.hf.model_folder import model_folder_files, safetensors_index, shard_name, weights_sha256
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import parse_job
 from swarm.wire.messages import ParameterHash
 
@@ -58,7 +58,7 @@ def test_config_file_describes_the_model_that_was_trained() -> None:
             "data": {"source": "x"},
         }
     )
-    files = model_folder_files(resolve(spec, vocabulary_size=257, stages_if_auto=2))
+    files = model_folder_files(resolve(spec, Basis(257, stages=2)))
     config = json.loads(files["config.json"])
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert (config["model_type"], config["vocab_size"], config["dtype"]) == ("llama", 257, "float32")

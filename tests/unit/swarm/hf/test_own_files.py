@@ -16,7 +16,7 @@ from swarm.errors import InvalidConfig
 from swarm.hf.companions import companions
 from swarm.hf.own_files import NotOwn, is_there, open_own, read_own
 from swarm.hf.pretrained import ground, weight_files
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.state import read_span
 from swarm.wire import jobs_pb2 as pb
@@ -192,7 +192,7 @@ def test_links_below_the_folder_and_of_the_hubs_cache_are_followed(folder: Path,
     (folder / "model.safetensors").symlink_to("weights/all")
     (tmp_path / "mine").symlink_to(folder)  # the person's own word
     for place in (folder, tmp_path / "mine"):
-        spec = resolve(ground(job(place)), vocabulary_size=400, stages_if_auto=1)
+        spec = resolve(ground(job(place)), Basis(400))
         (file,) = weight_files(spec)
         assert [*read_span(file.location, 0, file.size_bytes)] == [(folder / "weights" / "all").read_bytes()]
 
@@ -260,7 +260,7 @@ class Heard:
 
 def test_submit_shows_the_names_of_the_files_that_it_sends(folder: Path) -> None:
     heard: Any = Heard()
-    spec = resolve(ground(job(folder)), vocabulary_size=400, stages_if_auto=1)
+    spec = resolve(ground(job(folder)), Basis(400))
     upload_weights(heard, heard, spec)
     assert "weights: model.safetensors" in heard.lines
     assert named(["model/b\x1b[1m.txt", "a"]) == "a, b [1m.txt"

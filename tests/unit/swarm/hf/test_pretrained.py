@@ -11,7 +11,7 @@ import pytest
 
 from swarm.errors import InvalidConfig, InvalidModel
 from swarm.hf.pretrained import ground, look_at_model
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from tests.support.model_folders import Tensors, tensors_of, write_model
 
@@ -28,7 +28,7 @@ def job(path: Path) -> JobSpec:
 
 
 def look(path: Path) -> tuple[str, ...]:
-    return look_at_model(resolve(job(path), vocabulary_size=257, stages_if_auto=1))
+    return look_at_model(resolve(job(path), Basis(257)))
 
 
 def folder(path: Path, config: dict[str, Any], edit: Callable[[Tensors], object] = lambda tensors: None) -> Path:

@@ -14,18 +14,18 @@ from scheduler.storage.checkpoints.catalog import job_and_step
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.changes import changed_spec, changed_values, check_changes, check_leases, check_state, check_steps
 from swarm.job.islands import courses
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, apply_overrides, parse_job, put_value
 from tests.support.simulated import small_spec
 
 
 def spec() -> JobSpec:
-    return resolve(small_spec(Path("x"), pipeline__stages=3), vocabulary_size=257, stages_if_auto=1)
+    return resolve(small_spec(Path("x"), pipeline__stages=3), Basis(257))
 
 
 def changed(*overrides: str) -> JobSpec:
     values = changed_values(spec().model_dump(mode="json"), overrides)
-    return resolve(parse_job(apply_overrides(values, overrides)), vocabulary_size=257, stages_if_auto=2)
+    return resolve(parse_job(apply_overrides(values, overrides)), Basis(257, stages=2))
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,7 @@ def test_the_number_of_islands_stays_since_their_timelines_follow_from_it() -> N
     two, four = (
         resolve(
             small_spec(Path("x"), averaging__mode="diloco", islands__count=count, training__global_batch_sequences=16),
-            vocabulary_size=257,
-            stages_if_auto=1,
+            Basis(257),
         )
         for count in (2, 4)
     )
@@ -141,8 +140,7 @@ def leased(steps: int, every_steps: int, islands: int) -> JobSpec:
             training__global_batch_sequences=12,
             training__microbatch_sequences=1,
         ),
-        vocabulary_size=257,
-        stages_if_auto=1,
+        Basis(257),
     )
 
 
@@ -200,7 +198,7 @@ def test_other_changes_are_told_as_they_are(tmp_path: Path) -> None:
 
 
 def resolved(folder: Path) -> dict[str, Any]:
-    values = resolve(small_spec(folder / "a.txt", pipeline__stages=2), vocabulary_size=257, stages_if_auto=2)
+    values = resolve(small_spec(folder / "a.txt", pipeline__stages=2), Basis(257, stages=2))
     return values.model_dump(mode="json")
 
 

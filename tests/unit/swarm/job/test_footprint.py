@@ -17,7 +17,7 @@ from swarm.job.footprint import (
     stage_footprint,
     stage_parameters,
 )
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.text import size
@@ -45,7 +45,7 @@ def spec_of(family: str = "llama", dtype: str = "float32", **changes: dict[str, 
     }
     for section, more in changes.items():
         values[section] |= more
-    return resolve(parse_job({"name": "x", **values}), vocabulary_size=300, stages_if_auto=2)
+    return resolve(parse_job({"name": "x", **values}), Basis(300, stages=2))
 
 
 def kept_bytes(stage: Stage, vocabulary: int) -> int:

@@ -24,7 +24,8 @@ from swarm.job.islands import (
     outer_plan,
 )
 from swarm.job.outer import OuterUpdate
-from swarm.job.partition import resolve, shape_text
+from swarm.job.partition import shape_text
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, TrustSection, parse_job, spec_from_json
 
 TRUSTED = {key: True if value is False else 1 for key, value in TrustSection().model_dump().items()}  # everything on
@@ -32,6 +33,7 @@ TRUSTED = {key: True if value is False else 1 for key, value in TrustSection().m
 
 def spec_of(mode: str = "diloco", count: int = 2, **sections: dict[str, Any]) -> JobSpec:
     config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 7, "num_attention_heads": 2}
+    config |= sections.pop("config", {})
     values: dict[str, Any] = {
         "name": "t",
         "model": {"config": config},
@@ -40,7 +42,7 @@ def spec_of(mode: str = "diloco", count: int = 2, **sections: dict[str, Any]) ->
         "islands": {"count": count},
         "averaging": {"mode": mode},
     }
-    return resolve(parse_job(values | sections), vocabulary_size=257, stages_if_auto=1)
+    return resolve(parse_job(values | sections), Basis(257))
 
 
 NOT_DIVIDED = ("allreduce", "streaming")  # modes without shares that follow speed
@@ -55,6 +57,11 @@ def test_every_mode_has_a_rhythm_and_a_code_unless_the_job_says_otherwise() -> N
     plan = outer_plan(spec_of("streaming", outer={"every_steps": 30}, training=many))
     assert (*astuple(plan.rhythm)[1:], plan.mixing) == (30, 3, 1, 0.5)
     assert spec_of("streaming").outer.compression == "fp4"
+
+
+@pytest.mark.parametrize(("layers", "fragments"), [(1, 1), (3, 1), (4, 2), (12, 4)])
+def test_a_fragment_has_three_layers_unless_the_job_says_otherwise(layers: int, fragments: int) -> None:
+    assert spec_of("streaming", config={"num_hidden_layers": layers}).outer.fragments == fragments
 
 
 PAIRS = [
@@ -90,7 +97,7 @@ def test_people_are_told_how_islands_exchange() -> None:
 
 def test_a_resolved_job_with_islands_is_resolved_for_good() -> None:
     spec = spec_of("streaming")
-    assert resolve(spec, vocabulary_size=257, stages_if_auto=3) == spec
+    assert resolve(spec, Basis(257, stages=3)) == spec
     assert spec_from_json(spec.model_dump_json()) == spec
 
 

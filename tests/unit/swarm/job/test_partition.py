@@ -9,17 +9,11 @@ import pytest
 
 from swarm.errors import InvalidConfig
 from swarm.job.model_config import ENTRIES_MAX, check_sizes, hugging_face_config
-from swarm.job.partition import (
-    auto_microbatch,
-    balanced_split,
-    flops_per_token,
-    recut_text,
-    resolve,
-    shape_text,
-    unit_names,
-)
+from swarm.job.partition import balanced_split, flops_per_token, recut_text, shape_text, unit_names
+from swarm.job.resolve import Basis, auto_microbatch, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.limits import STAGE_LAYERS_MAX
+from tests.support.memories import memories
 
 
 def job(config: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:
@@ -35,7 +29,7 @@ def job(config: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Job
 
 
 def resolved(spec: JobSpec, stages: int = 1) -> JobSpec:
-    return resolve(spec, vocabulary_size=257, stages_if_auto=stages)
+    return resolve(spec, Basis(257, stages=stages))
 
 
 def test_resolving_fills_what_the_tokenizer_and_the_family_decide() -> None:
@@ -49,7 +43,7 @@ def test_resolving_fills_what_the_tokenizer_and_the_family_decide() -> None:
 
 def test_special_tokens_of_the_model_are_the_tokenizers_unless_the_job_names_them() -> None:
     def config_of(end_of_text: int, **config: Any) -> dict[str, Any]:
-        spec = resolve(job(config), vocabulary_size=50, stages_if_auto=1, end_of_text=end_of_text)
+        spec = resolve(job(config), Basis(50, end_of_text))
         return hugging_face_config(spec)
 
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -172,10 +166,11 @@ def test_overlap_keeps_every_pipeline_busy_between_two_steps(
 ) -> None:
     training = {"global_batch_sequences": 64, "microbatch_sequences": 4, "warmup_steps": 7}
     spec = job(**sections | {"training": training | sections.get("training", {})})
-    found = resolve(spec, vocabulary_size=257, stages_if_auto=stages, peers=peers)
+    unknown = memories(*[0] * peers)
+    found = resolve(spec, Basis(257, stages=stages, idle=unknown, present=unknown))
     assert found.overlap == overlap
     assert found.sync_steps == 7
-    assert resolve(found, vocabulary_size=257, stages_if_auto=1, peers=50) == found
+    assert resolve(found, Basis(257, idle=memories(*[0] * 50))) == found
 
 
 def test_more_layers_than_a_stage_server_builds_in_time_are_refused() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.job.families import FAMILIES
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.model.families import CLASSES, build
 from tests.support.model_folders import GATED, GPT2, NEOX, grounded
 
@@ -42,7 +42,7 @@ def verdicts(family: str, key: str, value: Any) -> tuple[str, str]:
     """The complaints about a config.json with this field: ours, and the library's when the model is built and run."""
     config = WHOLE.get(family, GATED) | {key: value}
     try:
-        spec = resolve(grounded(family, dict(config)), vocabulary_size=257, stages_if_auto=1)
+        spec = resolve(grounded(family, dict(config)), Basis(257))
     except InvalidConfig as error:
         try:
             CLASSES[family].config(**config)
@@ -122,4 +122,4 @@ def test_what_the_library_takes_is_taken(family: str) -> None:
 def test_a_field_that_cannot_be_is_named(family: str, fields: dict[str, Any], words: str) -> None:
     config = WHOLE.get(family, GATED) | fields
     with pytest.raises(InvalidConfig, match=words):
-        resolve(grounded(family, config), vocabulary_size=257, stages_if_auto=1)
+        resolve(grounded(family, config), Basis(257))

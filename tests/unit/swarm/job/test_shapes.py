@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.shapes import parameter_table
 from swarm.model.families import parameter_shapes
 from tests.support.model_folders import GATED, GPT2, NEOX, grounded
@@ -36,6 +36,6 @@ ODD: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("odd", ODD)
 def test_a_config_gives_the_parameters_of_the_librarys_classes(odd: str) -> None:
-    spec = resolve(grounded(*ODD[odd]), vocabulary_size=257, stages_if_auto=1)
+    spec = resolve(grounded(*ODD[odd]), Basis(257))
     ours, theirs = parameter_table(spec), parameter_shapes(spec)
     assert ours == theirs

@@ -14,7 +14,8 @@ import swarm
 from swarm.errors import InvalidConfig
 from swarm.hf.model_folder import model_folder_files
 from swarm.job.families import FAMILIES
-from swarm.job.partition import balanced_split, flops_per_token, resolve
+from swarm.job.partition import balanced_split, flops_per_token
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, ModelSection, parse_job
 from swarm.model.families import CLASSES
 
@@ -34,7 +35,7 @@ def job(family: str, **config: Any) -> JobSpec:
 
 
 def resolved(spec: JobSpec) -> JobSpec:
-    return resolve(spec, vocabulary_size=257, stages_if_auto=1)
+    return resolve(spec, Basis(257))
 
 
 def test_whatever_knows_families_has_them_from_the_one_table() -> None:

@@ -15,7 +15,7 @@ from swarm.errors import InvalidConfig, JobFailed
 from swarm.job.families import HEAD
 from swarm.job.islands import courses, island_spec, outer_plan
 from swarm.job.outer_log import OuterRecord
-from swarm.job.partition import resolve
+from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import EMBEDDING
 from swarm.model.stage import Stage
@@ -162,7 +162,7 @@ def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
     held[section] |= values
     if "stages" in values:
         held["pipeline"]["split"] = "auto"
-    return resolve(parse_job(held), vocabulary_size=257, stages_if_auto=1)
+    return resolve(parse_job(held), Basis(257))
 
 
 def kept(spec: JobSpec, folder: Path, **changes: object) -> tuple[Trained, list[Checkpoint]]:

@@ -25,8 +25,8 @@ from scheduler.brain.fleet.allocation import (
     stages_here,
     waits_on,
 )
-from scheduler.brain.fleet.memory_split import ModelCosts
-from scheduler.brain.fleet.placement import Candidate
+from swarm.job.memory_split import ModelCosts
+from swarm.job.placement import Candidate
 from swarm.types import Decision, JobId, Memory, PeerId
 from tests.support.memories import memories
 

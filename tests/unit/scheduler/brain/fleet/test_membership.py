@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.fleet.membership import NO_STAGE, Endings, Measured, Membership, Transition
+from scheduler.brain.fleet.membership import NO_STAGE, Endings, Measured, Membership, Peer, Transition, fleet_speed
 from swarm.errors import NotAllowed, NotFound, StaleMessage
+from swarm.job.overlap import UNMEASURED, FleetSpeed
 from swarm.types import NO_JOB, JobId, PeerId, PeerState
 from swarm.wire.messages import Hello, LinkSpeed
 
@@ -465,3 +467,31 @@ def test_an_address_that_was_never_reached_shows_nothing() -> None:
 
 def test_a_host_of_ipv6_is_known_by_its_address() -> None:
     assert Watched(replace(HELLO, address="[2001:db8::7]:7951"), At("ipv6:%5B2001:db8::7%5D:40312")).breaks() == [A]
+
+
+def measured(name: str, multiply_adds_per_s: float, *links: tuple[str, float, float]) -> Peer:
+    found = tuple(LinkSpeed(PeerId(to), rate, receipt_s) for to, rate, receipt_s in links)
+    return Peer(hello(name), IDLE, "", 0.0, 0.0, measured=Measured(found, multiply_adds_per_s))
+
+
+def test_the_medians_of_computing_and_links_count() -> None:
+    far = measured("a", 1e9, ("b", 1e6, 0.2), ("c", 3e6, 0.1))
+    peers = [far, measured("b", 5e9, ("a", 2e6, 0.3)), measured("c", 2e9), measured("new", 0.0)]
+    assert fleet_speed(peers) == FleetSpeed(2e9, 2e6, 0.2)
+
+
+def test_links_to_stage_servers_that_are_busy_or_gone_do_not_count() -> None:
+    assert fleet_speed([measured("a", 1e9, ("b", 1e6, 0.2))]) is UNMEASURED
+
+
+def test_nothing_is_known_without_links_or_without_computing() -> None:
+    assert fleet_speed([]) is UNMEASURED
+    assert fleet_speed([measured("a", 1e9), measured("b", 1e9)]) is UNMEASURED
+    assert fleet_speed([measured("a", 0.0, ("b", 1e6, 0.2)), measured("b", 0.0)]) is UNMEASURED
+
+
+def test_speeds_that_no_machine_has_do_not_count() -> None:
+    for odd in (math.nan, math.inf, -1.0, 0.0):
+        assert fleet_speed([measured("a", odd, ("b", 1e6, 0.2)), measured("b", 1e9)]) == FleetSpeed(1e9, 1e6, 0.2)
+        assert fleet_speed([measured("a", 1e9, ("b", odd, 0.2)), measured("b", 1e9)]) is UNMEASURED
+        assert fleet_speed([measured("a", 1e9, ("b", 1e6, odd)), measured("b", 1e9)]) is UNMEASURED

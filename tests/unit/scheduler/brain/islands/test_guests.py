@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from scheduler.brain import inputs
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.islands.guests import REST_TIMES, _Rest
+from swarm.job.placement import Candidate
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import Follow, Loaded, LoadStage
 from tests.simulation.engine.islands import JOB, STAGES, Shape, World, exchanges

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.roster import WAITS, Roster, Waits, states
 from scheduler.brain.state.brain_state import Mode
 from swarm.job.course import IslandCourse, OuterCourse
+from swarm.job.placement import Candidate
 from swarm.types import PeerId
 from tests.simulation.engine.islands import Shape, World
 

@@ -9,7 +9,7 @@ stage that would stay cheapest among those with room. This is optimal because la
 embedding, or the head, may be a stage without layers: it idles for most of a step, so that is for what fits no other
 way.
 
-Decisions: docs/decisions/017, 140.
+Decision: docs/decisions/017.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
 from typing import TypeAlias
 
-from scheduler.brain.fleet.membership import Peer
 from swarm.errors import OutOfMemory
-from swarm.job.overlap import UNMEASURED, FleetSpeed
 from swarm.text import counted
 from swarm.types import Decision, Memory
 
@@ -252,21 +249,3 @@ def _hand_out(model: ModelCosts, rooms: Sequence[int], least: Sequence[int]) -> 
             heapq.heappush(costs, ((split[stage] + 1) * layer + extra[stage], stage))
     highest = max((layers * layer + extra[stage] for stage, layers in enumerate(split)), default=math.inf)
     return float(highest), tuple(split)
-
-
-def fleet_speed(peers: Sequence[Peer]) -> FleetSpeed:
-    """The medians of these peers' paces and of the links between them; nothing if one of these is unknown.
-
-    Medians, because a stage server may claim any speed, and it is unknown which links a job will use.
-    """
-    here = {peer.hello.peer for peer in peers}
-    links = [link for peer in peers for link in peer.measured.links if link.to in here]
-    computing = _sound(peer.measured.multiply_adds_per_s for peer in peers)
-    rates, receipts_s = _sound(link.bytes_per_s for link in links), _sound(link.receipt_s for link in links)
-    if not (computing and rates and receipts_s):
-        return UNMEASURED
-    return FleetSpeed(median(computing), median(rates), median(receipts_s))
-
-
-def _sound(values: Iterable[float]) -> list[float]:
-    return [value for value in values if 0.0 < value < math.inf]

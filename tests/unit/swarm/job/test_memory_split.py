@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from itertools import permutations
 from random import Random
 
 import pytest
 
-from scheduler.brain.fleet.membership import Measured, Peer
-from scheduler.brain.fleet.memory_split import check_possible, fit, fleet_speed, is_possible, needs, stage_counts
-from scheduler.brain.fleet.placement import Candidate, place
-from scheduler.jobs.brain_settings import model_costs
 from swarm.errors import OutOfMemory
-from swarm.job.footprint import stage_footprint
-from swarm.job.lighter import lighter
-from swarm.job.overlap import UNMEASURED, FleetSpeed
-from swarm.job.partition import balanced_split, flops_per_token, resolve
+from swarm.job.footprint import model_costs, stage_footprint
+from swarm.job.memory_split import check_possible, fit, is_possible, needs, stage_counts
+from swarm.job.partition import balanced_split, flops_per_token
+from swarm.job.placement import Candidate, place
+from swarm.job.resolve import Basis, lighter, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.text import size
-from swarm.types import Memory, PeerId, PeerState
-from swarm.wire.messages import Hello, LinkSpeed
+from swarm.types import Memory, PeerId
 from tests.support.memories import memories
 
 MIB = 1 << 20
@@ -35,7 +30,7 @@ def spec_of(layers: int = 8, *, min_replicas: int = 1, vocabulary: int = 2000) -
         "pipeline": {"max_in_flight": 1},
         "limits": {"min_replicas": min_replicas},
     }
-    return resolve(parse_job(values), vocabulary_size=vocabulary, stages_if_auto=1)
+    return resolve(parse_job(values), Basis(vocabulary))
 
 
 def bytes_of(spec: JobSpec, layers: int, stage: int, stages: int) -> int:
@@ -187,36 +182,3 @@ def test_a_pin_to_a_stage_that_does_not_fit_leaves_the_peer_idle() -> None:
     decision = place(peers, 2, 1, memories(4, 3))
     assert decision.plan == {"b": 0, "c": 1}
     assert "a is pinned to stage 0, which does not fit it; no stage fits d" in decision.reason
-
-
-def peer(name: str, multiply_adds_per_s: float, *links: tuple[str, float, float]) -> Peer:
-    hello = Hello(PeerId(name), 1, 1, "0", f"{name}:1", "", "cpu", 1, 0, -1)
-    told = tuple(LinkSpeed(PeerId(to), rate, receipt_s) for to, rate, receipt_s in links)
-    return Peer(hello, PeerState.IDLE, "", 0.0, 0.0, measured=Measured(told, multiply_adds_per_s))
-
-
-def test_the_medians_of_computing_and_links_count() -> None:
-    peers = [
-        peer("a", 1e9, ("b", 1e6, 0.2), ("c", 3e6, 0.1)),
-        peer("b", 5e9, ("a", 2e6, 0.3)),
-        peer("c", 2e9),
-        peer("new", 0.0),
-    ]
-    assert fleet_speed(peers) == FleetSpeed(2e9, 2e6, 0.2)
-
-
-def test_links_to_stage_servers_that_are_busy_or_gone_do_not_count() -> None:
-    assert fleet_speed([peer("a", 1e9, ("b", 1e6, 0.2))]) is UNMEASURED
-
-
-def test_nothing_is_known_without_links_or_without_computing() -> None:
-    assert fleet_speed([]) is UNMEASURED
-    assert fleet_speed([peer("a", 1e9), peer("b", 1e9)]) is UNMEASURED
-    assert fleet_speed([peer("a", 0.0, ("b", 1e6, 0.2)), peer("b", 0.0)]) is UNMEASURED
-
-
-def test_speeds_that_no_machine_has_do_not_count() -> None:
-    for odd in (math.nan, math.inf, -1.0, 0.0):
-        assert fleet_speed([peer("a", odd, ("b", 1e6, 0.2)), peer("b", 1e9)]) == FleetSpeed(1e9, 1e6, 0.2)
-        assert fleet_speed([peer("a", 1e9, ("b", odd, 0.2)), peer("b", 1e9)]) is UNMEASURED
-        assert fleet_speed([peer("a", 1e9, ("b", 1e6, odd)), peer("b", 1e9)]) is UNMEASURED

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.fleet import placement
-from scheduler.brain.fleet.placement import Candidate, at_home, homes_of, place, sites_for_islands, whole_sites
+from swarm.job import placement
+from swarm.job.placement import Candidate, at_home, homes_of, place, sites_for_islands, whole_sites
 from swarm.types import Decision, Memory, PeerId
 from tests.support.memories import memories
 

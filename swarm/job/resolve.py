@@ -1,0 +1,370 @@
+"""Every "auto" of a job file becomes a value here, once: `resolve` gives the spec that is stored with the job.
+
+    model.family                     the family of the model that model.id names, else the default
+    islands.count                    one for each site that can serve an island alone (placement.py)
+    training.microbatch_sequences    a divisor of the batch that keeps microbatches many and small
+    pipeline.stages, split           two peers for a stage, cut so that all stages cost the same (partition.py),
+                                     or so that the memory on offer holds them (memory_split.py)
+    pipeline.overlap                 as many late microbatches as the pipeline would idle for (overlap.py)
+    pipeline.sync_steps              the warm-up
+    model.recompute, training.optimizer_on
+                                     off and on the device, unless memory is short
+    outer.*                          by averaging.mode
+
+A client resolves with the tokenizer alone, for its checks; the scheduler with all that is known of its stage servers.
+Three stay open, because they follow what is measured while the job runs: pipeline.max_in_flight unless memory is short,
+pipeline.compression and data.format, which is of each file.
+
+Where memory is short a job does without what costs least, in this order:
+
+    smaller microbatches ──▶ no overlap of steps ──▶ fewer in flight ──▶ recompute ──▶ optimizer on the host
+
+Only what the job file leaves at "auto" changes, and the first that fits is taken. Smaller microbatches cost little, one
+for each stage in flight still keeps the pipeline full, recomputing costs a third of the computation, and an optimizer
+on the host holds up each step.
+
+Decisions: docs/decisions/017, 105, 140.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, floor
+from typing import Any
+
+from swarm.errors import InvalidConfig, SwarmError
+from swarm.job.families import DEFAULT
+from swarm.job.footprint import fewest_in_flight, model_costs
+from swarm.job.islands import island_spec, most_islands
+from swarm.job.memory_split import check_possible, fit, is_possible, needs, stage_counts
+from swarm.job.model_config import filled_config
+from swarm.job.optimizers import FACTS
+from swarm.job.overlap import UNMEASURED, FleetSpeed, Overlap, late_microbatches
+from swarm.job.partition import BOUNDARY_BYTES, balanced_split, microbatch_tokens, stage_flops
+from swarm.job.placement import Candidate, place, sites_for_islands, stages_for
+from swarm.job.spec import LOWERED, JobSpec, parse_job
+from swarm.limits import ISLANDS_IN_SWARM_MAX, STAGE_LAYERS_MAX, STAGES_MAX
+from swarm.text import counted
+from swarm.types import Memory, PeerId
+
+END_OF_TEXT = 256  # token id of the byte tokenizer's end of text
+
+# "auto" microbatches: at least this many per step, so that a pipeline has work for its stages whatever their number
+# (the size must not depend on the number of stages: another shape gives other bits), of at most this many tokens.
+AUTO_MICROBATCHES = 16
+AUTO_MICROBATCH_TOKENS = 8192
+# What a Route may carry as token ids and targets of 4 bytes each (swarm.rpc refuses longer messages).
+MICROBATCH_BYTES_MAX = 4 << 20
+# What "auto" stands for in [outer], by averaging.mode; periods and codes are ours but for streaming's period.
+_AUTO: dict[str, dict[str, Any]] = {
+    "diloco": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16"},
+    "streaming": {"every_steps": 100, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4"},
+}
+# Learning rate and momentum of the outer step: those that were best, or as good, in runs of 3 to 500 exchanges
+# (docs/islands.md), and those of the papers (swarm/job/outer.py), for a job that sets only one of the two.
+_MEASURED = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5)}
+_PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9)}
+LAYERS_PER_FRAGMENT = 3  # of streaming, as in its paper
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What is known where a job is resolved: its tokenizer, and the stage servers, where a scheduler knows some."""
+
+    vocabulary_size: int
+    end_of_text: int = END_OF_TEXT  # -1: unknown
+    stages: int = 0  # if the job leaves them open; 0: two peers for each
+    idle: Sequence[Memory] = ()  # what the peers offer that may serve the job now
+    present: Sequence[Memory] = ()  # and all that are here, whatever they do
+    lasting: Sequence[Candidate] = ()  # those that stay, with their sites
+    speed: FleetSpeed = UNMEASURED
+
+
+def resolve(spec: JobSpec, basis: Basis) -> JobSpec:
+    """The spec with every "auto" replaced but those that follow measurements, and the model's config filled.
+
+    Resolving a resolved spec changes nothing. InvalidConfig if the model's config has an unknown field, or one that
+    contradicts another, the data or the tokenizer; OutOfMemory if no peer that is present could hold the smallest
+    parts.
+    """
+    return choose(spec, basis)[0]
+
+
+def choose(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
+    """The resolved spec, and for people what it does otherwise because of memory and links, each behind a "; "."""
+    resolved, lighter = _fitted(*_for_sites(spec, basis))
+    links = ""
+    if spec.pipeline.overlap == "auto" and not resolved.has_outer_steps:
+        links = auto_overlap(resolved, _split_of(resolved), basis).links_text()
+    return resolved, "".join(f"; {text}" for text in (lighter, links) if text)
+
+
+def _filled(spec: JobSpec, basis: Basis) -> JobSpec:
+    """The spec resolved as if all peers held all that it takes."""
+    spec = _with_family(spec)
+    values = spec.model_dump()
+    values["model"]["config"] = filled_config(spec, basis.vocabulary_size, basis.end_of_text)
+    if spec.training.microbatch_sequences == "auto":
+        values["training"]["microbatch_sequences"] = auto_microbatch(
+            spec.training.global_batch_sequences // spec.island_count, spec.data.sequence_length
+        )
+    if spec.model.recompute == "auto":
+        values["model"]["recompute"] = False
+    if spec.training.optimizer_on == "auto":
+        values["training"]["optimizer_on"] = "device"
+    values["islands"]["count"] = spec.island_count
+    values["outer"] = _outer(spec)
+    whole = parse_job(values)
+    filled = island_spec(whole)
+    if spec.pipeline.split != "auto":
+        split = spec.pipeline.split
+    else:
+        stages = spec.pipeline.stages
+        default = min(basis.stages or stages_for(len(basis.idle)), spec.layers, STAGES_MAX)
+        split = balanced_split(filled, default if stages == "auto" else stages)
+    if max(split) > STAGE_LAYERS_MAX:
+        raise InvalidConfig(
+            f"a stage of {max(split)} layers has more than {STAGE_LAYERS_MAX}", hint="raise pipeline.stages"
+        )
+    values["pipeline"] |= {"split": split, "stages": len(split)}
+    if spec.pipeline.overlap == "auto":
+        # Islands do without: what late microbatches gain and cost there was not weighed (docs/islands.md).
+        chosen = Overlap(0) if spec.has_outer_steps else auto_overlap(filled, split, basis)
+        values["pipeline"]["overlap"] = chosen.microbatches
+    elif isinstance(spec.pipeline.overlap, float):
+        each = whole.training.microbatches // whole.island_count
+        values["pipeline"]["overlap"] = floor(spec.pipeline.overlap * each + 0.5)
+    if spec.pipeline.sync_steps == "auto":
+        values["pipeline"]["sync_steps"] = spec.training.warmup_steps
+    resolved = parse_job(values)
+    most = MICROBATCH_BYTES_MAX // (4 if len(split) > 1 else 8)
+    if microbatch_tokens(resolved) > most:
+        size = resolved.training.microbatch_sequences
+        raise InvalidConfig(
+            f"a microbatch of {size} sequences "
+            f"of {counted(resolved.data.sequence_length, 'token')} is more than {most} tokens",
+            hint="lower training.microbatch_sequences or data.sequence_length",
+        )
+    microbatches = island_spec(resolved).training.microbatches
+    if island_spec(resolved).overlap > microbatches:
+        raise InvalidConfig(
+            f"pipeline.overlap = {resolved.overlap} is more than the {counted(microbatches, 'microbatch')} of a step",
+            hint='lower pipeline.overlap, or set it to "auto"',
+        )
+    return resolved
+
+
+def _with_family(spec: JobSpec) -> JobSpec:
+    """The spec with its family named; a model without an id starts from random weights."""
+    model = spec.model
+    if model.id:
+        if model.family == "auto":
+            raise InvalidConfig(f'model.id = "{model.id}" was not looked up: its config.json decides the family')
+        return spec
+    family = DEFAULT if model.family == "auto" else model.family
+    return spec.model_copy(update={"model": model.model_copy(update={"family": family, "init": "random"})})
+
+
+def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:
+    """The largest divisor of the global batch that keeps microbatches many and small enough; at least 1."""
+    largest = min(global_batch_sequences // AUTO_MICROBATCHES, AUTO_MICROBATCH_TOKENS // sequence_length, 4096)
+    return max((size for size in range(1, largest + 1) if global_batch_sequences % size == 0), default=1)
+
+
+def auto_overlap(spec: JobSpec, split: Sequence[int], basis: Basis) -> Overlap:
+    """The number of microbatches of a step that should use weights one step old, with this cut and these stage servers.
+
+    `spec` needs a microbatch size and a filled model.config. None for an optimizer that bears no delay.
+    """
+    training, stages, speed = spec.training, len(split), basis.speed
+    if not FACTS[training.optimizer].bears_delay or (training.optimizer == "adamw" and not training.lookahead):
+        return Overlap(0)
+    boundary = microbatch_tokens(spec) * spec.model.config["hidden_size"]
+    return late_microbatches(
+        stages,
+        max(spec.limits.min_replicas, len(basis.idle) // stages),
+        training.microbatches,
+        speed.travel_s(boundary * BOUNDARY_BYTES[spec.pipeline.compression]),
+        speed.compute_s(microbatch_tokens(spec) * max(stage_flops(spec, split))),
+        speed.receipt_s,
+    )
+
+
+def _outer(spec: JobSpec) -> dict[str, Any]:
+    """The values of [outer] with every "auto" replaced; as they are if the job has no outer step."""
+    values = spec.outer.model_dump()
+    if not spec.has_outer_steps:
+        return values
+    chosen = {"fragments": ceil(spec.layers / LAYERS_PER_FRAGMENT)} | _AUTO[spec.averaging.mode]
+    every = chosen["every_steps"] if values["every_steps"] == "auto" else values["every_steps"]
+    both = values["learning_rate"] == values["momentum"] == "auto"
+    chosen["learning_rate"], chosen["momentum"] = (_MEASURED if both else _PUBLISHED)[spec.averaging.mode]
+    if values["overlap_steps"] == "auto" and every == 1:
+        chosen["overlap_steps"] = 0
+    filled = {key: chosen[key] if value == "auto" else value for key, value in values.items()}
+    if values["fragments"] == "auto" and filled["overlap_steps"]:  # as many as can be exchanged one after the other
+        filled["fragments"] = max(1, min(filled["fragments"], (every - 1) // filled["overlap_steps"]))
+    return filled
+
+
+def _for_sites(spec: JobSpec, basis: Basis) -> tuple[JobSpec, Basis]:
+    """The spec with an island for each site that can serve one alone, if it leaves that open, and the basis with the
+    peers that the cut must suit: of one of these sites, or all."""
+    if spec.islands.count != "auto" or not spec.has_outer_steps:
+        return spec, basis
+
+    def needs_for(count: int, site: Sequence[Candidate], peers: int) -> tuple[Memory, ...]:
+        memory = [peer.offer for peer in site]
+        try:
+            resolved, _ = _fitted(_with_islands(spec, count), replace(basis, idle=memory, present=memory))
+        except SwarmError:
+            return ()
+        return needs(model_costs(resolved), _split_of(resolved), peers)
+
+    def most(count: int) -> int:
+        return most_islands(spec, min(count, ISLANDS_IN_SWARM_MAX))
+
+    found = sites_for_islands(basis.lasting, most, needs_for, spec.limits.min_replicas)
+    if found is None:
+        return spec, basis
+    count, site = found
+    return _with_islands(spec, count), replace(basis, idle=[peer.offer for peer in site])
+
+
+def _with_islands(spec: JobSpec, count: int) -> JobSpec:
+    return _with(spec, "islands", **({"count": count} if count > 1 else {"count": 1, "min": 1}))
+
+
+def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
+    """The spec resolved so that the memory of the idle peers holds it, and for people what it does without for that.
+
+    Where they cannot hold it, it waits for those that work now. OutOfMemory.
+    """
+    plain = _filled(spec, basis)
+    if not basis.idle and not basis.present:
+        return plain, ""
+    fixed, min_replicas = spec.pipeline.stages != "auto", spec.limits.min_replicas
+    default = len(_split_of(plain))
+    tries = [(chosen, fewest, _filled(chosen, basis)) for chosen, fewest in choices(spec, plain)]
+
+    def fitted(
+        chosen: JobSpec, fewest: bool, whole: JobSpec, memories: Sequence[Memory], bare_ends: bool
+    ) -> JobSpec | None:
+        """The chosen spec, cut to fit; `whole` is it, resolved with another cut."""
+        most = len(memories) // min_replicas
+        counts = [default] if fixed else stage_counts(whole.layers + 2 * bare_ends, default, most)
+        costs, cut = model_costs(whole, fewest=fewest), spec.pipeline.split
+        if cut == "auto":
+            found = fit(costs, memories, counts, min_replicas, bare_ends=bare_ends).plan
+            if found is None:
+                return None
+            cut = found
+        elif not _holds(memories, needs(costs, cut, len(memories)), min_replicas):
+            return None
+        few = {"max_in_flight": fewest_in_flight(len(cut), len(memories))} if fewest else {}
+        shaped = _with(chosen, "pipeline", split=cut, stages=len(cut), **few)
+        final = _filled(whole.model_copy(update={"pipeline": shaped.pipeline}), basis)
+        # With another cut steps may overlap, which takes more.
+        same = final.pipeline.staleness <= whole.pipeline.staleness
+        takes = needs(model_costs(final), cut, len(memories))
+        return final if same or _holds(memories, takes, min_replicas) else None
+
+    fleets = (basis.idle,) if sorted(basis.idle) == sorted(basis.present) else (basis.idle, basis.present)
+    for memories, bare_ends in product(fleets, (False, True)):
+        for chosen, fewest, whole in tries:
+            if (final := fitted(chosen, fewest, whole, memories, bare_ends)) is not None:
+                return final, choice_text(final, plain)
+    if spec.pipeline.split != "auto":
+        return plain, ""
+    possible = [default] if fixed else range(1, min(plain.layers + 2, STAGES_MAX) + 1)
+    _, is_fewest, least = tries[-1]
+    costs = model_costs(least, fewest=is_fewest)
+    ways = [(text, model_costs(after), possible) for text, after in lighter(least)]
+    if fixed and default < plain.layers:
+        ways.append((f"pipeline.stages = {plain.layers}", ways[-1][1] if ways else costs, [plain.layers]))
+    check_possible(costs, basis.present, possible, ways)
+    return next(
+        (whole, choice_text(whole, plain))
+        for _, fewest, whole in tries
+        if is_possible(model_costs(whole, fewest=fewest), basis.present, possible)
+    )
+
+
+def _holds(offers: Sequence[Memory], takes: Sequence[Memory], min_replicas: int) -> bool:
+    """Whether machines with these memories hold these stages."""
+    peers = [Candidate(PeerId(str(number)), offer=offer) for number, offer in enumerate(offers)]
+    return place(peers, len(takes), min_replicas, takes).plan is not None
+
+
+def choices(spec: JobSpec, plain: JobSpec) -> Iterator[tuple[JobSpec, bool]]:
+    """What may be tried in turn, lighter and lighter; `plain` is `spec` with every "auto" resolved.
+
+    The first is what `plain` does. With the flag only the fewest microbatches are in flight.
+    """
+    size, batch = plain.training.microbatch_sequences, plain.training.global_batch_sequences // plain.island_count
+    assert size != "auto", "resolve it first"
+    sizes = [size]
+    while spec.training.microbatch_sequences == "auto" and sizes[-1] > 1:
+        sizes.append(max(less for less in range(1, sizes[-1] // 2 + 1) if batch % less == 0))
+    place, recompute, overlap = spec.training.optimizer_on, spec.model.recompute, spec.pipeline.overlap
+    for where, again, fewest, late, each in product(
+        ("device", "host") if place == "auto" else (place,),
+        (False, True) if recompute == "auto" else (recompute,),
+        (False, True) if spec.pipeline.max_in_flight == "auto" else (False,),
+        ("auto", 0) if overlap == "auto" else (overlap,),
+        sizes,
+    ):
+        less = _with(spec, "training", microbatch_sequences=each, optimizer_on=where)
+        less = _with(_with(less, "model", recompute=again), "pipeline", overlap=late)
+        yield less, fewest
+
+
+def choice_text(spec: JobSpec, plain: JobSpec) -> str:
+    """What `spec` does otherwise than `plain` to save memory, for people; empty if nothing. Both are resolved."""
+    said = []
+    size = spec.training.microbatch_sequences
+    if size != plain.training.microbatch_sequences:
+        assert size != "auto", "resolve it first"
+        said.append(f"microbatches of {counted(size, 'sequence')}")
+    if plain.overlap and not spec.overlap:
+        said.append("steps do not overlap")
+    flight = spec.pipeline.max_in_flight
+    if flight != plain.pipeline.max_in_flight:
+        assert flight != "auto", "the plain one was first"
+        said.append(f"at most {counted(flight, 'microbatch')} in flight")
+    if spec.model.recompute != plain.model.recompute:
+        said.append("forward is computed again for backward")
+    if spec.training.optimizer_on != plain.training.optimizer_on:
+        said.append("the optimizer runs on the hosts")
+    return f"to fit the memory on offer: {', '.join(said)}" if said else ""
+
+
+def lighter(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    """What would make the stages of a resolved job smaller, and is not set yet, best first.
+
+    Each setting comes with the spec that has it and all before it.
+    """
+    ways: tuple[tuple[str, str, object], ...] = (
+        ("training", "microbatch_sequences", 1),
+        ("model", "recompute", True),
+        ("pipeline", "overlap", 0),
+        ("training", "optimizer_on", "host"),
+        ("model", "dtype", LOWERED),
+        ("pipeline", "max_in_flight", 1),
+    )
+    for section, key, value in ways:
+        if getattr(getattr(spec, section), key) != value:
+            spec = _with(spec, section, **{key: value})
+            yield f"{section}.{key} = {json.dumps(value)}", spec
+
+
+def _with(spec: JobSpec, section: str, **values: object) -> JobSpec:
+    return spec.model_copy(update={section: getattr(spec, section).model_copy(update=values)})
+
+
+def _split_of(spec: JobSpec) -> tuple[int, ...]:
+    assert spec.pipeline.split != "auto", "resolve the spec first"
+    return spec.pipeline.split
