@@ -5,8 +5,9 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -46,7 +47,7 @@ from swarm.wire.messages import (
     Void,
 )
 from tests.support.headers import header_of
-from tests.support.serving import links_here, serving
+from tests.support.serving import links_here, server_of, serving
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -176,11 +177,15 @@ async def test_a_tensor_is_not_held_up_by_a_large_one_before_it() -> None:
         await large
 
 
-async def test_a_frame_that_cannot_be_read_ends_the_stream_with_the_reason() -> None:
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff", message([next(split(1, header_of(4), b"abcd"))]).replace(b"\x0a", b"\x12", 1)]
+)
+async def test_what_is_no_message_of_frames_ends_the_stream_with_the_reason(data: bytes) -> None:
+    """A frame that was skipped like an unknown field would be a tensor without a receipt."""
     receiver = Receiver()
     async with listening(receiver) as address, connect(address) as channel:
         call = channel.stream_stream("/swarm.wire.Peer/Exchange")()
-        await call.write(b"\xff\xff\xff")
+        await call.write(data)
         with pytest.raises(grpc.RpcError) as caught:
             await call.read()
         assert type(translate(caught.value, address)) is CorruptFrame
@@ -293,41 +298,59 @@ async def test_what_is_no_host_and_port_is_dialled_by_nobody(address: str) -> No
     await links.close()
 
 
-class Attached:
-    """A scheduler that notes who attaches."""
-
+class Handler:
     def __init__(self) -> None:
-        self.heard: list[Event] = []
+        self.seen: list[Event] = []
+        self.stored = b""
 
-    async def attach(self, events: AsyncIterator[Event]) -> AsyncGenerator[tuple[int, Command], None]:
-        self.heard.append(await anext(events))
-        yield 1, Void(0, 0, 0)
+    async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
+        async for event in events:
+            self.seen.append(event)
+            yield 1, Void(0, 0, 0)
+
+    async def held(self, header: StoreHeader) -> int:
+        return 0
+
+    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        async for chunk in chunks:
+            self.stored += chunk
+        return "stored"
+
+    async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        yield b""
 
 
 @pytest.mark.parametrize("field", ["address", "http_address"])
 async def test_a_stage_server_that_says_it_is_somewhere_else_than_at_a_host_and_port_is_refused(field: str) -> None:
     hello = Hello(PeerId("p"), 1, 2, "0", "127.0.0.1:1", "", "cpu", 1, 1, -1)
-    scheduler, server = Attached(), new_server()
-    add_session_service(server, scheduler)  # type: ignore[arg-type]  # only attach is called
+    handler, server = Handler(), new_server()
+    add_session_service(server, handler)
     async with serving(server) as address:
 
-        async def events(one: Hello) -> AsyncGenerator[Event, None]:
-            yield one
-            await asyncio.Event().wait()
+        async def first(said: Hello) -> object:
+            async def events() -> AsyncGenerator[Event, None]:
+                yield said
+                await asyncio.Event().wait()
 
-        async def first(one: Hello) -> object:
             link = GrpcSchedulerLink(address)
-            try:
-                async for command in link.attach(events(one)):
-                    return command
-            finally:
-                await link.close()
-            return None
+            async with aclosing(link.attach(events())) as commands:
+                try:
+                    return await anext(commands)
+                finally:
+                    await link.close()
 
         with pytest.raises(Refused, match="is no address to dial"):
             await first(replace(hello, **{field: "unix:/run/docker.sock"}))
-        assert scheduler.heard == []
+        assert handler.seen == []
         assert await first(hello) == (1, Void(0, 0, 0))
+
+
+@asynccontextmanager
+async def exchanging(exchange: Any) -> AsyncIterator[tuple[str, GrpcPeerLinks]]:
+    """The address of a peer service that answers tensors like this, and links."""
+    server = server_of(service="swarm.wire.Peer", Exchange=grpc.stream_stream_rpc_method_handler(exchange))
+    async with serving(server) as address, links_here() as links:
+        yield address, links
 
 
 class DamagingServer:
@@ -349,10 +372,8 @@ class DamagingServer:
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
 async def test_one_damaged_frame_costs_one_resend_two_are_an_error(damaged: int) -> None:
-    service, server = DamagingServer(damaged), new_server()
-    handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(service.exchange)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
-    async with serving(server) as address, links_here() as links:
+    service = DamagingServer(damaged)
+    async with exchanging(service.exchange) as (address, links):
         if damaged < 2:
             await links.send(address, header_of(4), b"abcd")
         else:
@@ -378,10 +399,8 @@ class CountingServer:
 
 
 async def test_small_tensors_that_wait_together_travel_together_and_large_ones_alone() -> None:
-    service, server = CountingServer(), new_server()
-    handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(service.exchange)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
-    async with serving(server) as address, links_here() as links:
+    service = CountingServer()
+    async with exchanging(service.exchange) as (address, links):
         await asyncio.gather(*(links.send(address, header_of(1000, index), bytes(1000)) for index in range(12)))
         assert service.frames == [12]
         await asyncio.gather(
@@ -390,21 +409,26 @@ async def test_small_tensors_that_wait_together_travel_together_and_large_ones_a
         assert set(service.frames[1:]) == {1}
 
 
-class FloodingServer:
-    """A peer service that answers the first message with far more receipts than there are tensors."""
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"\x0a\x02\x08\x63", "was not sent"),
+        (b"\x0a", "no Receipts"),
+        (b"\xff\xff", "no Receipts"),
+        (b"\x0a\x00" * RECEIPTS_BYTES_MAX, "bytes at once"),
+    ],
+    ids=["not sent", "cut", "nonsense", "a flood"],
+)
+async def test_a_receiver_that_answers_nonsense_or_a_flood_loses_the_link(answer: bytes, words: str) -> None:
+    """4 MiB of receipts were two million objects on the event loop."""
 
-    async def exchange(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        async for _ in requests:
-            await context.write(b"\x0a\x00" * RECEIPTS_BYTES_MAX)
+    async def exchange(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        async with answering(context):
+            async for _ in requests:
+                await context.write(answer)
 
-
-async def test_a_flood_of_receipts_breaks_the_link_before_it_is_read() -> None:
-    """4 MiB of them were two million objects on the event loop."""
-    server = new_server()
-    handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(FloodingServer().exchange)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
-    async with serving(server) as address, links_here() as links:
-        with pytest.raises(CorruptFrame, match="bytes at once"):
+    async with exchanging(exchange) as (address, links):
+        with pytest.raises(CorruptFrame, match=words):
             await links.send(address, header_of(4), b"abcd")
 
 
@@ -434,111 +458,38 @@ async def test_receipts_of_tensors_that_came_together_go_together() -> None:
     assert sorted(receiver.got) == list(range(10))
 
 
-async def test_a_message_with_something_else_than_frames_ends_the_stream_with_the_reason() -> None:
-    """A frame that was skipped like an unknown field would be a tensor without a receipt."""
-    receiver = Receiver()
-    async with listening(receiver) as address, connect(address) as channel:
-        call = channel.stream_stream("/swarm.wire.Peer/Exchange")()
-        await call.write(message([next(split(1, header_of(4), b"abcd"))]).replace(b"\x0a", b"\x12", 1))
-        with pytest.raises(grpc.RpcError) as caught:
-            await call.read()
-        assert type(translate(caught.value, address)) is CorruptFrame
+def chunk(payload: bytes, **header: Any) -> bytes:
+    return session_pb2.StoreChunk(payload=payload, **header).SerializeToString()
 
 
-@pytest.mark.parametrize("answer", [b"\x0a\x02\x08\x63", b"\x0a", b"\xff\xff"])
-async def test_a_receiver_that_answers_nonsense_loses_the_link(answer: bytes) -> None:
-    async def exchange(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        async with answering(context):
-            async for _ in requests:
-                await context.write(answer)
-
-    server = new_server()
-    handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(exchange)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
-    async with serving(server) as address, links_here() as links:
-        with pytest.raises(CorruptFrame):
-            await links.send(address, header_of(4), b"abcd")
-
-
-class Handler:
-    def __init__(self) -> None:
-        self.seen: list[Event] = []
-        self.stored = b""
-
-    async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
-        async for event in events:
-            self.seen.append(event)
-            yield 1, Void(0, 0, 0)
-
-    async def held(self, header: StoreHeader) -> int:
-        return 0
-
-    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
-        async for chunk in chunks:
-            self.stored += chunk
-        return "stored"
-
-    async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        yield b""
-
-
-@asynccontextmanager
-async def scheduling(handler: Handler) -> AsyncIterator[grpc.aio.Channel]:
-    server = new_server()
-    add_session_service(server, handler)
-    async with serving(server) as address:
-        async with connect(address) as channel:
-            yield channel
-
-
-BAD_EVENTS = [
-    (b"", Refused, "Event.body"),
-    (b"\xff", CorruptFrame, "no Event"),
-    (session_pb2.Event(hello={"peer": "../x"}).SerializeToString(), Refused, "Hello.peer"),
+BEAT = to_event(Heartbeat(1)).SerializeToString()
+FOUR = {"header": to_message(StoreHeader(JobId("j"), PeerId("a"), 1, 0, 1, 0, 4))}
+BAD_CALLS: list[tuple[str, list[bytes], type[SwarmError], str]] = [
+    ("Attach", [BEAT, b""], Refused, "Event.body"),
+    ("Attach", [BEAT, b"\xff"], CorruptFrame, "no Event"),
+    ("Attach", [BEAT, session_pb2.Event(hello={"peer": "../x"}).SerializeToString()], Refused, "Hello.peer"),
+    ("Store", [], Refused, "header is missing"),
+    ("Store", [chunk(b"ab")], Refused, "header is missing"),
+    ("Store", [b"\xff"], CorruptFrame, "no StoreChunk"),
+    ("Store", [chunk(b"abc", **FOUR)], CorruptFrame, "the header says 4"),
+    ("Store", [chunk(b"abcde", **FOUR)], CorruptFrame, "the header says 4"),
+    ("Store", [chunk(b"ab", **FOUR)] * 2, CorruptFrame, "comes twice"),
 ]
 
 
-@pytest.mark.parametrize(("data", "kind", "reason"), BAD_EVENTS)
-async def test_a_bad_event_ends_the_session_with_the_reason(data: bytes, kind: type[SwarmError], reason: str) -> None:
-    handler = Handler()
-    async with scheduling(handler) as channel:
-        call = channel.stream_stream("/swarm.wire.Session/Attach")()
-        await call.write(to_event(Heartbeat(1)).SerializeToString())
-        await call.read()
-        await call.write(data)
-        with pytest.raises(grpc.RpcError) as caught:
-            await call.read()
-    error = translate(caught.value, "scheduler")
-    assert type(error) is kind
-    assert reason in error.message
-    assert handler.seen == [Heartbeat(1)]
-
-
-def store_chunks(*chunks: session_pb2.StoreChunk) -> list[bytes]:
-    return [chunk.SerializeToString() for chunk in chunks]
-
-
-HEADER = to_message(StoreHeader(JobId("j"), PeerId("a"), 1, 0, 1, 0, 4))
-BAD_STORES = [
-    ([], Refused, "header is missing"),
-    (store_chunks(session_pb2.StoreChunk(payload=b"ab")), Refused, "header is missing"),
-    ([b"\xff"], CorruptFrame, "no StoreChunk"),
-    (store_chunks(session_pb2.StoreChunk(header=HEADER, payload=b"abc")), CorruptFrame, "the header says 4"),
-    (store_chunks(session_pb2.StoreChunk(header=HEADER, payload=b"abcde")), CorruptFrame, "the header says 4"),
-    (store_chunks(*[session_pb2.StoreChunk(header=HEADER, payload=b"ab")] * 2), CorruptFrame, "comes twice"),
-]
-
-
-@pytest.mark.parametrize(("chunks", "kind", "reason"), BAD_STORES)
-async def test_weights_that_do_not_fit_their_header_are_not_stored(
-    chunks: list[bytes], kind: type[SwarmError], reason: str
+@pytest.mark.parametrize(("method", "messages", "kind", "reason"), BAD_CALLS)
+async def test_a_bad_event_or_store_ends_the_call_with_the_reason(
+    method: str, messages: list[bytes], kind: type[SwarmError], reason: str
 ) -> None:
-    async with scheduling(Handler()) as channel:
+    handler, server = Handler(), new_server()
+    add_session_service(server, handler)
+    async with serving(server) as address, connect(address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            _ = [reply async for reply in channel.stream_stream("/swarm.wire.Session/Store")(iter(chunks))]
+            _ = [reply async for reply in channel.stream_stream(f"/swarm.wire.Session/{method}")(iter(messages))]
     error = translate(caught.value, "scheduler")
     assert type(error) is kind
     assert reason in error.message
+    assert handler.seen == [Heartbeat(1)] * (method == "Attach")
 
 
 async def test_weights_that_are_refused_while_they_are_sent_are_refused_with_the_reason() -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from swarm.pki.identity import Wallet
-from swarm.rpc.channel import bind
+from swarm.rpc.channel import bind, new_server
 from swarm.rpc.links.peers import GrpcPeerLinks
 
 
@@ -21,6 +21,18 @@ async def serving(server: grpc.aio.Server, wallet: Wallet | None = None) -> Asyn
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
+
+
+def server_of(
+    guard: grpc.aio.ServerInterceptor | None = None,
+    meter: grpc.aio.ServerInterceptor | None = None,
+    service: str = "test.Service",
+    **methods: grpc.RpcMethodHandler[bytes, bytes],
+) -> grpc.aio.Server:
+    """A server with these methods of one service, by name."""
+    server = new_server(guard, meter=meter)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    return server
 
 
 @asynccontextmanager

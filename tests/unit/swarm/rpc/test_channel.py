@@ -21,7 +21,6 @@ from swarm.errors import (
     CorruptFrame,
     DeadlinePassed,
     IncompatibleVersion,
-    InvalidConfig,
     NotAdmitted,
     NotFound,
     PeerUnavailable,
@@ -39,9 +38,7 @@ from swarm.rpc.channel import (
     MAX_MESSAGE_BYTES,
     abort,
     answering,
-    bind,
     cause_of,
-    check_address,
     client_options,
     connect,
     connect_sync,
@@ -57,7 +54,8 @@ from swarm.rpc.channel import (
 from swarm.text import utc
 from swarm.types import PeerId
 from swarm.wire import jobs_pb2 as pb
-from tests.support.members import LOOPBACK, identity_of
+from tests.support.members import identity_of
+from tests.support.serving import server_of
 from tests.support.serving import serving as serving_at
 
 Body = Callable[[bytes], Awaitable[bytes]]
@@ -73,10 +71,7 @@ async def serving(body: Body) -> AsyncIterator[str]:
             return await body(request)
         raise AssertionError
 
-    server = new_server()
-    handlers = {"Call": grpc.unary_unary_rpc_method_handler(call)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
-    async with serving_at(server) as address:
+    async with serving_at(server_of(Call=grpc.unary_unary_rpc_method_handler(call))) as address:
         yield address
 
 
@@ -88,47 +83,38 @@ async def failure(address: str, request: bytes = b"", **options: float) -> grpc.
     return caught.value
 
 
-@pytest.mark.parametrize("code", ERROR_BY_CODE)
-async def test_every_error_crosses_a_connection_as_itself(code: str) -> None:
-    async def body(request: bytes) -> bytes:
-        raise ERROR_BY_CODE[code]("größer als erlaubt", hint="nimm 3 statt 4 – oder warte")
-
-    async with serving(body) as address:
-        error = translate(await failure(address), address)
-    assert type(error) is ERROR_BY_CODE[code]
-    assert (error.message, error.hint) == ("größer als erlaubt", "nimm 3 statt 4 – oder warte")
+class Strange(SwarmError):
+    code = "E9876"
 
 
-async def test_an_error_of_a_class_that_the_caller_does_not_know_keeps_code_text_and_hint() -> None:
-    class Strange(SwarmError):
-        code = "E9876"
+async def test_every_error_crosses_a_connection_as_itself_and_one_of_a_newer_version_with_its_code() -> None:
+    text, hint = "größer als erlaubt", "nimm 3 statt 4 – oder warte"
 
     async def body(request: bytes) -> bytes:
-        raise Strange("the cellar is full", hint="open a window")
+        async def fail() -> None:
+            raise ERROR_BY_CODE.get(request.decode(), Strange)(text, hint=hint)
+
+        if request:
+            await fail()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail())
+            tasks.create_task(asyncio.sleep(10))
+        raise AssertionError
 
     async with serving(body) as address:
-        error = translate(await failure(address), address)
-    assert (error.code, error.message, error.hint) == ("E9876", "the cellar is full", "open a window")
-    assert SwarmError("x").code == "E0000"
-
-
-async def test_a_blocking_client_sees_the_same() -> None:
-    async def body(request: bytes) -> bytes:
-        raise NotFound("no job j", hint="swarm list")
-
-    async with serving(body) as address:
+        for code in ("", Strange.code, *ERROR_BY_CODE):
+            error = translate(await failure(address, code.encode()), address)
+            assert (error.code, error.message, error.hint) == (code or Strange.code, text, hint)
+            assert type(error) is ERROR_BY_CODE.get(code, SwarmError)
 
         def call() -> SwarmError:
-            with connect_sync(address) as channel:
-                try:
-                    channel.unary_unary(METHOD)(b"", timeout=60)
-                except grpc.RpcError as error:
-                    return translate(error, address)
-            raise AssertionError("the call did not fail")
+            with connect_sync(address) as channel, pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary(METHOD)(NotFound.code.encode(), timeout=60)
+            return translate(caught.value, address)
 
-        error = await asyncio.to_thread(call)
-    assert type(error) is NotFound
-    assert (error.message, error.hint) == ("no job j", "swarm list")
+        blocking = await asyncio.to_thread(call)
+    assert (type(blocking), blocking.message, blocking.hint) == (NotFound, text, hint)
+    assert SwarmError("x").code == "E0000"
 
 
 async def test_very_long_texts_are_cut_so_that_the_error_still_arrives() -> None:
@@ -151,20 +137,6 @@ async def test_a_fault_of_ours_leaves_no_trace_on_the_wire(capsys: pytest.Captur
     assert "secret" not in repr(error)
     assert type(translate(error, address)) is SwarmError
     assert "secret" in capsys.readouterr().out
-
-
-async def test_an_error_from_within_a_task_group_is_found() -> None:
-    async def body(request: bytes) -> bytes:
-        async def fail() -> None:
-            raise StaleMessage("old epoch")
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(fail())
-            tasks.create_task(asyncio.sleep(10))
-        raise AssertionError
-
-    async with serving(body) as address:
-        assert type(translate(await failure(address), address)) is StaleMessage
 
 
 async def test_nobody_listening_is_the_callers_kind_of_unavailable() -> None:
@@ -205,24 +177,10 @@ async def test_an_error_code_that_we_do_not_know_falls_back_to_the_status() -> N
         await context.abort(grpc.StatusCode.DATA_LOSS, "newer than us", metadata)
         raise AssertionError
 
-    server = new_server()
-    handlers = {"Call": grpc.unary_unary_rpc_method_handler(call)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
-    error = translate(await failure(address), address)
-    await server.stop(None)
+    async with serving_at(server_of(Call=grpc.unary_unary_rpc_method_handler(call))) as address:
+        error = translate(await failure(address), address)
     assert type(error) is CorruptFrame
     assert "newer than us" in error.message
-
-
-async def test_a_busy_port_is_a_configuration_error() -> None:
-    first, second = new_server(), new_server()
-    port = bind(first, "127.0.0.1:0")
-    with pytest.raises(InvalidConfig, match=f"127.0.0.1:{port}"):
-        bind(second, f"127.0.0.1:{port}")
-    await first.stop(None)
-    await second.stop(None)
 
 
 def test_both_sides_notice_a_frozen_peer() -> None:
@@ -244,13 +202,6 @@ def test_both_sides_notice_a_frozen_peer() -> None:
 def test_every_error_class_has_a_status() -> None:
     for error in ERROR_BY_CODE.values():
         assert status_of(error("x")) not in (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN)
-
-
-@pytest.mark.parametrize("address", ["unix:/run/x", "unix:80", "dns://192.0.2.1/h:80", "xds:h:80", "h", ""])
-def test_what_is_no_host_and_port_is_no_address(address: str) -> None:
-    with pytest.raises(Refused, match="is no address to dial"):
-        check_address(address)
-    assert check_address("gpu-1:7951") == "gpu-1:7951"
 
 
 def test_pings_through_a_relay_may_wait_behind_tensors() -> None:
@@ -278,13 +229,9 @@ async def test_a_server_that_stops_while_it_is_read_from_logs_no_traceback() -> 
         await asyncio.Event().wait()
         yield b""
 
-    server = new_server()
-    handlers = {"Call": grpc.stream_stream_rpc_method_handler(call)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    await server.start()
+    server = server_of(Call=grpc.stream_stream_rpc_method_handler(call))
     with capture_logs() as said:
-        async with connect(address) as channel:
+        async with serving_at(server) as address, connect(address) as channel:
             answers = channel.stream_stream(METHOD)(requests())
             reading = asyncio.create_task(answers.read())
             async with asyncio.timeout(60):
@@ -312,69 +259,44 @@ async def test_who_writes_too_late_still_learns_why_the_call_was_ended() -> None
                 await write(call, b"event")
                 await asyncio.sleep(0)
 
-    server = new_server()
-    method = grpc.stream_stream_rpc_method_handler(refuse)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("S", {"M": method}),))
-    link = connect(f"127.0.0.1:{bind(server, '127.0.0.1:0')}")
-    await server.start()
     ends = []
-    for _ in range(200):
-        call: Any = link.stream_stream("/S/M")()
-        saying = asyncio.create_task(say(call))
-        try:
-            async for _ in call:
-                pass
-        except grpc.RpcError as error:
-            ends.append(type(translate(error, "there")))
-        await saying
-    await link.close()
-    await server.stop(None)
+    server = server_of(Call=grpc.stream_stream_rpc_method_handler(refuse))
+    async with serving_at(server) as address, connect(address) as link:
+        for _ in range(200):
+            call: Any = link.stream_stream(METHOD)()
+            saying = asyncio.create_task(say(call))
+            with pytest.raises(grpc.RpcError) as caught:
+                async for _ in call:
+                    pass
+            ends.append(type(translate(caught.value, "there")))
+            await saying
     assert ends == [StaleMessage] * 200
 
 
 NO_MESSAGE = b"\x0a\xff\xff\xff\xff\x0f"
 
 
-@asynccontextmanager
-async def taking_messages(*, streams: bool = False) -> AsyncIterator[str]:
-    """A server whose method takes one protobuf message, or a stream of them; gives its address."""
-
+async def test_bytes_that_are_no_message_are_told_to_their_caller_and_not_to_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def answer(request: pb.VersionRequest, context: Any) -> pb.VersionReply:
         return pb.VersionReply()
 
     async def answer_all(requests: AsyncIterator[pb.VersionRequest], context: Any) -> pb.VersionReply:
         return pb.VersionReply(product=str(len([one async for one in requests])))
 
-    kind, behaviour = ("stream_unary", answer_all) if streams else ("unary_unary", answer)
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
-    handler = make(behaviour, pb.VersionRequest.FromString, pb.VersionReply.SerializeToString)
-    server = new_server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Call": handler}),))
-    port = bind(server, "127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
-
-
-async def test_bytes_that_are_no_message_get_a_typed_error() -> None:
-    async with taking_messages() as address, connect(address) as channel:
-        call = channel.unary_unary(METHOD)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(NO_MESSAGE, timeout=60)
-        assert isinstance(translate(caught.value, address), CorruptFrame)
-        await call(b"", timeout=60)
-
-
-async def test_a_flood_of_streams_of_no_message_is_told_to_its_caller_and_not_to_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with taking_messages(streams=True) as address, connect(address) as channel:
-        for _ in range(50):
+    ways = (pb.VersionRequest.FromString, pb.VersionReply.SerializeToString)
+    call: Any = grpc.unary_unary_rpc_method_handler(answer, *ways)
+    stream: Any = grpc.stream_unary_rpc_method_handler(answer_all, *ways)
+    async with serving_at(server_of(Call=call, Stream=stream)) as address, connect(address) as channel:
+        for sending in (
+            lambda: channel.unary_unary(METHOD)(NO_MESSAGE, timeout=60),
+            *[lambda: channel.stream_unary("/test.Service/Stream")(iter([NO_MESSAGE]), timeout=60)] * 50,
+        ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.stream_unary(METHOD)(iter([NO_MESSAGE]), timeout=60)
+                await sending()
             assert type(translate(caught.value, address)) is CorruptFrame
+        await channel.unary_unary(METHOD)(b"", timeout=60)
     assert [record for record in caplog.records if "Call" in record.getMessage()] == []
 
 
@@ -395,7 +317,7 @@ async def test_who_is_reached_from_elsewhere_dials_no_stage_server_at_its_own_lo
 NOW = time.time()
 OURS, THEIRS = Authority.new(NOW - 9 * LIFE_S), Authority.new(NOW)
 SCHEDULER, ADMIN = scheduler_of(OURS.cluster), Principal(OURS.cluster, Role.ADMIN, "me")
-GOOD = issue(OURS, SCHEDULER, NOW)
+GOOD, ME = issue(OURS, SCHEDULER, NOW), issue(OURS, ADMIN, NOW)
 TWO_HOURS = 7200.0
 
 
@@ -403,15 +325,39 @@ def trusting(identity: Identity, authority: Authority) -> Identity:
     return Identity(identity.key_pem, identity.certificate_pem, authority.pem)
 
 
-@asynccontextmanager
-async def tls_server(identity: Identity | None) -> AsyncIterator[str]:
-    server = new_server()
-    address = f"127.0.0.1:{bind(server, LOOPBACK, None if identity is None else Wallet(identity))}"
-    await server.start()
-    try:
-        yield address
-    finally:
-        await server.stop(None)
+CLOSED = "closed the connection at once"
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "kind", "words", "hint"),
+    [
+        (trusting(issue(THEIRS, SCHEDULER, NOW), OURS), ME, WrongSwarm, "is of another swarm", ""),
+        (issue(OURS, SCHEDULER, NOW - 2 * LIFE_S), ME, ClocksDiffer, "has ended, as here it is 20", ""),
+        (issue(OURS, SCHEDULER, NOW + TWO_HOURS), ME, ClocksDiffer, "is not good yet, as here it is 20", ""),
+        (issue(OURS, ADMIN, NOW), ME, AnotherAnswers, "somebody else than was meant", ""),
+        (None, ME, NotAdmitted, "speaks no TLS", "add --insecure here too"),
+        (GOOD, None, SchedulerUnreachable, CLOSED, "only one of both sides has --insecure"),
+        (GOOD, issue(OURS, ADMIN, NOW - 2 * LIFE_S), SchedulerUnreachable, CLOSED, "its clock differs (here it is 20"),
+        (GOOD, issue(OURS, ADMIN, NOW + TWO_HOURS), SchedulerUnreachable, CLOSED, "its clock differs (here it is 20"),
+    ],
+    ids=[
+        *("another authority", "ended", "not good yet", "another name", "plaintext server", "plaintext client"),
+        *("the client's has ended", "the client's is not good yet"),
+    ],
+)
+async def test_a_handshake_that_fails_says_why_and_what_to_do(
+    server: Identity | None, client: Identity | None, kind: type[SwarmError], words: str, hint: str
+) -> None:
+    """The text of a person who dialled a scheduler with a wrong clock began with "Tls handshake failed (TSI_"."""
+    async with serving_at(new_server(), None if server is None else Wallet(server)) as address:
+        error = await handshake_failure(address, client)
+        found = translate(error, address)
+    assert (type(found), found.code) == (SchedulerUnreachable, kind.code), "whoever dials may try again"
+    assert words in found.message
+    assert address in found.message
+    assert found.hint
+    assert hint in found.hint
+    assert type(translate(error, address, unavailable=PeerUnavailable)) is PeerUnavailable
 
 
 async def handshake_failure(address: str, identity: Identity | None) -> grpc.RpcError:
@@ -419,62 +365,6 @@ async def handshake_failure(address: str, identity: Identity | None) -> grpc.Rpc
         with pytest.raises(grpc.RpcError) as caught:
             await channel.unary_unary("/x.Y/Z")(b"", timeout=20)
     return caught.value
-
-
-@pytest.mark.parametrize(
-    ("server", "client", "kind", "words"),
-    [
-        (trusting(issue(THEIRS, SCHEDULER, NOW), OURS), ADMIN, WrongSwarm, "is of another swarm"),
-        (issue(OURS, SCHEDULER, NOW - 2 * LIFE_S), ADMIN, ClocksDiffer, "has ended, as here it is 20"),
-        (issue(OURS, SCHEDULER, NOW + TWO_HOURS), ADMIN, ClocksDiffer, "is not good yet, as here it is 20"),
-        (issue(OURS, ADMIN, NOW), ADMIN, AnotherAnswers, "somebody else than was meant"),
-        (None, ADMIN, NotAdmitted, "speaks no TLS"),
-        (GOOD, None, SchedulerUnreachable, "closed the connection at once"),
-    ],
-    ids=["another authority", "ended", "not good yet", "another name", "plaintext server", "plaintext client"],
-)
-async def test_a_handshake_that_fails_says_why(
-    server: Identity | None, client: Principal | None, kind: type[SwarmError], words: str
-) -> None:
-    """The text of a person who dialled a scheduler with a wrong clock began with "Tls handshake failed (TSI_"."""
-    async with tls_server(server) as address:
-        error = await handshake_failure(address, None if client is None else issue(OURS, client, NOW))
-        found = translate(error, address)
-    assert (type(found), found.code) == (SchedulerUnreachable, kind.code), "whoever dials may try again"
-    assert words in found.message
-    assert address in found.message
-    assert found.hint
-    assert type(translate(error, address, unavailable=PeerUnavailable)) is PeerUnavailable
-
-
-@pytest.mark.parametrize("made_unix_s", [NOW - 2 * LIFE_S, NOW + TWO_HOURS], ids=["ended", "not good yet"])
-async def test_a_certificate_that_ended_by_the_clock_of_the_other_side_shuts_the_door(made_unix_s: float) -> None:
-    async with tls_server(GOOD) as address:
-        found = translate(await handshake_failure(address, issue(OURS, ADMIN, made_unix_s)), address)
-    assert found.message == f"what answers at {address} closed the connection at once"
-    assert "its clock differs (here it is 20" in found.hint
-
-
-@pytest.mark.parametrize(
-    ("server", "client", "words"),
-    [(GOOD, None, "only one of both sides has --insecure"), (None, issue(OURS, ADMIN, NOW), "add --insecure here too")],
-    ids=["plaintext client", "plaintext server"],
-)
-async def test_where_only_one_side_speaks_plaintext_the_hint_names_the_flag(
-    server: Identity | None, client: Identity | None, words: str
-) -> None:
-    """A stage server with --insecure was told that the scheduler did not answer."""
-    async with tls_server(server) as address:
-        found = translate(await handshake_failure(address, client), address)
-    assert words in found.hint
-
-
-async def test_whoever_just_does_not_answer_is_said_to_do_that() -> None:
-    async with tls_server(GOOD) as address:
-        pass
-    found = translate(await handshake_failure(address, issue(OURS, ADMIN, NOW)), address)
-    assert type(found) is SchedulerUnreachable
-    assert "does not answer" in found.message
 
 
 async def test_the_certificate_that_is_shown_tells_the_other_time() -> None:
@@ -492,9 +382,9 @@ async def test_the_certificate_that_is_shown_tells_the_other_time() -> None:
 
 async def test_a_person_is_told_both_times() -> None:
     server = issue(OURS, SCHEDULER, NOW + TWO_HOURS)
-    async with tls_server(server) as address:
+    async with serving_at(new_server(), Wallet(server)) as address:
         with (
-            Scheduler(address, 20.0, issue(OURS, ADMIN, NOW)) as scheduler,
+            Scheduler(address, 20.0, ME) as scheduler,
             pytest.raises(ClocksDiffer, match=f"made at {utc(NOW + TWO_HOURS)}"),
         ):
             await asyncio.to_thread(scheduler.check_protocol)

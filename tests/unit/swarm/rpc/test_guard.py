@@ -18,9 +18,11 @@ from swarm.pki import keys
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of, scheduler_of
-from swarm.rpc.channel import abort, answering, bind, connect, new_server, translate, write
-from swarm.rpc.guard import CALLER, Caller, Guard, Meter, Witness
-from tests.support.members import LOOPBACK, fingerprint_of, identity_of
+from swarm.rpc.channel import abort, answering, connect, translate, write
+from swarm.rpc.guard import CALLER, Caller, Guard, May, Meter, Witness
+from tests.support.members import fingerprint_of, identity_of
+from tests.support.serving import server_of
+from tests.support.serving import serving as serving_at
 
 OURS, THEIRS = Authority.new(time.time()), Authority.new(time.time())
 SCHEDULER = identity_of(OURS, Role.SCHEDULER, "scheduler")
@@ -77,17 +79,12 @@ async def serving(
     refused: Callable[[str, str, SwarmError], None] = lambda *_: None,
     witness: Witness | None = None,
     stays: Callable[[Caller], None] = lambda _: None,
+    may: May = only_admins,
 ) -> AsyncIterator[str]:
     """The service behind TLS and the guard; gives its address."""
-    server = new_server(Guard(only_admins, refused, witness, stays))
-    handlers = {name: getattr(grpc, f"{kind_of(name)}_rpc_method_handler")(getattr(service, name)) for name in KINDS}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
-    address = f"127.0.0.1:{bind(server, LOOPBACK, wallet or Wallet(SCHEDULER))}"
-    await server.start()
-    try:
-        yield address
-    finally:
-        await server.stop(None)
+    methods = {name: getattr(grpc, f"{kind_of(name)}_rpc_method_handler")(getattr(service, name)) for name in KINDS}
+    async with serving_at(server_of(Guard(may, refused, witness, stays), **methods), wallet or Wallet(SCHEDULER)) as at:
+        yield at
 
 
 async def call(channel: grpc.aio.Channel, method: str) -> bytes:
@@ -109,11 +106,20 @@ async def failure(channel: grpc.aio.Channel, method: str = "unary_unary") -> Swa
 
 
 @pytest.mark.parametrize("method", KINDS)
-async def test_every_kind_of_method_is_told_who_calls(method: str) -> None:
-    service = Service()
-    async with serving(service) as address, connect(address, ADMIN, NAME) as channel:
-        assert await call(channel, method) == b"1"
+async def test_every_kind_of_method_is_told_who_calls_and_reached_by_nobody_who_may_not(method: str) -> None:
+    service, told = Service(), []
+    viewer = identity_of(OURS, Role.VIEWER, "eve")
+    async with serving(service, refused=lambda *facts: told.append(facts)) as address:
+        error = await failure(connect(address, viewer, NAME), method)
+        assert service.reached == []
+        async with connect(address, ADMIN, NAME) as channel:
+            assert await call(channel, method) == b"1"
     assert service.reached == [Caller(ADMIN.principal, fingerprint_of(ADMIN.certificate_pem))]
+    assert type(error) is RoleForbids
+    assert (error.message, error.hint) == (f"viewer eve may not /test.Service/{method}", "ask")
+    assert [(method, who, str(why)) for method, who, why in told] == [
+        (f"/test.Service/{method}", viewer.principal.uri, str(error))
+    ]
 
 
 class Notes:
@@ -159,26 +165,9 @@ async def test_a_witness_hears_of_calls_that_are_let_through_and_how_they_failed
     ]
 
 
-@pytest.mark.parametrize("method", KINDS)
-async def test_no_kind_of_method_is_reached_by_those_who_may_not(method: str) -> None:
-    service, told = Service(), []
-    viewer = identity_of(OURS, Role.VIEWER, "eve")
-    async with serving(service, refused=lambda *facts: told.append(facts)) as address:
-        error = await failure(connect(address, viewer, NAME), method)
-    assert type(error) is RoleForbids
-    assert (error.message, error.hint) == (f"viewer eve may not /test.Service/{method}", "ask")
-    assert service.reached == []
-    assert [(method, who, str(why)) for method, who, why in told] == [
-        (f"/test.Service/{method}", viewer.principal.uri, str(error))
-    ]
-
-
-def _key(identity: Identity) -> keys.Key:
-    return keys.read_key(identity.key_pem)
-
-
-def _public(identity: Identity) -> keys.PublicKey:
-    return _key(identity).public_key()
+def certified(authority: Authority, made: Identity, principal: Principal) -> bytes:
+    """A certificate of this authority for the identity's key, under another name."""
+    return authority.certify(keys.read_key(made.key_pem).public_key(), principal, time.time())
 
 
 def without_certificate(address: str) -> grpc.aio.Channel:
@@ -189,15 +178,15 @@ def without_certificate(address: str) -> grpc.aio.Channel:
 def of_another_authority(address: str) -> grpc.aio.Channel:
     alias = Principal(OURS.cluster, Role.ADMIN, "me")
     made = identity_of(THEIRS, Role.ADMIN, "me")
-    named = THEIRS.certify(_public(made), alias, time.time())
+    named = certified(THEIRS, made, alias)
     return connect(address, Identity(made.key_pem, named, OURS.pem), NAME)
 
 
 def signed_by_a_member(address: str) -> grpc.aio.Channel:
     """An admin's key is no authority, though it signs a certificate as one would."""
-    pretender = Authority(_key(ADMIN), ADMIN._certificate)
+    pretender = Authority(keys.read_key(ADMIN.key_pem), ADMIN._certificate)
     made = identity_of(THEIRS, Role.ADMIN, "me")
-    chain = pretender.certify(_public(made), ADMIN.principal, time.time()) + ADMIN.certificate_pem
+    chain = certified(pretender, made, ADMIN.principal) + ADMIN.certificate_pem
     return connect(address, Identity(made.key_pem, chain, OURS.pem), NAME)
 
 
@@ -230,7 +219,7 @@ async def test_a_certificate_of_ours_that_names_nobody_is_not_enough() -> None:
     service, told = Service(), []
     janitor = Principal(OURS.cluster, "janitor", "joe")  # type: ignore[arg-type]
     made = identity_of(OURS, Role.ADMIN, "me")
-    nobody = Identity(made.key_pem, OURS.certify(_public(made), janitor, time.time()), OURS.pem)
+    nobody = Identity(made.key_pem, certified(OURS, made, janitor), OURS.pem)
     async with serving(service, refused=lambda *facts: told.append(facts)) as address:
         error = await failure(connect(address, nobody, NAME))
     assert type(error) is NotAdmitted
@@ -240,13 +229,9 @@ async def test_a_certificate_of_ours_that_names_nobody_is_not_enough() -> None:
 
 async def test_over_plaintext_nobody_passes_a_guard() -> None:
     service = Service()
-    server = new_server(Guard(only_admins))
-    handlers = {"unary_unary": grpc.unary_unary_rpc_method_handler(service.unary_unary)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
-    address = f"127.0.0.1:{bind(server, LOOPBACK)}"
-    await server.start()
-    error = await failure(connect(address))
-    await server.stop(None)
+    method = grpc.unary_unary_rpc_method_handler(service.unary_unary)
+    async with serving_at(server_of(Guard(only_admins), unary_unary=method)) as address:
+        error = await failure(connect(address))
     assert type(error) is NotAdmitted
     assert "swarm login" in error.hint
     assert service.reached == []
@@ -257,13 +242,8 @@ async def test_a_failing_check_lets_nobody_through() -> None:
         raise OSError("the disk is full")
 
     service = Service()
-    server = new_server(Guard(broken))
-    handlers = {"unary_unary": grpc.unary_unary_rpc_method_handler(service.unary_unary)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
-    address = f"127.0.0.1:{bind(server, LOOPBACK, Wallet(SCHEDULER))}"
-    await server.start()
-    await failure(connect(address, ADMIN, NAME))
-    await server.stop(None)
+    async with serving(service, may=broken) as address:
+        await failure(connect(address, ADMIN, NAME))
     assert service.reached == []
 
 
@@ -398,38 +378,25 @@ class MeterService:
 
 
 @asynccontextmanager
-async def meter_serving(calls: Calls, guard: Guard | None = None) -> AsyncIterator[grpc.aio.Channel]:
+async def metered(guard: Guard | None = None) -> AsyncIterator[tuple[grpc.aio.Channel, Calls]]:
+    """A channel to the service, and the calls that its meter hears of."""
+    calls: Calls = []
+
     def handled(method: str, code: str, seconds: float) -> None:
         assert 0.0 <= seconds < 10.0
         calls.append((method, code))
 
-    server, service = new_server(guard, meter=Meter(handled)), MeterService()
-    unary = {
-        name: grpc.unary_unary_rpc_method_handler(getattr(service, name)) for name in ("answers", "refuses", "fails")
-    }
-    streams = {
-        name: grpc.unary_stream_rpc_method_handler(getattr(service, name)) for name in ("streams", "hangs", "writes")
-    }
-    handlers = grpc.method_handlers_generic_handler("swarm.wire.Test", unary | streams)
-    server.add_generic_rpc_handlers((handlers,))
-    port = bind(server, LOOPBACK)
-    await server.start()
-    try:
-        async with connect(f"127.0.0.1:{port}") as channel:
-            yield channel
-    finally:
-        await server.stop(None)
+    service = MeterService()
+    unary, streams = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+    methods: dict[str, Any] = {name: unary(getattr(service, name)) for name in ("answers", "refuses", "fails")}
+    methods |= {name: streams(getattr(service, name)) for name in ("streams", "hangs", "writes")}
+    async with serving_at(server_of(guard, Meter(handled), "swarm.wire.Test", **methods)) as address:
+        async with connect(address) as channel:
+            yield channel, calls
 
 
-async def until(calls: Calls, count: int) -> None:
-    async with asyncio.timeout(60):
-        while len(calls) < count:
-            await asyncio.sleep(0.01)
-
-
-async def test_a_call_is_counted_by_its_method_and_status() -> None:
-    calls: Calls = []
-    async with meter_serving(calls) as channel:
+async def test_a_call_is_counted_by_its_method_and_status_also_one_that_is_left_or_refused() -> None:
+    async with metered() as (channel, calls):
         assert await channel.unary_unary("/swarm.wire.Test/answers")(b"1") == b"1"
         for method in ("streams", "writes"):
             parts = [part async for part in channel.unary_stream(f"/swarm.wire.Test/{method}")(b"1")]
@@ -438,24 +405,21 @@ async def test_a_call_is_counted_by_its_method_and_status() -> None:
             with pytest.raises(grpc.RpcError):
                 await channel.unary_unary(f"/swarm.wire.Test/{method}")(b"1")
         await until(calls, 5)
+        left = channel.unary_stream("/swarm.wire.Test/hangs")(b"1")
+        assert await left.read() == b"1"
+        left.cancel()
+        await until(calls, 6)
     expected = {"answers": "OK", "streams": "OK", "writes": "OK", "refuses": "NOT_FOUND", "fails": "UNKNOWN"}
+    expected["hangs"] = "CANCELLED"
     assert calls == [(f"Test/{method}", code) for method, code in expected.items()], "no caller makes up a label"
-
-
-async def test_a_stream_that_its_caller_leaves_was_cancelled() -> None:
-    calls: Calls = []
-    async with meter_serving(calls) as channel:
-        call = channel.unary_stream("/swarm.wire.Test/hangs")(b"1")
-        assert await call.read() == b"1"
-        call.cancel()
-        await until(calls, 1)
-    assert calls == [("Test/hangs", "CANCELLED")]
-
-
-async def test_a_call_that_a_guard_refuses_is_counted_too() -> None:
-    calls: Calls = []
-    async with meter_serving(calls, Guard(lambda caller, method: None)) as channel:
+    async with metered(Guard(lambda caller, method: None)) as (channel, calls):
         with pytest.raises(grpc.RpcError):
             await channel.unary_unary("/swarm.wire.Test/answers")(b"1")
         await until(calls, 1)
     assert calls == [("Test/answers", "UNAUTHENTICATED")]
+
+
+async def until(calls: Calls, count: int) -> None:
+    async with asyncio.timeout(60):
+        while len(calls) < count:
+            await asyncio.sleep(0.01)
