@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,6 @@ from swarm.wire import frame_pb2
 
 CONTENT = memoryview(bytes(range(256)) * (LEAST_BYTES // 256))
 MIB = memoryview(bytes(1 << 20))
-WHOLE = [(HEAD_BYTES, FILE_BYTES)]
 
 
 class Ends:
@@ -40,6 +40,7 @@ class Ends:
     def __init__(self) -> None:
         self.lent_files, self.taken_files = FileCount(LENT_MAX), FileCount(TAKEN_MAX)
         self.lent, self.taken = LentMemory(self.lent_files), TakenMemory(self.taken_files)
+        self.others: list[int] = []  # descriptors of other files
         self.lent.begin()
         assert self.lent.write(1, CONTENT) is None  # nothing was taken yet
         offer = self.lent.offer()
@@ -51,9 +52,15 @@ class Ends:
         self.lent.answered(is_taken=True)
         return self
 
+    def opened(self, descriptor: int) -> int:
+        self.others.append(descriptor)
+        return descriptor
+
     def close(self) -> None:
         self.lent.close()
         self.taken.close()
+        for descriptor in self.others:
+            os.close(descriptor)
 
 
 @pytest.fixture
@@ -126,36 +133,46 @@ def test_what_is_small_or_finds_no_room_travels_in_a_message(ends: Ends) -> None
     assert ends.lent.write(99, MIB) == starts[5]
 
 
-def test_an_offer_is_made_once_and_only_for_a_large_payload(ends: Ends) -> None:
+def test_an_offer_is_made_once_and_nothing_is_written_behind_a_refusal_or_the_end(ends: Ends) -> None:
+    """The number of its descriptor may be another file's by then."""
     assert ends.lent.write(2, CONTENT) is None
     assert ends.lent.offer() is None
-    other = LentMemory(ends.lent_files)
-    other.begin()
-    assert other.write(1, CONTENT[1:]) is None
-    assert other.offer() is None
-    assert ends.lent_files.count == 1
+    other = Ends()
+    for end in (lambda: other.lent.answered(is_taken=False), ends.shake_hands, ends.lent.close):
+        end()
+    for made in (ends, other):
+        assert made.lent.write(1, CONTENT) is None
+        assert made.lent.offer() is None
+        assert made.lent_files.count == 0
+    with pytest.raises(Refused):
+        other.taken.take(other.offer.SerializeToString())
 
 
-def test_a_link_through_a_proxy_or_a_relay_offers_nothing() -> None:
-    lent = LentMemory(FileCount(1))
+def denied(*_: object) -> int:
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        (module.sys, "platform", "darwin"),
+        (module.os, "memfd_create", denied),
+        (module.os, "ftruncate", denied),
+        (LentMemory, "begin", lambda lent: None),  # through a proxy or a relay
+        (sys.modules[__name__], "CONTENT", CONTENT[1:]),
+    ],
+    ids=["no Linux", "no memory", "no room", "not straight", "small"],
+)
+def test_where_no_file_can_be_made_or_used_nothing_is_offered(
+    place: object, name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, value)
+    files = FileCount(1)
+    lent = LentMemory(files)
+    lent.begin()
     assert lent.write(1, CONTENT) is None
     assert lent.offer() is None
-
-
-def test_a_refused_offer_leaves_no_file_and_is_not_repeated(ends: Ends) -> None:
-    ends.lent.answered(is_taken=False)
-    assert ends.lent_files.count == 0
-    assert ends.lent.write(1, CONTENT) is None
-    assert ends.lent.offer() is None
-    with pytest.raises(Refused):
-        ends.taken.take(ends.offer.SerializeToString())
-
-
-def test_nothing_is_written_behind_the_end_of_a_link(ends: Ends) -> None:
-    """The number of its descriptor may be another file's by then."""
-    ends.shake_hands()
-    ends.lent.close()
-    assert ends.lent.write(1, CONTENT) is None
+    assert files.count == 0
 
 
 def test_without_memory_left_the_rest_travels_in_messages(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,186 +212,98 @@ def test_all_files_together_are_a_small_part_of_the_machines_memory(
     assert [lent.enter() for _ in range(files + 1)] == [True] * files + [False]
 
 
-@pytest.mark.parametrize("refusing", ["memfd_create", "ftruncate"])
-def test_where_no_file_can_be_made_nothing_is_offered(refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    files = FileCount(1)
-    lent = LentMemory(files)
-    lent.begin()
-    monkeypatch.setattr(module.os, refusing, refuse)
-    assert lent.write(1, CONTENT) is None
-    assert lent.offer() is None
-    assert files.count == 0
-
-
-def test_elsewhere_than_on_linux_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.sys, "platform", "darwin")
-    lent = LentMemory(FileCount(1))
-    lent.begin()
-    assert lent.write(1, CONTENT) is None
-    assert lent.offer() is None
-
-
 # What others offer ----------------------------------------------------------------------------------------------------
+
+
+def spoilt(ends: Ends, how: object, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """What the sender offers is another host's, another file, or hidden: a pipe would hang whoever opens it."""
+    offer, readlink = ends.offer, os.readlink
+    match how:
+        case ("word", int(length)):
+            offer.word = (bytes(offer.word) * 2)[:length]
+            offer.host = module._host(offer.word)
+        case "another host":
+            patch.setattr(module, "_host", lambda word: bytes(16))
+        case "another namespace":  # a link between them may be slow on purpose
+            patch.setattr(os, "readlink", lambda path: "net:[1]" if path == "/proc/self/ns/net" else readlink(path))
+        case "a file":
+            (folder / "file").write_bytes(bytes(offer.word) + bytes(FILE_BYTES - WORD_BYTES))
+            offer.descriptor = ends.opened(os.open(folder / "file", os.O_RDONLY))
+        case "a pipe":
+            offer.descriptor, _ = map(ends.opened, os.pipe())
+        case "other memory":
+            offer.descriptor = ends.opened(os.memfd_create("swarm-other"))
+        case int(number):
+            offer.process = offer.descriptor = number
+        case "another size":
+            os.ftruncate(offer.descriptor, FILE_BYTES - 1)
+        case "another user":
+            patch.setattr(module.os, "geteuid", lambda: os.getuid() + 1)
+        case "hidden":
+            patch.setattr(module.os, "open", denied)
+        case "full":
+            ends.taken = TakenMemory(FileCount(0))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        *[(("word", length), "another host") for length in (0, 1, WORD_BYTES - 1, WORD_BYTES + 1)],
+        *[(how, "another host") for how in ("another host", "another namespace")],
+        *[(how, "is no memory of a link") for how in ("a file", "a pipe", "other memory")],
+        *[(how, "not to be had") for how in ("hidden", (1 << 64) - 1, 1 << 31)],
+        *[(how, how) for how in ("another size", "another user")],
+        ("full", "the limit"),
+    ],
+)
+def test_what_is_not_this_links_memory_is_refused_and_not_opened(
+    ends: Ends, how: object, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt(ends, how, monkeypatch, tmp_path)
+    with pytest.raises(Refused, match=words):
+        ends.taken.take(ends.offer.SerializeToString())
 
 
 def test_a_file_with_another_word_is_not_read(ends: Ends) -> None:
     """A member that knows the numbers of somebody else's file does not know its word."""
     strangers = Ends()
-    claim = frame_pb2.Memory()
-    claim.CopyFrom(ends.offer)
-    claim.descriptor = strangers.offer.descriptor
+    ends.offer.descriptor = strangers.offer.descriptor
     with pytest.raises(Refused, match="word"):
-        ends.taken.take(claim.SerializeToString())
+        ends.taken.take(ends.offer.SerializeToString())
     strangers.close()
 
 
-@pytest.mark.parametrize("length", [0, 1, WORD_BYTES - 1, WORD_BYTES + 1])
-def test_a_word_of_another_length_opens_nothing(ends: Ends, length: int) -> None:
-    word = (bytes(ends.offer.word) * 2)[:length]
-    ends.offer.word = word
-    ends.offer.host = module._host(word)
-    with pytest.raises(Refused, match="another host"):
-        ends.taken.take(ends.offer.SerializeToString())
-
-
-def test_another_host_opens_nothing(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_host", lambda word: bytes(16))
-    with pytest.raises(Refused, match="another host"):
-        ends.taken.take(ends.offer.SerializeToString())
-
-
-def test_another_network_namespace_is_another_host(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link between them may be slow on purpose."""
-    readlink = os.readlink
-    monkeypatch.setattr(
-        module.os, "readlink", lambda path: "net:[1]" if path == "/proc/self/ns/net" else readlink(path)
-    )
-    with pytest.raises(Refused, match="another host"):
-        ends.taken.take(ends.offer.SerializeToString())
-
-
-@pytest.mark.parametrize("what", ["file", "pipe", "other memory", "nothing"])
-def test_a_descriptor_that_is_no_links_memory_is_not_opened(ends: Ends, what: str, tmp_path: Path) -> None:
-    """A pipe would hang, and a device may do something as soon as it is opened."""
-    opened: list[int] = []
-    match what:
-        case "file":
-            path = tmp_path / "file"
-            path.write_bytes(bytes(ends.offer.word) + bytes(FILE_BYTES - WORD_BYTES))
-            opened.append(os.open(path, os.O_RDONLY))
-        case "pipe":
-            opened += os.pipe()
-        case "other memory":
-            opened.append(os.memfd_create("swarm-other"))
-        case _:
-            opened.append(os.open(os.devnull, os.O_RDONLY))
-    ends.offer.descriptor = opened[0]
-    if what == "nothing":
-        os.close(opened.pop())
-    with pytest.raises(Refused):
-        ends.taken.take(ends.offer.SerializeToString())
-    for descriptor in opened:
-        os.close(descriptor)
-
-
-def test_a_file_of_another_size_or_user_is_not_read(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.ftruncate(ends.offer.descriptor, FILE_BYTES - 1)
-    with pytest.raises(Refused, match="another size"):
-        ends.taken.take(ends.offer.SerializeToString())
-    os.ftruncate(ends.offer.descriptor, FILE_BYTES)
-    monkeypatch.setattr(module.os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(Refused, match="another user"):
-        TakenMemory(FileCount(1)).take(ends.offer.SerializeToString())
-
-
-@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), FileNotFoundError(2, "No such file")])
-def test_where_proc_hides_the_sender_the_offer_is_refused(
-    ends: Ends, error: OSError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hidden(*_: object) -> int:
-        raise error
-
-    monkeypatch.setattr(module.os, "open", hidden)
-    with pytest.raises(Refused, match="not to be had"):
-        ends.taken.take(ends.offer.SerializeToString())
-
-
-def test_a_stream_offers_once(ends: Ends) -> None:
+def test_a_stream_offers_once_and_a_memory(ends: Ends) -> None:
+    for offer in (b"\xff\xff", b"\x08"):
+        with pytest.raises(CorruptFrame):
+            TakenMemory(FileCount(1)).take(offer)
     ends.shake_hands()
     with pytest.raises(CorruptFrame, match="twice"):
         ends.taken.take(ends.offer.SerializeToString())
-
-
-@pytest.mark.parametrize("offer", [b"\xff\xff", b"\x08"])
-def test_an_offer_that_is_none_is_corrupt(ends: Ends, offer: bytes) -> None:
-    with pytest.raises(CorruptFrame):
-        ends.taken.take(offer)
-
-
-@pytest.mark.parametrize("number", [(1 << 64) - 1, 1 << 31])
-def test_numbers_of_processes_and_descriptors_may_be_any(ends: Ends, number: int) -> None:
-    ends.offer.process = ends.offer.descriptor = number
-    with pytest.raises(Refused):
-        ends.taken.take(ends.offer.SerializeToString())
-
-
-def test_files_of_others_are_few(ends: Ends) -> None:
-    full = FileCount(1)
-    first, second = TakenMemory(full), TakenMemory(full)
-    first.take(ends.offer.SerializeToString())
-    with pytest.raises(Refused, match="the limit"):
-        second.take(ends.offer.SerializeToString())
-    first.close()
-    first.close()
-    second.close()
-    assert full.count == 0
+    ends.taken.close()
+    ends.taken.close()
+    assert ends.taken_files.count == 0
 
 
 # What others say of extents -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("start", "size"),
-    [
-        (0, 1),
-        (0, HEAD_BYTES),
-        (HEAD_BYTES - 1, 2),
-        (FILE_BYTES - 1, 2),
-        (FILE_BYTES, 1),
-        (1 << 62, CHUNK_BYTES),
-        ((1 << 64) - 1, 1),
-    ],
-)
-def test_an_extent_outside_of_the_file_is_corrupt(ends: Ends, start: int, size: int) -> None:
+def test_an_extent_that_is_not_there_is_corrupt_and_kills_nobody(ends: Ends) -> None:
     """The word is outside as well: nobody needs it again."""
-    ends.shake_hands()
-    with pytest.raises(CorruptFrame, match="of a memory of"):
-        ends.taken.read(start, size)
-
-
-def test_an_extent_of_no_memory_is_corrupt(ends: Ends) -> None:
     with pytest.raises(CorruptFrame, match="not taken"):
         ends.taken.read(HEAD_BYTES, 1)
-
-
-def test_a_sender_that_cuts_its_file_is_corrupt_and_kills_nobody(ends: Ends) -> None:
     ends.shake_hands()
+    outside = [(0, 1), (0, HEAD_BYTES), (HEAD_BYTES - 1, 2), (FILE_BYTES - 1, 2), (FILE_BYTES, 1)]
+    for start, size in (*outside, (1 << 62, CHUNK_BYTES), ((1 << 64) - 1, 1)):
+        with pytest.raises(CorruptFrame, match="of a memory of"):
+            ends.taken.read(start, size)
     os.ftruncate(ends.offer.descriptor, HEAD_BYTES + 10)
     with pytest.raises(CorruptFrame, match="cut"):
         ends.taken.read(HEAD_BYTES, 11)
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        frame_pb2.Frame(sequence=1, extent_start=HEAD_BYTES, extent_bytes=CHUNK_BYTES + 1),
-        frame_pb2.Frame(sequence=1, extent_start=HEAD_BYTES, extent_bytes=(1 << 64) - 1),
-        frame_pb2.Frame(sequence=1, extent_start=HEAD_BYTES, extent_bytes=4, payload=b"abcd"),
-    ],
-)
-def test_a_frame_has_one_payload_of_at_most_one_chunk(frame: frame_pb2.Frame) -> None:
+@pytest.mark.parametrize(("size", "payload"), [(CHUNK_BYTES + 1, b""), ((1 << 64) - 1, b""), (4, b"abcd")])
+def test_a_frame_has_one_payload_of_at_most_one_chunk(size: int, payload: bytes) -> None:
+    frame = frame_pb2.Frame(sequence=1, extent_start=HEAD_BYTES, extent_bytes=size, payload=payload)
     with pytest.raises(CorruptFrame, match="in memory"):
         decode(frame.SerializeToString())
