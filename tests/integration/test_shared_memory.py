@@ -8,8 +8,9 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -17,7 +18,7 @@ import pytest
 
 from client.up.between import Between, SlowLink, host_of
 from swarm.errors import CorruptFrame, NoPass, PeerUnavailable, StaleMessage
-from swarm.rpc.channel import bind, connect, new_server, translate, write
+from swarm.rpc.channel import connect, new_server, translate, write
 from swarm.rpc.links import frames
 from swarm.rpc.links import memory as module
 from swarm.rpc.links.dialling import Paths
@@ -76,12 +77,8 @@ class Counts:
 async def listening(receiver: Receiver, counts: Counts | None = None, host: str = "127.0.0.1") -> AsyncIterator[str]:
     server = new_server()
     add_peer_service(server, receiver, counts)
-    address = f"{host}:{bind(server, f'{host}:0')}"
-    await server.start()
-    try:
+    async with serving(server, host=host) as address:
         yield address
-    finally:
-        await server.stop(None)
 
 
 async def introduced(links: GrpcPeerLinks, address: str) -> _Link:
@@ -286,16 +283,8 @@ class Liar:
 
     def frame(self, sequence: int, content: bytes) -> bytes:
         """A sound frame of a tensor in memory."""
-        return b"".join(
-            next(
-                split(
-                    sequence,
-                    header_of(len(content), sequence),
-                    content,
-                    lambda payload: self.memory.write(sequence, payload),
-                )
-            )
-        )
+        lend = partial(self.memory.write, sequence)
+        return b"".join(next(split(sequence, header_of(len(content), sequence), content, lend)))
 
     async def error(self) -> type[Exception]:
         """By which the stream was ended."""
@@ -327,12 +316,36 @@ async def works(address: str, receiver: Receiver) -> None:
     await links.close()
 
 
-@pytest.mark.parametrize("start", [0, HEAD_BYTES - 1, FILE_BYTES - LEAST_BYTES + 1, (1 << 64) - 1])
-async def test_an_extent_outside_of_the_memory_ends_the_stream(receiver: Receiver, start: int) -> None:
+def outside(sender: Liar, start: int) -> bytes:
+    lie = frame_pb2.Frame.FromString(sender.frame(2, bytes(LEAST_BYTES)))
+    lie.extent_start = start
+    return frame_pb2.Frames(frames=[lie]).SerializeToString()
+
+
+def cut(sender: Liar) -> bytes:
+    frame = sender.frame(2, bytes(LEAST_BYTES))
+    os.ftruncate(sender.descriptor, HEAD_BYTES)
+    return message([[frame]])
+
+
+def many_times(sender: Liar) -> bytes:
+    """64 frames of one extent of 1 MiB are 64 MiB of copies for 3 KiB: no more than a large message carries."""
+    return message([[sender.frame(2, bytes(CHUNK_BYTES))]] * 5)
+
+
+def offered_again(sender: Liar) -> bytes:
+    return message([offer(2, frame_pb2.Memory(process=1).SerializeToString())])
+
+
+PLACES = (0, HEAD_BYTES - 1, FILE_BYTES - LEAST_BYTES + 1, (1 << 64) - 1)
+
+
+@pytest.mark.parametrize("lie", [*(partial(outside, start=start) for start in PLACES), cut, many_times, offered_again])
+async def test_a_sender_that_lies_about_its_memory_loses_its_stream_and_others_are_served(
+    receiver: Receiver, lie: Callable[[Liar], bytes]
+) -> None:
     async with listening(receiver) as address, liar(address) as sender:
-        lie = frame_pb2.Frame.FromString(sender.frame(2, bytes(LEAST_BYTES)))
-        lie.extent_start = start
-        await sender.says(frame_pb2.Frames(frames=[lie]).SerializeToString())
+        await sender.says(lie(sender))
         assert await sender.error() is CorruptFrame
         await works(address, receiver)
     assert 2 not in receiver.got
@@ -340,24 +353,13 @@ async def test_an_extent_outside_of_the_memory_ends_the_stream(receiver: Receive
 
 
 async def test_an_extent_without_a_memory_ends_the_stream(receiver: Receiver) -> None:
-    async with listening(receiver) as address, liar(address) as sender:
-        frame = sender.frame(2, bytes(LEAST_BYTES))
-        async with connect(address) as channel:
-            other = Liar(address, channel)
-            with closing(other.memory):
-                await other.says(message([[frame]]))
-                assert await other.error() is CorruptFrame
+    async with listening(receiver) as address, liar(address) as sender, connect(address) as channel:
+        other = Liar(address, channel)
+        with closing(other.memory):
+            await other.says(message([[sender.frame(2, bytes(LEAST_BYTES))]]))
+            assert await other.error() is CorruptFrame
         await works(address, receiver)
     assert 2 not in receiver.got
-
-
-async def test_a_memory_that_is_cut_ends_the_stream_and_not_the_process(receiver: Receiver) -> None:
-    async with listening(receiver) as address, liar(address) as sender:
-        frame = sender.frame(2, bytes(LEAST_BYTES))
-        os.ftruncate(sender.descriptor, HEAD_BYTES)
-        await sender.says(message([[frame]]))
-        assert await sender.error() is CorruptFrame
-        await works(address, receiver)
 
 
 async def test_bytes_that_change_before_they_are_read_are_refused_by_their_checksum(receiver: Receiver) -> None:
@@ -371,22 +373,6 @@ async def test_bytes_that_change_before_they_are_read_are_refused_by_their_check
         await sender.says(message([[sound]]))
         assert frame_pb2.Receipts.FromString(await sender.call.read()).receipts[0].error_code == ""
     assert receiver.got == {3: content_of(3, LEAST_BYTES)}
-
-
-async def test_a_small_message_cannot_have_more_copied_than_a_large_one_carries(receiver: Receiver) -> None:
-    """64 frames of one extent of 1 MiB are 64 MiB of copies for 3 KiB."""
-    async with listening(receiver) as address, liar(address) as sender:
-        frame = sender.frame(2, bytes(CHUNK_BYTES))
-        await sender.says(message([[frame]] * 5))
-        assert await sender.error() is CorruptFrame
-        await works(address, receiver)
-
-
-async def test_a_second_offer_ends_the_stream(receiver: Receiver) -> None:
-    async with listening(receiver) as address, liar(address) as sender:
-        await sender.says(message([offer(2, frame_pb2.Memory(process=1).SerializeToString())]))
-        assert await sender.error() is CorruptFrame
-        await works(address, receiver)
 
 
 async def test_who_is_not_let_in_has_no_file_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Frames: what was sent comes out, damaged or invented frames never do, and plain protobuf speaks the same language."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -73,26 +73,19 @@ def feed(assembler: Assembler, chunks: Iterator[bytes] | list[bytes]) -> list[Te
 
 
 @pytest.mark.parametrize("size_bytes", [0, *SIZES])
-def test_a_tensor_comes_out_as_it_went_in(size_bytes: int) -> None:
+def test_a_tensor_comes_out_as_it_went_in_and_plain_protobuf_reads_its_frames(size_bytes: int) -> None:
     header, content = header_of(size_bytes), content_of(size_bytes)
     chunks = list(split(9, header, content))
     assert len(chunks) == max(1, -(-size_bytes // CHUNK_BYTES))
-    assembler = Assembler(accept)
-    (tensor,) = feed(assembler, chunks)
+    (tensor,) = feed(Assembler(accept), chunks)
     assert (tensor.sequence, tensor.header, bytes(tensor.payload)) == (9, header, content)
     assert tensor.payload.readonly
     assert tensor.wire_bytes == sum(map(len, chunks))
-
-
-@pytest.mark.parametrize("size_bytes", [0, *SIZES])
-def test_plain_protobuf_reads_our_frames(size_bytes: int) -> None:
-    header, content = header_of(size_bytes), content_of(size_bytes)
-    found = [frame_pb2.Frame.FromString(chunk) for chunk in split(5, header, content)]
+    found = [frame_pb2.Frame.FromString(chunk) for chunk in chunks]
     assert found[0].header == to_header(header)
     assert not any(frame.HasField("header") for frame in found[1:])
     assert b"".join(frame.payload for frame in found) == content
-    assert [frame.offset for frame in found] == [index * CHUNK_BYTES for index in range(len(found))]
-    assert all(frame.sequence == 5 for frame in found)
+    assert [(frame.sequence, frame.offset) for frame in found] == [(9, i * CHUNK_BYTES) for i in range(len(found))]
     # Nothing more on the wire than protobuf itself would write.
     assert all(len(frame.SerializeToString()) == frame.ByteSize() for frame in found)
 
@@ -241,54 +234,53 @@ def chunks_of_three() -> list[bytes]:
     return plain_frames(1, header_of(300), content_of(300), 100)
 
 
-def test_a_gap_is_seen() -> None:
-    first, _, third = chunks_of_three()
-    with pytest.raises(CorruptFrame, match="continues at byte 200, expected byte 100"):
-        feed(Assembler(accept), [first, third])
+FIRST, SECOND, THIRD = chunks_of_three()
+EMPTY = frame_pb2.Frame(sequence=1, offset=100, checksum=xxhash.xxh3_64_intdigest(b"", 101)).SerializeToString()
+SHORT = plain_frames(1, header_of(250, shape=(250,)), content_of(300), 100)[:2]
+LONG = plain_frames(1, header_of(CHUNK_BYTES + 1), content_of(CHUNK_BYTES + 1), CHUNK_BYTES + 1)
 
 
-def test_an_overlap_is_seen() -> None:
-    first, second, _ = chunks_of_three()
-    with pytest.raises(CorruptFrame, match="continues at byte 100, expected byte 200"):
-        feed(Assembler(accept), [first, second, second])
+@pytest.mark.parametrize(
+    ("chunks", "words"),
+    [
+        ([FIRST, THIRD], "continues at byte 200, expected byte 100"),
+        ([FIRST, SECOND, SECOND], "continues at byte 100, expected byte 200"),
+        ([FIRST, FIRST], "opened twice"),
+        ([SECOND], "not opened"),
+        ([*SHORT, THIRD], "50 bytes more"),
+        ([FIRST, EMPTY], "without payload"),
+        (LONG, "the limit is"),
+    ],
+    ids=["gap", "overlap", "opened twice", "never opened", "more than said", "for ever", "too long"],
+)
+def test_chunks_that_do_not_make_up_their_tensor_are_seen(chunks: list[bytes], words: str) -> None:
+    with pytest.raises(CorruptFrame, match=words):
+        feed(Assembler(accept), chunks)
 
 
-def test_a_second_opening_is_seen() -> None:
-    first, *_ = chunks_of_three()
-    with pytest.raises(CorruptFrame, match="opened twice"):
-        feed(Assembler(accept), [first, first])
+BROKEN = [
+    (unpack, b"", "no frame"),
+    (unpack, b"\x0a", "inside a number"),
+    (unpack, b"\x0a\x05ab", "inside a frame"),
+    (unpack, b"\x0a\x00\x12\x00", "something else than frames"),  # a field that nobody knows
+    (unpack, b"\x08\x01", "something else than frames"),
+    (decode, b"\x08", "inside a number"),
+    (decode, b"\x08" + b"\xff" * 10, "more than 64 bits"),
+    (decode, b"\x08" + b"\xff" * 9 + b"\x7f", "more than 64 bits"),
+    (decode, b"\x22\x05ab", "inside field 4"),
+    (decode, b"\x29\x00", "inside field 5"),
+    (decode, b"\x08\x01\x08\x02", "comes twice"),
+    (decode, b"\x0a\x00", "wrong type"),
+    (decode, b"\x00\x01", "without a number"),
+    (decode, b"\x0b", "wire type 3"),
+    (decode, b"\x78\x01" * 2_000_000, "more than 32 fields"),  # they are not scanned
+]
 
 
-def test_a_chunk_of_a_tensor_that_was_never_opened_is_seen() -> None:
-    _, second, _ = chunks_of_three()
-    with pytest.raises(CorruptFrame, match="not opened"):
-        feed(Assembler(accept), [second])
-
-
-def test_more_bytes_than_the_header_says_are_seen() -> None:
-    first, second, _ = plain_frames(1, header_of(250, shape=(250,)), content_of(300), 100)[:3]
-    third = plain_frames(1, header_of(300), content_of(300), 100)[2]
-    with pytest.raises(CorruptFrame, match="50 bytes more"):
-        feed(Assembler(accept), [first, second, third])
-
-
-def test_a_tensor_does_not_go_on_for_ever_without_payload() -> None:
-    first, *_ = chunks_of_three()
-    frame = frame_pb2.Frame(sequence=1, offset=100, checksum=xxhash.xxh3_64_intdigest(b"", 101))
-    with pytest.raises(CorruptFrame, match="without payload"):
-        feed(Assembler(accept), [first, frame.SerializeToString()])
-
-
-def test_a_chunk_that_is_too_long_is_seen() -> None:
-    size_bytes = CHUNK_BYTES + 1
-    (frame,) = plain_frames(1, header_of(size_bytes), content_of(size_bytes), size_bytes)
-    with pytest.raises(CorruptFrame, match="the limit is"):
-        Assembler(accept).add(decode(frame))
-
-
-def test_a_frame_of_many_small_fields_is_refused_without_scanning_it() -> None:
-    with pytest.raises(CorruptFrame, match="more than 32 fields"):
-        decode(b"\x78\x01" * 2_000_000)
+@pytest.mark.parametrize(("read", "data", "reason"), BROKEN, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_no_message_or_frame_is_corrupt(read: Callable[[bytes], object], data: bytes, reason: str) -> None:
+    with pytest.raises(CorruptFrame, match=reason):
+        read(data)
 
 
 def test_a_frame_that_is_mostly_something_else_is_refused() -> None:
@@ -306,21 +298,6 @@ def test_a_message_of_very_many_frames_is_refused() -> None:
         unpack(most + message([[b""]]))
 
 
-NO_MESSAGES = [
-    (b"", "no frame"),
-    (b"\x0a", "inside a number"),
-    (b"\x0a\x05ab", "inside a frame"),
-    (b"\x0a\x00\x12\x00", "something else than frames"),  # a field that nobody knows
-    (b"\x08\x01", "something else than frames"),
-]
-
-
-@pytest.mark.parametrize(("data", "reason"), NO_MESSAGES)
-def test_what_is_no_message_is_corrupt(data: bytes, reason: str) -> None:
-    with pytest.raises(CorruptFrame, match=reason):
-        unpack(data)
-
-
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=4), st.data())
 @settings(max_examples=300)
 def test_a_damaged_message_never_becomes_a_wrong_tensor(sizes: list[int], data: st.DataObject) -> None:
@@ -334,25 +311,6 @@ def test_a_damaged_message_never_becomes_a_wrong_tensor(sizes: list[int], data: 
                 if tensor is not None:
                     right = contents[tensor.sequence]
                     assert (tensor.header, bytes(tensor.payload)) == (header_of(len(right)), right)
-
-
-BROKEN = [
-    (b"\x08", "inside a number"),
-    (b"\x08" + b"\xff" * 10, "more than 64 bits"),
-    (b"\x08" + b"\xff" * 9 + b"\x7f", "more than 64 bits"),
-    (b"\x22\x05ab", "inside field 4"),
-    (b"\x29\x00", "inside field 5"),
-    (b"\x08\x01\x08\x02", "comes twice"),
-    (b"\x0a\x00", "wrong type"),
-    (b"\x00\x01", "without a number"),
-    (b"\x0b", "wire type 3"),
-]
-
-
-@pytest.mark.parametrize(("data", "reason"), BROKEN)
-def test_what_is_no_frame_is_corrupt(data: bytes, reason: str) -> None:
-    with pytest.raises(CorruptFrame, match=reason):
-        decode(data)
 
 
 def test_unknown_fields_are_skipped() -> None:
@@ -422,13 +380,10 @@ def test_a_header_that_cannot_be_true_is_refused_by_both_sides(header: TensorHea
         Assembler(accept).add(decode(frame.SerializeToString()))
 
 
-def test_a_header_that_promises_too_much_is_refused() -> None:
+def test_a_header_that_promises_too_much_is_refused_and_another_length_is_a_mistake_of_the_sender() -> None:
     frame = plain_frames(1, header_of(2000), content_of(2000), 1000)[0]
     with pytest.raises(Refused, match="over the limit of 1999"):
         Assembler(accept, max_tensor_bytes=1999).add(decode(frame))
-
-
-def test_a_payload_of_another_length_than_the_headers_is_a_mistake_of_the_sender() -> None:
     with pytest.raises(ValueError, match="the header says 4 bytes, the payload has 3"):
         split(1, header_of(4), b"abc")
 

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -100,19 +101,19 @@ def test_each_dataclass_mirrors_its_message_field_for_field(tmp_path: Path) -> N
         assert path.read_bytes() == (ROOT / "swarm" / "wire" / path.name).read_bytes(), path.name
 
 
-@given(st.one_of([instances(kind) for kind in EVENTS]))
-def test_events_survive_the_wire(event: Event) -> None:
+@given(
+    st.one_of([instances(kind) for kind in EVENTS]),
+    st.integers(0, 2**63 - 1),
+    st.one_of([instances(kind) for kind in COMMANDS]),
+    st.one_of([instances(kind) for kind in HEADERS]),
+    instances(StoreHeader),
+)
+def test_events_commands_and_headers_survive_the_wire(
+    event: Event, epoch: int, command: Command, tensor: TensorHeader, store: StoreHeader
+) -> None:
     assert from_event(parse(session_pb2.Event, to_event(event).SerializeToString())) == event
-
-
-@given(st.integers(0, 2**63 - 1), st.one_of([instances(kind) for kind in COMMANDS]))
-def test_commands_survive_the_wire(epoch: int, command: Command) -> None:
     data = to_command(epoch, command).SerializeToString()
     assert from_command(parse(session_pb2.Command, data)) == (epoch, command)
-
-
-@given(st.one_of([instances(kind) for kind in HEADERS]), instances(StoreHeader))
-def test_headers_survive_the_wire(tensor: TensorHeader, store: StoreHeader) -> None:
     assert from_header(parse(frame_pb2.TensorHeader, to_header(tensor).SerializeToString())) == tensor
     message = to_message(store)
     assert from_message(StoreHeader, parse(type(message), message.SerializeToString())) == store
@@ -171,12 +172,6 @@ BROKEN_EVENTS = [
 ]
 
 
-@pytest.mark.parametrize(("event", "field"), BROKEN_EVENTS, ids=_field)
-def test_an_event_that_breaks_a_rule_is_refused_by_name(event: Event, field: str) -> None:
-    with pytest.raises(Refused, match=field.replace(".", r"\.")):
-        to_event(event)
-
-
 BROKEN_COMMANDS = [
     (LoadStage(JobId("j"), 0, 0, (1,), 0, "x" * (mapping.SPEC_BYTES_MAX + 1)), "LoadStage.spec_json"),
     (replace(ROUTE, tokens=bytes(mapping.TOKENS_BYTES_MAX + 1)), "Route.tokens"),
@@ -184,12 +179,10 @@ BROKEN_COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("command", "field"), BROKEN_COMMANDS, ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_a_command_that_breaks_a_rule_is_refused_by_name(command: Command, field: str) -> None:
+@pytest.mark.parametrize(("said", "field"), BROKEN_EVENTS + BROKEN_COMMANDS, ids=_field)
+def test_an_event_or_command_that_breaks_a_rule_is_refused_by_name(said: Any, field: str) -> None:
     with pytest.raises(Refused, match=field.replace(".", r"\.")):
-        to_command(1, command)
+        to_event(said) if isinstance(said, EVENTS) else to_command(1, said)
 
 
 def test_the_same_rules_hold_for_what_arrives() -> None:
@@ -203,32 +196,29 @@ def test_the_same_rules_hold_for_what_arrives() -> None:
         from_command(session_pb2.Command(epoch=2**63, void={}))
 
 
-def test_what_is_large_but_allowed_passes() -> None:
-    command = LoadStage(JobId("j"), 0, 0, (1,), 0, "x" * mapping.SPEC_BYTES_MAX)
-    assert from_command(to_command(1, command)) == (1, command)
-    route = replace(ROUTE, tokens=bytes(mapping.TOKENS_BYTES_MAX))
-    assert from_command(to_command(1, route)) == (1, route)
-
-
-def test_a_contribution_that_is_not_finite_may_say_so() -> None:
+def test_what_is_large_or_not_finite_but_allowed_passes() -> None:
+    for command in (
+        LoadStage(JobId("j"), 0, 0, (1,), 0, "x" * mapping.SPEC_BYTES_MAX),
+        replace(ROUTE, tokens=bytes(mapping.TOKENS_BYTES_MAX)),
+    ):
+        assert from_command(to_command(1, command)) == (1, command)
     event = replace(ACCUMULATED, finite=False, loss=math.inf)
     assert from_event(to_event(event)) == event
 
 
-def test_an_envelope_without_a_body_is_refused() -> None:
-    with pytest.raises(Refused, match=r"Event\.body"):
-        from_event(session_pb2.Event())
-    with pytest.raises(Refused, match=r"Command\.body"):
-        from_command(session_pb2.Command(epoch=1))
-    with pytest.raises(Refused, match=r"TensorHeader\.body"):
-        from_header(frame_pb2.TensorHeader())
-
-
-def test_a_missing_part_is_refused() -> None:
-    with pytest.raises(Refused, match=r"Accumulated\.microbatch is missing"):
-        from_event(session_pb2.Event(accumulated=session_pb2.Accumulated()))
-    with pytest.raises(Refused, match=r"Need\.microbatch is missing"):
-        from_header(frame_pb2.TensorHeader(need=frame_pb2.Need(direction="forward")))
+@pytest.mark.parametrize(
+    ("read", "message", "words"),
+    [
+        (from_event, session_pb2.Event(), r"Event\.body"),
+        (from_command, session_pb2.Command(epoch=1), r"Command\.body"),
+        (from_header, frame_pb2.TensorHeader(), r"TensorHeader\.body"),
+        (from_event, session_pb2.Event(accumulated={}), r"Accumulated\.microbatch is missing"),
+        (from_header, frame_pb2.TensorHeader(need={"direction": "forward"}), r"Need\.microbatch is missing"),
+    ],
+)
+def test_an_envelope_without_its_parts_is_refused(read: Callable[[Any], object], message: Any, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        read(message)
 
 
 def test_text_that_is_not_utf8_is_corrupt() -> None:

@@ -13,12 +13,12 @@ from swarm.rpc.links.peers import GrpcPeerLinks
 
 
 @asynccontextmanager
-async def serving(server: grpc.aio.Server, wallet: Wallet | None = None) -> AsyncIterator[str]:
+async def serving(server: grpc.aio.Server, wallet: Wallet | None = None, host: str = "127.0.0.1") -> AsyncIterator[str]:
     """Its address."""
-    port = bind(server, "127.0.0.1:0", wallet)
+    port = bind(server, f"{host}:0", wallet)
     await server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield f"{host}:{port}"
     finally:
         await server.stop(None)
 

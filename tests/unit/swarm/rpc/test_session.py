@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -74,22 +75,21 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-async def read(parts: AsyncIterator[bytes], into: list[bytes]) -> None:
-    async for part in parts:
-        into.append(part)
-
-
-@pytest.mark.parametrize("parts", [(b"abc", b"de"), (b"abcde",), (b"", b"abcde", b"")])
-async def test_as_many_bytes_as_were_said_pass(parts: tuple[bytes, ...]) -> None:
-    assert b"".join([part async for part in exactly(chunks(*parts), 5, "it", "said were")]) == b"abcde"
-
-
-@pytest.mark.parametrize("parts", [(), (b"abcd",), (b"abc", b"def"), (b"abcde", b"f")])
-async def test_fewer_or_more_do_not(parts: tuple[bytes, ...]) -> None:
+@pytest.mark.parametrize(
+    ("parts", "passes"),
+    [
+        *[(parts, True) for parts in ((b"abc", b"de"), (b"abcde",), (b"", b"abcde", b""))],
+        *[(parts, False) for parts in ((), (b"abcd",), (b"abc", b"def"), (b"abcde", b"f"))],
+    ],
+)
+async def test_as_many_bytes_as_were_said_pass_and_neither_fewer_nor_more(
+    parts: tuple[bytes, ...], passes: bool
+) -> None:
     passed: list[bytes] = []
-    with pytest.raises(CorruptFrame, match="of it arrived, said were 5"):
-        await read(exactly(chunks(*parts), 5, "it", "said were"), passed)
-    assert sum(map(len, passed)) <= 5
+    with nullcontext() if passes else pytest.raises(CorruptFrame, match="of it arrived, said were 5"):
+        async for part in exactly(chunks(*parts), 5, "it", "said were"):
+            passed.append(part)
+    assert b"".join(passed) == b"abcde" if passes else sum(map(len, passed)) <= 5
 
 
 def route(index: int, tokens: bytes = b"") -> Route:
@@ -138,79 +138,69 @@ def beat(number: int, padding: int = 0) -> bytes:
     return (session_pb2.Event(heartbeat={"sequence": number}) if not padding else logged).SerializeToString()
 
 
+def written(line: Line, put: Callable[[MessageBatches], Awaitable[None]]) -> Line:
+    """The line, once all that is put has been written."""
+
+    async def main() -> Line:
+        batches = MessageBatches(line.write)
+        writing = asyncio.ensure_future(batches.write_all())
+        await put(batches)
+        await batches.finish()
+        await writing
+        return line
+
+    return sim.run(main(), seed=0)
+
+
 async def put_all(batches: MessageBatches, messages: list[bytes], *, hurry: bool = True) -> None:
     for message in messages:
         await batches.put(message, hurry=hurry)
 
 
 def test_what_comes_while_one_is_written_goes_with_the_next_in_order() -> None:
-    async def main() -> list[list[int]]:
-        line = Line(seconds=1.0)
-        batches = MessageBatches(line.write)
-        writing = asyncio.ensure_future(batches.write_all())
+    async def put(batches: MessageBatches) -> None:
         await batches.put(beat(0))
         await asyncio.sleep(0.5)
         await put_all(batches, [beat(number) for number in range(1, 5)])
-        await batches.finish()
-        await writing
-        return line.sequences
 
-    assert sim.run(main(), seed=0) == [[0], [1, 2, 3, 4]]
+    assert written(Line(seconds=1.0), put).sequences == [[0], [1, 2, 3, 4]]
 
 
 def test_what_is_in_no_hurry_waits_a_moment_for_what_is_and_no_longer() -> None:
-    async def main() -> tuple[list[list[int]], list[float]]:
-        line = Line()
-        batches = MessageBatches(line.write)
-        writing = asyncio.ensure_future(batches.write_all())
-        began_s = asyncio.get_running_loop().time()
+    async def put(batches: MessageBatches) -> None:
+        line.times_s.append(asyncio.get_running_loop().time())
         await put_all(batches, [beat(0), beat(1)], hurry=False)
         await asyncio.sleep(1.0)  # nothing came
         await batches.put(beat(2), hurry=False)
         await asyncio.sleep(UNHURRIED_S / 5)
         await batches.put(beat(3))
         await asyncio.sleep(1.0)
-        await batches.finish()
-        await writing
-        return line.sequences, [time_s - began_s for time_s in line.times_s]
 
-    sequences, times_s = sim.run(main(), seed=0)
-    assert sequences == [[0, 1], [2, 3]]
-    assert times_s == pytest.approx([UNHURRIED_S, 1.0 + UNHURRIED_S / 5])
+    line = Line()
+    assert written(line, put).sequences == [[0, 1], [2, 3]]
+    began_s, *times_s = line.times_s
+    assert [time_s - began_s for time_s in times_s] == pytest.approx([UNHURRIED_S, 1.0 + UNHURRIED_S / 5])
 
 
-def test_a_batch_has_its_limits_and_the_rest_follows() -> None:
-    async def main(messages: list[bytes]) -> list[int]:
-        line = Line(seconds=1.0)
-        batches = MessageBatches(line.write)
-        writing = asyncio.ensure_future(batches.write_all())
-        await put_all(batches, messages)
-        await batches.finish()
-        await writing
-        assert max(map(len, line.written)) <= TOGETHER_BYTES_MAX + 6 * TOGETHER_MAX
-        return [len(list(parts(session_pb2.Event, data))) for data in line.written]
-
-    many = sim.run(main([beat(number) for number in range(3 * TOGETHER_MAX)]), seed=0)
-    assert sum(many) == 3 * TOGETHER_MAX
-    assert max(many) == TOGETHER_MAX
-    large = sim.run(main([beat(0, padding=TOGETHER_BYTES_MAX // 2 - 50)] * 8), seed=0)
-    assert sum(large) == 8
-    assert max(large) == 2
+@pytest.mark.parametrize(
+    ("messages", "together"),
+    [
+        ([beat(number) for number in range(3 * TOGETHER_MAX)], TOGETHER_MAX),
+        ([beat(0, padding=TOGETHER_BYTES_MAX // 2 - 50)] * 8, 2),
+    ],
+    ids=["small", "large"],
+)
+def test_a_batch_has_its_limits_and_the_rest_follows(messages: list[bytes], together: int) -> None:
+    line = written(Line(seconds=1.0), lambda batches: put_all(batches, messages))
+    assert max(map(len, line.written)) <= TOGETHER_BYTES_MAX + 6 * TOGETHER_MAX
+    counts = [len(list(parts(session_pb2.Event, data))) for data in line.written]
+    assert (sum(counts), max(counts)) == (len(messages), together)
 
 
 def test_the_largest_message_travels_alone_behind_small_ones() -> None:
-    async def main() -> list[int]:
-        line = Line()
-        batches = MessageBatches(line.write)
-        await put_all(batches, [bytes(1000)] * 60 + [bytes(MAX_MESSAGE_BYTES)])
-        writing = asyncio.ensure_future(batches.write_all())
-        await batches.finish()
-        await writing
-        return [len(data) for data in line.written]
-
-    written = sim.run(main(), seed=0)
-    assert written[-1] == MAX_MESSAGE_BYTES
-    assert len(written) == 2
+    messages = [bytes(1000)] * 60 + [bytes(MAX_MESSAGE_BYTES)]
+    line = written(Line(), lambda batches: put_all(batches, messages))
+    assert len(line.written[-1]) == MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize(
