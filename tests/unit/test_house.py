@@ -10,6 +10,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from tests.support.situations import situations
 from tools.size import doubled, files
 
 ROOT = Path(__file__).parents[2]
@@ -234,7 +235,9 @@ def claims() -> list[tuple[str, str]]:
 
 
 def names(file: str) -> set[str]:
-    """The tests that a file defines; empty if there is no such file."""
+    """The tests that a file defines, or the titles of its situations; empty if there is no such file."""
+    if file.endswith(".txt"):
+        return {f"test_{one.title.replace(' ', '_')}" for one in situations(ROOT / file)}
     nodes = nodes_of(ROOT / file) if (ROOT / file).exists() else ()
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 

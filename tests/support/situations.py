@@ -1,0 +1,80 @@
+"""Situations as text: what is done, line by line, and under each line what comes of it.
+
+    === a stage server that is gone fails the job and is named
+    # what the bug was, if the test is of one
+    > job
+    > PeerGone(c, "session broke")
+    to a, b, d: Release(job=job, reason=...)
+
+A player takes the lines that begin with > and gives the lines under them. SWARM_RECORD_GOLDEN=1 writes those anew; the
+change is read before it is committed. The titles of a file are claims (tests/claims.txt).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Play: TypeAlias = Callable[[str], Iterable[str]]
+_RECORDS = bool(os.environ.get("SWARM_RECORD_GOLDEN"))
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One part of a file."""
+
+    path: Path
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.title
+
+    def check(self, play: Play) -> None:
+        """Play it, and compare what comes of it with what is written."""
+        found = [line for asked in self.text.splitlines() for line in _played(asked, play)]
+        if _RECORDS:
+            parts = {one.title: one.text for one in situations(self.path)} | {self.title: "\n".join(found)}
+            self.path.write_text("\n\n".join(f"=== {title}\n{text}" for title, text in parts.items()) + "\n")
+        else:
+            assert found == self.text.splitlines(), f"{self.path.name} says otherwise of: {self.title}"
+
+
+def situations(path: Path) -> list[Situation]:
+    """The situations of a file, in their order."""
+    parts = re.split(r"^=== (.*)\n", path.read_text(), flags=re.MULTILINE)[1:]
+    return [Situation(path, title, text.strip("\n")) for title, text in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def beside(test: str) -> list[Situation]:
+    """The situations in the text beside a test file."""
+    return situations(Path(test).with_suffix(".txt"))
+
+
+def _played(line: str, play: Play) -> list[str]:
+    if line.startswith("> "):
+        return [line, *play(line[2:])]
+    return [line] if line.startswith("#") else []
+
+
+def value_of(text: str, names: Mapping[str, Any]) -> Any:
+    """The value of an expression of literals, names and calls; a name of one small letter or two is itself."""
+
+    def of(node: Any) -> Any:
+        match node:
+            case ast.Name(id=name):
+                return name if name not in names and name.islower() else names[name]
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=pairs):
+                return names[name](*map(of, args), **{pair.arg: of(pair.value) for pair in pairs})
+            case ast.Tuple(elts=parts):
+                return tuple(map(of, parts))
+            case ast.Dict(keys=keys, values=values):
+                return dict(zip(map(of, keys), map(of, values), strict=True))
+        return ast.literal_eval(node)
+
+    return of(ast.parse(text.strip(), mode="eval").body)
