@@ -10,13 +10,13 @@ from itertools import groupby
 from typing import Any, Self
 
 from scheduler.brain import inputs, settings
-from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Happened, Input, ReplicaRecord, Resumed, RowDurable, Start, Tick
 from scheduler.brain.outputs import CommitRow, Fail, Note, Output, Send, WriteCommit
 from scheduler.brain.replay import spell, spell_output
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.transcript import Recorder
 from swarm import types
+from swarm.job.placement import Candidate
 from swarm.types import JobId, PeerId, Round, RoundFault, UnitName
 from swarm.wire import messages
 from swarm.wire.messages import Average, Command, Commit, Committed, Event, Hello, Loaded, LoadStage, RoundFailed, Route
