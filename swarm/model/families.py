@@ -29,6 +29,7 @@ from swarm.errors import InvalidConfig, InvalidModel
 from swarm.job.families import DEFAULT, DROPOUTS, FAMILIES, HEAD, Family
 from swarm.job.model_config import check_sizes, hugging_face_config
 from swarm.job.spec import JobSpec
+from swarm.model.later import PutOff, let_put_off
 
 EMBEDDING = FAMILIES[DEFAULT].embedding_name
 
@@ -132,6 +133,10 @@ class StageModule(nn.Module):
             self.add_module(family.trunk, trunk)
             if last:
                 self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.put_off = PutOff()
+        self.later: frozenset[str] = frozenset()  # weights whose gradients can be put off
+        if not spec.model.compile:  # a compiled layer would have to leave its graph
+            self.later = let_put_off(self, self.get_submodule(f"{family.trunk}.{family.layers}"), self.put_off)
         self.rotary: Any = None  # has no parameters
         self.calls: Sequence[Callable[..., Tensor]] = self.layers()  # what is called in place of each layer
         self.eval()

@@ -3,7 +3,8 @@
 The life of a microbatch and of a step here:
 
     forward ──▶ graph kept ──▶ backward ──▶ gradients checked ──▶ added to the step's sums, once
-                                                                        │
+                                  │                 ▲                   │
+                                  └─ keep ──▶ weigh ┘                   │
     part(step, unit) ◀── sums of a sealed step ─────────────────────────┤
     apply(step, means) ──▶ optimizer per parameter ──▶ version step + 1     └─ consumed
     merge(step, deltas) ──▶ outer weights ──▶ version step + 1              a step without microbatches
@@ -45,6 +46,7 @@ from swarm.model.digests import digest_of
 from swarm.model.families import Draw, StageModule, stored_name
 from swarm.model.islands.outer import Merge, OuterWeights
 from swarm.model.islands.proposals import Proposals
+from swarm.model.later import Products
 from swarm.model.optimizers import Optimizer
 from swarm.model.runtime import send_back, step_device, sum_device, to_device, to_host
 from swarm.model.state import InitialState, raw_bytes
@@ -172,6 +174,15 @@ class _Graph:
     output: Tensor | None = None  # boundary tensor, or the loss
 
 
+@dataclass(slots=True)
+class _Owed:
+    """A microbatch between `backward(keep=True)` and `weigh`."""
+
+    version: int
+    gradients: dict[str, Tensor]  # of norms, biases, embeddings and head
+    products: Products
+
+
 class Stage:
     """Stage `stage` of the job's model on one device. Not thread-safe: one compute thread calls it.
 
@@ -206,6 +217,7 @@ class Stage:
         self.places = Places(places_of(newest, UnitName(f"stage-{stage}"), tied_name(spec)))
         self.units = self.places.units
         self._graphs: dict[Microbatch, _Graph] = {}
+        self._owed: dict[Microbatch, _Owed] = {}
         self._sums: dict[int, Sums] = {}
         self._optimizer = Optimizer(
             spec.training, ((name, each.to(self._step_device)) for name, each in newest.items())
@@ -276,6 +288,7 @@ class Stage:
         g: Tensor | None = None,
         *,
         accumulate: bool = True,
+        keep: bool = False,
         encode: Callable[[Tensor], Tensor] | None = None,
         into: Sums | None = None,
     ) -> tuple[Tensor | None, bool]:
@@ -283,28 +296,39 @@ class Stage:
 
         `g` is the gradient [B, T, D] of y; the last stage starts from its loss. The parameters' gradients are added to
         the sums of the microbatch's step, all of them, or none if one value is not finite or out of the fixed-point
-        range; with `accumulate=False` never, but to `into`, if that is given. With `encode`, what that makes of dx is
-        given instead of dx, on the CPU: the host waits once for both results. NotFound if there was no forward.
+        range; with `accumulate=False` never, but to `into`, if that is given. With `keep` they are neither looked at
+        nor added: what they need is kept for `weigh`. With `encode`, what that makes of dx is given instead of dx, on
+        the CPU: the host waits once for both results. NotFound if there was no forward.
         """
-        graph = self._graphs.pop(microbatch, None)
-        if graph is None:
-            raise NotFound(f"stage {self.stage} holds no graph of {microbatch}: forward comes first")
-        output = self._output(graph) if graph.output is None else graph.output
-        parameters = self.weights.buffer(graph.version).parameters
-        wanted = [*(() if self._first else (graph.source,)), *parameters.values()]
-        assert self._last or g is not None, "the gradient of a boundary tensor is needed"
-        start = None if self._last or g is None else to_device(g, self.device)
-        gradients = torch.autograd.grad(output, wanted, start)
-        dx, gradients = (None, gradients) if self._first else (gradients[0], gradients[1:])
+        dx, owed = self._differentiate(microbatch, g, keep=keep)
         sent = None if dx is None or encode is None else send_back(encode(dx))  # beside the checks of the gradients
-        by_name = {name: each.to(self._sum_device) for name, each in zip(parameters, gradients, strict=True)}
-        acceptable = self._acceptable(by_name)
+        if keep:
+            self._owed[microbatch] = owed
+            return dx if sent is None else to_host(sent)[0], True
+        gradients = {name: gradient.to(self._sum_device) for name, gradient in owed.gradients.items()}
+        acceptable = self._acceptable(gradients)
         if sent is not None:
             dx, acceptable = to_host(sent, acceptable)
         finite = bool(acceptable)
         if finite and (accumulate or into is not None):
-            self._add(self._sums.setdefault(microbatch.step, {}) if into is None else into, by_name)
+            self._add(self._sums.setdefault(microbatch.step, {}) if into is None else into, gradients)
         return dx, finite
+
+    def weigh(self, microbatch: Microbatch) -> bool:
+        """Compute what `backward(keep=True)` has put off, and add the gradients as `backward` does; gives whether they
+        were finite. NotFound if nothing is owed."""
+        owed = self._owed.pop(microbatch, None)
+        if owed is None:
+            raise NotFound(f"stage {self.stage} owes no gradients of {microbatch}: backward comes first")
+        parameters, gradients = self.weights.buffer(owed.version).parameters, owed.gradients
+        while owed.products:  # what a product was made of is given back before the next one
+            name, (left, right) = owed.products.popitem()
+            gradients[name] = left.t().mm(right).to(parameters[name].dtype)
+        gradients = {name: gradient.to(self._sum_device) for name, gradient in gradients.items()}
+        finite = bool(self._acceptable(gradients))
+        if finite:
+            self._add(self._sums.setdefault(microbatch.step, {}), gradients)
+        return finite
 
     def recompute(
         self,
@@ -347,6 +371,7 @@ class Stage:
     def drop(self, *microbatches: Microbatch) -> None:
         for microbatch in microbatches:
             self._graphs.pop(microbatch, None)
+            self._owed.pop(microbatch, None)
 
     def void(self, step: int) -> None:
         """Forget the sums of a step: every microbatch of it must be accumulated again."""
@@ -382,7 +407,7 @@ class Stage:
         parameters, as in torch.optim.
         """
         assert step == self.version, f"step {step} is applied to version {self.version}"
-        self.drop(*[microbatch for microbatch in self._graphs if microbatch.step <= step])
+        self.drop(*[microbatch for microbatch in (*self._graphs, *self._owed) if microbatch.step <= step])
         self.void(step)
         parameters = {name: self.weights.to_step(name, step) for name in self.weights.newest()}
         if not skip:
@@ -542,6 +567,23 @@ class Stage:
         )
 
     # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _differentiate(self, microbatch: Microbatch, g: Tensor | None, *, keep: bool) -> tuple[Tensor | None, _Owed]:
+        """Use up the graph: dx and the gradients, with `keep` those of most weights as products."""
+        graph = self._graphs.pop(microbatch, None)
+        if graph is None:
+            raise NotFound(f"stage {self.stage} holds no graph of {microbatch}: forward comes first")
+        output = self._output(graph) if graph.output is None else graph.output
+        buffer = self.weights.buffer(graph.version)
+        later = buffer.module.later if keep else frozenset[str]()
+        parameters = {name: parameter for name, parameter in buffer.parameters.items() if name not in later}
+        wanted = [*(() if self._first else (graph.source,)), *parameters.values()]
+        assert self._last or g is not None, "the gradient of a boundary tensor is needed"
+        start = None if self._last or g is None else to_device(g, self.device)
+        with buffer.module.put_off.during(keep) as products:
+            gradients = torch.autograd.grad(output, wanted, start)
+        dx, gradients = (None, gradients) if self._first else (gradients[0], gradients[1:])
+        return dx, _Owed(graph.version, dict(zip(parameters, gradients, strict=True)), products)
 
     def _output(self, work: _Graph, *, graph: bool = True) -> Tensor:
         """The boundary tensor, or on the last stage the sum of token losses; with its graph, or without."""

@@ -48,7 +48,7 @@ def trained(stages: list[Stage]) -> list[float]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16_parameters"])
 def test_nothing_is_compiled_once_a_stage_takes_work(dtype: str, graphs: list[Any]) -> None:
-    spec = spec_of(2, staleness=1, dtype=dtype, config={"attention_dropout": 0.1}, training=ORDINARY)
+    spec = spec_of(2, staleness=1, dtype=dtype, config={"attention_dropout": 0.1}, training=ORDINARY, compile=True)
     plain, fast = stages_of(spec), stages_of(spec)
     assert compile_layers(fast, spec) == ""
     assert len(graphs) in (1, 2), "one for all layers; one more if autograd sees the first layer otherwise"
@@ -58,7 +58,7 @@ def test_nothing_is_compiled_once_a_stage_takes_work(dtype: str, graphs: list[An
 
 
 def test_the_function_for_evaluations_is_compiled_beforehand_too(graphs: list[Any]) -> None:
-    spec = spec_of(1, training=ORDINARY)
+    spec = spec_of(1, training=ORDINARY, compile=True)
     training = spec.training.model_copy(update={"eval_every_steps": 1})
     spec = spec.model_copy(update={"training": training})
     (stage,) = stages_of(spec)
@@ -73,7 +73,7 @@ def test_the_function_for_evaluations_is_compiled_beforehand_too(graphs: list[An
 def test_layers_that_each_need_a_function_are_all_compiled(graphs: list[Any]) -> None:
     """torch stops after eight functions unless told otherwise, and these twelve layers divide by their own index."""
     shape = {"num_hidden_layers": 12, "scale_attn_by_inverse_layer_idx": True}
-    spec = spec_of(1, staleness=1, family="gpt2", config=shape, training=ORDINARY)
+    spec = spec_of(1, staleness=1, family="gpt2", config=shape, training=ORDINARY, compile=True)
     plain, fast = stages_of(spec), stages_of(spec)
     assert compile_layers(fast, spec) == ""
     before = len(graphs)
@@ -85,7 +85,7 @@ def test_layers_that_each_need_a_function_are_all_compiled(graphs: list[Any]) ->
 def test_layers_that_torch_leaves_uncompiled_are_told(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_FUNCTIONS_MAX", 0)
     shape = {"num_hidden_layers": 12, "scale_attn_by_inverse_layer_idx": True}
-    spec = spec_of(1, staleness=1, family="gpt2", config=shape, training=ORDINARY)
+    spec = spec_of(1, staleness=1, family="gpt2", config=shape, training=ORDINARY, compile=True)
     plain, slow = stages_of(spec), stages_of(spec)
     assert "limit" in compile_layers(slow, spec)
     before = len(graphs)
@@ -94,7 +94,7 @@ def test_layers_that_torch_leaves_uncompiled_are_told(graphs: list[Any], monkeyp
 
 
 def test_zeros_leave_nothing_behind(graphs: list[Any]) -> None:
-    spec = spec_of(1, training=ORDINARY)
+    spec = spec_of(1, training=ORDINARY, compile=True)
     (stage,) = stages_of(spec)
     digest = stage.digest()
     compile_layers([stage], spec)
@@ -108,7 +108,7 @@ def test_a_stage_without_a_compiler_computes_as_it_did(monkeypatch: pytest.Monke
         raise RuntimeError("no C++ compiler here")
 
     monkeypatch.setattr(compiled, "_BACKEND", missing)
-    spec = spec_of(2, staleness=1, training=ORDINARY)
+    spec = spec_of(2, staleness=1, training=ORDINARY, compile=True)
     plain, slow = stages_of(spec), stages_of(spec)
     assert "no C++ compiler here" in compile_layers(slow, spec)
     assert trained(slow) == trained(plain)
@@ -117,7 +117,7 @@ def test_a_stage_without_a_compiler_computes_as_it_did(monkeypatch: pytest.Monke
 def test_a_fault_that_is_none_of_the_compilers_is_not_hidden(
     graphs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = spec_of(1, training=ORDINARY)
+    spec = spec_of(1, training=ORDINARY, compile=True)
 
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
