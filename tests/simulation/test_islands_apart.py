@@ -27,35 +27,11 @@ from tests.simulation.engine.islands import (
     World,
     exchanges,
     faults,
-    play,
 )
-from tests.simulation.engine.shapes import APART, STILL_S, by_speed, cases, histories, played, streaming
+from tests.simulation.engine.shapes import PLAYS, STILL_S, streaming
 from tests.support.effort import others, seeds
 
-SPLIT, FROZEN, SLOW = (APART[name].shape for name in ("split", "frozen", "slow"))
-
-
-@pytest.mark.parametrize(("shape", "seed"), cases(APART))
-def test_the_job_goes_on_and_all_counts_once(shape: Shape, seed: int) -> None:
-    assert faults(played(shape, seed), shape) == []
-
-
-def test_the_harms_are_done() -> None:
-    """Otherwise the claim above would be about nothing."""
-    splits = [one for name, plays in APART.items() if "split" in name for one in histories(plays)]
-    harms = [one for history in splits for one in history if isinstance(one, Harmed)]
-    assert {(one.out, one.into) for one in harms} == {(True, False), (False, True), (True, True)}
-    assert len({one.until_s == math.inf for one in harms}) == 2
-    for name in ("split", "frozen", "split-streaming", "frozen-streaming"):
-        plays = APART[name]
-        assert any(len(rows) < 3 for one in histories(plays) for rows in exchanges(one, plays.shape).values())
-
-
-def test_a_slow_island_trains_less_of_each_step_where_shares_follow_speed() -> None:
-    shape = replace(by_speed(SLOW), deaths=0, failures=0, restarts=0)
-    plays = [play(shape, seed) for seed in seeds(8, 0, 1, 2)]
-    last = [[one.shares for one in history if isinstance(one, Rows) and one.shares][-1] for history in plays]
-    assert 2 * sum(first > second for first, second in last) > len(plays)
+SPLIT, FROZEN = PLAYS["split"].shape, PLAYS["frozen"].shape
 
 
 # Single stories ------------------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""Outer steps of counting islands under harm: each portion counts once, whatever dies; and each checker can object."""
+"""Outer steps of counting islands, one story each: how they begin, stop, save, take in others and disagree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from random import Random
 
 import pytest
 
@@ -14,64 +13,19 @@ from swarm.job.placement import Candidate
 from swarm.types import JobState, OnStall, PeerId
 from swarm.wire.messages import Exchange, LoadStage, Release, Saved
 from tests.simulation.engine.islands import (
-    CHECKERS,
     MICROBATCHES,
-    Asked,
-    Checker,
-    Composed,
     Ended,
-    HandedOver,
-    History,
     Kept,
-    Merged,
-    Proposed,
     Replica,
-    Rows,
     Shape,
-    Summed,
     Trained,
     World,
     checkpoints_level,
     faults,
-    islands_together,
-    microbatches_once,
-    outer_weights_equal,
-    play,
-    portions_once,
-    row_before_merge,
-    rows_in_order,
-    shares_divide,
-    spans_tile,
-    stops_in_time,
-    succeeds,
 )
-from tests.simulation.engine.shapes import OUTER_STEPS, cases, histories, played
-from tests.support.effort import seeds
+from tests.simulation.engine.shapes import PLAYS
 
-CALM, STREAMING = OUTER_STEPS["calm"].shape, OUTER_STEPS["streaming"].shape
-
-
-@pytest.mark.parametrize(("shape", "seed"), cases(OUTER_STEPS))
-def test_each_portion_counts_once_whatever_dies(shape: Shape, seed: int) -> None:
-    assert faults(played(shape, seed), shape) == []
-
-
-def test_the_harms_are_done() -> None:
-    """Otherwise the claim above would be about nothing."""
-    plays = histories(OUTER_STEPS["all-of-these"])
-    rounds = {one.round.epoch for history in plays for one in history if isinstance(one, Composed)}
-    assert max(rounds) > 2, "schedulers were restarted"
-    repeated = [len({one.round for one in history if isinstance(one, Proposed)}) for history in plays]
-    assert max(repeated) > 9, "exchanges were repeated: three outer steps have three units each"
-    merged = [len([one for one in history if isinstance(one, Merged)]) for history in plays]
-    assert min(merged) < 3 * 18, "replicas died"
-
-
-@pytest.mark.parametrize("seed", seeds(30, 2, 14))
-def test_islands_begin_each_checkpoint_together_however_their_clocks_and_steps_lie(seed: int) -> None:
-    """Each island counted from its own first commit, so one could begin a checkpoint that the others did not."""
-    shape = Shape(steps=12, lease=3, islands=3, every_s=Random(seed).uniform(0.1, 4.0))
-    assert faults(play(shape, seed), shape) == []
+CALM = PLAYS["calm"].shape
 
 
 # Single stories ------------------------------------------------------------------------------------------------------
@@ -310,123 +264,3 @@ def test_questions_are_answered_for_all_islands(world: World) -> None:
     assert brain.counts().microbatches == 2 * 2 * MICROBATCHES, "of both islands"
     assert [brain.portion_of(timeline, 0) for timeline in range(2)] == [0, 2]
     assert any(line.startswith("island 1: ") for line in brain.story(1, 0))
-
-
-# Doctored histories --------------------------------------------------------------------------------------------------
-
-Doctor = Callable[[History], History]
-
-
-def without(kind: type[object], number: int) -> Doctor:
-    def doctored(history: History) -> History:
-        found = [one for one in history if isinstance(one, kind)]
-        return [one for one in history if one is not found[number]]
-
-    return doctored
-
-
-def changed(kind: type[object], number: int, change: Callable[[object], object]) -> Doctor:
-    def doctored(history: History) -> History:
-        found = [one for one in history if isinstance(one, kind)]
-        return [change(one) if one is found[number] else one for one in history]
-
-    return doctored
-
-
-def twice(merged: object) -> object:
-    assert isinstance(merged, Merged)
-    return replace(merged, theta=((merged.theta[0][0], 2), *merged.theta[1:]))
-
-
-def lacking(merged: object) -> object:
-    assert isinstance(merged, Merged)
-    return replace(merged, theta=merged.theta[1:])
-
-
-def fewer(proposed: object) -> object:
-    assert isinstance(proposed, Proposed)
-    return replace(proposed, portions=proposed.portions[1:])
-
-
-def one_less(history: History) -> History:
-    """A microbatch is in no sum of those who averaged its stage."""
-    found = next(one for one in history if isinstance(one, Summed) and one.indexes)
-    less = replace(found, indexes=frozenset(sorted(found.indexes)[1:]))
-    return [less if one is found else one for one in history]
-
-
-def one_at_two(history: History) -> History:
-    """Two replicas of a stage have the same microbatch in what they averaged."""
-    for at, one in enumerate(history):
-        for other in history[at + 1 :] if isinstance(one, Summed) and one.indexes else ():
-            if isinstance(other, Summed) and (other.round, other.stage) == (one.round, one.stage):
-                twice = replace(other, indexes=other.indexes | one.indexes)
-                return [twice if each is other else each for each in history]
-    raise AssertionError("no two of one stage")
-
-
-def early(handed: object) -> object:
-    assert isinstance(handed, HandedOver)
-    return replace(handed, pending=(7,))
-
-
-def merge_first(history: History) -> History:
-    merged = next(one for one in history if isinstance(one, Merged))
-    return [merged, *(one for one in history if one is not merged)]
-
-
-def one_island_first(history: History) -> History:
-    """The outer row of one island comes in another transaction, and an inner one of it before that of the other."""
-    doctored: History = []
-    held: list[Rows] = []
-    for one in history:
-        if isinstance(one, Rows) and len(one.rows) > 1 and not held:
-            doctored.append(Rows(one.rows[:1]))
-            held.append(Rows(one.rows[1:]))
-            continue
-        doctored.append(one)
-        if held and isinstance(one, Rows) and one.rows[0].timeline == 0:
-            doctored += held
-            held = [Rows(())]
-    return doctored
-
-
-def ended_badly(history: History) -> History:
-    return [*history[:-1], Ended("stalled", "nobody knows")]
-
-
-@pytest.mark.parametrize(
-    ("checker", "doctor"),
-    [
-        (rows_in_order, without(Rows, 0)),
-        (microbatches_once, one_less),
-        (microbatches_once, one_at_two),
-        (spans_tile, without(Proposed, 0)),
-        (spans_tile, changed(Proposed, 1, fewer)),
-        (portions_once, changed(Merged, 0, twice)),
-        (portions_once, changed(Merged, -1, lacking)),
-        (outer_weights_equal, changed(Merged, 0, lacking)),
-        (row_before_merge, merge_first),
-        (row_before_merge, one_island_first),
-        (row_before_merge, lambda history: [one for one in history if not isinstance(one, Composed)]),
-        (islands_together, one_island_first),
-        (checkpoints_level, without(HandedOver, 0)),
-        (checkpoints_level, changed(HandedOver, 0, early)),
-        (stops_in_time, lambda history: [Asked(), *history]),
-        (succeeds, ended_badly),
-    ],
-)
-def test_a_checker_objects_to_a_doctored_history(checker: Checker, doctor: Doctor) -> None:
-    for shape in (CALM, STREAMING):
-        history = play(shape, 0)
-        assert list(checker(history, shape)) == []
-        assert list(checker(doctor(history), shape)) != []
-
-
-def test_every_checker_was_shown_to_object() -> None:
-    shown = {mark.args[1][number][0] for mark in pytestmark_of() for number in range(len(mark.args[1]))}
-    assert shown | {shares_divide} == set(CHECKERS), "that one objects in test_divided_steps.py"
-
-
-def pytestmark_of() -> list[pytest.Mark]:
-    return list(test_a_checker_objects_to_a_doctored_history.pytestmark)  # type: ignore[attr-defined]

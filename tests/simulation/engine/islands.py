@@ -582,8 +582,13 @@ class World:
         island, stage = self.rng.choice(whole), self.rng.randrange(STAGES)
         for peer, one in sorted(self.replicas.items()):
             if (one.island, one.record.stage, one.is_free) == (island, stage, False):
-                del self.replicas[peer]
-                self.tell(inputs.PeerGone(peer, "killed with its stage"))
+                self.kill(peer)
+
+    def lose(self, island: int, *stages: int) -> None:
+        """All replicas of an island die, or of these stages of it."""
+        for peer, one in sorted(self.replicas.items()):
+            if self.brain.island_of(peer) == island and one.record.stage in (stages or range(STAGES)):
+                self.kill(peer)
 
     def _kill(self) -> None:
         """A replica dies, unless it is the last of its stage."""
@@ -827,6 +832,8 @@ def rows_in_order(history: History, shape: Shape) -> Iterator[str]:
         if timeline not in lives or made != list(range(lives[timeline][0], lives[timeline][0] + len(made))):
             yield f"E1 timeline {timeline} committed {made}"
     took_part = exchanges(history, shape).get(last - 1, {})
+    if shape.stops:
+        return
     if not took_part:
         yield "E1 no island made the last step"
     if not shape.may_lose and len(took_part) < shape.islands:
@@ -1016,9 +1023,9 @@ def stops_in_time(history: History, shape: Shape) -> Iterator[str]:
 
 
 def succeeds(history: History, shape: Shape) -> Iterator[str]:
-    """The job ends well: what is done to it may cost time only."""
+    """The job ends well, or paused if a person may ask for that: what is done to it may cost time only."""
     ends = [one for one in history if isinstance(one, Ended)]
-    if [one.state for one in ends] != ["succeeded"]:
+    if len(ends) != 1 or ends[0].state not in ("succeeded", *(["paused"] if shape.stops else [])):
         yield f"it ended as {ends}"
 
 

@@ -1,4 +1,4 @@
-"""The shapes in which counting islands are played, and from which seeds: one table, in the order of the claims.
+"""The shapes in which counting islands are played, and from which seeds.
 
 `make test` plays each shape once, from the seed with which most islands are lost, come back and are asked again.
 `make test-all` plays it from all seeds.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import pytest
 from _pytest.mark.structures import ParameterSet
 
 from tests.simulation.engine.islands import History, Shape, play
-from tests.support.effort import seeds
+from tests.support.effort import others, seeds
 
 STILL_S = 60.0
 
@@ -35,8 +34,6 @@ class Plays:
         return seeds(self.below, self.kept, *self.too)
 
 
-Table: TypeAlias = Mapping[str, Plays]
-
 _HELD_UP = Shape(islands=3, steps=12, still_s=STILL_S)
 _SPLIT, _FROZEN = replace(_HELD_UP, splits=10), replace(_HELD_UP, freezes=10)
 _SLOW = Shape(steps=12, slow=80, deaths=3, failures=20, restarts=3)
@@ -55,8 +52,8 @@ def hard(shape: Shape) -> Shape:
     return replace(shape, replicas=4, steps=16, every=4, deaths=3, failures=10, restarts=3, refusals=50)
 
 
-# Stage servers die, exchanges fail, schedulers are restarted.
-OUTER_STEPS: Table = {
+PLAYS: Mapping[str, Plays] = {
+    # Stage servers die, exchanges fail, schedulers are restarted.
     "calm": Plays(Shape(), 4, 0),
     "alone": Plays(Shape(islands=1, replicas=1, steps=4, lease=3), 4, 0),
     "short-lease": Plays(Shape(islands=3, replicas=1, steps=3, lease=1), 4, 0),
@@ -82,68 +79,51 @@ OUTER_STEPS: Table = {
         4,
         0,
     ),
-}
-
-# All stage servers of a stage die, so islands are lost; they begin anew with those of others.
-LOST: Table = {
-    "lonely": Plays(Shape(islands=3, replicas=1, steps=8, losses=6), 12, 3),
-    "wide": Plays(Shape(replicas=4, steps=16, losses=8), 12, 7, (6,)),
-    "hard": Plays(
+    # All stage servers of a stage die, so islands are lost; they begin anew with those of others.
+    "lost-lonely": Plays(Shape(islands=3, replicas=1, steps=8, losses=6), 12, 3),
+    "lost-wide": Plays(Shape(replicas=4, steps=16, losses=8), 12, 7, (6,)),
+    "lost-hard": Plays(
         Shape(islands=3, replicas=4, steps=16, every=4, losses=6, deaths=3, failures=50, restarts=10, refusals=100),
         12,
         1,
     ),
-    "streaming": Plays(
+    "lost-streaming": Plays(
         Shape(islands=3, replicas=4, steps=18, lease=6, fragments=2, overlap=2, late=1, every=4, losses=6, restarts=5),
         12,
         0,
+        (76, *others(100, 122)),  # others could give replicas while a fragment was on its way
     ),
-}
-
-# Nobody was there for some islands when the timeline began.
-ABSENT: Table = {
-    "short": Plays(
+    # Nobody was there for some islands when the timeline began.
+    "absent-short": Plays(
         Shape(islands=3, replicas=4, steps=14, absent=1, losses=4, deaths=2, restarts=15, failures=30), 6, 0
     ),
-    "shorter": Plays(
+    "absent-shorter": Plays(
         Shape(islands=3, replicas=3, steps=18, lease=6, fragments=2, overlap=2, late=1, absent=2, every=4, restarts=15),
         6,
         5,
     ),
-    "by-speed": Plays(Shape(islands=2, replicas=3, steps=12, by_speed=True, absent=1, restarts=10), 6, 4),
-}
-
-# A person asks for a pause.
-STOPPING: Table = {
+    "absent-by-speed": Plays(Shape(islands=2, replicas=3, steps=12, by_speed=True, absent=1, restarts=10), 6, 4),
+    # A person asks for a pause.
     "stopping": Plays(
         Shape(islands=3, replicas=4, steps=16, every=4, losses=6, deaths=3, restarts=5, refusals=200, stops=8), 16, 0
     ),
-    "slow": Plays(Shape(islands=4, replicas=4, steps=24, every=2, losses=12, refusals=300, stops=4), 16, 7),
-}
-
-# Sites that were lost come back.
-GUESTS: Table = {
-    "plain": Plays(replace(_BACK, replicas=1), 16, 9),
-    "hard": Plays(replace(_BACK, every=4, deaths=3, restarts=3, failures=30, refusals=50), 16, 8),
-    "streaming": Plays(replace(_BACK, islands=3, lease=6, fragments=2, overlap=2, late=1, restarts=3), 16, 5),
-}
-
-# Shares of a step follow speed.
-DIVIDED: Table = {
-    "quiet": Plays(Shape(by_speed=True, steps=12), 12, 5),
-    "dying": Plays(Shape(islands=3, by_speed=True, steps=12, deaths=3, failures=20, restarts=6), 12, 1),
-    "losing": Plays(Shape(islands=3, replicas=4, by_speed=True, steps=16, losses=8, deaths=3, restarts=5), 12, 0),
-}
-DIVIDED_AND_STOPPING: Table = {
-    "saving": Plays(
+    "stopping-slow": Plays(Shape(islands=4, replicas=4, steps=24, every=2, losses=12, refusals=300, stops=4), 16, 7),
+    # Sites that were lost come back.
+    "guests-plain": Plays(replace(_BACK, replicas=1), 16, 9),
+    "guests-hard": Plays(replace(_BACK, every=4, deaths=3, restarts=3, failures=30, refusals=50), 16, 8),
+    "guests-streaming": Plays(replace(_BACK, islands=3, lease=6, fragments=2, overlap=2, late=1, restarts=3), 16, 5),
+    # Shares of a step follow speed.
+    "divided-quiet": Plays(Shape(by_speed=True, steps=12), 12, 5),
+    "divided-dying": Plays(Shape(islands=3, by_speed=True, steps=12, deaths=3, failures=20, restarts=6), 12, 1),
+    "divided-losing": Plays(
+        Shape(islands=3, replicas=4, by_speed=True, steps=16, losses=8, deaths=3, restarts=5), 12, 0
+    ),
+    "divided-saving": Plays(
         Shape(islands=3, replicas=4, by_speed=True, steps=16, every=4, losses=6, restarts=5, refusals=200, stops=8),
         12,
         9,
     ),
-}
-
-# Islands do not reach each other, answer nothing, or are slow.
-APART: Table = {
+    # Islands do not reach each other, answer nothing, or are slow.
     "split": Plays(_SPLIT, 4, 3),
     "split-streaming": Plays(streaming(_SPLIT), 4, 2),
     "split-by-speed": Plays(by_speed(_SPLIT), 4, 2),
@@ -160,13 +140,13 @@ APART: Table = {
 played = functools.cache(play)  # claims of one file look at the same histories
 
 
-def cases(table: Table) -> list[ParameterSet]:
+def cases() -> list[ParameterSet]:
     """(shape, seed) of each play that this run tries."""
     return [
-        pytest.param(plays.shape, seed, id=f"{name}-{seed}") for name, plays in table.items() for seed in plays.tried
+        pytest.param(plays.shape, seed, id=f"{name}-{seed}") for name, plays in PLAYS.items() for seed in plays.tried
     ]
 
 
-def histories(plays: Plays) -> list[History]:
+def histories(name: str) -> list[History]:
     """What happens in the plays of a shape that this run tries."""
-    return [played(plays.shape, seed) for seed in plays.tried]
+    return [played(PLAYS[name].shape, seed) for seed in PLAYS[name].tried]

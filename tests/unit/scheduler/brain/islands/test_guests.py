@@ -34,14 +34,6 @@ def until(made: World, says: Callable[[], bool], turns_max: int = 20_000) -> Non
     raise AssertionError(made.brain.waiting_for())
 
 
-def lose(made: World, island: int) -> None:
-    for peer in sorted(made.replicas):
-        if made.brain.island_of(peer) == island:
-            del made.replicas[peer]
-            made.tell(inputs.PeerGone(peer, "killed"))
-    assert island not in made.brain.present
-
-
 def arrive(made: World, site: str = "berlin") -> PeerId:
     peer = made.arrive(site)
     assert peer is not None, made.brain.waiting_for()
@@ -51,7 +43,7 @@ def arrive(made: World, site: str = "berlin") -> PeerId:
 def awaiting(shape: Shape = SHAPE) -> tuple[World, list[PeerId]]:
     """A world whose exchange waits for the two guests of a site that lost its island."""
     made = world(shape)
-    lose(made, 1)
+    made.lose(1)
     peers = [arrive(made), arrive(made)]
     until(made, lambda: bool(made.brain._guests.awaited))
     return made, peers
@@ -70,7 +62,7 @@ def test_the_job_waits_for_the_guests_of_an_exchange_and_for_nobody_else_who_joi
     """So what these have loaded is progress: the exchange may last as long again."""
     made = world()
     assert not any(awaits(made, peer) for peer in made.replicas), "they have loaded"
-    lose(made, 1)
+    made.lose(1)
     first = arrive(made)
     assert not awaits(made, first), "it is no island"
     second = arrive(made)
@@ -97,7 +89,7 @@ def test_an_exchange_waits_for_no_guest_that_says_again_and_again_that_it_has_lo
 
 def test_guests_build_their_stage_and_fetch_nothing_before_the_exchange() -> None:
     made = world()
-    lose(made, 1)
+    made.lose(1)
     peer, _ = arrive(made), arrive(made)
     assert isinstance(made.replicas[peer].commands[0], LoadStage)
     assert made.brain._roster.outer_step is None
@@ -113,7 +105,7 @@ def test_guests_build_their_stage_and_fetch_nothing_before_the_exchange() -> Non
 def test_an_exchange_does_not_wait_for_guests_that_are_too_few_for_an_island() -> None:
     """One alone joins like any other, but at the second exchange: more may come from its site until then."""
     made = world(Shape(replicas=1, steps=12, lease=2, fetch=1))
-    lose(made, 1)
+    made.lose(1)
     before, peer = len(exchanges(made.history, SHAPE)), arrive(made)
     until(made, lambda: follows(made, peer))
     assert len(exchanges(made.history, SHAPE)) == before + 1
@@ -124,8 +116,7 @@ def test_an_exchange_does_not_wait_for_guests_that_are_too_few_for_an_island() -
 def test_a_guest_that_dies_holds_up_nobody() -> None:
     made, (peer, other) = awaiting()
     assert made.brain._guests.awaited == [peer, other]
-    del made.replicas[peer]
-    made.tell(inputs.PeerGone(peer, "killed"))
+    made.kill(peer)
     assert made.brain._guests.awaited == []
     before = steps(made)
     until(made, lambda: steps(made) > before)
@@ -174,7 +165,7 @@ def test_a_site_that_was_left_out_rests_twice_as_long_each_time_and_is_forgiven_
     assert guests.resting(1399.0) == {"berlin"}
     assert guests.resting(1400.0) == set(), "another island of the site, left out while it rests, is the same failure"
     assert guests.bars(berlin, roster, 1390.0) == "", "it has an island at work, which it completes"
-    lose(made, 1)
+    made.lose(1)
     assert guests.bars(berlin, roster, 1390.0).endswith("it may come back in 10 s")
     assert guests.bars(candidate("else", "lyon"), roster, 1390.0) == ""
     assert guests.bars(berlin, roster, 1400.0) == ""
@@ -199,7 +190,7 @@ def test_another_island_of_its_site_forgives_none_that_was_left_out() -> None:
     made.kill(PeerId("i0-s0-1"))  # so lyon has none to spare
     guests, roster = made.brain._guests, made.brain._roster
     assert guests.leave_out(1, roster, 30.0, made.now_s).endswith("in 300 s")
-    lose(made, 1)
+    made.lose(1)
     made.now_s += 300.0
     until(made, lambda: made.brain.present == (0, 1, 2))
     assert guests.leave_out(1, roster, 30.0, made.now_s).endswith("in 600 s")
@@ -213,12 +204,12 @@ def test_without_sites_an_island_that_went_on_forgives_nobody_who_joins_it_after
     shape = Shape(replicas=2, steps=60, lease=2)
     made = World(shape, 0)
     until(made, lambda: all(made.database.values()))
-    lose(made, 1)
+    made.lose(1)
     until(made, lambda: made.brain.present == (0, 1))
     guests, roster = made.brain._guests, made.brain._roster
     guests.leave_out(0, roster, 30.0, made.now_s)
     rest = guests._rests[PeerId("i0-s0-0")]
-    lose(made, 0)
+    made.lose(0)
     until(made, lambda: len(made.database[1]) > 0 and not made.brain._roster.is_unsettled)
     made.now_s += 300.0
     peer = arrive(made, "")
@@ -255,7 +246,7 @@ def test_without_sites_the_stage_servers_rest_that_were_left_out() -> None:
 
 def test_no_exchange_waits_for_who_was_on_the_way_when_its_site_was_left_out() -> None:
     made = world(Shape(replicas=1, steps=60, lease=2, fetch=4))
-    lose(made, 1)
+    made.lose(1)
     peers = [arrive(made), arrive(made)]
     made.brain._guests._rests["berlin"] = _Rest(made.now_s + 1e6, 1)
     while any(made.brain.is_joining(peer) for peer in peers):

@@ -1,0 +1,331 @@
+"""Counting islands under harm: each portion counts once, whatever becomes of islands; and each checker can object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from tests.simulation.engine.islands import (
+    CHECKERS,
+    Asked,
+    Checker,
+    Composed,
+    Computed,
+    Ended,
+    HandedOver,
+    Harmed,
+    History,
+    Kept,
+    Merged,
+    Proposed,
+    Rows,
+    Shape,
+    Summed,
+    World,
+    checkpoints_level,
+    exchanges,
+    faults,
+    islands_together,
+    microbatches_once,
+    outer_weights_equal,
+    play,
+    portions_once,
+    row_before_merge,
+    rows_in_order,
+    shares_divide,
+    spans_tile,
+    stops_in_time,
+    succeeds,
+)
+from tests.simulation.engine.shapes import PLAYS, by_speed, cases, histories, played
+from tests.support.effort import seeds
+
+
+@pytest.mark.parametrize(("shape", "seed"), cases())
+def test_each_portion_counts_once_whatever_becomes_of_islands(shape: Shape, seed: int) -> None:
+    assert faults(played(shape, seed), shape) == []
+
+
+@pytest.mark.parametrize("seed", seeds(30, 2, 14))
+def test_islands_begin_each_checkpoint_together_however_their_clocks_and_steps_lie(seed: int) -> None:
+    """Each island counted from its own first commit, so one could begin a checkpoint that the others did not."""
+    shape = Shape(steps=12, lease=3, islands=3, every_s=Random(seed).uniform(0.1, 4.0))
+    assert faults(play(shape, seed), shape) == []
+
+
+# Otherwise the first claim would be about nothing --------------------------------------------------------------------
+
+
+def counts(history: History, name: str) -> list[int]:
+    """How many islands took part in each exchange."""
+    return [len(rows) for _, rows in sorted(exchanges(history, PLAYS[name].shape).items())]
+
+
+def begun_anew(history: History) -> int:
+    return sum(len(one.forks) for one in history if isinstance(one, Rows))
+
+
+def epochs(history: History) -> set[int]:
+    return {one.round.epoch for one in history if isinstance(one, Composed)}
+
+
+def shares(history: History) -> list[tuple[int, ...]]:
+    return [one.shares for one in history if isinstance(one, Rows) and one.shares]
+
+
+def test_replicas_die_exchanges_are_repeated_and_schedulers_restarted() -> None:
+    plays = histories("all-of-these")
+    assert max(max(epochs(history)) for history in plays) > 2
+    repeated = [len({one.round for one in history if isinstance(one, Proposed)}) for history in plays]
+    assert max(repeated) > 9, "three outer steps have three units each"
+    merged = [len([one for one in history if isinstance(one, Merged)]) for history in plays]
+    assert min(merged) < 3 * 18, "replicas died"
+
+
+def test_islands_are_lost_and_begin_anew() -> None:
+    assert min(min(counts(history, "lost-lonely")) for history in histories("lost-lonely")) == 1, "of three"
+    assert max(map(begun_anew, histories("lost-wide"))) > 1
+    assert any(counts(history, "lost-wide")[-1] == 2 for history in histories("lost-wide")), "and end well"
+    for name in ("lost-hard", "lost-streaming"):
+        assert any(map(begun_anew, histories(name)))
+    assert max(max(epochs(history)) for history in histories("lost-hard")) > 2, "schedulers were restarted"
+    kept = [one.steps for history in histories("lost-hard") for one in history if isinstance(one, Kept)]
+    assert any(0 < steps < 16 for steps in kept)
+    for name in ("absent-short", "absent-shorter", "absent-by-speed"):
+        shape = PLAYS[name].shape
+        for history in histories(name):
+            assert counts(history, name)[0] <= shape.islands - shape.absent
+            assert begun_anew(history)
+
+
+def test_islands_are_cut_off_and_freeze() -> None:
+    splits = [one for name in PLAYS if "split" in name for one in histories(name)]
+    harms = [one for history in splits for one in history if isinstance(one, Harmed)]
+    assert {(one.out, one.into) for one in harms} == {(True, False), (False, True), (True, True)}
+    assert len({one.until_s == math.inf for one in harms}) == 2
+    for name in ("split", "frozen", "split-streaming", "frozen-streaming"):
+        assert any(min(counts(history, name)) < 3 for history in histories(name))
+
+
+@pytest.mark.parametrize("name", ["guests-plain", "guests-hard", "guests-streaming"])
+def test_lost_sites_come_back_where_stage_servers_start_there(name: str) -> None:
+    """With so many losses not before the end in each play."""
+    calm = replace(PLAYS[name].shape, losses=4, deaths=0, restarts=0)
+    plays = [counts(played(calm, seed), name) for seed in seeds(8, 0, 1)]
+    back = [sum(later > earlier for earlier, later in pairwise(one)) for one in plays]
+    assert 2 * sum(back) >= len(plays)
+    alone = replace(calm, replicas=1, arrivals=0)
+    assert not any(begun_anew(played(alone, seed)) for seed in seeds(4, 0))
+
+
+def test_shares_change_and_a_lost_island_has_none() -> None:
+    found = [one for history in histories("divided-losing") for one in shares(history)]
+    assert len(set(found)) > 3
+    assert any(0 in one for one in found)
+    assert any(sum(one) > PLAYS["divided-losing"].shape.microbatches for one in found), "of more than one step"
+
+
+def test_a_slow_island_trains_less_of_each_step_where_shares_follow_speed() -> None:
+    shape = replace(by_speed(PLAYS["slow"].shape), deaths=0, failures=0, restarts=0)
+    plays = [shares(play(shape, seed))[-1] for seed in seeds(8, 0, 1, 2)]
+    assert 2 * sum(first > second for first, second in plays) > len(plays)
+
+
+# Doctored histories --------------------------------------------------------------------------------------------------
+
+Doctor = Callable[[History], History]
+
+
+def without(kind: type[object], number: int) -> Doctor:
+    def doctored(history: History) -> History:
+        found = [one for one in history if isinstance(one, kind)]
+        return [one for one in history if one is not found[number]]
+
+    return doctored
+
+
+def changed(kind: type[object], number: int, change: Callable[[object], object]) -> Doctor:
+    def doctored(history: History) -> History:
+        found = [one for one in history if isinstance(one, kind)]
+        return [change(one) if one is found[number] else one for one in history]
+
+    return doctored
+
+
+def twice(merged: object) -> object:
+    assert isinstance(merged, Merged)
+    return replace(merged, theta=((merged.theta[0][0], 2), *merged.theta[1:]))
+
+
+def lacking(merged: object) -> object:
+    assert isinstance(merged, Merged)
+    return replace(merged, theta=merged.theta[1:])
+
+
+def fewer(proposed: object) -> object:
+    assert isinstance(proposed, Proposed)
+    return replace(proposed, portions=proposed.portions[1:])
+
+
+def one_less(history: History) -> History:
+    """A microbatch is in no sum of those who averaged its stage."""
+    found = next(one for one in history if isinstance(one, Summed) and one.indexes)
+    less = replace(found, indexes=frozenset(sorted(found.indexes)[1:]))
+    return [less if one is found else one for one in history]
+
+
+def one_at_two(history: History) -> History:
+    """Two replicas of a stage have the same microbatch in what they averaged."""
+    for at, one in enumerate(history):
+        for other in history[at + 1 :] if isinstance(one, Summed) and one.indexes else ():
+            if isinstance(other, Summed) and (other.round, other.stage) == (one.round, one.stage):
+                twice = replace(other, indexes=other.indexes | one.indexes)
+                return [twice if each is other else each for each in history]
+    raise AssertionError("no two of one stage")
+
+
+def early(handed: object) -> object:
+    assert isinstance(handed, HandedOver)
+    return replace(handed, pending=(7,))
+
+
+def merge_first(history: History) -> History:
+    merged = next(one for one in history if isinstance(one, Merged))
+    return [merged, *(one for one in history if one is not merged)]
+
+
+def one_island_first(history: History) -> History:
+    """The outer row of one island comes in another transaction, and an inner one of it before that of the other."""
+    doctored: History = []
+    held: list[Rows] = []
+    for one in history:
+        if isinstance(one, Rows) and len(one.rows) > 1 and not held:
+            doctored.append(Rows(one.rows[:1]))
+            held.append(Rows(one.rows[1:]))
+            continue
+        doctored.append(one)
+        if held and isinstance(one, Rows) and one.rows[0].timeline == 0:
+            doctored += held
+            held = [Rows(())]
+    return doctored
+
+
+def ended_badly(history: History) -> History:
+    return [*history[:-1], Ended("stalled", "nobody knows")]
+
+
+def without_forks(history: History) -> History:
+    return [replace(one, forks=()) if isinstance(one, Rows) else one for one in history]
+
+
+def late_forks(history: History) -> History:
+    """The island trained before it was durable that it begins."""
+    found = [fork for one in history if isinstance(one, Rows) for fork in one.forks]
+    return [*without_forks(history)[:-1], Rows((), tuple(found)), history[-1]]
+
+
+def lost_island_counts(history: History) -> History:
+    """What the lost island had trained is in the outer weights after all."""
+    return [
+        replace(one, theta=tuple(sorted((*one.theta, (2, 1))))) if isinstance(one, Merged) and one.step else one
+        for one in history
+    ]
+
+
+def lost_island_merges(history: History) -> History:
+    """A replica of the first life of the lost island took over outer weights behind its end."""
+    first = next(one for one in history if isinstance(one, Merged))
+    return [*history[:-1], replace(first, timeline=1), history[-1]]
+
+
+def lost_island_has_a_part(history: History) -> History:
+    """A checkpoint has a part of an island that did not take part."""
+    parts = [one for one in history if isinstance(one, HandedOver)]
+    kept = next(one for one in history if isinstance(one, Kept))
+    at = history.index(kept)
+    return [*history[:at], replace(parts[0], island=2), *history[at:]]
+
+
+def a_microbatch_is_missing(history: History) -> History:
+    at = next(n for n, one in enumerate(history) if isinstance(one, Computed))
+    gone = history[at]
+    return [one for one in history if one != gone]
+
+
+def one_too_many(history: History) -> History:
+    at = next(n for n, one in enumerate(history) if isinstance(one, Computed))
+    first = history[at]
+    assert isinstance(first, Computed)
+    return [*history[:at], replace(first, index=99), *history[at:]]
+
+
+def shares_forgotten(history: History) -> History:
+    return [replace(one, shares=()) if isinstance(one, Rows) else one for one in history]
+
+
+def shares_too_large(history: History) -> History:
+    return [
+        replace(one, shares=(one.shares[0] + 1, *one.shares[1:])) if isinstance(one, Rows) and one.shares else one
+        for one in history
+    ]
+
+
+LOSING = Shape(replicas=3, steps=9)
+
+
+def played_as(name: str) -> tuple[History, Shape]:
+    """A history to be doctored, and its shape; "lost": island 1 lost a stage behind its first step."""
+    if name != "lost":
+        return played(PLAYS[name].shape, 0), PLAYS[name].shape
+    world = World(LOSING, 0)
+    world.play_until(lambda one: bool(one.database[1]))
+    world.lose(1, 0)
+    world.finish()
+    return world.history, replace(LOSING, losses=1)
+
+
+WHOLE, LOST, DIVIDED = ("calm", "streaming"), ("lost",), ("divided-quiet",)
+DOCTORED: list[tuple[tuple[str, ...], Checker, Doctor]] = [
+    (WHOLE, rows_in_order, without(Rows, 0)),
+    (WHOLE, microbatches_once, one_less),
+    (WHOLE, microbatches_once, one_at_two),
+    (WHOLE, spans_tile, without(Proposed, 0)),
+    (WHOLE, spans_tile, changed(Proposed, 1, fewer)),
+    (WHOLE, portions_once, changed(Merged, 0, twice)),
+    (WHOLE, portions_once, changed(Merged, -1, lacking)),
+    (WHOLE, outer_weights_equal, changed(Merged, 0, lacking)),
+    (WHOLE, row_before_merge, merge_first),
+    (WHOLE, row_before_merge, one_island_first),
+    (WHOLE, row_before_merge, lambda history: [one for one in history if not isinstance(one, Composed)]),
+    (WHOLE, islands_together, one_island_first),
+    (WHOLE, checkpoints_level, without(HandedOver, 0)),
+    (WHOLE, checkpoints_level, changed(HandedOver, 0, early)),
+    (WHOLE, stops_in_time, lambda history: [Asked(), *history]),
+    (WHOLE, succeeds, ended_badly),
+    (LOST, rows_in_order, without_forks),
+    (LOST, islands_together, without_forks),
+    (LOST, islands_together, late_forks),
+    (LOST, portions_once, lost_island_counts),
+    (LOST, row_before_merge, lost_island_merges),
+    (LOST, checkpoints_level, lost_island_has_a_part),
+    (DIVIDED, shares_divide, a_microbatch_is_missing),
+    (DIVIDED, shares_divide, one_too_many),
+    (DIVIDED, shares_divide, shares_forgotten),
+    (DIVIDED, shares_divide, shares_too_large),
+]
+
+
+@pytest.mark.parametrize(("names", "checker", "doctor"), DOCTORED)
+def test_a_checker_objects_to_a_doctored_history(names: tuple[str, ...], checker: Checker, doctor: Doctor) -> None:
+    for history, shape in map(played_as, names):
+        assert list(checker(history, shape)) == []
+        assert list(checker(doctor(history), shape)) != []
+
+
+def test_every_checker_was_shown_to_object() -> None:
+    assert {checker for _, checker, _ in DOCTORED} == set(CHECKERS)
