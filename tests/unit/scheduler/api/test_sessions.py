@@ -203,6 +203,7 @@ async def test_nothing_of_a_revoked_peer_counts_although_it_does_not_read_that_i
         while Heartbeat(1) not in heard.events:
             await asyncio.sleep(0)
         made.revoke(PEER, "it was revoked")
+        assert made._membership.find(PEER).state is PeerState.GONE
         await events.put(Heartbeat(2))
         events.end()
         with pytest.raises(StopAsyncIteration):
@@ -338,20 +339,6 @@ async def test_a_stage_server_goes_by_the_name_in_its_certificate() -> None:
         made.close()
         with pytest.raises(StopAsyncIteration):
             await anext(session)
-
-
-async def test_the_session_of_a_revoked_stage_server_ends() -> None:
-    membership = Membership()
-    async with sessions(Heard(), membership=membership) as made:
-        session = aiter(made.attach(aiter(Line(HELLO))))
-        await anext(session)
-        made.revoke(PEER, "it was revoked: stolen")
-        known = membership.get(PEER)
-        assert known is not None
-        assert known.state is PeerState.GONE
-        with pytest.raises(StopAsyncIteration):
-            await anext(session)
-        made.revoke(PeerId("nobody"), "it was revoked")
 
 
 async def test_a_stage_server_whose_key_is_good_no_more_dials_again_and_keeps_its_place() -> None:

@@ -15,12 +15,12 @@ import pytest
 
 from scheduler.api import uploads
 from scheduler.api.uploads import Uploads
-from scheduler.brain.members import persons, places
+from scheduler.brain.members import persons
 from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.checkpoint.storage import Files
-from swarm.errors import Crowded, InvalidData, NotAllowed, QuotaReached
+from swarm.errors import InvalidData, NotAllowed, QuotaReached
 from swarm.pki.names import Role
 from swarm.wire import jobs_pb2 as pb
 
@@ -82,45 +82,35 @@ async def test_what_is_uploaded_is_there(one: Uploads) -> None:
 async def test_an_upload_that_stands_still_is_ended_and_leaves_nothing(
     one: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "UPLOAD_IDLE_S_MAX", 0.05)
-    with pytest.raises(InvalidData, match="stood still"):
-        await one.put(sent(then=asyncio.Event()))
-    assert list((tmp_path / "shards").iterdir()) == []
-
-
-async def test_an_upload_that_never_begins_is_ended(one: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing() -> AsyncIterator[pb.ShardChunk]:
         await asyncio.Event().wait()
         yield pb.ShardChunk()
 
     monkeypatch.setattr(uploads, "UPLOAD_IDLE_S_MAX", 0.05)
-    with pytest.raises(InvalidData, match="stood still"):
-        await one.put(nothing())
+    for upload in (nothing(), sent(then=asyncio.Event())):
+        with pytest.raises(InvalidData, match="stood still"):
+            await one.put(upload)
+    assert list((tmp_path / "shards").iterdir()) == []
 
 
-async def test_so_many_uploads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uploads_at_a_time_are_bounded_for_one_person_and_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody sent a byte now and then of so many files that nobody else could send any."""
     monkeypatch.setattr(uploads, "UPLOADS_MAX", 2)
+    monkeypatch.setattr(uploads, "UPLOADS_OF_ONE_MAX", 1)
     one, go_on = await made(tmp_path), asyncio.Event()
-    waiting = [asyncio.create_task(one.put(sent(then=go_on))) for _ in range(2)]
+    waiting = [asyncio.create_task(one.put(sent(then=go_on), EVE))]
     await asyncio.sleep(0)  # no more than a turn of the event loop: what begins counts at once
+    with pytest.raises(NotAllowed, match="1 of your files"):
+        await one.put(sent(), EVE)
+    waiting.append(asyncio.create_task(one.put(sent(then=go_on), ANN)))
+    await asyncio.sleep(0)
     with pytest.raises(NotAllowed, match="2 files are being uploaded"):
         await one.put(sent())
     go_on.set()
     assert await asyncio.gather(*waiting) == [SHA256, SHA256]
     assert await one.put(sent()) == SHA256
-
-
-async def test_one_person_leaves_uploads_to_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody sent a byte now and then of so many files that nobody else could send any."""
-    monkeypatch.setattr(uploads, "UPLOADS_OF_ONE_MAX", 1)
-    one, go_on = await made(tmp_path), asyncio.Event()
-    waiting = asyncio.create_task(one.put(sent(then=go_on), EVE))
-    await asyncio.sleep(0)
-    with pytest.raises(NotAllowed, match="1 of your files"):
-        await one.put(sent(), EVE)
-    assert await one.put(sent(), ANN) == SHA256
-    go_on.set()
-    assert await waiting == SHA256
 
 
 async def test_a_disk_is_never_promised_twice(one: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +121,11 @@ async def test_a_disk_is_never_promised_twice(one: Uploads, tmp_path: Path, monk
     with pytest.raises(InvalidData, match="does not fit") as caught:
         await one.put(sent(101))
     assert "disk" in caught.value.hint
-    first = asyncio.create_task(one.put(sent(60, then=go_on)))
-    await asyncio.sleep(0.01)
-    with pytest.raises(InvalidData, match="60 B of them promised"):
-        await one.put(sent(60))
+    both = [asyncio.create_task(one.put(sent(60, then=go_on))) for _ in range(2)]  # they begin together
+    (refused,), (first,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    for second in (refused, one.put(sent(60))):
+        with pytest.raises(InvalidData, match="60 B of them promised"):
+            await second
     go_on.set()
     with pytest.raises(InvalidData, match="arrived as"):
         await first
@@ -205,18 +196,6 @@ async def test_files_that_a_person_has_count_towards_his_half_of_the_disk_with_a
     assert await one.put(sent(), ANN) == SHA256
 
 
-async def test_uploads_that_begin_together_are_not_promised_the_same_room(
-    one: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + 100)
-    (tmp_path / "shards").mkdir()
-    begun = [asyncio.create_task(one.put(sent(60, then=asyncio.Event()))) for _ in range(2)]
-    (refused,), (waiting,) = await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
-    with pytest.raises(InvalidData, match="60 B of them promised"):
-        await refused
-    waiting.cancel()
-
-
 async def test_files_that_no_job_names_go_after_a_while(one: Uploads) -> None:
     await one.put(sent())
     files = one._files
@@ -230,23 +209,6 @@ async def test_files_that_no_job_names_go_after_a_while(one: Uploads) -> None:
     assert path.exists()
     await files.remove_unused(set(), path.stat().st_mtime + 1)
     assert not path.exists()
-
-
-async def test_a_person_is_told_of_his_own_files_only_and_sends_again_what_others_have(one: Uploads) -> None:
-    shard = pb.Shard(sha256=SHA256)
-    await one.put(sent(), ANN)
-    assert await one.missing(EVE, [shard]) == [shard]
-    asked = pb.SubmitRequest(files=[pb.JobFile(path="model/tokenizer.json", sha256=SHA256)])
-    unknown = pb.SubmitRequest(files=[pb.JobFile(path="model/tokenizer.json", sha256="0" * 64)])
-    told = []
-    for request in (asked, unknown):
-        with pytest.raises(InvalidData) as caught:
-            await one.tokenizer(EVE, request)
-        told.append((caught.value.message, caught.value.hint))
-    assert told[0] == told[1]
-    assert await one.put(sent(), EVE) == SHA256
-    assert await one.missing(EVE, [shard]) == []
-    assert one.path(EVE.owner, SHA256) != one.path(ANN.owner, SHA256)
 
 
 async def test_files_of_before_people_had_folders_are_found_by_everybody(one: Uploads, tmp_path: Path) -> None:
@@ -391,36 +353,6 @@ async def test_what_is_kept_of_broken_uploads_counts_towards_the_half_of_the_dis
         await one.put(sent_as(*numbered(1, 31)), EVE)
     await one.put(sent_as(*numbered(1, 30)), EVE)
     await one.put(sent_as(*numbered(1, 31)), ANN)
-
-
-async def test_the_slowest_upload_of_who_has_most_gives_its_place_up_and_goes_on_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two persons sent a byte now and then of sixteen files each, and nobody else sent any for days."""
-    monkeypatch.setattr(uploads, "UPLOADS_MAX", 2)
-    monkeypatch.setattr(places, "PLACE_WAIT_S", 0.2)
-    one, told = await made(tmp_path), Told()
-    go_on = asyncio.Event()
-
-    async def once_there_is_a_place() -> str:
-        while True:
-            try:
-                return await one.put(sent(), ANN)
-            except Crowded:
-                await asyncio.sleep(0.02)
-
-    slower = asyncio.create_task(one.put(sending(CONTENT[:4], go_on, CONTENT[4:]), EVE))
-    faster = asyncio.create_task(one.put(sending(b"another ", go_on, b"file", content=b"another file"), EVE))
-    while sorted(upload.arrived_bytes for upload in one._open) != [4, 8]:
-        await asyncio.sleep(0.01)
-    assert await once_there_is_a_place() == SHA256
-    with pytest.raises(Crowded, match="others, who had fewer"):
-        await slower
-    assert not faster.done()
-    assert await one.put(sending(CONTENT[4:]), EVE, told.arrived) == SHA256
-    assert told == [4, len(CONTENT)]
-    go_on.set()
-    await faster
 
 
 async def test_who_does_not_resume_begins_at_the_first_byte(one: Uploads, tmp_path: Path) -> None:

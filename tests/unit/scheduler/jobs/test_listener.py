@@ -22,27 +22,20 @@ from swarm.types import Hop, JobId, JobState, Microbatch, PeerId
 from swarm.wire.messages import Event, FetchRequest, Hello, Release, ReportedCell, Route, Saved, StoreHeader
 
 
-def test_jobs_at_work_hear_that_no_relay_is_here() -> None:
+def test_jobs_at_work_and_later_ones_hear_of_relays_and_of_whom_the_scheduler_cannot_dial() -> None:
     heard: list[Input] = []
     at_work = SimpleNamespace(run=SimpleNamespace(driver=SimpleNamespace(tell=heard.append)))
-    registry: Any = SimpleNamespace(all=lambda: [SimpleNamespace(run=None), at_work], relays_here=True)
+    of_jobs = SimpleNamespace(all=lambda: [SimpleNamespace(run=None), at_work], relays_here=True, unreached=())
+    registry: Any = of_jobs
     ports: Any = SimpleNamespace(metrics=None, wall_s=None, stores=SimpleNamespace(logs=None))
     none: Any = None
     listener = PeerListener(ports, registry, none, none, none, none, none)
     listener.on_relays(False)
     assert not registry.relays_here, "for those that begin later"
     listener.on_relays(True)
-    assert heard == [RelaysHere(False), RelaysHere(True)]
-
-
-def test_jobs_at_work_and_those_that_begin_later_hear_whom_the_scheduler_cannot_dial() -> None:
-    heard: list[Input] = []
-    at_work = SimpleNamespace(run=SimpleNamespace(driver=SimpleNamespace(tell=heard.append)))
-    registry: Any = SimpleNamespace(all=lambda: [SimpleNamespace(run=None), at_work], unreached=())
-    ports: Any = SimpleNamespace(metrics=None, wall_s=None, stores=SimpleNamespace(logs=None))
-    none: Any = None
-    PeerListener(ports, registry, none, none, none, none, none).on_reach((PeerId("a"),))
-    assert (registry.unreached, heard) == ((PeerId("a"),), [Unreached((PeerId("a"),))])
+    listener.on_reach((PeerId("a"),))
+    assert heard == [RelaysHere(False), RelaysHere(True), Unreached((PeerId("a"),))]
+    assert registry.unreached == (PeerId("a"),)
 
 
 KEY = Stamps(b"a key")

@@ -5,7 +5,6 @@ import math
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from scheduler.storage import database
 from scheduler.storage.database import ID_FILE, Database, Drain, RemovedJob, SharesRow, database_in
 from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.members.book import Members
-from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
+from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
 from swarm.job.spec import spec_from_json
 from swarm.pki.authority import Authority
 from swarm.pki.names import Role
@@ -93,23 +92,18 @@ async def test_a_job_from_before_documents_had_an_end_is_read(tmp_path: Path, op
     assert read.tokens == JobTokens(("aa",), "uint16", 257, 3.5, end_of_text=-1)
 
 
-async def test_every_start_takes_the_next_epoch_and_keeps_what_was_stored(opened: Opened) -> None:
-    first = await opened()
-    await first.put_job(record())
-    await first.close()
-    second = await opened()
-    assert (first.epoch, second.epoch) == (1, 2)
-    assert [job.id for job in await second.jobs()] == [JOB]
-
-
 async def test_a_superseded_scheduler_can_write_nothing(opened: Opened) -> None:
     old = await opened()
     await old.put_job(record())
     new = await opened()
-    with pytest.raises(Fenced):
-        await old.put_commit(JOB, row(0), 1.0)
-    with pytest.raises(Fenced):
-        await old.put_job(record(reason="late"))
+    assert (old.epoch, new.epoch) == (1, 2)
+    for late in (
+        old.put_commit(JOB, row(0), 1.0),
+        old.put_job(record(reason="late")),
+        old.begin_removal(RemovedJob(JOB)),
+    ):
+        with pytest.raises(Fenced):
+            await late
     await new.put_commit(JOB, row(0), 2.0)
     assert [stored["committed_unix_s"] for stored in await new.commits(JOB)] == [2.0]
     assert (await new.jobs())[0].reason == "waits"
@@ -124,25 +118,16 @@ async def test_writing_a_commit_again_after_an_unknown_outcome_changes_nothing(o
     assert [(commit["step"], commit["committed_unix_s"], commit["epoch"]) for commit in stored] == [(0, 1.0, 1)]
 
 
-async def test_a_row_that_another_scheduler_wrote_is_not_taken_for_our_own(opened: Opened) -> None:
-    old = await opened()
-    await old.put_job(record())
-    await old.put_commit(JOB, row(0), 1.0)
-    new = await opened()
-    with pytest.raises(DatabaseRejected):
-        await new.put_commit(JOB, row(0), 2.0)
-    assert [(stored["epoch"], stored["committed_unix_s"]) for stored in await new.commits(JOB)] == [(1, 1.0)]
-
-
-async def test_rows_of_several_islands_are_written_all_or_none(opened: Opened) -> None:
+async def test_rows_of_several_islands_and_their_shares_are_written_all_or_none(opened: Opened) -> None:
     old = await opened()
     await old.put_job(record())
     rows = [replace(row(0), timeline=island) for island in range(3)]
     await old.put_commit(JOB, rows[2], 1.0)
     new = await opened()
     with pytest.raises(DatabaseRejected):
-        await new.put_commits(JOB, rows, 2.0)
-    assert await new.rows(JOB, 0) == (), "that of the third island is of another scheduler"
+        await new.put_commits(JOB, rows, 2.0, (), (8, 0, 0))
+    assert await new.rows(JOB, 0) == (), "the row of the third island is another scheduler's"
+    assert await new.shares(JOB) == []
     await new.put_commits(JOB, rows[:2], 3.0)
     await new.put_commits(JOB, rows[:2], 4.0)
     assert [await new.rows(JOB, island) for island in range(2)] == [(rows[0],), (rows[1],)]
@@ -153,20 +138,6 @@ async def test_what_is_committed_is_on_the_disk(opened: Opened) -> None:
     with store._engine.connect() as connection:
         pragmas = {name: connection.execute(sa.text(f"PRAGMA {name}")).scalar_one() for name in PRAGMAS}
     assert pragmas == PRAGMAS
-
-
-async def test_a_commit_row_survives_on_disk_with_all_its_values(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        store = await Database.open(f"sqlite:///{tmp_path}/a.db", executor)
-        await store.put_job(record())
-        await store.put_commit(JOB, row(3), 1.0)
-        await store.close()
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/a.db")
-    with engine.connect() as connection:
-        stored = dict(connection.execute(sa.text("select * from commits")).mappings().one())
-    engine.dispose()
-    assert stored["rounds_json"] == '{"stage-0": [1, 2]}'
-    assert (stored["loss"], stored["norm"], stored["scale"], stored["tokens"]) == (1.25, 2.0, 0.5, 64)
 
 
 async def test_a_database_that_cannot_be_used_is_an_error_with_its_cause(tmp_path: Path) -> None:
@@ -329,17 +300,6 @@ async def test_shares_come_back_as_they_were_written_and_go_with_the_job() -> No
     assert await store.shares(JOB) == []
 
 
-async def test_shares_without_their_rows_are_not_written() -> None:
-    engine = fresh_engine()
-    first = Database(engine, database._next_epoch(engine), None)
-    await first.put_job(record())
-    await first.put_commits(JOB, (row(4),), 1.0, (), (8,))
-    second = Database(engine, database._next_epoch(engine), None)
-    with pytest.raises(DatabaseRejected):
-        await second.put_commits(JOB, (row(4),), 1.0, (), (7,))
-    assert await second.shares(JOB) == [SharesRow(0, 5, (8,))]
-
-
 async def test_an_idle_scheduler_notices_that_another_one_took_its_database(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,23 +372,3 @@ async def test_a_job_that_is_listed_is_not_being_removed() -> None:
     assert {one.id for one in await store.jobs()} == {A, B}
     await store.begin_removal(RemovedJob(A, "/elsewhere"))
     assert await store.removals() == [RemovedJob(A, "/elsewhere")]
-
-
-async def test_a_database_that_takes_no_write_changes_nothing() -> None:
-    store = await two_jobs()
-    with store._engine.begin() as connection:
-        refuse = "CREATE TRIGGER full BEFORE INSERT ON removals BEGIN SELECT RAISE(ABORT, 'full'); END"
-        connection.exec_driver_sql(refuse)
-    with pytest.raises((DatabaseUnavailable, DatabaseRejected)):
-        await store.begin_removal(RemovedJob(A))
-    assert {one.id for one in await store.jobs()} == {A, B}
-    assert await store.removals() == []
-
-
-async def test_a_scheduler_that_was_superseded_removes_nothing() -> None:
-    store = await two_jobs()
-    with store._engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE control SET epoch = 2")
-    with pytest.raises(Fenced):
-        await store.begin_removal(RemovedJob(A))
-    assert {one.id for one in await store.jobs()} == {A, B}

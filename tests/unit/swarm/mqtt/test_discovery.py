@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from swarm.errors import SchedulerUnreachable
 from swarm.mqtt import discovery, topics
 from swarm.mqtt.discovery import Announcement, find_scheduler
 
@@ -63,9 +62,3 @@ async def test_an_announcement_that_comes_with_the_subscriptions_answer_ends_the
         async with asyncio.timeout(60.0):
             found = await found_through(ForgetfulBroker(announcement, answers_at=1), timeout_s=30.0)
         assert found == announcement
-
-
-async def test_a_broker_without_a_scheduler_is_an_error_after_the_deadline() -> None:
-    broker = ForgetfulBroker(Announcement("127.0.0.1:7950", 3), answers_at=0)
-    with pytest.raises(SchedulerUnreachable, match="no scheduler announced itself"):
-        await found_through(broker, timeout_s=0.5)

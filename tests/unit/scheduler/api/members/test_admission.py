@@ -134,31 +134,12 @@ async def test_joins_are_written_down_and_a_flood_of_false_ones_does_not_fill_th
     assert lines[1:] == [(line.id, "Join", "allowed", "stage-server/gpu-1"), refused, refused]
 
 
-async def test_a_flood_of_refused_calls_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_trail, "FAILURES_PER_S", 0.0)
-    monkeypatch.setattr(audit_trail, "FAILURES_AT_ONCE", 3)
-    async with scheduler_side(tmp_path / "data") as side:
-        ann = await asyncio.to_thread(vouched, side.address, side.admin, Role.VIEWER, "ann", 10.0)
-        for _ in range(5):
-            assert isinstance(await error_of(side, ann, "ListTokens", pb.ListTokensRequest()), RoleForbids)
-    assert [action for _, action, *_ in audited(tmp_path / "data")] == ["Start", "Issue", *["ListTokens"] * 3]
-
-
 def test_what_is_written_down_are_calls_that_exist() -> None:
     assert set(RULES) >= AUDITED
     for_admins = {method for method, roles in RULES.items() if roles == {Role.ADMIN}}
     assert {method.rpartition("/")[2] for method in for_admins - AUDITED} == {
         *("ListTokens", "ListMembers", "ShowAuthority"),
     }
-
-
-async def test_joins_are_taken_where_the_scheduler_says(tmp_path: Path) -> None:
-    async with scheduler_side(tmp_path / "data") as side:
-        line = await side.token()
-        assert line.address == side.joins != side.address
-        joined = await asyncio.to_thread(join, line, "gpu-1", Application("gpu-1"))
-        assert joined.scheduler == side.address
-        assert joined.identity.principal.name == "gpu-1"
 
 
 async def test_a_join_address_that_was_chosen_and_is_taken_is_an_error(tmp_path: Path) -> None:

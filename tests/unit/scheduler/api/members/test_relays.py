@@ -168,13 +168,6 @@ async def test_a_relay_of_another_version_or_with_no_address_is_refused(
     assert Refused.code == "E1200"
 
 
-async def test_a_relay_that_is_revoked_is_cut_off(side: Side) -> None:
-    service, _ = side.attach("r1")
-    await until(lambda: bool(service.heard))
-    side.desk.revoke("r1")
-    await until(lambda: side.desk.views() == [])
-
-
 async def test_a_relay_that_dials_without_end_floods_no_stage_server(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:

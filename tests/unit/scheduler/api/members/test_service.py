@@ -13,11 +13,9 @@ import grpc.aio
 import pytest
 
 from scheduler.api.members.service import MemberService
-from swarm.errors import DatabaseUnavailable, NotAdmitted, NotFound, Refused, SwarmError, UsageError
+from swarm.errors import DatabaseUnavailable, NotAdmitted, NotFound, SwarmError, UsageError
 from swarm.pki.identity import Application
-from swarm.pki.joining import join
 from swarm.pki.names import Role, scheduler_of
-from swarm.pki.tokens import parse_line
 from swarm.rpc.channel import bind, connect, new_server, translate
 from swarm.rpc.members import vouched
 from swarm.types import PeerId
@@ -44,22 +42,6 @@ async def refusal(call: Any) -> SwarmError:
     with pytest.raises(grpc.RpcError) as caught:
         await call
     return translate(caught.value, "it")
-
-
-async def test_a_token_is_made_listed_used_and_revoked(tmp_path: Path) -> None:
-    async with asking(tmp_path / "data") as (side, stub):
-        asked = pb.CreateTokenRequest(role="stage-server", ttl_s=60.0, uses=2, names="gpu-*")
-        made = await stub.CreateToken(asked)
-        line = parse_line(made.line)
-        assert (line.address, line.pin, line.id) == (side.joins, side.members.authority.pin, made.token.id)
-        await asyncio.to_thread(join, line, "gpu-1", Application("gpu-1"))
-        listed = (await stub.ListTokens(pb.ListTokensRequest())).tokens
-        facts = [(one.id, one.role, one.names, one.uses_left, one.created_by) for one in listed]
-        assert facts == [(line.id, "stage-server", "gpu-*", 1, "admin local")]
-        assert line.secret not in str(listed)
-        assert (await stub.RevokeToken(pb.RevokeTokenRequest(id=line.id))).id == line.id
-        assert not (await stub.ListTokens(pb.ListTokensRequest())).tokens
-        assert isinstance(await refusal(stub.RevokeToken(pb.RevokeTokenRequest(id=line.id))), NotFound)
 
 
 NONSENSE = [
@@ -96,14 +78,6 @@ async def test_a_revoked_stage_server_loses_its_session_and_a_person_has_none(tm
             ("stage-server", "ann", "revoked", "admin local"),
             ("viewer", "ann", "revoked", "admin local"),
         ]
-
-
-async def test_a_request_without_a_key_is_refused(tmp_path: Path) -> None:
-    async with asking(tmp_path / "data") as (side, stub):
-        before = side.members.members()
-        assert isinstance(await refusal(stub.Renew(pb.RenewRequest(csr_pem=b"nonsense"))), Refused)
-        assert isinstance(await refusal(stub.Issue(pb.IssueRequest(role="viewer", name="ann"))), Refused)
-        assert side.members.members() == before
 
 
 async def test_a_scheduler_that_takes_plaintext_has_no_members(tmp_path: Path) -> None:
