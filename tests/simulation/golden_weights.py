@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
@@ -17,10 +15,10 @@ with lean_imports():
     import swarm.model.stage  # noqa: F401  # as in a stage server: a third of the time
 
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, run_swarm, small_spec, write_text
+from swarm.types import JobState
+from tests.support.scenes import play, resolved
+from tests.support.simulated import Rig, Tokens, run_swarm, small_spec, write_text
 
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "llama, one stage": (1, {"pipeline__stages": 1}),
@@ -67,7 +65,7 @@ def _spec(folder: Path, changes: dict[str, Any]) -> JobSpec:
         config.pop("num_key_value_heads")
     elif family in ("qwen3", "gemma2"):
         config["head_dim"] = 8
-    return resolve(JobSpec.model_validate(values), Basis(ByteTokenizer.vocabulary_size))
+    return resolved(JobSpec.model_validate(values))
 
 
 def weights_of(name: str) -> str:
@@ -79,37 +77,22 @@ def weights_of(name: str) -> str:
         tokens = Tokens.make(folder, spec)
         if name != RESUMED:
             return run_swarm(spec, tokens, peers, seed=1).sha256
-        found = ""
 
-        async def main() -> None:
-            nonlocal found
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    rig = await Rig.start(tokens, peers, tasks, Random(1))
-                    while len(rig.membership.idle_peers()) < peers:
-                        await asyncio.sleep(0.1)
-                    job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
-                    async for _ in rig.jobs.watch(job):
-                        if job.progress.steps_done >= 4:
-                            break
-                    await rig.jobs.pause(job, "to be cut anew")
-                    async for _ in rig.jobs.watch(job):
-                        if job.record.state.value == "paused":
-                            break
-                    cut = spec.model_copy(
-                        update={"pipeline": spec.pipeline.model_copy(update={"stages": 3, "split": "auto"})}
-                    )
-                    await rig.jobs.resume(job, "latest", cut)
-                    await rig.finished(job)
-                    found = job.record.weights_sha256
-                    await rig.network.close()
-                    raise Done
-            except* Done:
-                pass
+        async def act(rig: Rig) -> str:
+            job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+            async for _ in rig.jobs.watch(job):
+                if job.progress.steps_done >= 4:
+                    break
+            await rig.jobs.pause(job, "to be cut anew")
+            async for _ in rig.jobs.watch(job):
+                if job.record.state is JobState.PAUSED:
+                    break
+            pipeline = spec.pipeline.model_copy(update={"stages": 3, "split": "auto"})
+            await rig.jobs.resume(job, "latest", spec.model_copy(update={"pipeline": pipeline}))
+            await rig.finished(job)
+            return job.record.weights_sha256
 
-        sim.run(main(), seed=1, limit_s=3600.0)
-        assert found
-        return found
+        return play(tokens, peers, act)
 
 
 if __name__ == "__main__":

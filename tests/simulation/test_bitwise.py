@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ import torch
 from swarm.data.batches import IGNORED
 from swarm.data.shards import ShardInfo, TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.resolve import Basis, resolve
+from swarm.model import compiled
 from swarm.reference.trainer import StepReport, train_local
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, run_swarm, small_spec, stale, write_text
 
 
@@ -24,10 +26,11 @@ def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
     source = write_text(tmp_path)
     seen = set()
     for stages in (1, 2, 3):
-        spec = small_spec(source, pipeline__stages=stages, pipeline__overlap=3, config__tie_word_embeddings=True)
-        resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
-        tokens = Tokens.make(tmp_path, resolved)
-        seen.add(run_swarm(resolved, tokens, 2 * stages, seed=stages).sha256)
+        spec = resolved(
+            small_spec(source, pipeline__stages=stages, pipeline__overlap=3, config__tie_word_embeddings=True)
+        )
+        tokens = Tokens.make(tmp_path, spec)
+        seen.add(run_swarm(spec, tokens, 2 * stages, seed=stages).sha256)
     assert len(seen) == 1
 
 
@@ -39,10 +42,10 @@ def test_an_embedding_and_a_head_alone_and_an_optimizer_on_the_host_change_no_bi
             source, config__num_hidden_layers=2, pipeline__split=split, pipeline__stages="auto", pipeline__overlap=3,
             training__optimizer_on=place,
         )  # fmt: skip
-        resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
-        tokens = Tokens.make(tmp_path, resolved)
-        seen.add(run_swarm(resolved, tokens, 2 * len(split), seed=len(split)).sha256)
-        seen.add(train_local(resolved, tokens.batches(resolved), device=torch.device("cpu")).sha256)
+        spec = resolved(spec)
+        tokens = Tokens.make(tmp_path, spec)
+        seen.add(run_swarm(spec, tokens, 2 * len(split), seed=len(split)).sha256)
+        seen.add(train_local(spec, tokens.batches(spec), device=torch.device("cpu")).sha256)
     assert len(seen) == 1
 
 
@@ -55,7 +58,7 @@ def test_masked_targets_and_held_out_samples_end_with_the_weights_of_one_process
         data__validation_ratio=0.25,
         data__shuffle=False,
     )
-    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
+    spec = resolved(spec)
     end = ByteTokenizer.END_OF_TEXT
     ends = np.random.default_rng(0).random(16 * 80 + 1) < 0.1
     ends[16:64] = ends[16 * 12 : 16 * 24] = True  # three rows of step 0, all of step 1
@@ -66,32 +69,44 @@ def test_masked_targets_and_held_out_samples_end_with_the_weights_of_one_process
     shard = ShardInfo(sha256, ends.size, len(row), tmp_path / "shards" / f"{sha256}.bin")
     tokens = Tokens(tmp_path, TokenManifest((shard,), "uint16", ByteTokenizer.vocabulary_size, 3.0, end))
 
-    batches = tokens.batches(resolved)
+    batches = tokens.batches(spec)
     assert (batches.samples, batches.validation_samples) == (60, 20)
     assert len({batches.tokens_of(step) for step in range(4)}) == 4
     assert (batches.microbatch(0, 2)[1] == IGNORED).all()
     reports: list[StepReport] = []
-    expected = train_local(resolved, batches, device=torch.device("cpu"), on_step=reports.append)
+    expected = train_local(spec, batches, device=torch.device("cpu"), on_step=reports.append)
     assert [report.tokens for report in reports] == [batches.tokens_of(step) for step in range(4)]
     assert (reports[1].loss, reports[1].norm, reports[1].skipped) == (0.0, 0.0, False)
-    assert run_swarm(resolved, tokens, 4, seed=8).sha256 == expected.sha256
+    assert run_swarm(spec, tokens, 4, seed=8).sha256 == expected.sha256
 
 
 @pytest.mark.parametrize("routing", ["iwrr", "uniform"])
 def test_weights_do_not_depend_on_the_wiring(tmp_path: Path, routing: str) -> None:
-    spec = small_spec(write_text(tmp_path), pipeline__stages=2, pipeline__routing=routing)
-    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
-    tokens = Tokens.make(tmp_path, resolved)
-    expected = train_local(resolved, tokens.batches(resolved), device=torch.device("cpu"))
-    assert run_swarm(resolved, tokens, 6, seed=3).sha256 == expected.sha256
+    spec = resolved(small_spec(write_text(tmp_path), pipeline__stages=2, pipeline__routing=routing))
+    tokens = Tokens.make(tmp_path, spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    assert run_swarm(spec, tokens, 6, seed=3).sha256 == expected.sha256
 
 
 def test_without_flush_steps_overlap(tmp_path: Path) -> None:
     source = write_text(tmp_path)
     seconds = {}
     for staleness in (0, 1):
-        spec = small_spec(source, pipeline__stages=3, **stale(staleness), training__steps=8)
-        resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
-        tokens = Tokens.make(tmp_path, resolved)
-        seconds[staleness] = run_swarm(resolved, tokens, 3, seed=5).training_s
+        spec = resolved(small_spec(source, pipeline__stages=3, **stale(staleness), training__steps=8))
+        tokens = Tokens.make(tmp_path, spec)
+        seconds[staleness] = run_swarm(spec, tokens, 3, seed=5).training_s
     assert seconds[1] < 0.8 * seconds[0], seconds
+
+
+def test_a_job_whose_layers_are_compiled_trains_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage servers of the simulation share a process, so each new stage makes the others compile once more."""
+    graphs = []
+
+    def count(graph: Any, _inputs: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(compiled, "_BACKEND", count)
+    spec = small_spec(write_text(tmp_path), training__reproducible=False, model__compile=True, pipeline__stages=2)
+    run_swarm(resolved(spec), Tokens.make(tmp_path, resolved(spec)), 4, seed=1)
+    assert graphs

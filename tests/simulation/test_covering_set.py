@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.job.resolve import Basis, resolve
 from swarm.reference.trainer import train_local
+from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, run_swarm, small_spec, stale, write_text
 
 BASE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -106,10 +105,10 @@ def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path, row: Row
         pipeline__max_in_flight=("auto", 1, 4)[number % 4 % 3],
         **momentum,
     )
-    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
-    tokens = Tokens.make(tmp_path, resolved)
-    expected = train_local(resolved, tokens.batches(resolved), device=torch.device("cpu"))
-    run = run_swarm(resolved, tokens, row.stages * row.replicas, seed=number)
+    spec = resolved(spec)
+    tokens = Tokens.make(tmp_path, spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    run = run_swarm(spec, tokens, row.stages * row.replicas, seed=number)
     assert run.sha256 == expected.sha256
     if row.stages > 1:
         assert run.counts.reordered > 0

@@ -8,7 +8,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 
 from scheduler.brain.state.links import ROUNDS_MAX
 from swarm.errors import NotAllowed
@@ -33,11 +32,6 @@ from tests.support.scenes import resolved
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 SPOILT = 0.5  # nats per byte
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("lie", "share", "stage"), [("zeros", 1.0, 0), ("sign", 0.2, 1), ("stale", 1.0, 1)])

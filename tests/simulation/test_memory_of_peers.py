@@ -14,48 +14,37 @@ from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import OutOfMemory
 from swarm.job.footprint import stage_footprint, stage_needs
-from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
 from swarm.types import JobState, Memory, PeerId
 from tests.support.llamas import job_of
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import play, resolved
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 
 def run(folder: Path, spec: JobSpec, memories: Sequence[int], late: Sequence[int] = ()) -> tuple[Job, list[str]]:
     """The ended job and the reasons that it gave; `late` peers come once the job waits."""
-    tokens = Tokens.make(folder, resolve(spec, Basis(ByteTokenizer.vocabulary_size)))
+    tokens = Tokens.make(folder, resolved(spec))
 
-    async def main() -> tuple[Job, list[str]]:
-        result: tuple[Job, list[str]] | None = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 0, tasks, Random(1))
-                for number, size in enumerate(memories):
-                    rig.add_peer(PeerId(f"peer-{number}"), tasks, Random(number), memory_bytes=size)
-                while len(rig.membership.idle_peers()) < len(memories):
-                    await asyncio.sleep(0.1)
-                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
-                reasons: list[str] = []
-                waiting = list(late)
-                async for view in rig.jobs.watch(job):
-                    reasons.append(view.record.reason)
-                    if view.record.state is JobState.PLACING:
-                        for number, size in enumerate(waiting):
-                            rig.add_peer(PeerId(f"late-{number}"), tasks, Random(number), memory_bytes=size)
-                        waiting.clear()
-                result = job, reasons
-                await rig.network.close()
-                raise Done
-        except* OutOfMemory as group:
-            raise group.exceptions[0] from None
-        except* Done:
-            pass
-        assert result is not None
-        return result
+    async def act(rig: Rig) -> tuple[Job, list[str]]:
+        def add(kind: str, sizes: Sequence[int]) -> None:
+            for number, size in enumerate(sizes):
+                rig.add_peer(PeerId(f"{kind}-{number}"), rig.tasks, Random(number), memory_bytes=size)
 
-    return sim.run(main(), seed=1, limit_s=3600.0)
+        add("peer", memories)
+        while len(rig.membership.idle_peers()) < len(memories):
+            await asyncio.sleep(0.1)
+        job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+        reasons: list[str] = []
+        waiting = list(late)
+        async for view in rig.jobs.watch(job):
+            reasons.append(view.record.reason)
+            if view.record.state is JobState.PLACING:
+                add("late", waiting)
+                waiting.clear()
+        return job, reasons
+
+    return play(tokens, 0, act)
 
 
 def spec_of(folder: Path, **changes: object) -> JobSpec:
@@ -63,8 +52,7 @@ def spec_of(folder: Path, **changes: object) -> JobSpec:
 
 
 def size_of(spec: JobSpec, layers: int, stage: int, stages: int) -> int:
-    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
-    return stage_footprint(resolved, layers, stage, stages).total_bytes
+    return stage_footprint(resolved(spec), layers, stage, stages).total_bytes
 
 
 def test_the_cut_follows_the_memory_of_the_peers(tmp_path: Path) -> None:
@@ -92,44 +80,30 @@ def test_a_cut_by_hand_that_does_not_fit_waits_for_a_peer_that_can_hold_it(tmp_p
 # Large models on GPUs ------------------------------------------------------------------------------------------------
 
 
-class Built(Exception):
-    """No stage of a large model is built in a test."""
-
-
 def placed(folder: Path, name: str, gpus: int, offer: Memory, **sections: dict[str, object]) -> Job:
     """The job of a large model that was submitted to stage servers with a GPU, as they were given its stages."""
-    tokens = Tokens.make(folder, resolve(spec_of(folder), Basis(257)))
+    tokens = Tokens.make(folder, resolved(spec_of(folder)))
     spec = job_of(name, **sections)
 
     def build(*_: object, **__: object) -> Stage:
-        raise Built
+        raise OutOfMemory("no stage of a large model is built in a test")
 
-    async def main() -> Job:
-        found: list[Job] = []
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 0, tasks, Random(1))
-                rig.build = build
-                for number in range(gpus):
-                    rig.add_peer(
-                        PeerId(f"gpu-{number:02}"), tasks, Random(number), device_name="cuda",
-                        memory_bytes=offer.device_bytes, host_bytes=offer.host_bytes,
-                    )  # fmt: skip
-                while len(rig.membership.idle_peers()) < gpus:
-                    await asyncio.sleep(0.1)
-                of_job = replace(tokens.of_job(), vocabulary_size=spec.model.config["vocab_size"])
-                found.append(await rig.jobs.submit(spec, of_job, ByteTokenizer().tokenizer_files()))
-                while not found[0].stages:
-                    await asyncio.sleep(0.1)
-                await rig.network.close()
-                raise Done
-        except* OutOfMemory as group:
-            raise group.exceptions[0] from None
-        except* (Done, Built):
-            pass
-        return found[0]
+    async def act(rig: Rig) -> Job:
+        rig.build = build
+        for number in range(gpus):
+            rig.add_peer(
+                PeerId(f"gpu-{number:02}"), rig.tasks, Random(number), device_name="cuda",
+                memory_bytes=offer.device_bytes, host_bytes=offer.host_bytes,
+            )  # fmt: skip
+        while len(rig.membership.idle_peers()) < gpus:
+            await asyncio.sleep(0.1)
+        of_job = replace(tokens.of_job(), vocabulary_size=spec.model.config["vocab_size"])
+        job = await rig.jobs.submit(spec, of_job, ByteTokenizer().tokenizer_files())
+        while not job.stages:
+            await asyncio.sleep(0.1)
+        return job
 
-    return sim.run(main(), seed=1, limit_s=3600.0)
+    return play(tokens, 0, act)
 
 
 def held(job: Job, offer: Memory) -> bool:

@@ -6,23 +6,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-import torch
 
 from scheduler.jobs.driver import JobDriver
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.types import JobState
 from swarm.wire.messages import Accumulated
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from tests.support.scenes import play
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 
 def train(
@@ -43,50 +36,37 @@ def train(
         real(driver, peer, event, *room, **doubted)
 
     monkeypatch.setattr(JobDriver, "on_event", poison)
-    ends: list[tuple[JobState, str, list[bool]]] = []
 
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 1, tasks, Random(1), duplicate_ratio=0.0)
-                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
-                if restart:
-                    while job.progress.steps_done < 2:
-                        await asyncio.sleep(0.001)
-                    await rig.kill_scheduler()
-                    await rig.start_scheduler()
-                    job = rig.jobs.registry.find(job.record.id)
-                    assert job.progress.skipped == job.progress.steps_done >= 2
-                await rig.finished(job)
-                rows = await rig.store.commits(job.record.id)
-                ends.append((job.record.state, job.record.reason, [row["skip"] for row in rows]))
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+    async def act(rig: Rig) -> tuple[JobState, str, list[bool]]:
+        job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+        if restart:
+            while job.progress.steps_done < 2:
+                await asyncio.sleep(0.001)
+            await rig.kill_scheduler()
+            await rig.start_scheduler()
+            job = rig.jobs.registry.find(job.record.id)
+            assert job.progress.skipped == job.progress.steps_done >= 2
+        await rig.finished(job)
+        rows = await rig.store.commits(job.record.id)
+        return job.record.state, job.record.reason, [row["skip"] for row in rows]
 
-    sim.run(main(), seed=1, limit_s=3600.0)
-    return ends[0]
+    return play(tokens, 1, act)
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_job_whose_steps_were_all_not_finite_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restart: bool
+@pytest.mark.parametrize(
+    ("most", "skipped", "reason"),
+    [
+        (64, 3, "the gradients of all 4 steps were not finite: no weight was ever changed"),
+        (3, 2, "the gradients of 3 steps in a row were not finite (step 2 was the last of them)"),
+    ],
+)
+def test_a_job_whose_steps_were_all_or_too_often_in_a_row_not_finite_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, skipped: int, reason: str, restart: bool
 ) -> None:
     """It also said that 3 steps were lost, although none of them had changed a weight."""
-    state, reason, skipped = train(tmp_path, lambda step: True, monkeypatch, restart=restart)
-    assert (state, skipped) == (JobState.FAILED, [True] * 3)
-    assert reason == "the gradients of all 4 steps were not finite: no weight was ever changed"
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_too_many_steps_in_a_row_that_are_not_finite_fail_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restart: bool
-) -> None:
-    most = {"limits__nonfinite_steps_max": 3}
-    state, reason, skipped = train(tmp_path, lambda step: True, monkeypatch, restart=restart, **most)
-    assert (state, skipped) == (JobState.FAILED, [True] * 2)
-    assert reason == "the gradients of 3 steps in a row were not finite (step 2 was the last of them)"
+    found = train(tmp_path, lambda step: True, monkeypatch, restart=restart, limits__nonfinite_steps_max=most)
+    assert found == (JobState.FAILED, reason, [True] * skipped)
 
 
 def test_steps_that_changed_weights_are_lost_though_steps_after_them_were_skipped(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-import torch
 
 from scheduler.jobs.driver import JobDriver
 from swarm.data.tokenizer import ByteTokenizer
@@ -18,17 +15,11 @@ from swarm.errors import OutOfMemory
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, Microbatch, PeerId
 from swarm.wire.messages import Accumulated, Averaged, Committed, Event, Failed, Loaded, ParameterNorm
-from tests.support.scenes import resolved
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import play, resolved
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 PEERS = 6  # three for each of two stages
 TOO_LARGE = 10**6
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def broken(event: Event) -> Event | None:
@@ -50,7 +41,7 @@ def test_one_broken_replica_of_three_costs_the_job_nothing_but_itself(
     spec = resolved(small_spec(write_text(tmp_path), pipeline__stages=2))
     tokens, real = Tokens.make(tmp_path, spec), JobDriver.on_event
     expected = train_local(spec, tokens.batches(spec)).sha256
-    liar, joined = PeerId("peer-3"), []
+    liar = PeerId("peer-3")
 
     def lie(driver: JobDriver, peer: PeerId, event: Any) -> None:
         if peer == liar and kind is Failed and isinstance(event, Loaded):
@@ -61,25 +52,14 @@ def test_one_broken_replica_of_three_costs_the_job_nothing_but_itself(
 
     monkeypatch.setattr(JobDriver, "on_event", lie)
 
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, PEERS, tasks, Random(1), duplicate_ratio=0.0)
-                while len(rig.membership.idle_peers()) < PEERS:
-                    await asyncio.sleep(0.1)
-                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
-                await rig.finished(job)
-                assert job.record.state is JobState.SUCCEEDED, job.record.reason
-                assert job.record.timeline == 0, "it was taken back"
-                assert job.record.weights_sha256 == expected
-                assert kind is Accumulated or job.unfit.why(liar, 1)  # a few events are too few to be expelled for
-                said = [line.message for line in rig.jobs.stores.logs.of(job.record.id).kept()[0]]
-                assert not [line for line in said if line.startswith(f"{liar} is to join")], said
-                joined.append(True)
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+    async def act(rig: Rig) -> None:
+        job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+        await rig.finished(job)
+        assert job.record.state is JobState.SUCCEEDED, job.record.reason
+        assert job.record.timeline == 0, "it was taken back"
+        assert job.record.weights_sha256 == expected
+        assert kind is Accumulated or job.unfit.why(liar, 1)  # a few events are too few to be expelled for
+        said = [line.message for line in rig.jobs.stores.logs.of(job.record.id).kept()[0]]
+        assert not [line for line in said if line.startswith(f"{liar} is to join")], said
 
-    sim.run(main(), seed=1, limit_s=3600.0)
-    assert joined
+    play(tokens, PEERS, act)

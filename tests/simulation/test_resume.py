@@ -12,15 +12,13 @@ import torch
 
 from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage
-from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
-from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.checkpoints import LocalCheckpoints
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import Accumulated, StoreHeader
-from tests.support.scenes import PEERS, Desk, at_desk, make_spec, of_desk
+from tests.support.scenes import PEERS, Desk, at_desk, make_spec, of_desk, resolved
 from tests.support.simulated import Tokens, stale
 
 MAX_RUNTIME_S = 0.5  # some of the steps
@@ -33,7 +31,7 @@ def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
     held[section] |= values
     if section == "pipeline" and "stages" in values:
         held["pipeline"]["split"] = "auto"
-    return resolve(JobSpec.model_validate(held), Basis(ByteTokenizer.vocabulary_size))
+    return resolved(JobSpec.model_validate(held))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,12 @@ from scheduler.jobs.job import Job
 from stage_server.device import Timed
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import ReplicaDiverged
-from swarm.job.resolve import Basis, resolve
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import LoadStage
 from tests.support.devices import InlineDevice
 from tests.support.other_products import OtherProducts
-from tests.support.scenes import play
+from tests.support.scenes import play, resolved
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 T = TypeVar("T")
@@ -60,9 +59,8 @@ def train(
     folder: Path, peers: Sequence[tuple[str, type[InlineDevice], int]], **changes: object
 ) -> tuple[Job, dict[int, str], str]:
     """The ended job, where each stage stepped, and the hash that one process gives; peers are (device, type, pin)."""
-    spec = small_spec(write_text(folder), pipeline__stages=2, training__steps=2, **changes)
-    resolved = resolve(spec, Basis(ByteTokenizer.vocabulary_size))
-    tokens = Tokens.make(folder, resolved)
+    spec = resolved(small_spec(write_text(folder), pipeline__stages=2, training__steps=2, **changes))
+    tokens = Tokens.make(folder, spec)
     step_on: dict[int, str] = {}
 
     async def act(rig: Rig) -> Job:
@@ -80,12 +78,12 @@ def train(
             rig.add_peer(peer, rig.tasks, rng, stage=pin, device_name=name, device_type=kind)
         while len(rig.membership.idle_peers()) < len(peers):
             await asyncio.sleep(0.1)
-        job = await rig.jobs.submit(resolved, tokens.of_job(), ByteTokenizer().tokenizer_files())
+        job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
         await rig.finished(job)
         return job
 
     job = play(tokens, 0, act)
-    return job, step_on, train_local(resolved, tokens.batches(resolved)).sha256
+    return job, step_on, train_local(spec, tokens.batches(spec)).sha256
 
 
 def test_a_mixed_stage_steps_on_the_cpu_and_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:

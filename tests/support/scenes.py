@@ -39,10 +39,11 @@ def play(
     record: bool = False,
     members: Members | None = None,
 ) -> T:
-    """Run a simulated system of idle peers for as long as `act` takes; give what `act` gives."""
+    """Run a simulated system of idle peers for as long as `act` takes; give what `act` gives, raise what it raises."""
 
     async def main() -> T:
         given: list[T] = []
+        raised: list[Exception] = []
         try:
             async with asyncio.TaskGroup() as tasks:
                 chance = Random(seed) if rng is None else rng
@@ -51,11 +52,16 @@ def play(
                 )
                 while len(rig.membership.idle_peers()) < peers:
                     await asyncio.sleep(0.1)
-                given.append(await act(rig))
+                try:
+                    given.append(await act(rig))
+                except Exception as error:
+                    raised.append(error)
                 await rig.network.close()
                 raise Done
         except* Done:
             pass
+        for error in raised:
+            raise error
         return given[0]
 
     return sim.run(main(), seed=seed, limit_s=limit_s)

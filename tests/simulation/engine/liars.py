@@ -20,10 +20,9 @@ from swarm.job.spec import JobSpec, TrustSection
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
 from swarm.types import JobState, Microbatch, PeerId, UnitName
+from tests.support import scenes
 from tests.support.devices import InlineDevice
-from tests.support.scenes import resolved
-from tests.support.sim import loop as sim
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 Lie = Literal["zeros", "constant", "stale", "sign", "random"]
 LIES: tuple[Lie, ...] = get_args(Lie)
@@ -37,7 +36,7 @@ def checked_spec(
 ) -> JobSpec:
     """A small job of two stages that checks its replicas."""
     spec = small_spec(write_text(folder), pipeline__stages=2, config__num_hidden_layers=2, **changes)
-    return resolved(spec.model_copy(update={"trust": trust or TrustSection(spot_check=spot_check)}))
+    return scenes.resolved(spec.model_copy(update={"trust": trust or TrustSection(spot_check=spot_check)}))
 
 
 def false(lie: Lie, true: Tensor, before: Tensor) -> Tensor:
@@ -176,7 +175,7 @@ def clipped_spec(folder: Path, aggregate: str, **changes: object) -> JobSpec:
         limits__min_replicas=4,
         **changes,
     )
-    return resolved(spec)
+    return scenes.resolved(spec)
 
 
 def blaming(diary: Diary) -> type[Stage]:
@@ -231,55 +230,43 @@ def play(
 ) -> Outcome:
     """Train with one liar, which serves `stage` if that is one. With `build` it is such a one, not one of hops."""
 
-    async def main() -> Outcome:
-        found: list[Outcome] = []
-        diary, caught = Diary(), list[Caught]()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 0, tasks, Random(seed), duplicate_ratio=0.1)
-                liar = build(diary) if build is not None else lying(lie, share, Random(f"lies {seed}"), diary)
-                for number in range(peers):
-                    name = PeerId(f"peer-{number}")
-                    rig.build = liar if name == LIAR else Stage
-                    pinned = stage if name == LIAR else -1
-                    device_type = device(diary) if name == LIAR else InlineDevice
-                    rig.add_peer(name, tasks, Random(seed * 100 + number), stage=pinned, device_type=device_type)
-                while len(rig.membership.idle_peers()) < peers:
-                    await asyncio.sleep(0.1)
-                quarantine = rig.parts.peers.quarantine
-                struck = quarantine.strike
-                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+    diary, accused, caught = Diary(), set[PeerId](), list[Caught]()
+    liar = build(diary) if build is not None else lying(lie, share, Random(f"lies {seed}"), diary)
 
-                def strike(peer: PeerId, evidence: str, **facts: Any) -> TrustRecord:
-                    committed = sum(step < job.progress.steps_done for step, _ in diary.lies)
-                    if peer == LIAR and not caught:
-                        caught.append(Caught(diary.hops, len(diary.lies), committed))
-                    accused.update({peer} - {LIAR})
-                    return struck(peer, evidence, **facts)
+    async def act(rig: Rig) -> Outcome:
+        for number in range(peers):
+            name = PeerId(f"peer-{number}")
+            rig.build = liar if name == LIAR else Stage
+            pinned = stage if name == LIAR else -1
+            device_type = device(diary) if name == LIAR else InlineDevice
+            rig.add_peer(name, rig.tasks, Random(seed * 100 + number), stage=pinned, device_type=device_type)
+        while len(rig.membership.idle_peers()) < peers:
+            await asyncio.sleep(0.1)
+        quarantine = rig.parts.peers.quarantine
+        struck = quarantine.strike
+        job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
 
-                accused: set[PeerId] = set()
-                quarantine.strike = strike  # type: ignore[method-assign]
-                await rig.finished(job)
-                if then is not None:
-                    await then(rig)
-                record = job.record
-                found.append(
-                    Outcome(
-                        record.state,
-                        record.reason,
-                        record.weights_sha256,
-                        next(iter(caught), None),
-                        LIAR in quarantine.names(),
-                        tuple(sorted(accused)),
-                        len(diary.lies),
-                        quarantine.record(LIAR).told,
-                        job.progress.loss,
-                    )
-                )
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-        return found[0]
+        def strike(peer: PeerId, evidence: str, **facts: Any) -> TrustRecord:
+            if peer == LIAR and not caught:
+                committed = sum(step < job.progress.steps_done for step, _ in diary.lies)
+                caught.append(Caught(diary.hops, len(diary.lies), committed))
+            accused.update({peer} - {LIAR})
+            return struck(peer, evidence, **facts)
 
-    return sim.run(main(), seed=seed, limit_s=36000.0)
+        quarantine.strike = strike  # type: ignore[method-assign]
+        await rig.finished(job)
+        if then is not None:
+            await then(rig)
+        return Outcome(
+            job.record.state,
+            job.record.reason,
+            job.record.weights_sha256,
+            next(iter(caught), None),
+            LIAR in quarantine.names(),
+            tuple(sorted(accused)),
+            len(diary.lies),
+            quarantine.record(LIAR).told,
+            job.progress.loss,
+        )
+
+    return scenes.play(tokens, 0, act, seed=seed, limit_s=36000.0)

@@ -82,6 +82,7 @@ class Session:
 
     hello: Hello
     events: list[Event] = field(default_factory=list)
+    heard_s: list[float] = field(default_factory=list)  # when each of them came
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     _commands: asyncio.Queue[tuple[int, Command] | None] = field(default_factory=asyncio.Queue)
 
@@ -133,6 +134,7 @@ class Scheduler:
     async def _read(self, session: Session, events: AsyncIterator[Event]) -> None:
         async for event in events:
             session.events.append(event)
+            session.heard_s.append(asyncio.get_running_loop().time())
         session.hung_up.set()
 
     async def held(self, header: StoreHeader) -> int:
@@ -461,6 +463,61 @@ def test_a_job_is_given_up_when_no_scheduler_welcomes_its_holder_for_long() -> N
     assert [hello.job for hello in play(loads, silent, orphan_timeout_s=10.0)] == ["", JOB, JOB]
     assert [hello.job for hello in play(loads, silent, orphan_timeout_s=2.0)] == ["", JOB, ""]
     assert [hello.job for hello in play(loads, late, orphan_timeout_s=2.0)] == ["", JOB, ""]
+
+
+class SlowDevice(InlineDevice):
+    """Every piece of work that gives something takes STEP_S, and cannot be interrupted."""
+
+    def run(self, work: Callable[[], Any]) -> Awaitable[Any]:
+        result = work()
+        return asyncio.shield(asyncio.ensure_future(self._after(result, 0.0 if result is None else STEP_S)))
+
+
+STEP_S = 4.0  # of a build
+
+
+def told(*commands: tuple[float, Command]) -> tuple[dict[JobId, float], list[bool]]:
+    """When a slow stage server had loaded each job that it was sent, and which of the stages that it built it holds."""
+    loaded_s: dict[JobId, float] = {}
+    held: list[bool] = []
+    built: list[weakref.ref[Stage]] = []
+
+    def build(*arguments: Any, **options: Any) -> Stage:
+        made = Stage(*arguments, **options)
+        built.append(weakref.ref(made))
+        return made
+
+    async def tells(session: Session) -> None:
+        began_s = asyncio.get_running_loop().time()
+        session.send(5, Welcome(PeerId("p"), 1.0))
+        for at_s, command in commands:
+            await asyncio.sleep(began_s + at_s - asyncio.get_running_loop().time())
+            session.send(5, command)
+        await asyncio.sleep(100.0)
+        assert not any(isinstance(event, Failed) for event in session.events)
+        for heard_s, event in zip(session.heard_s, session.events, strict=True):
+            if isinstance(event, Loaded):
+                loaded_s[event.job] = heard_s - began_s
+        held.extend(stage() is not None for stage in built)
+
+    play(tells, build=build, device=SlowDevice(lambda: STEP_S))
+    return loaded_s, held
+
+
+def test_a_job_that_is_released_while_it_loads_is_let_go_at_once() -> None:
+    """A cancelled job kept its memory until its load ended, and the next one waited behind it."""
+    load_a, load_b = load(JobId("a"), stages=1), load(JobId("b"), stages=1)
+    alone_s = told((1.0, load_b))[0][JobId("b")]
+    released_s = 1.5 * STEP_S  # while the stage is being built, one step after the first
+    loaded_s, held = told((1.0, load_a), (released_s, Release(JobId("a"), "cancelled")), (released_s, load_b))
+    assert list(loaded_s) == ["b"]
+    assert loaded_s[JobId("b")] <= 1.0 + 2 * STEP_S + alone_s, "only the step that was under way is waited for"
+    assert held == [False, True]
+
+
+def test_a_release_of_another_job_does_not_disturb_a_load() -> None:
+    loaded_s, _ = told((1.0, load(JobId("a"), stages=1)), (2.0, Release(JobId("old"), "over")))
+    assert list(loaded_s) == ["a"]
 
 
 def test_an_ended_job_is_freed_at_once_without_the_garbage_collector() -> None:
