@@ -282,9 +282,9 @@ class Player:
         pools, _, rest = told.partition(",")
         stages = {PeerId(name): stage for stage, pool in enumerate(pools.split("|")) for name in pool.split()}
 
-        def made(hidden: str = "", **changes: Any) -> Swarm:
+        def made(hidden: str = "", begin: Resumed | None = None, **changes: Any) -> Swarm:
             records = [ReplicaRecord(peer, 1, f"at {peer}" * (peer not in hidden), at) for peer, at in stages.items()]
-            return Swarm(stages, Start(tuple(records)), **changes)
+            return Swarm(stages, begin or Start(tuple(records)), **changes)
 
         self.swarm = value_of(f"made({rest})", {**NAMES, "made": made})
 

@@ -35,9 +35,13 @@ class Situation:
     def __str__(self) -> str:
         return self.title
 
+    def run(self, play: Play) -> list[str]:
+        """Play it; its lines, with what comes of them."""
+        return [line for asked in self.text.splitlines() for line in _played(asked, play)]
+
     def check(self, play: Play) -> None:
         """Play it, and compare what comes of it with what is written."""
-        found = [line for asked in self.text.splitlines() for line in _played(asked, play)]
+        found = self.run(play)
         if _RECORDS:
             parts = {one.title: one.text for one in situations(self.path)} | {self.title: "\n".join(found)}
             self.path.write_text("\n\n".join(f"=== {title}\n{text}" for title, text in parts.items()) + "\n")

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler.brain.replay import main
 from swarm.errors import BadTranscript, UsageError
-from tests.support.stories import a_replica_dies, one_microbatch
+from tests.support.stories import recorded
 
 
 def written(path: Path, lines: list[str]) -> str:
@@ -20,7 +20,7 @@ def written(path: Path, lines: list[str]) -> str:
 
 
 def test_every_input_is_printed_with_what_is_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([written(tmp_path / "one", one_microbatch().transcript)]) == 0
+    assert main([written(tmp_path / "one", recorded("one microbatch"))]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert "1.000 s  RowDurable(step=0)" in printed
     assert "    Finish()" in printed
@@ -30,7 +30,7 @@ def test_every_input_is_printed_with_what_is_decided(tmp_path: Path, capsys: pyt
 def test_a_decision_that_differs_from_the_recorded_one_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = list(one_microbatch().transcript)
+    lines = list(recorded("one microbatch"))
     lines[-1] = json.dumps([*json.loads(lines[-1])[:3], "another"])
     assert main([written(tmp_path / "one", lines)]) == 1
     printed = capsys.readouterr().out.splitlines()
@@ -38,7 +38,7 @@ def test_a_decision_that_differs_from_the_recorded_one_is_shown(
 
 
 def test_the_story_of_a_microbatch_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path / "one", a_replica_dies().transcript)
+    path = written(tmp_path / "one", recorded("a replica dies"))
     assert main([path, "--story", "0:1"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "1.000 s fed: stage 0 to a, stage 1 to c"
@@ -50,7 +50,7 @@ def test_the_story_of_a_microbatch_is_told(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_first_difference_of_two_transcripts_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = one_microbatch().transcript
+    lines = recorded("one microbatch")
     one, other = written(tmp_path / "one", lines), written(tmp_path / "other", lines[:-1])
     assert main([one, "--against", one]) == 0
     assert capsys.readouterr().out == "no difference\n"

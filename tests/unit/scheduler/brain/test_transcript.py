@@ -16,21 +16,22 @@ from swarm.errors import BadTranscript
 from swarm.types import EvaluationBatch
 from swarm.wire.messages import Accumulated, Evaluated, Route
 from tests.support.brain import A, Swarm
-from tests.support.stories import STORIES, a_straggler, one_microbatch, path_of, text_of
+from tests.support.situations import Situation
+from tests.support.stories import FOLDER, STORIES, path_of, recorded, text_of
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_the_brain_does_in_each_situation_what_its_text_says(story: Callable[[], Swarm]) -> None:
+@pytest.mark.parametrize("story", STORIES.values(), ids=str)
+def test_the_brain_does_in_each_situation_what_its_text_says(story: Situation) -> None:
     text = text_of(story)
     assert text == path_of(story).read_text(encoding="utf-8"), "if it is meant: python -m tests.support.stories"
 
 
 def test_each_situation_has_a_text_and_each_text_a_situation() -> None:
-    assert {path_of(story) for story in STORIES} == set(path_of(STORIES[0]).parent.glob("*.txt"))
+    assert set(map(path_of, STORIES.values())) == set(FOLDER.glob("*.txt"))
 
 
 def test_an_input_is_replayed_at_the_time_at_which_it_came() -> None:
-    transcript = Transcript(a_straggler().transcript)
+    transcript = Transcript(recorded("a straggler"))
     brain = transcript.brain()
     steps = list(replay(transcript, brain))
     assert [step.recorded.at_s for step in steps][-2:] == [200.0, 200.0]
@@ -69,14 +70,14 @@ def test_an_input_at_which_the_brain_raised_is_the_last_of_the_transcript() -> N
 
 
 def test_where_recording_stopped_is_known_once_it_is_read() -> None:
-    lines = [*one_microbatch().transcript[:3], ended("the file is full"), "no JSON, and not read any more"]
+    lines = [*recorded("one microbatch")[:3], ended("the file is full"), "no JSON, and not read any more"]
     transcript = Transcript(lines)
     assert [type(one.happened).__name__ for one in transcript] == ["Start", "Happened"]
     assert transcript.ended == "the file is full"
 
 
 def changed(line: int, change: Callable[[Any], object]) -> list[str]:
-    lines = list(one_microbatch().transcript)
+    lines = list(recorded("one microbatch"))
     value = json.loads(lines[line])
     lines[line] = json.dumps(change(value) or value)
     return lines
@@ -102,8 +103,8 @@ def changed(line: int, change: Callable[[Any], object]) -> list[str]:
         (changed(2, lambda line: line[1]["event"].update(stage=True)), "Loaded.stage: True is no int"),
         (changed(2, lambda line: line[1]["event"].update(units=3)), "Loaded.units: 3 is no list"),
         (changed(2, lambda line: [*line[:2], [["tokens_of", 1]], None]), "line 3: answers: not 3 values"),
-        ([*one_microbatch().transcript[:4], '[1.0, {"is": '], "line 5: it is no JSON"),
-        ([*one_microbatch().transcript[:4], "[" * 100_000], "line 5: it is no JSON"),
+        ([*recorded("one microbatch")[:4], '[1.0, {"is": '], "line 5: it is no JSON"),
+        ([*recorded("one microbatch")[:4], "[" * 100_000], "line 5: it is no JSON"),
     ],
 )  # fmt: skip
 def test_a_damaged_transcript_is_refused_with_the_line_and_the_reason(lines: list[str], fault: str) -> None:
@@ -119,7 +120,7 @@ def test_a_damaged_transcript_is_refused_with_the_line_and_the_reason(lines: lis
 
 def test_a_brain_that_asks_for_what_the_recorded_one_did_not_is_told_so() -> None:
     lines = [json.dumps([*json.loads(line)[:2], [], ""]) if line.startswith("[") else line
-             for line in one_microbatch().transcript]  # fmt: skip
+             for line in recorded("one microbatch")]  # fmt: skip
     transcript = Transcript(lines)
     with pytest.raises(BadTranscript, match=r"asks for tokens_of\(0\)"):
         list(replay(transcript, transcript.brain()))
