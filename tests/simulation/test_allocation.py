@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from swarm.types import JobState, PeerId
 from tests.support.scenes import (
     Desk,
     Run,
-    Task,
     about_peer,
     add_peer,
     drained,
@@ -26,7 +24,7 @@ from tests.support.scenes import (
     replayed,
     resolved,
     serves,
-    train,
+    training,
 )
 from tests.support.simulated import small_spec, stale
 
@@ -46,165 +44,143 @@ async def submit_another(run: Run, **changes: Any) -> Job:
 
 
 @pytest.mark.usefixtures("moves_soon")
-def test_a_replica_that_moves_arrives_although_another_job_waits(tmp_path: Path) -> None:
+@training(6, 7, training__steps=10, **stale(1))
+async def test_a_replica_that_moves_arrives_although_another_job_waits(run: Run) -> None:
     """Between its stages it is idle, and whoever waited took it: the move cost the job a replica instead."""
-    task = Task.make(tmp_path, training__steps=10, **stale(1))
     others: list[Job] = []
-
-    async def unbalance(run: Run) -> None:
-        await run.until_step(1)
-        others.append(await submit_another(run, pipeline__stages=1))
-        for peer in list(run.job.stages[1])[1:]:
-            run.rig.kill(peer)
-        while sorted(map(len, run.job.stages.values())) != [2, 2]:
-            assert not run.job.record.state.is_final, "nobody arrived"
-            await asyncio.sleep(0.05)
-        assert others[0].record.state is JobState.PLACING
-        await run.rig.finished(run.job)
-        await run.rig.finished(others[0])
-
-    run = train(task, 6, 7, unbalance)
+    await run.until_step(1)
+    others.append(await submit_another(run, pipeline__stages=1))
+    for peer in list(run.job.stages[1])[1:]:
+        run.rig.kill(peer)
+    while sorted(map(len, run.job.stages.values())) != [2, 2]:
+        assert not run.job.record.state.is_final, "nobody arrived"
+        await asyncio.sleep(0.05)
+    assert others[0].record.state is JobState.PLACING
+    await run.rig.finished(run.job)
+    await run.rig.finished(others[0])
+    await run.succeeds()
     assert others[0].record.state is JobState.SUCCEEDED
     samples = [sample for metric in run.rig.metrics.registry.collect() for sample in metric.samples]
     assert sum(sample.value for sample in samples if sample.name == "swarm_rebalances_total") == 1
 
 
-def test_a_job_that_can_never_start_keeps_nobody_from_one_at_work(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=10)
-
-    async def wait_beside(run: Run) -> None:
-        await run.until_step(1)
-        other = await submit_another(run, pipeline__stages=1, limits__min_replicas=50)
-        (old,) = run.job.stages[0]
-        leaves = asyncio.create_task(drained(run, old))
-        await asyncio.sleep(0.5)
-        first = add_peer(run, "first")
-        await serves(run, first)
-        assert await leaves
-        assert run.job.stages[0] == [first], "the last of its stage could leave"
-        second = add_peer(run, "second")
-        await serves(run, second)
-        assert sorted(map(len, run.job.stages.values())) == [1, 2]
-        assert other.record.state is JobState.PLACING
-        assert "50 needed" in other.record.reason
-
-    assert replayed(train(task, 2, 2, wait_beside)) == 0
+@training(2, 2, training__steps=10)
+async def test_a_job_that_can_never_start_keeps_nobody_from_one_at_work(run: Run) -> None:
+    await run.until_step(1)
+    other = await submit_another(run, pipeline__stages=1, limits__min_replicas=50)
+    (old,) = run.job.stages[0]
+    leaves = asyncio.create_task(drained(run, old))
+    await asyncio.sleep(0.5)
+    first = add_peer(run, "first")
+    await serves(run, first)
+    assert await leaves
+    assert run.job.stages[0] == [first], "the last of its stage could leave"
+    second = add_peer(run, "second")
+    await serves(run, second)
+    assert sorted(map(len, run.job.stages.values())) == [1, 2]
+    assert other.record.state is JobState.PLACING
+    assert "50 needed" in other.record.reason
+    await run.succeeds()
+    assert replayed(run) == 0
 
 
-def test_what_a_job_at_work_does_not_need_is_kept_for_the_one_that_waits(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=12)
-
-    async def wait_beside(run: Run) -> None:
-        await run.until_step(1)
-        other = await submit_another(run, pipeline__stages=2)
-        first = add_peer(run, "first")
-        await asyncio.sleep(8.0)
-        assert other.record.reason == "stage 1 needs 1 replica more (1 idle, 2 needed)"
-        assert f"kept for {other.record.id}, which waits for peers" in about_peer(run, first)["not used"]
-        add_peer(run, "second")
-        await run.rig.finished(other)
-        assert other.record.state is JobState.SUCCEEDED
-        assert not run.job.record.state.is_final, "it had to wait until the other one was over"
-
-    train(task, 2, 3, wait_beside)
+@training(2, 3, training__steps=12)
+async def test_what_a_job_at_work_does_not_need_is_kept_for_the_one_that_waits(run: Run) -> None:
+    await run.until_step(1)
+    other = await submit_another(run, pipeline__stages=2)
+    first = add_peer(run, "first")
+    await asyncio.sleep(8.0)
+    assert other.record.reason == "stage 1 needs 1 replica more (1 idle, 2 needed)"
+    assert f"kept for {other.record.id}, which waits for peers" in about_peer(run, first)["not used"]
+    add_peer(run, "second")
+    await run.rig.finished(other)
+    assert other.record.state is JobState.SUCCEEDED
+    assert not run.job.record.state.is_final, "it had to wait until the other one was over"
 
 
-def test_a_lost_replica_is_replaced_although_another_job_waits(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=10)
-
-    async def lose_one(run: Run) -> None:
-        await run.until_step(1)
-        other = await submit_another(run, pipeline__stages=2)
-        lost = run.job.stages[1][0]
-        run.rig.kill(lost)
-        while lost in run.job.stages[1]:
-            await asyncio.sleep(0.1)
-        new = add_peer(run, "new")
-        await serves(run, new)
-        assert new in run.job.stages[1]
-        assert other.record.state is JobState.PLACING
-
-    train(task, 4, 4, lose_one)
+@training(4, 4, training__steps=10)
+async def test_a_lost_replica_is_replaced_although_another_job_waits(run: Run) -> None:
+    await run.until_step(1)
+    other = await submit_another(run, pipeline__stages=2)
+    lost = run.job.stages[1][0]
+    run.rig.kill(lost)
+    while lost in run.job.stages[1]:
+        await asyncio.sleep(0.1)
+    new = add_peer(run, "new")
+    await serves(run, new)
+    assert new in run.job.stages[1]
+    assert other.record.state is JobState.PLACING
 
 
 @pytest.mark.usefixtures("moves_soon")
-def test_a_replica_that_is_lost_between_its_stages_is_waited_for_no_longer(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=10, **stale(1))
+@training(6, 7, training__steps=10, **stale(1))
+async def test_a_replica_that_is_lost_between_its_stages_is_waited_for_no_longer(run: Run) -> None:
     moved: list[PeerId] = []
-
-    async def lose_the_mover(run: Run) -> None:
-        await run.until_step(1)
-        other = await submit_another(run, pipeline__stages=1)
-        reservations = run.rig.parts.peers.reservations
-        for peer in list(run.job.stages[1])[1:]:
-            run.rig.kill(peer)
-        loop = asyncio.get_running_loop()
-        while not (reserved := reservations.now(loop.time())):
-            assert not run.job.record.state.is_final, "nobody moved"
-            await asyncio.sleep(0.001)
-        ((peer, held),) = reserved.items()
-        moved.append(peer)
-        assert (held.job, held.stage) == (run.job.record.id, 1)
+    await run.until_step(1)
+    other = await submit_another(run, pipeline__stages=1)
+    reservations = run.rig.parts.peers.reservations
+    for peer in list(run.job.stages[1])[1:]:
         run.rig.kill(peer)
-        while reservations.now(loop.time()):
-            await asyncio.sleep(0.1)
-        assert loop.time() < held.until_s
-        assert other.record.state is JobState.PLACING
-
-    train(task, 6, 7, lose_the_mover)
+    loop = asyncio.get_running_loop()
+    while not (reserved := reservations.now(loop.time())):
+        assert not run.job.record.state.is_final, "nobody moved"
+        await asyncio.sleep(0.001)
+    ((peer, held),) = reserved.items()
+    moved.append(peer)
+    assert (held.job, held.stage) == (run.job.record.id, 1)
+    run.rig.kill(peer)
+    while reservations.now(loop.time()):
+        await asyncio.sleep(0.1)
+    assert loop.time() < held.until_s
+    assert other.record.state is JobState.PLACING
+    await run.succeeds()
     assert moved
 
 
-def test_the_job_of_higher_priority_starts_first_although_it_came_later(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=4)
+@training(2, 2, training__steps=4)
+async def test_the_job_of_higher_priority_starts_first_although_it_came_later(run: Run) -> None:
     others: list[Job] = []
-
-    async def two_wait(run: Run) -> None:
-        await run.until_step(1)
-        others.append(await submit_another(run, pipeline__stages=1))
-        others.append(await submit_another(run, pipeline__stages=1, limits__priority=5))
-        low, high = others
-        overview = Overview(run.rig.jobs, run.rig.membership, lambda: ANYBODY, asyncio.get_running_loop().time)
-        queue = overview.queue()
-        assert queue.waiting == (high.record.id, low.record.id)
-        assert queue.text(high.record.id).startswith("number 1 of 2 that wait, priority 5; ")
-        # `swarm ls` and `status` say who has the stage servers, and `swarm explain` in full.
-        assert overview.job(low).reason == f"{low.reason}; {queue.text(low.record.id)}"
-        assert f"{run.job.record.id} has 2 stage servers" in overview.job(low).reason
-        told = {fact.topic: fact.text for fact in overview.job_facts(low)}
-        before = f"number 2 of 2 that wait, priority 0: {high.record.id} (priority 5) before it"
-        assert told["queue"] == before
-        assert told["in use"].startswith(f"{run.job.record.id} has 2 stage servers, step ")
-        assert not run.job.record.state.is_final, "nothing is taken from a job at work"
-        await run.rig.finished(run.job)
-        await run.rig.finished(high)
-        assert low.record.state is JobState.PLACING
-        await run.rig.finished(low)
-
-    train(task, 2, 2, two_wait)
+    await run.until_step(1)
+    others.append(await submit_another(run, pipeline__stages=1))
+    others.append(await submit_another(run, pipeline__stages=1, limits__priority=5))
+    low, high = others
+    overview = Overview(run.rig.jobs, run.rig.membership, lambda: ANYBODY, asyncio.get_running_loop().time)
+    queue = overview.queue()
+    assert queue.waiting == (high.record.id, low.record.id)
+    assert queue.text(high.record.id).startswith("number 1 of 2 that wait, priority 5; ")
+    # `swarm ls` and `status` say who has the stage servers, and `swarm explain` in full.
+    assert overview.job(low).reason == f"{low.reason}; {queue.text(low.record.id)}"
+    assert f"{run.job.record.id} has 2 stage servers" in overview.job(low).reason
+    told = {fact.topic: fact.text for fact in overview.job_facts(low)}
+    before = f"number 2 of 2 that wait, priority 0: {high.record.id} (priority 5) before it"
+    assert told["queue"] == before
+    assert told["in use"].startswith(f"{run.job.record.id} has 2 stage servers, step ")
+    assert not run.job.record.state.is_final, "nothing is taken from a job at work"
+    await run.rig.finished(run.job)
+    await run.rig.finished(high)
+    assert low.record.state is JobState.PLACING
+    await run.rig.finished(low)
+    await run.succeeds()
     assert [job.record.state for job in others] == [JobState.SUCCEEDED] * 2
 
 
-def test_two_jobs_that_take_no_more_than_their_share_run_side_by_side(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=10, limits__max_replicas=1)
+@training(4, 2, training__steps=10, limits__max_replicas=1)
+async def test_two_jobs_that_take_no_more_than_their_share_run_side_by_side(run: Run) -> None:
     others: list[Job] = []
-
-    async def beside(run: Run) -> None:
-        await run.until_step(1)
-        assert sorted(map(len, run.job.stages.values())) == [1, 1], "two of the four are left"
-        root = run.rig.tokens.root
-        spec = small_spec(root / "text.txt", training__steps=2, pipeline__stages=1, limits__max_replicas=1)
-        spec = resolved(spec)
-        others.append(await run.rig.jobs.submit(spec, run.rig.tokens.of_job(), {}))
-        run.rig.slowness = dict.fromkeys(run.rig.servers, 20.0)
-        await run.rig.finished(others[0])
-        assert run.job.record.state is JobState.RUNNING
-        (old,) = run.job.stages[0]
-        run.rig.kill(old)  # one of the idle ones takes its place
-        await run.rig.finished(run.job)
-        assert sum(map(len, run.job.stages.values())) <= 2
-
-    run = train(task, 4, 2, beside)
+    await run.until_step(1)
+    assert sorted(map(len, run.job.stages.values())) == [1, 1], "two of the four are left"
+    root = run.rig.tokens.root
+    spec = small_spec(root / "text.txt", training__steps=2, pipeline__stages=1, limits__max_replicas=1)
+    spec = resolved(spec)
+    others.append(await run.rig.jobs.submit(spec, run.rig.tokens.of_job(), {}))
+    run.rig.slowness = dict.fromkeys(run.rig.servers, 20.0)
+    await run.rig.finished(others[0])
+    assert run.job.record.state is JobState.RUNNING
+    (old,) = run.job.stages[0]
+    run.rig.kill(old)  # one of the idle ones takes its place
+    await run.rig.finished(run.job)
+    assert sum(map(len, run.job.stages.values())) <= 2
+    await run.succeeds()
     assert (others[0].record.state, run.job.record.state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
 
 
@@ -226,39 +202,33 @@ async def test_one_submitter_leaves_open_jobs_to_others(desk: Desk, monkeypatch:
         await open_one(ANYBODY)
 
 
-def test_one_that_comes_back_after_a_restart_is_released_if_another_took_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@training(1, 3, training__steps=6, pipeline__stages=1, limits__min_replicas=3, limits__max_replicas=3)
+async def test_one_that_comes_back_after_a_restart_is_released_if_another_took_its_place(
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = Task.make(tmp_path, training__steps=6, pipeline__stages=1, limits__min_replicas=3, limits__max_replicas=3)
+    for name in ("first", "second", "third"):
+        add_peer(run, name)
+    await run.until_step(1)
+    placed = run.job.stages[0]
+    assert len(placed) == 3
+    (spare,) = (one.peer for one in run.rig.parts.allocator.idle())
+    away, *_ = placed
+    reaches, is_away = run.rig.network.reaches, True
 
-    async def lose_touch(run: Run) -> None:
-        for name in ("first", "second", "third"):
-            add_peer(run, name)
-        await run.until_step(1)
-        placed = run.job.stages[0]
-        assert len(placed) == 3
-        (spare,) = (one.peer for one in run.rig.parts.allocator.idle())
-        away, *_ = placed
-        reaches, is_away = run.rig.network.reaches, True
+    async def without(owner: str, address: str) -> bool:
+        held_up = is_away and (owner, address) == (f"address-of-{away}", "scheduler")
+        return not held_up and await reaches(owner, address)
 
-        async def without(owner: str, address: str) -> bool:
-            held_up = is_away and (owner, address) == (f"address-of-{away}", "scheduler")
-            return not held_up and await reaches(owner, address)
-
-        monkeypatch.setattr(run.rig.network, "reaches", without)
-        await run.rig.kill_scheduler()
-        await run.rig.start_scheduler()
-        run.job = run.rig.jobs.registry.find(run.job.record.id)
-        run.rig.slowness |= dict.fromkeys(run.rig.servers, 40.0)
-        while not (known := run.rig.membership.get(spare)) or not known.job:
-            await asyncio.sleep(0.001)
-        is_away = False
-        while run.job.brain is not None and not run.job.record.state.is_final:
-            (serving,) = run.job.brain.peers
-            assert len(serving) <= 3
-            await asyncio.sleep(0.1)
-        back = run.rig.membership.get(away)
-        assert back is not None
-        assert not back.job
-
-    train(task, 1, 3, lose_touch)
+    monkeypatch.setattr(run.rig.network, "reaches", without)
+    await run.restart_scheduler()
+    run.rig.slowness |= dict.fromkeys(run.rig.servers, 40.0)
+    while not (known := run.rig.membership.get(spare)) or not known.job:
+        await asyncio.sleep(0.001)
+    is_away = False
+    while run.job.brain is not None and not run.job.record.state.is_final:
+        (serving,) = run.job.brain.peers
+        assert len(serving) <= 3
+        await asyncio.sleep(0.1)
+    back = run.rig.membership.get(away)
+    assert back is not None
+    assert not back.job

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from swarm.wire.messages import Admit, Command, Event, Follow, Loaded
-from tests.support.scenes import BEFORE, Run, Task, add_peer, serves, train
+from tests.support.scenes import BEFORE, Run, Task, add_peer, serves, train, training
 from tests.support.sim.fabric import Observer
 from tests.support.sim.network import SimNetwork
 from tests.support.simulated import stale
@@ -73,46 +73,38 @@ def test_peers_come_and_go_at_random(tmp_path: Path, seed: int) -> None:
     train(task, 4, seed, churn)
 
 
-def test_a_donor_dies_while_it_gives(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=10)
-
-    async def kill_donor(run: Run) -> None:
-        await run.until_step(2)
-        old = list(run.job.stages[1])
-        new = add_peer(run, "new", stage=1)
-        while not run.job.brain.is_joining(new):  # type: ignore[union-attr]
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.03)
-        assert run.job.brain is not None
-        assert run.job.brain.is_joining(new), "it was faster than this test"
-        run.rig.kill(old[0])
-        await serves(run, new)
-        assert new in run.job.stages[1]
-
-    train(task, 4, 3, kill_donor)
+@training(4, 3, training__steps=10)
+async def test_a_donor_dies_while_it_gives(run: Run) -> None:
+    await run.until_step(2)
+    old = list(run.job.stages[1])
+    new = add_peer(run, "new", stage=1)
+    while not run.job.brain.is_joining(new):  # type: ignore[union-attr]
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.03)
+    assert run.job.brain is not None
+    assert run.job.brain.is_joining(new), "it was faster than this test"
+    run.rig.kill(old[0])
+    await serves(run, new)
+    assert new in run.job.stages[1]
 
 
-def test_a_peer_that_was_thought_gone_wakes_up_and_joins_again(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=10)
-
-    async def cut(run: Run) -> None:
-        await run.until_step(1)
-        peer = run.job.stages[0][0]
-        run.rig.network.cut(f"address-of-{peer}", "scheduler")
-        for transition in run.rig.membership.disconnected(peer, 1, asyncio.get_running_loop().time(), "test"):
+@training(4, 5, training__steps=10)
+async def test_a_peer_that_was_thought_gone_wakes_up_and_joins_again(run: Run) -> None:
+    await run.until_step(1)
+    peer = run.job.stages[0][0]
+    run.rig.network.cut(f"address-of-{peer}", "scheduler")
+    for transition in run.rig.membership.disconnected(peer, 1, asyncio.get_running_loop().time(), "test"):
+        run.rig.parts.listener.on_transition(transition)
+    await asyncio.sleep(0.05)
+    # The scheduler gives it up while the peer still holds its stage.
+    known = run.rig.membership.get(peer)
+    assert known is not None
+    late_s = asyncio.get_running_loop().time() + 60.0
+    for transition in run.rig.membership.tick(late_s):
+        if transition.peer == peer:
             run.rig.parts.listener.on_transition(transition)
-        await asyncio.sleep(0.05)
-        # The scheduler gives it up while the peer still holds its stage.
-        known = run.rig.membership.get(peer)
-        assert known is not None
-        late_s = asyncio.get_running_loop().time() + 60.0
-        for transition in run.rig.membership.tick(late_s):
-            if transition.peer == peer:
-                run.rig.parts.listener.on_transition(transition)
-        await serves(run, peer)
-        assert peer in run.job.stages[0]
-
-    train(task, 4, 5, cut)
+    await serves(run, peer)
+    assert peer in run.job.stages[0]
 
 
 class CutWhen(Observer):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarm.types import PeerId, PeerState
-from tests.support.scenes import Run, Task, add_peer, replayed, train
+from tests.support.scenes import Run, Task, add_peer, replayed, train, training
 from tests.support.simulated import stale
 
 SHAPES = [
@@ -60,20 +60,18 @@ def test_drained_replicas_hand_their_work_over_without_any_being_done_again(
     assert replayed(run) == 0
 
 
-def test_the_last_of_a_stage_stays_until_another_has_joined(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=8)
-
-    async def drain_the_last(run: Run) -> None:
-        await run.until_step(1)
-        (old,) = run.job.stages[0]
-        drain(run, old)
-        await run.until_step(3)
-        assert run.job.stages[0] == [old]
-        new = add_peer(run, "new", stage=0)
-        await left(run, old)
-        assert run.job.stages[0] == [new]
-
-    assert replayed(train(task, 2, 2, drain_the_last)) == 0
+@training(2, 2, training__steps=8)
+async def test_the_last_of_a_stage_stays_until_another_has_joined(run: Run) -> None:
+    await run.until_step(1)
+    (old,) = run.job.stages[0]
+    drain(run, old)
+    await run.until_step(3)
+    assert run.job.stages[0] == [old]
+    new = add_peer(run, "new", stage=0)
+    await left(run, old)
+    assert run.job.stages[0] == [new]
+    await run.succeeds()
+    assert replayed(run) == 0
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -14,7 +14,7 @@ import pytest
 
 from swarm.errors import Fenced
 from swarm.types import JobState, PeerState
-from tests.support.scenes import Run, Task, replayed, train
+from tests.support.scenes import Run, Task, replayed, train, training
 from tests.support.simulated import SCHEDULER, stale
 
 SHAPES = [
@@ -84,22 +84,18 @@ def test_the_scheduler_is_killed_and_started_again(tmp_path: Path, shape: dict[s
     assert run.rig.store.epoch > 2
 
 
-def test_a_second_scheduler_on_the_same_database_ends_the_first_and_takes_its_job(tmp_path: Path) -> None:
+@training(4, 1)
+async def test_a_second_scheduler_on_the_same_database_ends_the_first_and_takes_its_job(run: Run) -> None:
     """The first must not write a row that the second does not know of; its stage servers go over to the second."""
-    task = Task.make(tmp_path)
-
-    async def take_over(run: Run) -> None:
-        await run.until_step(1)
-        first, store = run.rig.scheduler, run.rig.store
-        run.rig.network.kill(SCHEDULER)  # the first goes on, but nobody reaches it at this address any more
-        await run.rig.start_scheduler()
-        with pytest.raises(Fenced):
-            await store.put_job(run.job.record)
-        run.job = run.rig.jobs.registry.find(run.job.record.id)
-        first.cancel()
-        await asyncio.wait({first})
-
-    train(task, 4, 1, take_over)
+    await run.until_step(1)
+    first, store = run.rig.scheduler, run.rig.store
+    run.rig.network.kill(SCHEDULER)  # the first goes on, but nobody reaches it at this address any more
+    await run.rig.start_scheduler()
+    with pytest.raises(Fenced):
+        await store.put_job(run.job.record)
+    run.job = run.rig.jobs.registry.find(run.job.record.id)
+    first.cancel()
+    await asyncio.wait({first})
 
 
 def test_outputs_that_were_evicted_are_computed_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from swarm.types import PROTOCOL_VERSION, JobState, Microbatch, PeerId
 from swarm.wire.messages import Command, Event, Heartbeat, Hello, Release, Route, Welcome
 from tests.support.databases import BEFORE_ONE_MIGRATION, taken_over
 from tests.support.reference import reference
-from tests.support.scenes import Run, Task, play, replayed, train
+from tests.support.scenes import Run, Task, play, replayed, train, training
 from tests.support.simulated import Rig
 
 
@@ -30,62 +30,53 @@ async def restart(run: Run, stored: JobState) -> None:
     run.job = run.rig.jobs.registry.find(run.job.record.id)
 
 
-def test_a_job_that_runs_although_its_row_says_that_it_loads_goes_on(tmp_path: Path) -> None:
+@training(4, 1)
+async def test_a_job_that_runs_although_its_row_says_that_it_loads_goes_on(run: Run) -> None:
     """It was placed anew: its stage servers were told to load the start, and what was committed was lost to them."""
-    task = Task.make(tmp_path)
-
-    async def lose_the_state(run: Run) -> None:
-        await run.until_step(2)
-        peers = {peer for pool in run.job.stages.values() for peer in pool}
-        await restart(run, JobState.LOADING)
-        assert run.job.record.state is JobState.RUNNING
-        assert run.job.progress.steps_done >= 2
-        async for _ in run.rig.jobs.watch(run.job):
-            if run.job.record.reason == RESUMED:
-                break
-        assert {peer for pool in run.job.stages.values() for peer in pool} == peers
-        assert run.job.record.timeline == 0
-
-    assert replayed(train(task, 4, 1, lose_the_state)) == 0
+    await run.until_step(2)
+    peers = {peer for pool in run.job.stages.values() for peer in pool}
+    await restart(run, JobState.LOADING)
+    assert run.job.record.state is JobState.RUNNING
+    assert run.job.progress.steps_done >= 2
+    async for _ in run.rig.jobs.watch(run.job):
+        if run.job.record.reason == RESUMED:
+            break
+    assert {peer for pool in run.job.stages.values() for peer in pool} == peers
+    assert run.job.record.timeline == 0
+    await run.succeeds()
+    assert replayed(run) == 0
 
 
-def test_a_job_that_had_committed_nothing_is_placed_again(tmp_path: Path) -> None:
-    task = Task.make(tmp_path)
-
-    async def kill_while_it_loads(run: Run) -> None:
-        while run.job.record.state is not JobState.LOADING:
-            await asyncio.sleep(0.001)
-        await restart(run, JobState.LOADING)
-        assert run.job.record.state is JobState.PLACING
-        said = [line.message for line in run.rig.jobs.stores.logs.of(run.job.record.id).kept()[0]]
-        assert "job is placing: the scheduler was restarted before the job ran" in said
-        assert run.job.record.peers == {}
-
-    train(task, 4, 1, kill_while_it_loads)
+@training(4, 1)
+async def test_a_job_that_had_committed_nothing_is_placed_again(run: Run) -> None:
+    while run.job.record.state is not JobState.LOADING:
+        await asyncio.sleep(0.001)
+    await restart(run, JobState.LOADING)
+    assert run.job.record.state is JobState.PLACING
+    said = [line.message for line in run.rig.jobs.stores.logs.of(run.job.record.id).kept()[0]]
+    assert "job is placing: the scheduler was restarted before the job ran" in said
+    assert run.job.record.peers == {}
 
 
 @pytest.mark.usefixtures("late_after_a_minute")
-def test_as_much_is_in_flight_on_long_links_as_before_the_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@training(2, 1, training__global_batch_sequences=32, training__steps=6, pipeline__overlap=0)
+async def test_as_much_is_in_flight_on_long_links_as_before_the_restart(
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory of those that came back was taken to be unknown: the window stayed as narrow as on near links."""
-    task = Task.make(tmp_path, training__global_batch_sequences=32, training__steps=6, pipeline__overlap=0)
 
     def widest(run: Run) -> int:
         brain = run.job.brain
         assert isinstance(brain, JobBrain)
         return brain._parts.dispatch._window.most
 
-    async def act(run: Run) -> None:
-        monkeypatch.setattr(run.rig.network.weather, "delay", lambda _sender, _receiver: 0.2)
-        await run.until_step(2)
-        assert widest(run) == 16, "all microbatches of a step; four on near links"
-        await restart(run, JobState.RUNNING)
-        await run.until_step(run.job.progress.steps_done + 2)
-        assert not run.job.record.state.is_final
-        assert widest(run) == 16
-
-    train(task, 2, 1, act)
+    monkeypatch.setattr(run.rig.network.weather, "delay", lambda _sender, _receiver: 0.2)
+    await run.until_step(2)
+    assert widest(run) == 16, "all microbatches of a step; four on near links"
+    await restart(run, JobState.RUNNING)
+    await run.until_step(run.job.progress.steps_done + 2)
+    assert not run.job.record.state.is_final
+    assert widest(run) == 16
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -115,9 +106,7 @@ def test_a_gradient_that_nobody_added_is_not_counted_because_a_replica_says_so_a
         liar = run.spare()[seed % 2]
         await run.until_it_holds_something(liar)
         liars.add(liar)
-        await run.rig.kill_scheduler()
-        await run.rig.start_scheduler()
-        run.job = run.rig.jobs.registry.find(run.job.record.id)
+        await run.restart_scheduler()
 
     run = train(task, 4, seed, lie)
     said = [line.message for line in run.rig.jobs.stores.logs.of(run.job.record.id).kept()[0]]
@@ -125,9 +114,9 @@ def test_a_gradient_that_nobody_added_is_not_counted_because_a_replica_says_so_a
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_stranger_that_says_that_it_serves_a_stage_is_given_none_of_it(tmp_path: Path, restarts: bool) -> None:
+@training(4, 1)
+async def test_a_stranger_that_says_that_it_serves_a_stage_is_given_none_of_it(run: Run, restarts: bool) -> None:
     """It was believed, and was given work and the pass of that stage, whatever it held."""
-    task = Task.make(tmp_path)
 
     async def claims(run: Run, stage: int, version: int) -> list[Command]:
         """What a stage server is sent that says in its Hello that it has served this stage all the time."""
@@ -152,20 +141,15 @@ def test_a_stranger_that_says_that_it_serves_a_stage_is_given_none_of_it(tmp_pat
             over.set()
         return told
 
-    async def intrude(run: Run) -> None:
-        await run.until_step(2)
-        if restarts:
-            await run.rig.kill_scheduler()
-            await run.rig.start_scheduler()
-            run.job = run.rig.jobs.registry.find(run.job.record.id)
-        assert run.job.brain is not None
-        committed = run.job.progress.steps_done
-        told = await asyncio.gather(*(claims(run, stage, committed + late) for stage in (0, 1) for late in (-1, 0, 1)))
-        for commands in told:  # later it may be sent to a stage as any idle one is: it loads, and shows a digest
-            assert list(map(type, commands[:2])) == [Welcome, Release]
-            assert not any(isinstance(command, Route) for command in commands)
-
-    train(task, 4, 1, intrude)
+    await run.until_step(2)
+    if restarts:
+        await run.restart_scheduler()
+    assert run.job.brain is not None
+    committed = run.job.progress.steps_done
+    told = await asyncio.gather(*(claims(run, stage, committed + late) for stage in (0, 1) for late in (-1, 0, 1)))
+    for commands in told:  # later it may be sent to a stage as any idle one is: it loads, and shows a digest
+        assert list(map(type, commands[:2])) == [Welcome, Release]
+        assert not any(isinstance(command, Route) for command in commands)
 
 
 def test_open_jobs_of_the_version_before_train_to_their_end(tmp_path: Path) -> None:

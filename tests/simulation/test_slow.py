@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from statistics import median
 
 import pytest
 
 from swarm.types import PeerId
-from tests.support.scenes import Run, Task, train
+from tests.support.scenes import Run, training
 
 
 async def step_s(run: Run, steps: int) -> list[float]:
@@ -35,26 +34,23 @@ def given(run: Run, peer: PeerId) -> float:
 
 
 @pytest.mark.usefixtures("late_soon")
-def test_a_slow_replica_is_routed_around_and_used_again(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=36, training__global_batch_sequences=24, pipeline__overlap=0)
+@training(6, 4, training__steps=36, training__global_batch_sequences=24, pipeline__overlap=0)
+async def test_a_slow_replica_is_routed_around_and_used_again(run: Run) -> None:
     figures: dict[str, float] = {}
-
-    async def slow_one_down(run: Run) -> None:
-        await run.until_step(3)
-        figures["healthy"] = median(await step_s(run, 3))
-        peer = run.job.stages[0][0]
-        run.rig.slowness[peer] = 10.0
+    await run.until_step(3)
+    figures["healthy"] = median(await step_s(run, 3))
+    peer = run.job.stages[0][0]
+    run.rig.slowness[peer] = 10.0
+    await step_s(run, 1)
+    figures["slow"] = median(await step_s(run, 4))
+    run.rig.slowness.clear()
+    before = given(run, peer)
+    while given(run, peer) == before and run.job.progress.steps_done < 30:  # a trial comes after a long rest
         await step_s(run, 1)
-        figures["slow"] = median(await step_s(run, 4))
-        run.rig.slowness.clear()
-        before = given(run, peer)
-        while given(run, peer) == before and run.job.progress.steps_done < 30:  # a trial comes after a long rest
-            await step_s(run, 1)
-        await step_s(run, 3)
-        figures["after"] = given(run, peer) - before
-        figures["late"] = total(run, "swarm_reroutes_total", reason="timeout")
-
-    train(task, 6, 4, slow_one_down)
+    await step_s(run, 3)
+    figures["after"] = given(run, peer) - before
+    figures["late"] = total(run, "swarm_reroutes_total", reason="timeout")
+    await run.succeeds()
     assert figures["slow"] <= 1.3 * figures["healthy"], figures
     assert figures["late"] > 0, "what it had begun was given to others"
     assert figures["after"] > 1, "it is used again, not only tried"

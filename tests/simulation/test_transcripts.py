@@ -17,9 +17,7 @@ def test_a_recorded_job_is_replayed_to_the_same_decisions(tmp_path: Path) -> Non
         await run.until_step(2)
         run.rig.kill(run.spare()[0])
         await run.until_step(4)
-        await run.rig.kill_scheduler()
-        await run.rig.start_scheduler()
-        run.job = run.rig.jobs.registry.find(run.job.record.id)
+        await run.restart_scheduler()
 
     run = train(task, 5, 3, breaking, record=True)
     assert run.job.record.state is JobState.SUCCEEDED

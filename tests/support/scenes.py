@@ -109,6 +109,7 @@ class Run:
     rig: Rig
     job: Job
     rng: Random
+    sha256: str = ""  # of the weights that it must end with
 
     async def until_step(self, step: int) -> None:
         """Return some time after so many commits, at a random moment of the step that follows."""
@@ -131,12 +132,23 @@ class Run:
         pools = [[peer for peer in pool if peer in self.rig.servers] for pool in self.job.stages.values()]
         return [peer for pool in pools if len(pool) > 1 for peer in pool]
 
+    async def restart_scheduler(self) -> None:
+        """Kill the scheduler, and start one on its database."""
+        await self.rig.kill_scheduler()
+        await self.rig.start_scheduler()
+        self.job = self.rig.jobs.registry.find(self.job.record.id)
+
+    async def succeeds(self) -> None:
+        await self.rig.finished(self.job)
+        assert self.job.record.state is JobState.SUCCEEDED, self.job.record.reason
+        assert self.job.record.weights_sha256 == self.sha256
+
 
 def train(
     task: Task,
     peers: int,
     seed: int,
-    breaking: Callable[[Run], Awaitable[None]],
+    breaking: Callable[[Run], Awaitable[object]],
     hold_bytes: int = 1 << 30,
     *,
     record: bool = False,
@@ -145,14 +157,17 @@ def train(
 
     async def act(rig: Rig) -> Run:
         job = await rig.jobs.submit(task.spec, task.tokens.of_job(), {})
-        run = Run(rig, job, Random(f"{seed} breaks"))
+        run = Run(rig, job, Random(f"{seed} breaks"), task.sha256)
         await breaking(run)
-        await rig.finished(run.job)
-        assert run.job.record.state is JobState.SUCCEEDED, run.job.record.reason
-        assert run.job.record.weights_sha256 == task.sha256
+        await run.succeeds()
         return run
 
     return play(task.tokens, peers, act, seed=seed, hold_bytes=hold_bytes, limit_s=400.0, record=record)
+
+
+def training(peers: int, seed: int, **changes: Any) -> Played:
+    """A test of a Run: a Task with these changes in a system of `peers`, which succeeds when the test is over."""
+    return played(lambda act, tmp_path: train(Task.make(tmp_path, **changes), peers, seed, act))
 
 
 def replayed(run: Run) -> float:
