@@ -31,6 +31,7 @@ from swarm.job.families import FAMILIES, HEAD
 from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.model.families import stored_name
+from swarm.model.later import PutOff
 from swarm.model.stage import Stage
 from tests.simulation.engine.history import Applied, Backwarded, Built, Fetched, Forwarded, SumsDropped
 
@@ -161,6 +162,7 @@ class CountingModule(nn.Module):
         assert split != "auto"
         self._first, self._last = stage == 0, stage == len(split) - 1
         self._microbatches = spec.training.microbatches
+        self.put_off, self.later = PutOff(), frozenset[str]()
         family = FAMILIES[spec.model.family]
         start = torch.zeros(NUMBERS + 2 * self._microbatches)
         start[:NUMBERS] = torch.linspace(-0.5, 0.5, NUMBERS) * (stage + 1)

@@ -27,7 +27,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def stage_of(family: str, model: dict[str, Any], stage: int, stages: int, **training: Any) -> Stage:
-    given = {} if family == "gpt2" else MODELS[family]
+    given: dict[str, Any] = {} if family == "gpt2" else MODELS[family]
     config = model.get("config", given) | {"num_hidden_layers": 3}
     spec = spec_of(stages, training=training, **(model | {"family": family, "config": config}))
     return Stage(spec, stage, CPU)
