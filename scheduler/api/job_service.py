@@ -15,7 +15,7 @@ from scheduler.api import probe
 from scheduler.api.holding import Holding, Reads, sending
 from scheduler.api.members.relays import STATE, RelayDesk
 from scheduler.api.uploads import MODEL, Uploads, read_request
-from scheduler.api.views import Overview, explanation, fitting, log_filter, named, step_trace
+from scheduler.api.views import Overview, checkpoint_view, explanation, fitting, log_filter, named, step_trace
 from scheduler.brain.explain.facts import Fact, explain_peer, explain_trust, why_it_stays
 from scheduler.brain.fleet.membership import Membership, Peer, check_reference
 from scheduler.brain.members.persons import ANYBODY, Changes, Person, check_owner
@@ -278,7 +278,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         async with self._reading():
             job = self._job("Verify" if request.verify else "Checkpoints", request.job)
             shown = await self._jobs.stores.checkpoints.shown(job.record, job.spec, verify=request.verify)
-            return pb.CheckpointList(checkpoints=[pb.CheckpointView(**asdict(one)) for one in shown])
+            return pb.CheckpointList(checkpoints=[checkpoint_view(*one) for one in shown])
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> AsyncIterator[pb.StepList]:
         job = self._job("History", request.job)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import unquote
 
-from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.members.enrolment import Member
+from scheduler.jobs.listener import JobTransfer, PeerListener
 from scheduler.jobs.ports import SchedulerPorts
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, StaleMessage, SwarmError
 from swarm.limits import (
@@ -43,27 +44,6 @@ HELLO_S_MAX = 10.0
 TICK_S = 0.25
 HEARTBEAT_S = 1.0  # how often a stage server says that it is there
 STOOD_STILL_S = 0.5  # a tick that is late by more than this says that this process did not run
-
-
-class SessionListener(Protocol):
-    """Hears what stage servers do."""
-
-    def on_event(self, peer: PeerId, event: Event) -> None: ...
-
-    def on_transition(self, transition: Transition) -> None: ...
-
-
-class StateTransfer(Protocol):
-    """Moves the bytes of a stage's state between stage servers and storage."""
-
-    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
-        """Take a file of a checkpoint; gives its sha256."""
-
-    async def held(self, header: StoreHeader) -> int:
-        """How many first bytes of the file are here already; `store` goes on from there."""
-
-    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        """Give a part of a file that a job starts from."""
 
 
 class PassDesk(Protocol):
@@ -154,8 +134,8 @@ class Sessions:
     _ports: SchedulerPorts
     _membership: Membership
     _sessions: Connections
-    _listener: SessionListener
-    _transfer: StateTransfer
+    _listener: PeerListener
+    _transfer: JobTransfer
     _tasks: asyncio.TaskGroup
     _passes: PassDesk | None = None  # none: with --insecure
     _beginning: Bucket = field(default_factory=lambda: Bucket(SESSIONS_PER_S, SESSIONS_AT_ONCE), init=False)

@@ -17,6 +17,7 @@ from scheduler.jobs.commands import Jobs
 from scheduler.jobs.islands import island_at
 from scheduler.jobs.job import Job, now_s, split_of
 from scheduler.storage.job_log import LogLine
+from swarm.checkpoint.reader import Checkpoint, Fault
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.limits import REPLY_BYTES_MAX
 from swarm.pki.names import Role
@@ -216,6 +217,13 @@ def step_trace(job: Job, step: int, now_unix_s: float) -> pb.StepTrace:
             named(pb.StepSpan, one, begin_s=one.begin_s - begin_s, duration_s=one.end_s - one.begin_s) for one in spans
         ],
     )
+
+
+def checkpoint_view(checkpoint: Checkpoint | Fault, fault: str) -> pb.CheckpointView:
+    """A checkpoint, and what is wrong with it; of one without a manifest that can be read, only its step is known."""
+    if isinstance(checkpoint, Fault):
+        return pb.CheckpointView(step=checkpoint.step, loss=math.nan, fault=fault)
+    return named(pb.CheckpointView, checkpoint, optimizer=bool(checkpoint.optimizer), fault=fault)
 
 
 def explanation(kind: str, name: str, facts: Iterable[Fact]) -> pb.Explanation:

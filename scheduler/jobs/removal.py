@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scheduler.brain.retention import HeldJob, check_removable, expired, surplus
@@ -45,23 +45,20 @@ class Waste:
     size_bytes: int
 
 
+@dataclass(eq=False)
 class JobRemoval:
     """Ended jobs go when a person removes them, or `keep_s` after their end; 0 keeps them."""
 
-    def __init__(self, ports: SchedulerPorts, registry: JobRegistry, keep_s: float = 0.0) -> None:
-        self._files, self._checkpoints = ports.stores.files, ports.stores.checkpoints
-        self._metrics, self._announcer = ports.metrics, ports.announcer
-        self._wall_s, self._log = ports.wall_s, ports.log
-        self._registry = registry
-        self._keep_s = keep_s
-        self._database = ports.stores.database
-        self._unfinished: dict[JobId, RemovedJob] = {}
-        self._one_by_one = asyncio.Lock()
-        self._named_s: dict[Path, float] = {}  # uploads that removed jobs named, and when the youngest of them came
+    _ports: SchedulerPorts
+    _registry: JobRegistry
+    _keep_s: float = 0.0
+    _unfinished: dict[JobId, RemovedJob] = field(default_factory=dict)
+    _one_by_one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _named_s: dict[Path, float] = field(default_factory=dict)  # uploads of removed jobs, and when the youngest came
 
     async def load(self) -> None:
         """Know what an earlier start has not removed whole."""
-        self._unfinished = {one.id: one for one in await self._database.removals()}
+        self._unfinished = {one.id: one for one in await self._ports.stores.database.removals()}
         self._registry.on_ended = self._make_room
 
     async def remove(self, job: Job, *, expires: bool = False) -> Removed:
@@ -70,7 +67,7 @@ class JobRemoval:
         Checkpoints in a `checkpoint.dir` stay if the job only `expires`; those at a URL always stay.
         NotAllowed if it has not ended, is in use, or another job may begin at it; DatabaseUnavailable.
         """
-        named = await self._files.named_by([job.record])
+        named = await self._ports.stores.files.named_by([job.record])
         record, where = job.record, job.spec.checkpoint.dir
         if self._registry.get(record.id) is not job:
             raise NotFound(f"job {record.id} was removed meanwhile")
@@ -80,21 +77,21 @@ class JobRemoval:
         one = RemovedJob(record.id, "" if expires else where)
         self._registry.remove(job)  # at once: nobody may resume it while its row is being deleted
         try:
-            await self._database.begin_removal(one)
+            await self._ports.stores.database.begin_removal(one)
         except BaseException:
             self._registry.add(job)
             raise
         self._unfinished[one.id] = one
-        self._metrics.forget_job(one.id)
-        self._announcer.job_removed(one.id)
+        self._ports.metrics.forget_job(one.id)
+        self._ports.announcer.job_removed(one.id)
         for path in named:
             self._named_s[path] = max(self._named_s.get(path, 0.0), record.created_unix_s)
         freed = await self._free_named()
         done = await self._finish(one)
-        stays = bool(where) and (expires or self._checkpoints.is_remote(where))
+        stays = bool(where) and (expires or self._ports.stores.checkpoints.is_remote(where))
         left = "; ".join(filter(None, (done.left, f"its checkpoints in {where} stay" if stays else "")))
         removed = Removed(one.id, freed.total() + done.freed_bytes, left)
-        self._log.info("job removed", job_id=one.id, freed_bytes=removed.freed_bytes, expired=expires, left=left)
+        self._ports.log.info("job removed", job_id=one.id, freed_bytes=removed.freed_bytes, expired=expires, left=left)
         return removed
 
     async def _free_named(self) -> Counter[str]:
@@ -102,7 +99,7 @@ class JobRemoval:
         used = await self._used()
         over = {path: at_s for path, at_s in self._named_s.items() if path not in used}
         self._named_s = {path: at_s for path, at_s in self._named_s.items() if path in used}
-        return await self._files.remove_unused(used, 0.0, over)
+        return await self._ports.stores.files.remove_unused(used, 0.0, over)
 
     async def _finish(self, one: RemovedJob) -> Removed:
         """Remove the rest of a job that is no longer listed; a failed removal is tried again in the next round."""
@@ -111,16 +108,16 @@ class JobRemoval:
             if one.id not in self._unfinished:
                 return Removed(one.id)
             try:
-                await self._database.delete_rows(one.id)
-                freed += await self._files.remove_job(one.id)
+                await self._ports.stores.database.delete_rows(one.id)
+                freed += await self._ports.stores.files.remove_job(one.id)
                 if one.checkpoint_dir:
                     try:
-                        freed += await self._checkpoints.remove(one.checkpoint_dir, one.id)
+                        freed += await self._ports.stores.checkpoints.remove(one.checkpoint_dir, one.id)
                     except InvalidConfig as error:  # the scheduler was started with other roots
                         left = error.message
-                await self._database.end_removal(one.id)
+                await self._ports.stores.database.end_removal(one.id)
             except (StorageError, DatabaseUnavailable, DatabaseRejected) as error:
-                self._log.warning("files of a removed job are still there", job_id=one.id, reason=error.message)
+                self._ports.log.warning("files of a removed job are still there", job_id=one.id, reason=error.message)
                 return Removed(one.id, freed, f"{error.message}; this is tried again every {TIDY_S:.0f} s")
             del self._unfinished[one.id]
         return Removed(one.id, freed, left)
@@ -131,19 +128,19 @@ class JobRemoval:
         old = self._expired()
         for job in old:
             if dry_run:
-                found.append(Waste("job", job.record.id, await self._files.job_bytes(job.record.id)))
+                found.append(Waste("job", job.record.id, await self._ports.stores.files.job_bytes(job.record.id)))
                 continue
             with suppress(NotAllowed, NotFound):  # it was resumed or removed meanwhile
                 removed = await self.remove(job, expires=True)
                 found.append(Waste("job", removed.id, removed.freed_bytes))
-        before_unix_s = self._wall_s() - UNTOUCHED_S
+        before_unix_s = self._ports.wall_s() - UNTOUCHED_S
         used = await self._used({job.record.id for job in old})
-        uploads: Counter[str] = await self._files.remove_unused(used, before_unix_s, dry_run=dry_run)
+        uploads: Counter[str] = await self._ports.stores.files.remove_unused(used, before_unix_s, dry_run=dry_run)
         found += [Waste("uploads", owner or "everybody", size_bytes) for owner, size_bytes in sorted(uploads.items())]
         known = {job.record.id for job in self._registry.all()} | self._unfinished.keys()
-        for name, size_bytes in await self._files.strays(known, before_unix_s):
+        for name, size_bytes in await self._ports.stores.files.strays(known, before_unix_s):
             if not dry_run:
-                await self._files.remove_job(JobId(name))
+                await self._ports.stores.files.remove_job(JobId(name))
             found.append(Waste("folder", name, size_bytes))
         return found
 
@@ -157,15 +154,12 @@ class JobRemoval:
 
     async def tidy_once(self, *, expires: bool = True) -> None:
         """Finish removals that failed; remove jobs that are kept no longer, and uploads that no job names for a day."""
-        for one in list(self._unfinished.values()):
-            await self._finish(one)
+        for gone in list(self._unfinished.values()):
+            await self._finish(gone)
         for job in self._expired() if expires else ():
-            try:
-                await self.remove(job, expires=True)
-            except (NotAllowed, NotFound, DatabaseUnavailable, DatabaseRejected) as error:
-                self._log.warning("job not removed", job_id=job.record.id, reason=error.message)
+            await self._try_to_remove(job)
         await self._remove_surplus()
-        await self._files.remove_unused(await self._used(), self._wall_s() - UNUSED_SHARD_KEPT_S)
+        await self._ports.stores.files.remove_unused(await self._used(), self._ports.wall_s() - UNUSED_SHARD_KEPT_S)
 
     async def _make_room(self, ended: Job) -> None:
         """Remove the oldest ended jobs without weights of the job's owner beyond ENDED_OF_ONE_MAX; its log says so."""
@@ -176,26 +170,31 @@ class JobRemoval:
     async def _remove_surplus(self, owner: str | None = None) -> list[JobId]:
         """Remove such jobs of one owner, or of all. Returns the removed jobs."""
         jobs = {job.record.id: job for job in self._registry.all()}
-        found, gone = surplus([_held(job) for job in jobs.values()], ENDED_OF_ONE_MAX), list[JobId]()
-        for one in [one for one in found if owner in (None, jobs[one].record.owner)][:EXPIRED_AT_ONCE]:
-            try:
-                await self.remove(jobs[one], expires=True)
-            except (NotAllowed, NotFound, DatabaseUnavailable, DatabaseRejected) as error:
-                self._log.warning("job not removed", job_id=one, reason=error.message)
-            else:
-                gone.append(one)
-        return gone
+        found = surplus([_held(job) for job in jobs.values()], ENDED_OF_ONE_MAX)
+        own = [job for job in found if owner in (None, jobs[job].record.owner)][:EXPIRED_AT_ONCE]
+        return [job for job in own if await self._try_to_remove(jobs[job])]
+
+    async def _try_to_remove(self, job: Job) -> bool:
+        """Remove a job that nobody asked to remove; whether it went."""
+        try:
+            await self.remove(job, expires=True)
+        except (NotAllowed, NotFound, DatabaseUnavailable, DatabaseRejected) as error:
+            self._ports.log.warning("job not removed", job_id=job.record.id, reason=error.message)
+            return False
+        return True
 
     def _expired(self) -> list[Job]:
         if not self._keep_s:
             return []
         jobs = {job.record.id: job for job in self._registry.all()}
-        found = expired([_held(job) for job in jobs.values()], self._keep_s, self._wall_s())
+        found = expired([_held(job) for job in jobs.values()], self._keep_s, self._ports.wall_s())
         return [jobs[one] for one in found[:EXPIRED_AT_ONCE]]
 
     async def _used(self, without: Set[JobId] = frozenset()) -> set[Path]:
         """The uploaded files that jobs name."""
-        return await self._files.named_by([job.record for job in self._registry.all() if job.record.id not in without])
+        return await self._ports.stores.files.named_by(
+            [job.record for job in self._registry.all() if job.record.id not in without]
+        )
 
 
 def _held(job: Job) -> HeldJob:

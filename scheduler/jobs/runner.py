@@ -180,9 +180,7 @@ class JobRunner:
             _CheckpointNews(self, job, driver),
             self.tasks,
             stores.checkpoints.executor,
-            protected=lambda: {
-                other.record.start_name for other in self.registry.all() if _needs_start(other, storage.where)
-            },
+            lambda: {other.record.start_name for other in self.registry.all() if _needs_start(other, storage.where)},
         )
         await sink.prepare(at_start=at_start)
         return sink

@@ -138,22 +138,15 @@ def put_once(connection: sa.Connection, into: sa.Table, values: Mapping[str, Any
         connection.execute(sa.insert(into).values(values))
 
 
+@dataclass(eq=False)
 class Database:
-    """The scheduler's database; `epoch` is this start's number."""
+    """The scheduler's database."""
 
-    def __init__(
-        self,
-        engine: sa.Engine,
-        epoch: int,
-        executor: ThreadPoolExecutor | None,
-        name: str = "",
-        timed: Timed = lambda *_: None,
-    ) -> None:
-        self._engine = engine
-        self._executor = executor
-        self._timed = timed
-        self.epoch = epoch
-        self.name = name  # the id that the database shares with its data folder
+    _engine: sa.Engine
+    epoch: int  # the number of this start
+    _executor: ThreadPoolExecutor | None
+    name: str = ""  # the id that the database shares with its data folder
+    _timed: Timed = lambda *_: None
 
     @classmethod
     async def open(

@@ -6,6 +6,7 @@ takes it back by a restart. A stage server that is ended by a signal says so in 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 
 from scheduler.storage.database import Database, Drain
@@ -15,14 +16,14 @@ from swarm.types import PeerId
 from swarm.wire.messages import Hello
 
 
+@dataclass(eq=False)
 class Drains:
     """The drained stage servers, in memory and in the database."""
 
-    def __init__(self, store: Database, log: Logger, *, patience_s: float = PATIENCE_S) -> None:
-        self._store = store
-        self._log = log
-        self._patience_s = patience_s
-        self._drains: dict[PeerId, Drain] = {}
+    _store: Database
+    _log: Logger
+    _patience_s: float = PATIENCE_S
+    _drains: dict[PeerId, Drain] = field(default_factory=dict)
 
     async def load(self) -> None:
         """Read the drains that were asked of an earlier scheduler start."""

@@ -131,27 +131,17 @@ class _Read:
     before: Curves = field(default_factory=Curves)  # the job had gone further until it lost a stage
 
 
+@dataclass(eq=False)
 class Feed:
-    """Gives looks at everything that a visitor may see.
+    """Gives looks at everything that a visitor may see."""
 
-    `overview` is what everybody may see, `troubles` what troubles the scheduler; `owner` says who invited a peer.
-    """
-
-    def __init__(
-        self,
-        overview: Overview,
-        entrance: Entrance,
-        product: str,
-        troubles: Callable[[], list[str]] = list,
-        owner: Callable[[PeerId], str] = lambda peer: "",
-    ) -> None:
-        self._overview = overview
-        self._entrance = entrance
-        self._product = product
-        self._troubles = troubles
-        self._owner = owner
-        self._looks: OrderedDict[tuple[Person, str], Look] = OrderedDict()
-        self._read: OrderedDict[str, _Read] = OrderedDict()
+    _overview: Overview  # as everybody may see it
+    _entrance: Entrance
+    _product: str
+    _troubles: Callable[[], list[str]] = list  # faults of the scheduler
+    _owner: Callable[[PeerId], str] = lambda peer: ""  # who invited a stage server
+    _looks: OrderedDict[tuple[Person, str], Look] = field(default_factory=OrderedDict)
+    _read: OrderedDict[str, _Read] = field(default_factory=OrderedDict)
 
     async def enter(self, certificate: bytes | None) -> Person:
         """The visitor; the error of `entrance` for a visitor who may not look."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
@@ -37,27 +37,22 @@ class Issuer:
     revoked: tuple[CutOff, ...] = ()  # under earlier starts
 
 
+@dataclass(eq=False)
 class Passes:
     """Sends commands down the sessions, and each LoadStage with a pass for it."""
 
-    def __init__(
-        self,
-        issuer: Issuer,
-        registry: JobRegistry,
-        membership: Membership,
-        connections: Connections,
-        wall_s: Callable[[], float],
-    ) -> None:
-        self._issuer = issuer
-        self._registry = registry
-        self._membership = membership
-        self._connections = connections
-        self._wall_s = wall_s
-        self._start: tuple[float, float] | None = None
-        self._issued: dict[PeerId, float] = {}  # the newest, by our clock
-        self._revoked = {one.peer: one for one in issuer.revoked}
-        self.relays: tuple[RelayAt, ...] = ()  # that are here
-        self.on_cut_off: Callable[[CutOff], None] = lambda order: None  # relays hear of it, too
+    _issuer: Issuer
+    _registry: JobRegistry
+    _membership: Membership
+    _connections: Connections
+    _wall_s: Callable[[], float]
+    _start: tuple[float, float] | None = None
+    _issued: dict[PeerId, float] = field(default_factory=dict)  # the newest, by our clock
+    relays: tuple[RelayAt, ...] = ()  # that are here
+    on_cut_off: Callable[[CutOff], None] = lambda order: None  # relays hear of it, too
+
+    def __post_init__(self) -> None:
+        self._revoked = {order.peer: order for order in self._issuer.revoked}
 
     def welcome(self, peer: PeerId, heartbeat_s: float) -> Welcome:
         """The first command of a session."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from scheduler.api.sessions import Connections, host_of, is_here
@@ -42,25 +42,17 @@ class _Tried:
     again_s: float = inf
 
 
+@dataclass(eq=False)
 class Reach:
     """Tells `membership` which addresses do not answer."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        connections: Connections,
-        wallet: Wallet,
-        log: Logger,
-        on_change: Callable[[tuple[PeerId, ...]], None] = lambda unreached: None,
-    ) -> None:
-        """`on_change` hears of all that cannot be dialled, whenever these change."""
-        self._on_change = on_change
-        self._unreached: tuple[PeerId, ...] = ()
-        self._membership = membership
-        self._connections = connections
-        self._wallet = wallet
-        self._log = log
-        self._tried: dict[PeerId, _Tried] = {}
+    _membership: Membership
+    _connections: Connections
+    _wallet: Wallet
+    _log: Logger
+    _on_change: Callable[[tuple[PeerId, ...]], None] = lambda unreached: None  # hears of all that cannot be dialled
+    _unreached: tuple[PeerId, ...] = ()
+    _tried: dict[PeerId, _Tried] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Try each address once, and again while it does not answer; for ever."""

@@ -6,7 +6,6 @@ It reads checkpoints, and removes a removed job's; `sink.py` writes. Nothing her
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,26 +34,6 @@ from swarm.job.spec import JobSpec
 from swarm.text import printable, without_passwords
 from swarm.types import JobId
 from swarm.wire.messages import StateFile
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A checkpoint for a person; `fault` is empty if the look at it found nothing wrong."""
-
-    step: int
-    created_unix_s: float = 0.0
-    size_bytes: int = 0
-    weights_sha256: str = ""
-    loss: float = math.nan
-    optimizer: bool = False
-    fault: str = ""
-
-    @classmethod
-    def of(cls, one: Checkpoint, fault: str) -> Shown:
-        """A checkpoint whose manifest could be read."""
-        return cls(
-            one.step, one.created_unix_s, one.size_bytes, one.weights_sha256, one.loss, bool(one.optimizer), fault
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +195,17 @@ class CheckpointCatalog:
             hint=f"take another: swarm checkpoints {record.id} --verify",
         )
 
-    async def shown(self, record: JobRecord, spec: JobSpec, *, verify: bool) -> list[Shown]:
-        """All of a job's checkpoints, oldest first; with `verify` every byte is read. StorageError.
+    async def shown(self, record: JobRecord, spec: JobSpec, *, verify: bool) -> list[tuple[Checkpoint | Fault, str]]:
+        """All of a job's checkpoints, oldest first, then those without a manifest that can be read, each with what is
+        wrong with it; with `verify` every byte is read. StorageError.
 
         NotAllowed for a second verification: they would take all threads that serve files.
         """
 
-        def look() -> list[Shown]:
+        def look() -> list[tuple[Checkpoint | Fault, str]]:
             found, faults = list_checkpoints(self.storage(spec, record.id), record.id)
-            shown = [Shown.of(one, fault_of(one, contents=verify)) for one in found]
-            return shown + [Shown(fault.step, fault=fault.reason) for fault in faults]
+            shown = [(checkpoint, fault_of(checkpoint, contents=verify)) for checkpoint in found]
+            return [*shown, *((fault, fault.reason) for fault in faults)]
 
         if not verify:
             return await run_blocking(self.executor, look)
@@ -236,7 +216,7 @@ class CheckpointCatalog:
         verifying.add_done_callback(self._verified)
         return await asyncio.shield(verifying)
 
-    def _verified(self, done: asyncio.Future[list[Shown]]) -> None:
+    def _verified(self, done: asyncio.Future[Any]) -> None:
         self._verifying = False
         if not done.cancelled():
             done.exception()  # the caller may have gone

@@ -109,31 +109,20 @@ class Subject:
     tokenizer_files: Mapping[str, bytes]
 
 
+@dataclass(eq=False, slots=True)
 class CheckpointSink:
     """Collects and publishes the checkpoints of one job at work, on one timeline."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        subject: Subject,
-        facts: Callable[[int], Facts],
-        listener: CheckpointListener,
-        tasks: asyncio.TaskGroup,
-        executor: ThreadPoolExecutor | None,
-        *,
-        protected: Callable[[], set[str]] = set,
-    ) -> None:
-        self._storage = storage
-        self._job, self._spec, self._timeline = subject.job, subject.spec, subject.timeline
-        self._tokenizer_files = subject.tokenizer_files
-        self._facts = facts
-        self._listener = listener
-        self._tasks = tasks
-        self._executor = executor
-        self._protected = protected
-        self._open: _Collecting | None = None
-        self._working: set[asyncio.Task[None]] = set()
-        self._discarding: asyncio.Task[None] | None = None
+    _storage: Storage
+    _subject: Subject
+    _facts: Callable[[int], Facts]
+    _listener: CheckpointListener
+    _tasks: asyncio.TaskGroup
+    _executor: ThreadPoolExecutor | None
+    _protected: Callable[[], set[str]] = set  # names of checkpoints that others start from
+    _open: _Collecting | None = None
+    _working: set[asyncio.Task[None]] = field(default_factory=set)
+    _discarding: asyncio.Task[None] | None = None
 
     async def prepare(self, *, at_start: bool) -> None:
         """Remove what an interrupted writer left.
@@ -187,13 +176,13 @@ class CheckpointSink:
         cannot be written.
         """
         held = self._open
-        if held is None or (self._timeline, held.version) != (header.timeline, header.version):
+        if held is None or (self._subject.timeline, held.version) != (header.timeline, header.version):
             raise Refused(f"job {header.job} collects no state of version {header.version}")
         if held.is_being_published:
             raise Refused(f"the checkpoint of version {header.version} has all its files")
-        if not _belongs(header, self._spec):
+        if not _belongs(header, self._subject.spec):
             raise Refused(f"stage {header.stage} writes no file {header.path[:100]!r}")
-        held.reserve(header, _stage_bytes_max(self._spec, header.stage))
+        held.reserve(header, _stage_bytes_max(self._subject.spec, header.stage))
         try:
             return await self._put(held, header, chunks)
         finally:
@@ -299,7 +288,9 @@ class CheckpointSink:
         """Make the writer once what was dropped is gone: a second try at a version has the same name."""
         if before is not None:  # only what was dropped before this one began: a later drop waits for this one
             await asyncio.wait([before])
-        return await self._run(lambda: CheckpointWriter(self._storage, self._spec, version, f"{self._timeline}"))
+        return await self._run(
+            lambda: CheckpointWriter(self._storage, self._subject.spec, version, f"{self._subject.timeline}")
+        )
 
     async def _publish(self, held: _Collecting, move: PublishCheckpoint) -> None:
         loop = asyncio.get_running_loop()
@@ -314,7 +305,9 @@ class CheckpointSink:
             writer = await self._writer(held)
             if held.vouched and (held.arriving or writer.hashes() != held.vouched):
                 raise CheckpointFailed("files came in the place of those that others have hashed", reason="peer")
-            checkpoint = await self._run(lambda: writer.publish(held.facts, move.parameters, self._tokenizer_files))
+            checkpoint = await self._run(
+                lambda: writer.publish(held.facts, move.parameters, self._subject.tokenizer_files)
+            )
             duration_s = loop.time() - held.since_s
             at_work()
             if fault := await self._run(lambda: fault_of(checkpoint, progress=at_work)):
@@ -339,12 +332,12 @@ class CheckpointSink:
         await self._prune(checkpoint)
 
     async def _prune(self, proven: Checkpoint) -> None:
-        rules = self._spec.checkpoint
+        rules = self._subject.spec.checkpoint
         try:
             removed = await self._run(
                 lambda: prune(
                     self._storage,
-                    self._job,
+                    self._subject.job,
                     proven,
                     keep_last=rules.keep_last,
                     keep_every_steps=rules.keep_every_steps,

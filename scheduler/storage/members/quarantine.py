@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import sqlalchemy as sa
@@ -19,17 +19,15 @@ from swarm.types import PeerId
 _TABLE = table("quarantine", {"peer": sa.Text}, since_unix_s=sa.Float, strikes_json=sa.Text)
 
 
+@dataclass(eq=False)
 class Quarantine:
     """The records of stage servers with strikes."""
 
-    def __init__(
-        self, store: Database, log: Logger, wall_s: Callable[[], float], *, patience_s: float = PATIENCE_S
-    ) -> None:
-        self._store = store
-        self._log = log
-        self._wall_s = wall_s
-        self._patience_s = patience_s
-        self._records: dict[PeerId, TrustRecord] = {}
+    _store: Database
+    _log: Logger
+    _wall_s: Callable[[], float]
+    _patience_s: float = PATIENCE_S
+    _records: dict[PeerId, TrustRecord] = field(default_factory=dict)
 
     async def load(self) -> None:
         """Read what earlier scheduler starts have found."""

@@ -69,7 +69,8 @@ async def sessions(
         connections, membership = connections or Connections(log), membership or Membership()
         stores = SimpleNamespace(database=SimpleNamespace(epoch=7))
         ports = cast(SchedulerPorts, SimpleNamespace(stores=stores, log=log, wall_s=time.time))
-        yield Sessions(ports, membership, connections, heard, Transfer(), tasks, passes)
+        others: Any = (heard, Transfer())
+        yield Sessions(ports, membership, connections, *others, tasks, passes)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ async def test_a_drain_is_of_one_process_and_outlives_the_scheduler(tmp_path: Pa
 async def test_a_drain_that_the_database_does_not_take_is_known_until_the_scheduler_ends(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     store = await Database.open(url, None)
-    drained = Drains(store, LOG, patience_s=0.0)
+    drained = Drains(store, LOG, 0.0)
     with sa.create_engine(url).begin() as connection:
         connection.execute(sa.text("ALTER TABLE drains RENAME TO away"))
     await drained.keep(hello(5), "too hot")

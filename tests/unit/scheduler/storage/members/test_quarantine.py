@@ -48,7 +48,7 @@ async def test_strikes_outlive_the_scheduler_and_end_with_the_release(tmp_path: 
 async def test_what_the_database_does_not_take_is_known_until_the_scheduler_ends(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     store = await Database.open(url, None)
-    known = Quarantine(store, LOG, lambda: 50.0, patience_s=0.0)
+    known = Quarantine(store, LOG, lambda: 50.0, 0.0)
     with sa.create_engine(url).begin() as connection:
         connection.execute(sa.text("ALTER TABLE quarantine RENAME TO away"))
     known.strike(A, "y was wrong", is_proven=True, checked=3)
