@@ -2,7 +2,7 @@
 
 The brain asks its parts (parts.py) in turn and decides what comes next. It never waits and never reads a clock: each
 input comes with its time. Two rules of order hold. A commit's row is written before any replica hears of the commit,
-and a replica gets the order to drop work (AbortRound, Void) before the work that replaces it. hearing.py says what an
+and a replica gets the order to drop work (AbortRound, Void) before the work that replaces it. events.py says what an
 event of a replica means.
 """
 
@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import assert_never
 
 from scheduler.brain import inputs
+from scheduler.brain.events import apply_event
 from scheduler.brain.explain.facts import Situation, Team
 from scheduler.brain.explain.situation import Counts, counts, situation, team, waiting_for
 from scheduler.brain.explain.step_times import StepClock
-from scheduler.brain.hearing import hear
 from scheduler.brain.inputs import Input, ReplicaRecord
 from scheduler.brain.outputs import BeginCheckpoint, Finish, Independent, Output, PublishCheckpoint, Stopped
 from scheduler.brain.parts import Parts
@@ -64,7 +64,7 @@ class JobBrain:
         state = self._state
         match happened:
             case inputs.Happened():
-                return hear(self._parts, happened, now_s)
+                return apply_event(self._parts, happened, now_s)
             case inputs.RowDurable(step=step):
                 return self._row_durable(step, now_s)
             case inputs.Exchanged(step=step):

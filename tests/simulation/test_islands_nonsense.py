@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.brain.events import NONSENSE_MAX
 from scheduler.brain.inputs import Happened
-from scheduler.brain.validity import NONSENSE_MAX
 from swarm.wire.messages import Exchange, Route
 from tests.simulation.engine.islands import Shape, World, faults
 from tests.support.effort import others

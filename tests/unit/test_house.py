@@ -31,7 +31,7 @@ COVERED_BY = {
     "integration/test_api.py": ("client/api",),
     "integration/test_up.py": ("client/up/*",),
     "property/test_exactly_once.py": (
-        *("scheduler/brain/hearing", "scheduler/brain/inputs", "scheduler/brain/outputs", "scheduler/brain/parts"),
+        *("scheduler/brain/inputs", "scheduler/brain/outputs", "scheduler/brain/parts"),
         *("scheduler/brain/settings", "scheduler/brain/commit/*", "scheduler/brain/replicas/*"),
         "scheduler/brain/state/*",
     ),

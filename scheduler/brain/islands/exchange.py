@@ -24,11 +24,11 @@ from itertools import combinations
 
 from scheduler.brain.commit.digests import average_of, outvoted
 from scheduler.brain.commit.slices import squared_norms
+from scheduler.brain.events import fault_of
 from scheduler.brain.inputs import Exchanged, OuterRound
 from scheduler.brain.islands.roster import Delegation, Roster, Waits
 from scheduler.brain.outputs import Fail, Note, Output, Released, Send
 from scheduler.brain.settings import BrainSettings
-from scheduler.brain.validity import fault_of
 from swarm.errors import ReplicaDiverged
 from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from scheduler.brain.events import KNOWN_ATTEMPTS_MAX, NONSENSE_MAX, fault_of
 from scheduler.brain.inputs import Happened
 from scheduler.brain.state.brain_state import Mode
-from scheduler.brain.validity import KNOWN_ATTEMPTS_MAX, NONSENSE_MAX, fault_of
 from swarm.types import EvaluationBatch, Microbatch, PeerId, Round
 from swarm.wire.messages import (
     Accumulated,
