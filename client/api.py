@@ -37,7 +37,6 @@ from client.transfer.download import Pulled, download
 from client.transfer.precision import Dtype
 from client.transfer.submission import check, send
 from swarm.checkpoint.storage import LATEST
-from swarm.errors import SchedulerUnreachable
 from swarm.job.changes import changed_spec, changed_values
 from swarm.job.spec import JobSpec, new_job, put_value, read_job
 from swarm.limits import JOBS_LISTED_MAX
@@ -107,11 +106,9 @@ class Client:
 
     def wait(self, job: str | Job) -> Job:
         """The job once it has succeeded; JobEnded if it failed or was cancelled."""
-        seen = deque(self.watch(job), maxlen=1)
-        if not seen or not seen[0].has_ended:
-            raise SchedulerUnreachable(f"the scheduler at {self._scheduler.address} ended the stream")
-        raise_unless_succeeded(seen[0])
-        return seen[0]
+        (seen,) = deque(self.watch(job), maxlen=1)
+        raise_unless_succeeded(seen)
+        return seen
 
     def cancel(self, job: str | Job, *, checkpoint: bool = True) -> Job:
         """Save the job, unless `checkpoint` is False, and stop it."""

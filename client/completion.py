@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
-from client.connection import dial
+from client.connection import Scheduler, dial
 from client.shell import Shell
 from swarm.errors import SwarmError
 
 ANSWER_S_MAX = 2.0
 OFFERED_MAX = 100
-_UNANSWERED = (SwarmError, OSError)  # of the machine too: between the words of a command no error helps
 
 
 def jobs(values: dict[str, Any], incomplete: str) -> list[str]:
     """Ids of jobs, the newest first; `values` are the flags and arguments so far, by name."""
-    try:
-        with dial(_shell(values), ANSWER_S_MAX) as scheduler:
-            found, _ = scheduler.jobs(all=True, limit=OFFERED_MAX)
-    except _UNANSWERED:
-        return []
-    return _beginning((job.id for job in found), incomplete)
+    return _offered(
+        values, incomplete, lambda scheduler: [job.id for job in scheduler.jobs(all=True, limit=OFFERED_MAX)[0]]
+    )
 
 
 def peers(values: dict[str, Any], incomplete: str) -> list[str]:
     """Ids of stage servers."""
-    try:
-        with dial(_shell(values), ANSWER_S_MAX) as scheduler:
-            return _beginning((peer.id for peer in scheduler.peers()), incomplete)
-    except _UNANSWERED:
-        return []
+    return _offered(values, incomplete, lambda scheduler: [peer.id for peer in scheduler.peers()])
 
 
 def jobs_and_peers(values: dict[str, Any], incomplete: str) -> list[str]:
@@ -43,20 +35,19 @@ def steps(values: dict[str, Any], incomplete: str) -> list[str]:
     job = values.get("job")
     if not isinstance(job, str):
         return []
-    try:
-        with dial(_shell(values), ANSWER_S_MAX) as scheduler:
-            found = [str(one.step) for one in scheduler.checkpoints(job)]
-    except _UNANSWERED:
-        return []
-    return _beginning(iter(["latest", *reversed(found)]), incomplete)
+
+    def found(scheduler: Scheduler) -> list[str]:
+        return ["latest", *(str(checkpoint.step) for checkpoint in reversed(scheduler.checkpoints(job)))]
+
+    return _offered(values, incomplete, found)
 
 
-def _shell(values: dict[str, Any]) -> Shell:
+def _offered(values: dict[str, Any], incomplete: str, ask: Callable[[Scheduler], list[str]]) -> list[str]:
     shell = Shell(quiet=True)
-    shell.take(**{name: values.get(name) for name in ("scheduler", "insecure", "profile", "config")})
-    shell.settle()
-    return shell
-
-
-def _beginning(names: Iterator[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
+    try:
+        shell.take(**{name: values.get(name) for name in ("scheduler", "insecure", "profile", "config")})
+        shell.settle()
+        with dial(shell, ANSWER_S_MAX) as scheduler:
+            return [name for name in ask(scheduler) if name.startswith(incomplete)]
+    except (SwarmError, OSError):  # of the machine too: between the words of a command no error helps
+        return []

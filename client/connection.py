@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import Message
 
 from client.records import Checkpoint, Job, Peer, Step, has_date, record
-from client.sending import Sending, Unsteady
+from client.sending import Sending
 from client.shell import Shell
 from swarm.errors import (
     ERROR_BY_CODE,
@@ -221,8 +221,7 @@ class Scheduler:
             return printed(self._method(method)(request, timeout=timeout_s))
 
     def _stream(self, method: str, request: Message, timeout_s: float | None = None) -> Iterator[Any]:
-        with self._translated():
-            yield from map(printed, self._method(method)(request, timeout=timeout_s))
+        return map(printed, self._method(method)(request, timeout=timeout_s))
 
     def check_protocol(self) -> pb.VersionReply:
         """The scheduler's version; IncompatibleVersion if it speaks another protocol than this client."""
@@ -257,7 +256,7 @@ class Scheduler:
             finally:
                 sending.end()
 
-        deque(self._insisting(replies, lambda: sending.has_progressed, say), maxlen=0)
+        deque(self._lasting(replies, self.timeout_s, say, counts=lambda _: sending.has_progressed), maxlen=0)
 
     def job(self, method: str, request: Message, timeout_s: float = 0.0) -> Job:
         """The job that a method of Jobs answers with: Get, Submit, Cancel, Pause, Resume."""
@@ -283,61 +282,52 @@ class Scheduler:
             yield seen
             if seen.has_ended:
                 return
+        raise SchedulerUnreachable(
+            f"the scheduler at {self.address} ended the stream", hint=f"look again with: swarm status {job}"
+        )
 
     def _lasting(
-        self, begin: Callable[[], Iterator[T]], patience_s: float = 0.0, say: Callable[[str], None] | None = None
+        self,
+        begin: Callable[[], Iterator[T]],
+        patience_s: float = 0.0,
+        say: Callable[[str], None] | None = None,
+        *,
+        counts: Callable[[T], bool] | None = None,
     ) -> Iterator[T]:
         """A stream to its end, over as many calls as it takes; `begin` begins one that goes on behind what has come.
 
-        `say` hears that the scheduler does not answer; SchedulerUnreachable once that has taken `patience_s`. It also
-        hears that too many follow, which is waited for; without `say`, Crowded once that has taken CROWDED_S_MAX.
+        SchedulerUnreachable once the scheduler has not answered for `patience_s`. With `counts`, only an item that does
+        is an answer, and before the first there is no patience. Where too many call, it waits for a place; without
+        `say`, which hears of both, Crowded once that has taken CROWDED_S_MAX.
         """
+        has_come = counts is None
         lost_s: float | None = None
         crowded_s: float | None = None
         while True:
             try:
-                for item in begin():
-                    lost_s, crowded_s = None, None
-                    yield item
+                with self._translated():
+                    for item in begin():
+                        crowded_s = None
+                        if counts is None or counts(item):
+                            has_come, lost_s = True, None
+                        yield item
                 return
             except Crowded as error:
                 now_s = time.monotonic()
                 if crowded_s is None and say is not None:
-                    say(f"the job goes on, but {error.message}; waiting for a place")
+                    say(f"{error.message}; waiting for a place")
                 lost_s, crowded_s = None, now_s if crowded_s is None else crowded_s
                 if say is None and now_s - crowded_s > CROWDED_S_MAX:
                     raise
-                time.sleep(REDIAL_S)
             except SchedulerUnreachable:
                 now_s = time.monotonic()
-                if lost_s is None and patience_s:
+                if not (has_come and patience_s):
+                    raise
+                if lost_s is None:
                     lost_s = now_s
                     if say is not None:
                         say(f"the scheduler does not answer; trying again for {patience_s:g} s")
-                if lost_s is None or now_s - lost_s > patience_s:
-                    raise
-                time.sleep(REDIAL_S)
-
-    def _insisting(
-        self, begin: Callable[[], Iterator[T]], has_progressed: Callable[[], bool], say: Callable[[str], None]
-    ) -> Iterator[T]:
-        """What calls with many bytes answer; `begin` begins one, which `has_progressed` once bytes have arrived.
-
-        It waits while there are too many, and `say` hears of that. If the line breaks while bytes arrive, it begins
-        another one.
-        """
-        waits, line = False, Unsteady(self.timeout_s)
-        while True:
-            try:
-                with self._translated():
-                    yield from begin()
-                return
-            except Crowded as error:
-                if not waits:
-                    say(f"{error.message}; waiting for a place")
-                waits = True
-            except SchedulerUnreachable:
-                if not line.goes_on(has_progressed()):
+                if now_s - lost_s > patience_s:
                     raise
             time.sleep(REDIAL_S)
 
@@ -421,7 +411,7 @@ class Scheduler:
             finally:
                 asked.put(None)
 
-        return self._insisting(chunks, lambda: arrived_bytes > 0, say)
+        return self._lasting(chunks, self.timeout_s, say, counts=lambda chunk: bool(chunk.payload))
 
     def _why_unreachable(self, found: SwarmError) -> SwarmError:
         was_shut = found.code == SchedulerUnreachable.code and (found.hint or "failed to connect" in found.message)

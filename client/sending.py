@@ -67,17 +67,3 @@ class Sending:
     def _may_send(self) -> bool:
         window = self._window
         return self._is_over or not window.unacknowledged_bytes or window.room_bytes >= window.piece_bytes
-
-
-class Unsteady:
-    """A line that breaks: whether to dial again."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._lost_s: float | None = None
-
-    def goes_on(self, has_progressed: bool) -> bool:
-        """Whether bytes arrived before it broke, now or within the time that a call may take."""
-        if has_progressed:
-            self._lost_s = time.monotonic()
-        return self._lost_s is not None and time.monotonic() - self._lost_s < self._timeout_s

@@ -12,7 +12,7 @@ from client.connection import Scheduler
 from client.records import Job, raise_unless_succeeded
 from client.shell import Shell
 from client.views import evaluation_text, job_values, number
-from swarm.errors import INTERRUPTED, SchedulerUnreachable
+from swarm.errors import INTERRUPTED
 from swarm.text import counted, duration
 from swarm.types import JobState
 
@@ -23,14 +23,10 @@ ISLANDS_SHOWN = 8
 
 def follow(shell: Shell, scheduler: Scheduler, job: str) -> Job:
     """Show the job until it ends; SchedulerUnreachable after --timeout seconds without an answer."""
-    view: Job | None = None
+    view = Job()
     with _display(shell) as show:
         for view in scheduler.follow(job, shell.say):
             show(view)
-    if view is None or not view.has_ended:
-        raise SchedulerUnreachable(
-            f"the scheduler at {scheduler.address} ended the stream", hint=f"look again with: swarm status {job}"
-        )
     return view
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -56,7 +57,7 @@ def look(scheduler: Scheduler, name: str) -> Board:
     every = max(1, focus.step // CURVE_COLUMNS)
     steps = list(scheduler.history(focus.id, every))
     why = record(Explanation, scheduler.call("Explain", pb.ExplainRequest(about=focus.id)))
-    return Board(board.address, board.now_unix_s, jobs, troubles, board.peers, focus, steps, why)
+    return replace(board, focus=focus, steps=steps, why=why)
 
 
 def _newest_at_work(jobs: list[Job]) -> Job | None:
@@ -82,14 +83,8 @@ def _live(shell: Shell, scheduler: Scheduler, job: str, interval_s: float) -> No
                     if silent_s > shell.timeout_s or not isinstance(error, SchedulerUnreachable):
                         raise
                     words = (f"it has not answered for {silent_s:.0f} s", *board.troubles)
-                    live.update(board_view(_with_troubles(board, words)), refresh=True)
+                    live.update(board_view(replace(board, troubles=words)), refresh=True)
                     continue
                 live.update(board_view(board), refresh=True)
         except KeyboardInterrupt:
             return
-
-
-def _with_troubles(board: Board, troubles: tuple[str, ...]) -> Board:
-    return Board(
-        board.address, board.now_unix_s, board.jobs, troubles, board.peers, board.focus, board.steps, board.why
-    )

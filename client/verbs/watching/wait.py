@@ -14,7 +14,7 @@ from client.records import Job, raise_unless_succeeded
 from client.shell import Shell
 from client.verbs.control import each
 from client.views import job_values
-from swarm.errors import SchedulerUnreachable, SwarmError
+from swarm.errors import SwarmError
 from swarm.types import JobState
 
 
@@ -44,7 +44,6 @@ def _wait(shell: Shell, scheduler: Scheduler, view: Job) -> Job:
     """The job once it has stopped going on by itself."""
     if view.has_ended:
         return view
-    for seen in scheduler.follow(view.id, shell.say):
-        if seen.has_ended or seen.state == JobState.PAUSED:
-            return seen
-    raise SchedulerUnreachable(f"the scheduler at {scheduler.address} ended the stream", hint="wait again")
+    return next(
+        seen for seen in scheduler.follow(view.id, shell.say) if seen.has_ended or seen.state == JobState.PAUSED
+    )

@@ -91,7 +91,7 @@ def test_whoever_follows_waits_for_a_place_as_the_job_goes_on(scheduler: Schedul
     scheduler._jobs = SimpleNamespace(Watch=watch)
     assert [view.id for view in scheduler.follow("job", said.append)] == ["job"]
     assert len(tries) == 3
-    assert said == ["the job goes on, but 64 of your calls follow jobs already; waiting for a place"]
+    assert said == ["64 of your calls follow jobs already; waiting for a place"]
 
 
 def test_a_log_is_followed_behind_its_last_line_however_often_the_call_ends(scheduler: Scheduler) -> None:
@@ -116,7 +116,7 @@ def test_a_log_is_followed_behind_its_last_line_however_often_the_call_ends(sche
     assert asked == [(True, 0, None), (True, 2, None), (True, 4, None)]
     assert request.after == 0, "what the caller asked for stays his"
     assert said == [
-        "the job goes on, but others, who had fewer, waited 30 s for this place; waiting for a place",
+        "others, who had fewer, waited 30 s for this place; waiting for a place",
         "the scheduler does not answer; trying again for 1 s",
     ]
 
@@ -148,7 +148,10 @@ def test_a_pull_that_gave_its_place_up_goes_on_at_the_next_byte(scheduler: Sched
     assert b"".join(chunk.payload for chunk in chunks) == b"abcd"
     assert sum(chunk.HasField("header") for chunk in chunks) == 1
     assert starts == [0, 0, 2]
-    assert said == ["256 calls follow jobs or pull weights already; waiting for a place"]
+    assert said == [
+        "256 calls follow jobs or pull weights already; waiting for a place",
+        "others, who had fewer, waited 30 s for this place; waiting for a place",
+    ]
 
 
 def test_steps_and_a_drain_go_on_behind_what_has_come(scheduler: Scheduler) -> None:
