@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.records import Explanation, Job, Peer, Step
-from client.views import FittedTable, job_values, jobs_table, number, peer_reason, peer_values, state
+from client.views import FittedTable, facts_table, job_values, jobs_table, number, peer_reason, peer_values, state
 from swarm.text import counted, duration, size
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -99,13 +99,7 @@ def _focus(board: Board, job: Job) -> list[RenderableType]:
         parts.append(grid)
     parts.append(_replicas(board, job))
     if board.why is not None:
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(no_wrap=True)
-        before = ""
-        for fact in board.why.facts:
-            grid.add_row(Text(fact.topic if fact.topic != before else "", style="dim"), Text(fact.text))
-            before = fact.topic
-        parts += [Text(""), grid]
+        parts += [Text(""), facts_table(board.why.facts)]
     return parts
 
 

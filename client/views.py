@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,11 +11,12 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from client.records import Island, Job, Peer
+from client.records import Fact, Island, Job, Peer
 from client.shell import finite, utc
 from swarm.job.schedule import perplexity
 from swarm.text import bandwidth, counted, duration, size
 from swarm.types import JobState
+from swarm.wire import jobs_pb2 as pb
 
 _STATE_STYLE = {
     "succeeded": "green",
@@ -294,6 +295,18 @@ def links_table(views: Sequence[Peer]) -> RenderableType:
         for view, link in links
     ]
     return FittedTable(("FROM", "TO", "RATE", "RECEIPT", "JOB"), rows, dropped_first=("RECEIPT",))
+
+
+def facts_table(facts: Iterable[Fact | pb.Fact], *first: tuple[str, str]) -> Table:
+    """The facts of an explanation, below what comes `first`; a topic is named once."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    before = ""
+    for topic, text in (*first, *((fact.topic, fact.text) for fact in facts)):
+        table.add_row(Text(topic if topic != before else "", style="dim"), Text(text))
+        before = topic
+    return table
 
 
 class FittedTable:

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from client.connection import dial
 from client.flags import offers
 from client.shell import Shell, finite
+from client.views import facts_table
 from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb
 
@@ -69,17 +68,7 @@ def explanation_values(found: pb.Explanation) -> dict[str, Any]:
 
 
 def explanation_table(found: pb.Explanation) -> RenderableType:
-    """An explanation for people: a topic is named once."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    name = "stage server" if found.kind == "peer" else "job"
-    table.add_row(Text(name, style="dim"), Text(found.id))
-    before = ""
-    for fact in found.facts:
-        table.add_row(Text(fact.topic if fact.topic != before else "", style="dim"), Text(fact.text))
-        before = fact.topic
-    return table
+    return facts_table(found.facts, ("stage server" if found.kind == "peer" else "job", found.id))
 
 
 def microbatch_name(text: str) -> pb.MicrobatchName:
