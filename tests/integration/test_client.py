@@ -10,6 +10,7 @@ import math
 import os
 import pty
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -43,6 +44,7 @@ from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 from swarm.wire.messages import ParameterHash
 from tests.support.effort import others
+from tests.support.golden import Golden
 from tests.support.model_folders import Tensors, safetensors, tensors_of
 from tests.support.tokenizer import write_tokenizer
 
@@ -235,6 +237,14 @@ def _data(text: str) -> Any:
     return answer["data"]
 
 
+def _said(swarm: Any, *lines: str) -> Iterator[str]:
+    """Each command with its exit code and all that it printed, but for what differs from run to run."""
+    for line in lines:
+        code, out, err = swarm(*shlex.split(line))
+        told = re.sub(r"\d+d\d+h|\b\d\d:\d\d:\d\d", "TIME", f"$ swarm {line}\n{out}{err}[exit {code}]")
+        yield re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", re.sub("stages take up to .*", "stages take ...", told))
+
+
 # submit --------------------------------------------------------------------------------------------------------------
 
 
@@ -254,18 +264,61 @@ def test_submit_sends_what_the_job_needs_and_follows_it(swarm: Any, fake: FakeJo
     assert "tokenizer.json" in request.tokenizer_files
 
 
-def test_a_job_that_the_scheduler_refuses_is_refused_before_a_byte_of_data_is_sent(swarm: Any, fake: FakeJobs) -> None:
+UNFIT = OutOfMemory("no cut fits", hint="lower training.microbatch_sequences")
+ISLANDS = (
+    "averaging.mode=streaming", "islands.count=2", "trust.spot_check=0.5", "training.reproducible=true",
+    "pipeline.compression=none", "data.source=no-such-file",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault", "code", "words"),
+    [
+        ((), lambda fake: fake.refused.update(Check=UNFIT), 9, "error[E0900]: no cut fits"),
+        ((), lambda fake: setattr(fake, "protocol", PROTOCOL_VERSION + 1), 6, "error[E0600]"),
+        (("checkpoint.resume_from=other:500",), lambda fake: fake.refused.update({"Get other": AMBIGUOUS}), 10, "a-1"),
+        *(
+            ((f"checkpoint.dir={path}",), None, 3, "is relative, and the scheduler has no folder of yours")
+            for path in ("runs", "./runs", "file://runs")
+        ),
+        (("training.stepz=3",), None, 3, "unknown key training.stepz"),
+        (("data.source=none/*.txt",), None, 3, "none/*.txt"),
+        (("limits.max_replicas=1", "limits.min_replicas=2"), None, 3, "limits.min_replicas = 2\nhint: raise it"),
+        (ISLANDS, None, 3, "hint: remove it; or run: swarm train-local FILE"),
+        (("model.init=pretrained",), None, 3, 'model.init = "pretrained" needs a model'),
+        (("nonsense",), None, 2, "--set needs KEY=VALUE"),
+    ],
+)
+def test_what_is_wrong_with_a_job_is_said_before_a_byte_of_data_is_sent(
+    swarm: Any, fake: FakeJobs, changes: tuple[str, ...], fault: Any, code: int, words: str
+) -> None:
     """The client tokenised and uploaded all data, a night's work with 100 GB, before it heard that the model fits
     nowhere."""
-    fake.refused["Check"] = OutOfMemory("no cut fits", hint="lower training.microbatch_sequences")
-    code, _, err = swarm("submit", "job.toml", "--dry-run")
-    assert code == 9
-    assert "memory: the largest stage takes about" in err
-    assert "no cut fits" in err
-    code, _, err = swarm("submit", "job.toml")
-    assert code == OutOfMemory.exit_code
-    assert "error[E0900]: no cut fits" in err
+    if fault is not None:
+        fault(fake)
+    found, _, err = swarm("submit", "job.toml", *(flag for change in changes for flag in ("--set", change)))
+    assert (found, words in err, "hint:" in err) == (code, True, True), err
     assert "tokens in" not in err
+    assert (fake.shards, fake.submitted) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda: Path("base/config.json").unlink(), "config.json does not exist"),
+        (lambda: _second(**{"model.norm.weight": ("F32", [9])}), "has shape [9], this model needs [16]"),
+        (
+            lambda: Path("job.toml").write_text(FROM_FOLDER.replace("attention_dropout = 0.1", "hidden_size = 32")),
+            "model.config.hidden_size cannot be set beside model.id",
+        ),
+    ],
+)
+def test_a_bad_model_is_refused_before_anything_is_sent(swarm: Any, fake: FakeJobs, spoil: Any, words: str) -> None:
+    _model(Path("base"))
+    Path("job.toml").write_text(FROM_FOLDER)
+    spoil()
+    code, out, err = swarm("submit", "-d", "job.toml")
+    assert (code, out, words in err, "hint:" in err) == (3, "", True, True), err
     assert (fake.shards, fake.submitted) == ({}, [])
 
 
@@ -274,16 +327,9 @@ def test_a_client_that_starts_from_a_checkpoint_waits_until_the_scheduler_has_re
 ) -> None:
     assert swarm("submit", "-d", "job.toml")[0] == 0
     assert swarm("submit", "-d", "job.toml", "--resume-from", "other-1a2b3c:latest")[0] == 0
+    assert [request.job for request in fake.asked["Get"]] == ["other-1a2b3c"]
     plain_s, reading_s = fake.patience_s
     assert plain_s < 60 < 600 < reading_s
-
-
-def test_data_that_the_scheduler_has_is_not_sent_again(swarm: Any, fake: FakeJobs) -> None:
-    swarm("submit", "job.toml")
-    sent = dict(fake.shards)
-    fake.uploads_left = 0
-    assert swarm("submit", "job.toml")[0] == 0
-    assert fake.shards == sent
 
 
 def test_a_broken_upload_goes_on_with_the_files_that_are_missing(swarm: Any, fake: FakeJobs, tmp_path: Path) -> None:
@@ -341,36 +387,24 @@ def test_long_work_is_told_in_lines_where_there_is_no_terminal(
     assert "uploading: " in err
 
 
-def test_a_large_file_travels_in_chunks(swarm: Any, fake: FakeJobs, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("0123456789" * 150_000)
-    assert swarm("submit", "-d", "job.toml", "--set", 'data.upload_shard_bytes="1MiB"')[0] == 0
-    assert len(fake.shards) == 3
-    assert sum(map(len, fake.shards.values())) == 2 * (1_500_000 + 1)
-
-
-def test_detached_submit_returns_at_once(swarm: Any, fake: FakeJobs) -> None:
-    fake.views = [_view(state="failed", reason="would be seen if followed")]
-    code, out, err = swarm("submit", "-d", "job.toml")
-    assert (code, out) == (0, "tiny-1a2b3c\n")
-    assert "swarm status -w tiny-1a2b3c" in err
-    assert "swarm cancel tiny-1a2b3c" in err
-
-
-def test_set_and_name_change_the_job(swarm: Any, fake: FakeJobs) -> None:
-    swarm("submit", "-d", "job.toml", "--set", "training.steps=7", "--name", "other")
+def test_flags_of_submit_change_the_job(swarm: Any, fake: FakeJobs) -> None:
+    swarm("submit", "-d", "job.toml", "--set", "training.steps=7", "--name", "other", "--priority", "-5")
     spec = spec_from_json(fake.submitted[0].spec_json)
-    assert (spec.training.steps, spec.name) == (7, "other")
+    assert (spec.training.steps, spec.name, spec.limits.priority) == (7, "other", -5)
 
 
-def test_a_priority_is_a_flag_of_submit(swarm: Any, fake: FakeJobs) -> None:
-    swarm("submit", "-d", "job.toml", "--priority", "-5")
-    assert spec_from_json(fake.submitted[0].spec_json).limits.priority == -5
-    code, _, err = swarm("submit", "-d", "job.toml", "--priority", "101")
-    assert code == 2
-    assert "less than or equal to 100" in err
-    code, _, err = swarm("submit", "-d", "job.toml", "--set", "limits.max_replicas=1", "--set", "limits.min_replicas=2")
-    assert code == 3
-    assert "limits.max_replicas = 1 is less than limits.min_replicas = 2\nhint: raise it" in err
+def test_the_exit_code_is_the_jobs_result_and_detached_none_is_awaited(
+    swarm: Any, fake: FakeJobs, golden: Golden
+) -> None:
+    lost = {"reason": "stage server p1 (stage 1) is gone", "error_code": "E0150", "hint": "start another"}
+    unfit = {"reason": "cpu has no memory left", "error_code": "E0900", "hint": "use more stages"}
+    told = []
+    for ended in ({"state": "failed"} | lost, {"state": "cancelled"} | lost, {"state": "failed"} | unfit):
+        fake.views = [_view(**ended)]
+        told += _said(swarm, "status -w tiny", "status tiny -o json")
+    told += _said(swarm, "submit -d job.toml")
+    fake.views, fake.broken_streams = [_view(step=1, loss=2.9), DONE], 2
+    golden(*told, *_said(swarm, "submit job.toml", "submit job.toml -o json", "submit -q job.toml"))
 
 
 def test_a_job_file_may_come_from_stdin(swarm: Any, fake: FakeJobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,68 +428,6 @@ def test_what_is_wrong_with_a_job_from_stdin_is_said_of_stdin(
     code, _, err = swarm("submit", "-", "--dry-run")
     assert code == InvalidConfig.exit_code
     assert err.startswith(f"error[E0300]: {words}"), err
-
-
-def test_a_job_that_did_not_fit_a_device_is_exit_9(swarm: Any, fake: FakeJobs) -> None:
-    fake.views = [_view(state="failed", reason="cpu has no memory left", error_code="E0900", hint="use more stages")]
-    exit_code, _, err = swarm("status", "-w", "tiny")
-    assert exit_code == 9
-    assert "use more stages" in err
-
-
-@pytest.mark.parametrize("state", ["failed", "cancelled"])
-def test_the_exit_code_is_the_jobs_result(swarm: Any, fake: FakeJobs, state: str) -> None:
-    reason = "stage server p1 (stage 1) is gone"
-    fake.views = [_view(state=state, reason=reason, error_code="E0150", hint="start another")]
-    code, _, err = swarm("submit", "job.toml")
-    assert code == 1
-    assert f"error[E0150]: job tiny-1a2b3c {state}: {reason}" in err
-    assert "hint: start another" in err
-
-
-def test_json_output_is_one_object_per_line(swarm: Any, fake: FakeJobs) -> None:
-    fake.views = [_view(step=1, loss=float("nan")), DONE]
-    code, out, _ = swarm("submit", "job.toml", "-o", "json")
-    states = [_data(line)["state"] for line in out.splitlines()]
-    assert (code, states) == (0, ["queued", "running", "succeeded"])
-    assert _data(out.splitlines()[1])["loss"] is None
-
-
-def test_a_broken_stream_is_picked_up_again(swarm: Any, fake: FakeJobs) -> None:
-    fake.views = [_view(step=1, loss=2.9), DONE]
-    fake.broken_streams = 2
-    assert swarm("submit", "job.toml")[0] == 0
-
-
-def test_nothing_is_sent_when_the_file_is_wrong(swarm: Any, fake: FakeJobs, tmp_path: Path) -> None:
-    (tmp_path / "bad.toml").write_text(JOB + "stepz = 3\n")
-    code, _, err = swarm("submit", "bad.toml")
-    assert code == 3
-    assert "unknown key training.stepz" in err
-    assert "hint:" in err
-    assert swarm("submit", "missing.toml")[0] == 3
-    assert swarm("submit", "job.toml", "--set", "nonsense")[0] == 2
-    assert swarm("submit", "job.toml", "--set", 'data.source="none/*.txt"')[0] == 3
-    assert not fake.submitted
-    assert not fake.shards
-
-
-def test_a_start_that_the_scheduler_lacks_is_refused_before_any_work(swarm: Any, fake: FakeJobs) -> None:
-    fake.refused["Get other"] = AMBIGUOUS
-    code, _, err = swarm("submit", "job.toml", "--resume-from", "other:500")
-    assert (code, fake.shards) == (10, {})
-    assert "tokens in" not in err
-    code, _, err = swarm("submit", "job.toml", "--set", "checkpoint.dir='runs'")
-    assert (code, fake.shards) == (3, {})
-    assert "tokens in" not in err
-
-
-def test_another_protocol_is_refused_before_any_work(swarm: Any, fake: FakeJobs) -> None:
-    fake.protocol = PROTOCOL_VERSION + 1
-    code, _, err = swarm("submit", "job.toml")
-    assert code == 6
-    assert "error[E0600]" in err
-    assert not fake.shards
 
 
 def test_ctrl_c_detaches_and_sigterm_ends(fake: FakeJobs, address: str) -> None:
@@ -557,6 +529,9 @@ def test_dry_run_says_what_each_stage_takes_beside_what_is_offered(swarm: Any, f
     said = swarm("submit", "--dry-run", "job.toml", *layers)[2]
     assert "offered by 1 stage server: 1 x 24.0 GiB\n" in said
     assert "of host memory" not in said
+    fake.refused["Check"] = UNFIT
+    code, _, said = swarm("submit", "--dry-run", "job.toml")
+    assert (code, "memory: the largest stage takes about" in said, "no cut fits" in said) == (9, True, True)
     said = swarm("submit", "--dry-run", "job.toml", "--scheduler", "127.0.0.1:1")[2]
     assert "offered: not known, no scheduler answers at 127.0.0.1:1" in said
     assert not fake.submitted
@@ -581,18 +556,6 @@ def test_dry_run_says_what_the_data_are(swarm: Any, tmp_path: Path) -> None:
     code, _, err = swarm("submit", "--dry-run", "job.toml", *arguments[:2])
     assert code == 3
     assert "hint: set vocab_size in model.config, or model.tokenizer" in err
-
-
-def test_a_job_with_islands_is_refused_before_anything_is_tokenised(swarm: Any, fake: FakeJobs) -> None:
-    islands = ("--set", "averaging.mode=streaming", "--set", "islands.count=2", "--set", "data.source=no-such-file",
-               "--set", "trust.spot_check=0.5", "--set", "training.reproducible=true",
-               "--set", "pipeline.compression=none")  # fmt: skip
-    for flag in ("--dry-run", "-d"):
-        code, _, err = swarm("submit", flag, "job.toml", *islands)
-        assert code == 3
-        assert 'trust.spot_check does not work in a swarm with averaging.mode = "streaming"' in err
-        assert "hint: remove it; or run: swarm train-local FILE" in err
-    assert not fake.submitted
 
 
 def test_dry_run_knows_a_familys_own_names(swarm: Any, tmp_path: Path) -> None:
@@ -627,27 +590,11 @@ def _sections() -> list[tuple[str, Any]]:
 # Looking -------------------------------------------------------------------------------------------------------------
 
 
-def test_ls_lists_jobs(swarm: Any, fake: FakeJobs) -> None:
-    fake.views = [_view(step=5, loss=2.5, tokens_per_s=50.0, eta_s=61.0), DONE]
-    code, out, _ = swarm("ls", "-a", "--limit", "7")
-    assert code == 0
-    assert re.search(r"tiny-1a2b3c +running +5/20 +2.5000 +50 +1m01s", out)
-    assert (fake.asked["List"][0].all, fake.asked["List"][0].limit) == (True, 7)
-    rows = _data(swarm("ls", "-o", "json")[1])
-    assert [row["state"] for row in rows] == ["running", "succeeded"]
-    assert rows[0]["created"] == "2023-11-14T22:13:20.000Z"
-    assert rows[0]["since"] == "2023-11-14T22:13:20.250Z"
-
-
-def test_status_shows_state_reason_loss_and_peers(swarm: Any, fake: FakeJobs) -> None:
-    fake.views = [_view(step=5, loss=2.5, reason="training", spec_json='{"name": "tiny"}')]
-    code, out, _ = swarm("status", "tiny")
-    assert code == 0
-    for words in ("running", "training", "5 of 20", "2.5000 nats", "p1, p2", "3.0000"):
-        assert words in out
-    values = _data(swarm("status", "tiny", "-o", "json")[1])
-    assert values["spec"] == {"name": "tiny"}
-    assert values["stages"][0]["peers"] == ["p1", "p2"]
+def test_jobs_and_stage_servers_are_shown_to_people_and_programs(swarm: Any, fake: FakeJobs, golden: Golden) -> None:
+    fake.views = [DONE, _view(step=5, loss=2.5, tokens_per_s=50.0, eta_s=61.0, reason="training", spec_json='{"a": 1}')]
+    jobs = _said(swarm, "ls -a --limit 7", "ls -o json", "status tiny", "status tiny -o json")
+    golden(*jobs, *_said(swarm, "peers ls --stage 1", "peers -o json", "peers --links"))
+    assert (fake.asked["List"][0].all, fake.asked["List"][0].limit, fake.asked["Peers"][0].stage) == (True, 7, 1)
 
 
 @pytest.mark.parametrize("arguments", [("ls",), ("status", "tiny"), ("status", "-w", "tiny")])
@@ -659,64 +606,31 @@ def test_troubles_of_the_scheduler_are_said(swarm: Any, fake: FakeJobs, argument
         assert (code, err.count("scheduler: the database does not answer")) == (0, 1)
 
 
-def test_watching_ends_with_the_jobs_result(swarm: Any, fake: FakeJobs) -> None:
-    assert swarm("status", "-w", "tiny")[0] == 0
-    fake.views = [_view(state="failed", reason="no")]
-    assert swarm("status", "-w", "tiny")[0] == 1
-    assert swarm("status", "tiny")[0] == 0
-
-
-def test_waiting_says_nothing_until_a_job_goes_on_no_more(swarm: Any, fake: FakeJobs) -> None:
+def test_waiting_says_nothing_until_a_job_goes_on_no_more(swarm: Any, fake: FakeJobs, golden: Golden) -> None:
     fake.views = [_view(), _view(step=5), DONE]
-    code, out, err = swarm("wait", "tiny", "tiny-1")
-    assert (code, out) == (0, "")
-    assert err.splitlines() == [f"job tiny-1a2b3c succeeded: weights sha256 {SHA}"] * 2
+    told = list(_said(swarm, "wait tiny tiny-1"))
     fake.views = [_view(), _view(state="paused", reason="it ran for 2 h", step=5), _view()]
-    code, out, err = swarm("wait", "tiny")
-    assert (code, out) == (1, "")
-    assert "job tiny-1a2b3c paused: it ran for 2 h" in err
-    assert "hint: go on with: swarm resume tiny-1a2b3c" in err
-    code, out, err = swarm("wait", "tiny", "-o", "json")
-    assert (code, [job["state"] for job in _data(out)]) == (1, ["paused"])
+    told += _said(swarm, "wait tiny", "wait tiny -o json")
     fake.views = [_view(state="failed", reason="no")]
-    assert swarm("wait", "-q", "tiny")[0] == 1
+    golden(*told, *_said(swarm, "wait -q tiny"))
 
 
-def test_peers_shows_links_once_they_are_measured(swarm: Any, fake: FakeJobs) -> None:
-    assert "no link was measured yet" in swarm("peers", "--links")[2]
-
-
-def test_peers_shows_stage_servers(swarm: Any, fake: FakeJobs) -> None:
-    code, out, _ = swarm("peers", "ls", "--stage", "1")
-    assert code == 0
-    assert re.search(r"p1 +serving +1 +tiny-1a2b3c", out)
-    assert re.search(r"p2 +idle +- +-", out)
-    assert fake.asked["Peers"][0].stage == 1
-    assert [peer["stage"] for peer in _data(swarm("peers", "-o", "json")[1])] == [1, None]
-
-
-def test_logs_pass_the_filter_on_and_neutralise_control_characters(swarm: Any, fake: FakeJobs) -> None:
+def test_logs_pass_the_filter_on_and_neutralise_control_characters(swarm: Any, fake: FakeJobs, golden: Golden) -> None:
     now_unix_s = time.time()
-    code, out, _ = swarm(
-        "logs", "tiny", "-n", "5", "--peer", "p1", "--stage", "1", "--level", "warning", "--since", "2m"
+    golden(
+        *_said(swarm, "logs tiny -n 5 --peer p1 --stage 1 --level warning --since 2m", "logs tiny -o json"),
+        *_said(swarm, "logs tiny --peer zz", "logs tiny --peer zz -f", "logs tiny --peer p2"),
     )
-    assert code == 0
-    assert "scheduler: job accepted" in out
-    assert "p1 stage 1: slow [2J" in out
-    assert "\x1b" not in out
     request = fake.asked["Logs"][0]
     assert (request.job, request.tail, request.peer, request.stage, request.level) == ("tiny", 5, "p1", 1, "warning")
     assert request.since_unix_s == pytest.approx(now_unix_s - 120, abs=20)
-    entries = [_data(line) for line in swarm("logs", "tiny", "-o", "json")[1].splitlines()]
-    assert [entry["stage"] for entry in entries] == [None, 1]
 
 
-@pytest.mark.parametrize("flags", [(), ("-f",)])
-def test_logs_of_an_unknown_stage_server_are_not_found(swarm: Any, fake: FakeJobs, flags: tuple[str, ...]) -> None:
-    code, out, err = swarm("logs", "tiny", "--peer", "zz", *flags)
-    assert (code, out) == (NotFound.exit_code, "")
-    assert 'there is no stage server "zz"' in err
-    assert swarm("logs", "tiny", "--peer", "p2")[:2] == (0, "")  # it is there, and said nothing
+def test_a_job_that_cannot_be_cancelled_keeps_no_other_from_it(swarm: Any, fake: FakeJobs, golden: Golden) -> None:
+    ended = NotAllowed("job old-1 has ended", hint="nothing is left to cancel")
+    fake.refused |= {"Cancel old-1": ended, "Get a": AMBIGUOUS}
+    golden(*_said(swarm, "cancel old-1 a tiny", "cancel old-1 tiny -o json", "stop -y tiny tiny"))
+    assert [request.job for request in fake.asked["Cancel"]] == ["tiny-1a2b3c"] * 4
 
 
 def test_version_tells_both_sides(swarm: Any, fake: FakeJobs) -> None:
@@ -729,25 +643,6 @@ def test_version_tells_both_sides(swarm: Any, fake: FakeJobs) -> None:
     assert "swarm " in out
     assert "no scheduler answers" in err
     assert re.fullmatch(r"swarm \S+\n", swarm("-V")[1])
-
-
-def test_cancel_and_its_alias_stop(swarm: Any, fake: FakeJobs) -> None:
-    assert swarm("cancel", "tiny")[0] == 0
-    assert swarm("stop", "-y", "tiny", "tiny")[0] == 0
-    assert [one.job for one in fake.asked["Cancel"]] == ["tiny-1a2b3c"] * 3
-
-
-def test_a_job_that_cannot_be_cancelled_keeps_no_other_from_it(swarm: Any, fake: FakeJobs) -> None:
-    ended = NotAllowed("job old-1 has ended", hint="nothing is left to cancel")
-    fake.refused |= {"Cancel old-1": ended, "Get a": AMBIGUOUS}
-    code, _, err = swarm("cancel", "old-1", "a", "tiny")
-    assert (code, [one.job for one in fake.asked["Cancel"]]) == (NotAllowed.exit_code, ["tiny-1a2b3c"])
-    assert "job old-1 has ended" in err
-    assert "a names 2 open jobs: a-1, a-2" in err
-    assert "job tiny-1a2b3c: cancelling" in err
-    lines = swarm("cancel", "old-1", "tiny", "-o", "json")[1].splitlines()
-    assert json.loads(lines[0])["error"]["code"] == NotAllowed.code
-    assert [job["id"] for job in _data(lines[1])] == ["tiny-1a2b3c"]
 
 
 # pull ----------------------------------------------------------------------------------------------------------------
@@ -861,35 +756,22 @@ def test_a_pull_that_went_wrong_leaves_nothing(
 # Errors and flags ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(NotFound("there is no job tiny", hint="swarm ls"), 7), (NotAllowed("it has ended", hint="nothing to do"), 10)],
-)
-def test_errors_of_the_scheduler_keep_their_code_text_and_hint(
-    swarm: Any, fake: FakeJobs, error: SwarmError, code: int
-) -> None:
-    fake.refused[""] = error
-    exit_code, _, err = swarm("status", "tiny")
-    assert exit_code == code
-    assert err == f"error[{error.code}]: {error.message}\nhint: {error.hint}\n"
-    exit_code, out, _ = swarm("status", "tiny", "-o", "json")
-    assert exit_code == code
-    assert json.loads(out)["error"] == {"code": error.code, "message": error.message, "hint": error.hint}
+def test_errors_of_the_scheduler_keep_their_code_text_and_hint(swarm: Any, fake: FakeJobs, golden: Golden) -> None:
+    told = []
+    for error in (NotFound("there is no job tiny", hint="swarm ls"), NotAllowed("it has ended", hint="nothing to do")):
+        fake.refused[""] = error
+        told += _said(swarm, "status tiny", "status tiny -o json")
+    fake.refused.clear()
+    fake.pause_s = 1.0
+    golden(*told, *_said(swarm, "ls --timeout 0.2 -o json"))
 
 
 def test_no_scheduler_is_exit_4_and_says_what_to_do(swarm: Any) -> None:
     for verb in (("ls",), ("submit", "job.toml"), ("status", "x"), ("peers",), ("pull", "x", "y"), ("logs", "x")):
-        code, _, err = swarm(*verb, "--scheduler", "127.0.0.1:1")
+        code, _, err = swarm(*verb, "-q", "--scheduler", "127.0.0.1:1")
         assert code == 4, verb
-        assert "no scheduler answers at 127.0.0.1:1" in err
-        assert "hint: start one with: swarm up" in err
-
-
-def test_a_slow_scheduler_is_exit_8(swarm: Any, fake: FakeJobs) -> None:
-    fake.pause_s = 1.0
-    code, _, err = swarm("ls", "--timeout", "0.2")
-    assert code == 8
-    assert "error[E0800]" in err
+        assert "error[E0400]: no scheduler answers at 127.0.0.1:1\nhint: start one with: swarm up" in err
+    assert "Traceback" in swarm("ls", "-vv", "--scheduler", "127.0.0.1:1")[2], "with -vv only"
 
 
 @pytest.mark.parametrize(
@@ -903,6 +785,8 @@ def test_a_slow_scheduler_is_exit_8(swarm: Any, fake: FakeJobs) -> None:
         ("ls", "--scheduler", "nowhere"),
         ("ls", "--scheduler", "http://127.0.0.1:7950"),
         ("bogus",),
+        ("stauts", "x"),
+        ("sto",),
         ("status",),
         ("submit",),
         ("logs", "x", "--level", "loud"),
@@ -919,6 +803,8 @@ def test_wrong_flags_are_exit_2_with_one_line_and_a_hint(swarm: Any, arguments: 
     code, out, err = swarm(*arguments)
     assert (code, out) == (2, "")
     assert re.fullmatch(r"error\[E0200\]: [^\n]+\nhint: [^\n]+\n", err)
+    assert ("Did you mean 'status'?" in err) == (arguments[0] == "stauts")
+    assert "'stop'" not in err, "an alias is no suggestion"
 
 
 def test_global_flags_work_before_and_after_the_verb(swarm: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -929,17 +815,6 @@ def test_global_flags_work_before_and_after_the_verb(swarm: Any, address: str, m
     assert swarm("ls")[0] == 4
     assert _data(swarm("-o", "json", "ls", "--scheduler", address)[1])
     assert swarm("logs", "-fv", "tiny", "--scheduler", address)[0] == 0
-
-
-def test_quiet_leaves_data_and_errors(swarm: Any) -> None:
-    assert swarm("submit", "-q", "job.toml")[1:] == ("tiny-1a2b3c\n", "")
-    assert "error[E0400]" in swarm("ls", "-q", "--scheduler", "127.0.0.1:1")[2]
-
-
-def test_tracebacks_come_with_vv_only(swarm: Any) -> None:
-    code, _, err = swarm("ls", "-vv", "--scheduler", "127.0.0.1:1")
-    assert code == 4
-    assert "Traceback" in err
 
 
 def test_a_fault_of_ours_is_one_line_too(swarm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -976,22 +851,14 @@ def test_removing_wants_a_yes_where_nobody_can_be_asked(swarm: Any, fake: FakeJo
 
 
 def test_help_lists_the_verbs_in_groups_before_the_flags(swarm: Any) -> None:
+    for arguments in ((), ("-h",), ("submit", "-h"), ("ls", "--help"), ("up", "--help")):
+        code, out, _ = swarm(*arguments)
+        assert (code, "Usage: swarm" in out) == (0, True)
+        assert ("--scheduler" in out) == (arguments[:1] != ("up",)), "which refuses it"
     out = swarm("--help")[1]
     places = [out.index(word) for word in ("New here? swarm up --demo", "Start:", "Watch:", "Programs:", "Options:")]
     assert places == sorted(places)
     assert all(f"\n  {verb} " in out for verb in VERBS)
-
-
-def test_help_is_exit_0(swarm: Any) -> None:
-    for arguments in ((), ("-h",), ("submit", "-h"), ("up", "--help")):
-        code, out, _ = swarm(*arguments)
-        assert code == 0
-        assert "Usage: swarm" in out
-
-
-def test_up_does_not_list_the_flag_that_it_refuses(swarm: Any) -> None:
-    assert "--scheduler" in swarm("ls", "--help")[1]
-    assert "--scheduler" not in swarm("up", "--help")[1]
 
 
 def test_the_list_of_verbs_loads_none_of_them() -> None:
@@ -1003,11 +870,6 @@ def test_the_list_of_verbs_loads_none_of_them() -> None:
     )
     assert "  checkpoints   List the checkpoints of a job." in answer.stdout
     assert answer.stdout.endswith("False False\n")
-
-
-def test_a_misspelt_verb_is_answered_with_the_nearest(swarm: Any) -> None:
-    assert "Did you mean 'status'?" in swarm("stauts", "x")[2]
-    assert "'stop'" not in swarm("sto")[2]  # an alias is no suggestion
 
 
 def test_the_client_runs_without_torch_and_without_the_servers() -> None:
@@ -1116,56 +978,7 @@ def test_dry_run_tells_what_the_model_decides(swarm: Any, fake: FakeJobs) -> Non
     assert not fake.submitted
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda: Path("base/config.json").unlink(), "config.json does not exist"),
-        (lambda: _second(**{"model.norm.weight": ("F32", [9])}), "has shape [9], this model needs [16]"),
-        (
-            lambda: Path("job.toml").write_text(FROM_FOLDER.replace("attention_dropout = 0.1", "hidden_size = 32")),
-            "model.config.hidden_size cannot be set beside model.id",
-        ),
-        (
-            lambda: Path("job.toml").write_text(JOB.replace("[model]", '[model]\ninit = "pretrained"')),
-            'model.init = "pretrained" needs a model',
-        ),
-    ],
-)
-def test_a_bad_model_is_refused_before_anything_is_sent(swarm: Any, fake: FakeJobs, spoil: Any, words: str) -> None:
-    _model(Path("base"))
-    Path("job.toml").write_text(FROM_FOLDER)
-    spoil()
-    code, out, err = swarm("submit", "-d", "job.toml")
-    assert (code, out) == (3, "")
-    assert words in err
-    assert "hint:" in err
-    assert not fake.submitted
-    assert not fake.shards
-
-
 # top, history, profiles, completion ----------------------------------------------------------------------------------
-
-
-def test_top_shows_jobs_replicas_loss_and_why(swarm: Any, fake: FakeJobs) -> None:
-    fake.views = [_view(step=3, loss=2.0, reason="trains", stages=[pb.StageView(stage=0, layers=2, peers=["p1"])])]
-    code, out, _ = swarm("top")
-    assert code == 0
-    assert "1 idle, 1 serving" in out
-    assert "tiny-1a2b3c  running  3/20" in out
-    assert "▅" in out, "the loss as a curve"
-    assert re.search(r"0 +2 layers +p1 +serving +20 ms", out)
-    assert "stage 0  it limits the job" in out
-    assert "without a job  p2" in out
-    data = _data(swarm("top", "-o", "json")[1])
-    assert (data["focus"], data["jobs"][0]["step"]) == ("tiny-1a2b3c", 3)
-    assert [peer["id"] for peer in data["peers"]] == ["p1", "p2"]
-
-
-def test_top_without_jobs_or_without_a_replica_is_no_error(swarm: Any, fake: FakeJobs) -> None:
-    fake.views = []
-    assert "no jobs are open" in swarm("top")[1]
-    fake.views = [_view(state="stalled", stages=[pb.StageView(stage=0, layers=1), pb.StageView(stage=1, layers=1)])]
-    assert swarm("top", "tiny")[1].count("nobody serves it") == 2
 
 
 def test_top_in_a_terminal_redraws_until_ctrl_c(fake: FakeJobs, address: str) -> None:
@@ -1182,26 +995,6 @@ def test_top_in_a_terminal_redraws_until_ctrl_c(fake: FakeJobs, address: str) ->
             seen += rest
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert b"\x1b[?1049l" in seen, "the screen of before is back"
-
-
-def test_history_is_a_table_csv_or_json(swarm: Any, fake: FakeJobs) -> None:
-    code, out, _ = swarm("history", "tiny", "--csv")
-    lines = out.splitlines()
-    assert (code, len(lines)) == (0, 4)
-    assert lines[0] == "step,loss,grad_norm,learning_rate,tokens,skipped,evaluation_loss,committed"
-    assert lines[2] == "2,3.0,0.0,0.0,32,False,2.5,"
-    data = _data(swarm("history", "tiny", "-o", "json")[1])
-    assert [(one["step"], one["loss"], one["evaluation_loss"]) for one in data] == [
-        (1, 4, None),
-        (2, 3, 2.5),
-        (3, 2, None),
-    ]
-    out = swarm("history", "tiny")[1]
-    assert "STEP" in out
-    assert "2.0000" in out
-    swarm("history", "tiny", "--every", "7")
-    assert fake.asked["History"][-1].every == 7
-    assert swarm("history", "tiny", "--csv", "-o", "json")[0] == 2
 
 
 def test_a_profile_names_a_scheduler_and_flags_win(
@@ -1242,6 +1035,21 @@ def test_a_wrong_profile_is_one_sentence(swarm: Any, tmp_path: Path, text: str, 
     code, _, err = swarm("ls", "-p", "lab", "--config", str(file))
     assert code == 3
     assert told in err
+
+
+def test_top_shows_jobs_replicas_loss_and_why(swarm: Any, fake: FakeJobs, golden: Golden) -> None:
+    fake.views = [_view(step=3, loss=2.0, reason="trains", stages=[pb.StageView(stage=0, layers=2, peers=["p1"])])]
+    told = list(_said(swarm, "top", "top -o json"))
+    fake.views = []
+    told += _said(swarm, "top")
+    fake.views = [_view(state="stalled", stages=[pb.StageView(stage=0, layers=1), pb.StageView(stage=1, layers=1)])]
+    golden(*told, *_said(swarm, "top tiny"))
+
+
+def test_history_is_a_table_csv_or_json(swarm: Any, fake: FakeJobs, golden: Golden) -> None:
+    golden(*_said(swarm, "history tiny", "history tiny --csv", "history tiny -o json", "history tiny --csv -o json"))
+    swarm("history", "tiny", "--every", "7")
+    assert fake.asked["History"][-1].every == 7
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
@@ -16,7 +15,7 @@ from rich.console import Console, RenderableType
 from client.records import Island, Job, Link, Peer, Stage
 from client.shell import Shell
 from client.verbs.peers import drained_text
-from client.verbs.watching import islands, overview
+from client.verbs.watching import islands
 from client.verbs.watching.explain import explanation_table, explanation_values, microbatch_name
 from client.verbs.watching.follow import _plain, progress_line
 from client.views import (
@@ -138,19 +137,6 @@ def test_a_follower_says_why_a_running_job_is_in_another_situation(capsys: pytes
     assert lines[0] == "running: trains with 2 stage servers"
     assert lines[1].startswith("step 4/9")
     assert lines[2:] == ["running: no space left", "stalled: stage 1 has no replica"]
-
-
-def test_a_list_of_jobs_begins_with_what_is_wrong_with_the_scheduler(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = ([view()], ["the broker is not connected"])
-    connection = SimpleNamespace(jobs=lambda **_: found)
-    monkeypatch.setattr(overview, "dial", lambda shell: nullcontext(connection))
-    context: Any = SimpleNamespace(obj=Shell())
-    overview.ls(context, all_=False, state="", limit=9)
-    out, err = capsys.readouterr()
-    assert err == "scheduler: the broker is not connected\n"
-    assert "STATE" in out.splitlines()[0]
 
 
 def test_a_validation_loss_that_is_not_finite_is_a_dash_and_null() -> None:
