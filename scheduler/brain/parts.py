@@ -103,15 +103,15 @@ class Parts:
         if not self.state.course.is_outer(run.step):
             for audit in self.audits:
                 audit.draw(run, now_s)
-        return self.forbidding(run.step) is None
+        return not self.audits_wait_for(run.step)
 
     def audited(self, peer: PeerId, event: Event | Stored, now_s: float) -> bool:
         """Show an event to the audits; False if none of them waits for it."""
         return any(audit.hear(peer, event, now_s) for audit in self.audits)
 
-    def forbidding(self, step: int) -> ReplicaAudit | None:
-        """An audit that checks something of the step."""
-        return next((audit for audit in self.audits if not audit.permits(step)), None)
+    def audits_wait_for(self, step: int) -> str:
+        """What an audit of the step waits for; empty if no check of it is open."""
+        return next(filter(None, (audit.waiting_for(step) for audit in self.audits)), "")
 
     def validate(self) -> None:
         state, progress = self.state, self.state.progress

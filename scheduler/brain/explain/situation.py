@@ -137,8 +137,8 @@ def _step_waits_for(parts: Parts, run: StepRun, now_s: float) -> str:
             return parts.rounds.waiting_for(run, now_s)
         case Phase.COMMITTING:
             return f"waits for {listed(parts.commits.owing(run))} to commit"
-        case Phase.DECIDED if (audit := parts.forbidding(run.step)) is not None:
-            return audit.waiting_for(run.step)
+        case Phase.DECIDED if told := parts.audits_wait_for(run.step):
+            return told
         case Phase.DECIDED if not parts.evaluations.permits(run.step):
             return f"waits for the {parts.evaluations.waiting_for()}"
     return run.phase

@@ -184,11 +184,10 @@ class HopAudit(ReplicaAudit):
             self._forget_undecided()
         return found
 
-    def permits(self, step: int) -> bool:
-        return not any(hop.step == step for hop in self._open)
-
     def waiting_for(self, step: int) -> str:
         open_ = [inquiry for hop, inquiry in self._open.items() if hop.step == step]
+        if not open_:
+            return ""
         asked = sorted({inquiry.asked for inquiry in open_ if inquiry.asked is not None})
         return f"waits for {counted(len(open_), 'spot check')} by {listed(asked) or 'nobody yet'}"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from scheduler.brain.commit.digests import Remedy, outvoted
 from scheduler.brain.inputs import Stored
@@ -23,7 +23,7 @@ ANSWER_S_MAX = 30.0  # then another replica is asked
 TRIES_MAX = 3  # replicas that do not answer, or whose answer cannot be compared
 
 
-class ReplicaAudit(Protocol):
+class ReplicaAudit:
     """A way to find replicas that give wrong numbers; each method defaults to doing nothing.
 
     The job's brain passes events to it, asks it in each step, and carries out its remedies. A step gets no row while
@@ -46,12 +46,8 @@ class ReplicaAudit(Protocol):
         """The same for the checkpoint that is under way."""
         return []
 
-    def permits(self, step: int) -> bool:
-        """Whether no check of the step is open."""
-        return True
-
     def waiting_for(self, step: int) -> str:
-        """What the step waits for if the audit does not permit it."""
+        """What the step waits for; empty if no check of it is open."""
         return ""
 
     def close(self, step: int) -> None:

@@ -170,11 +170,10 @@ class MeanAudit(ReplicaAudit):
                 return remedies
         return []
 
-    def permits(self, step: int) -> bool:
-        return not any(inquiry.about.step == step for inquiry in self._open)
-
     def waiting_for(self, step: int) -> str:
         of_step = [inquiry.asked for inquiry in self._open if inquiry.about.step == step]
+        if not of_step:
+            return ""
         asked = sorted({peer for peer in of_step if peer is not None})
         return f"waits for a slice that is reduced once more by {listed(asked) or 'nobody yet'}"
 

@@ -142,11 +142,9 @@ class SumAudit(ReplicaAudit):
                 return self._strikes.undecided(text, said)
         return []
 
-    def permits(self, step: int) -> bool:
-        return step not in self._open
-
     def waiting_for(self, step: int) -> str:
-        inquiry = self._open[step]
+        if (inquiry := self._open.get(step)) is None:
+            return ""
         return f"waits for {inquiry.about}, which {inquiry.asked or 'nobody yet'} computes once more"
 
     def close(self, step: int) -> None:
@@ -156,7 +154,7 @@ class SumAudit(ReplicaAudit):
         return [inquiry.due_s for inquiry in self._open.values() if inquiry.asked is not None]
 
     def _others_permit(self, step: int) -> bool:
-        return self._hops.permits(step) and self._means.permits(step)
+        return not (self._hops.waiting_for(step) or self._means.waiting_for(step))
 
     def _able(self, inquiry: SumInquiry) -> list[PeerId]:
         """Replicas that can recount, on the giver's kind of device."""
