@@ -1,6 +1,6 @@
 """What exchanging rarely costs or gains in loss: diloco and streaming beside averaging every step, at equal tokens.
 
-    python -m benchmarks.learning.outer [--seeds 1] [--steps 300] [--rates 0.004] [--table docs/islands.md]
+    python -m benchmarks.learning.outer [--seeds 1] [--steps 300] [--rates 0.004] [--table docs/benchmarks.md]
         [--save RUNS.json]
 
 Each run is `swarm train-local` in this process, on the model and text of `convergence`. Every run sees the same tokens

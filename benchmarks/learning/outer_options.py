@@ -1,7 +1,7 @@
 """What islands pay in loss for rounding proposals, merging them late, late microbatches, and losing half of the
 proposals, over the same seeds.
 
-    python -m benchmarks.learning.outer_options [--seeds 3] [--steps 300] [--every 50] [--table docs/islands.md]
+    python -m benchmarks.learning.outer_options [--seeds 3] [--steps 300] [--every 50] [--table docs/benchmarks.md]
         [--save RUNS.json]
 
 Two islands exchange every so many steps; model, text and loss are those of `benchmarks.learning.outer`, whose file of

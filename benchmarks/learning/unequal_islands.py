@@ -1,6 +1,6 @@
 """What islands of unequal speed learn in each step and second: diloco, with equal shares and by speed.
 
-    python -m benchmarks.learning.unequal_islands [--seeds 3] [--steps 120] [--save FILE] [--table docs/islands.md]
+    python -m benchmarks.learning.unequal_islands [--seeds 3] [--steps 120] [--save FILE] [--table docs/benchmarks.md]
 
 Four islands need 0.58, 0.75, 1.51 and 3.33 s for a step, as in Liu et al. (arXiv 2401.09135). Each run is `swarm
 train-local` in this process, on the model and text of `convergence`; time is that of a virtual clock, with exchanges
