@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Protocol
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -50,21 +50,9 @@ pytestmark = pytest.mark.timeout(300)
 NOBODY = "127.0.0.1:1"
 
 
-class World(Protocol):
-    """A place where ports are connected."""
-
-    async def listen(
-        self, receiver: TensorReceiver | None, handler: SessionHandler | None, traffic: Traffic | None = None
-    ) -> str: ...
-
-    async def kill(self, address: str) -> None: ...
-
-    def peer_links(self, traffic: Traffic | None = None) -> PeerLinks: ...
-
-    def scheduler_link(self, address: str) -> SchedulerLink: ...
-
-
 class GrpcWorld:
+    """A place where ports are connected by gRPC on loopback."""
+
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self._servers: dict[str, Callable[[], object]] = {}
@@ -98,6 +86,8 @@ class GrpcWorld:
 
 
 class SimWorld:
+    """The same, by the simulated network."""
+
     def __init__(self, stack: AsyncExitStack, *, codec: bool) -> None:
         self.network = SimNetwork(Random(1), delay_s=(0.0, 0.002), codec=codec)
         stack.push_async_callback(self.network.close)
@@ -122,6 +112,9 @@ class SimWorld:
 
     def scheduler_link(self, address: str) -> SchedulerLink:
         return self.network.scheduler_link("me", address)
+
+
+World: TypeAlias = GrpcWorld | SimWorld
 
 
 @pytest.fixture(params=["grpc", "sim", "sim-without-codec"])
@@ -204,22 +197,10 @@ async def test_state_is_pulled_whole(world: World, size_bytes: int) -> None:
     assert receiver.asked == [REQUEST]
 
 
-@pytest.mark.parametrize("error", [StaleMessage("another stage"), RetryElsewhere("busy"), Refused("no such chunk")])
-async def test_a_donor_that_refuses_is_heard(world: World, error: SwarmError) -> None:
-    address, links = await world.listen(Receiver(state=error), None), world.peer_links()
-    with pytest.raises(type(error), match=error.message):
-        await links.pull(address, REQUEST, LIMIT_BYTES)
-
-
 async def test_more_state_than_was_asked_for_is_refused(world: World) -> None:
     address, links = await world.listen(Receiver(state=bytes(LIMIT_BYTES + 1)), None), world.peer_links()
     with pytest.raises(Refused, match="at most"):
         await links.pull(address, REQUEST, LIMIT_BYTES)
-
-
-async def test_a_donor_that_is_not_there_is_unavailable(world: World) -> None:
-    with pytest.raises(PeerUnavailable):
-        await world.peer_links().pull(NOBODY, REQUEST, LIMIT_BYTES)
 
 
 async def test_many_tensors_are_under_way_at_once(world: World) -> None:
@@ -277,26 +258,6 @@ async def test_corruption_is_answered_by_one_resend(world: World) -> None:
         await links.send(address, header_of(4, 1), b"lost")
     assert receiver.got == {0: b"good"}
     assert attempts == {0: 2, 1: 2}
-
-
-async def test_a_fault_in_the_receiver_tells_the_sender_nothing_but_that(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(header: Boundary | Need) -> None:
-        raise ZeroDivisionError("secret")
-
-    address, links = await world.listen(Receiver(before=fail), None), world.peer_links()  # type: ignore[arg-type]
-    with pytest.raises(SwarmError, match="internal error") as caught:
-        await links.send(address, header_of(4), b"abcd")
-    assert type(caught.value) is SwarmError
-    assert "secret" in capsys.readouterr().out  # the traceback is in the log
-
-
-async def test_nobody_listening_is_peer_unavailable(world: World) -> None:
-    links = world.peer_links()
-    async with asyncio.timeout(30):
-        with pytest.raises(PeerUnavailable, match="does not answer"):
-            await links.send(NOBODY, header_of(4), b"abcd")
 
 
 async def test_a_killed_receiver_fails_what_is_under_way_and_a_new_one_is_found(world: World) -> None:
@@ -469,12 +430,6 @@ async def test_events_go_up_and_commands_come_down_in_order(world: World) -> Non
     assert handler.seen == [Heartbeat(sequence) for sequence in range(300)]
 
 
-async def test_a_session_talks_before_it_has_heard_anything(world: World) -> None:
-    link = world.scheduler_link(await world.listen(None, Handler(listen_and_talk)))
-    async with aclosing(link.attach(beats(0))) as commands:  # type: ignore[type-var]
-        assert await anext(commands) == (1, Welcome(PeerId("p"), 1.0))
-
-
 async def test_hanging_up_ends_the_handlers_events(world: World) -> None:
     handler = Handler(listen_and_talk)
     link = world.scheduler_link(await world.listen(None, handler))
@@ -482,7 +437,8 @@ async def test_hanging_up_ends_the_handlers_events(world: World) -> None:
     async def farewell() -> AsyncIterator[Event]:
         yield Leaving("SIGTERM")
 
-    assert [command async for command in link.attach(farewell())] == [(1, Welcome(PeerId("p"), 1.0))]
+    commands = [command async for command in link.attach(farewell())]
+    assert commands == [(1, Welcome(PeerId("p"), 1.0))], "said before anything was heard"
     assert handler.seen == [Leaving("SIGTERM"), "end"]
 
 
@@ -524,38 +480,39 @@ async def test_a_cancelled_client_breaks_the_handlers_events(world: World) -> No
     assert handler.seen == ["broken"]
 
 
-async def test_the_end_of_the_handler_ends_the_session(world: World) -> None:
-    async def short(handler: Handler, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
-        yield 1, Welcome(PeerId("p"), 1.0)
-
-    link = world.scheduler_link(await world.listen(None, Handler(short)))
-    assert len([command async for command in link.attach(beats(0))]) == 1
-
-
-async def test_an_error_of_the_handler_reaches_the_stage_server(world: World) -> None:
+async def test_an_error_of_the_other_end_reaches_the_caller_with_its_hint(world: World) -> None:
     async def fence(handler: Handler, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
         yield 1, Welcome(PeerId("p"), 1.0)
         raise StaleMessage("a newer incarnation is here – end", hint="restart it")
 
-    link = world.scheduler_link(await world.listen(None, Handler(fence)))
+    link, links = world.scheduler_link(await world.listen(None, Handler(fence))), world.peer_links()
     commands = aiter(link.attach(beats(3)))
     assert await anext(commands) == (1, Welcome(PeerId("p"), 1.0))
-    with pytest.raises(StaleMessage, match="a newer incarnation is here – end") as caught:
-        await anext(commands)
-    assert caught.value.hint == "restart it"
+    busy = await world.listen(Receiver(state=RetryElsewhere("busy", hint="later")), None)
+    for call, error, hint in (
+        (anext(commands), StaleMessage("a newer incarnation is here – end"), "restart it"),
+        (link.store(replace(STORE, stage=99), b"abcd"), NotAllowed("the job is over"), "nothing to do"),
+        (anext(link.fetch(replace(FETCH, path="none"))), NotFound("there is no such file"), "list them"),
+        (links.pull(busy, REQUEST, LIMIT_BYTES), RetryElsewhere("busy"), "later"),
+    ):
+        with pytest.raises(type(error), match=error.message) as caught:
+            await call
+        assert caught.value.hint == hint
 
 
-async def test_a_fault_in_the_handler_is_logged_and_told_as_such(
+async def test_a_fault_of_the_other_end_is_logged_there_and_told_as_such(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def fail(handler: Handler, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
+    def fail(*_: object) -> Any:
         raise ZeroDivisionError("secret")
-        yield
 
-    link = world.scheduler_link(await world.listen(None, Handler(fail)))
-    with pytest.raises(SwarmError, match="internal error"):
-        _ = [command async for command in link.attach(beats(0))]
-    assert "secret" in capsys.readouterr().out
+    address = await world.listen(Receiver(before=fail), Handler(fail))
+    attached = aiter(world.scheduler_link(address).attach(beats(0)))
+    for call in (world.peer_links().send(address, header_of(4), b"abcd"), anext(attached)):
+        with pytest.raises(SwarmError, match="internal error") as caught:
+            await call
+        assert type(caught.value) is SwarmError
+        assert "secret" in capsys.readouterr().out, "the traceback is in the log"
 
 
 async def test_a_failing_source_of_events_fails_the_session_with_its_own_error(world: World) -> None:
@@ -573,15 +530,15 @@ async def test_a_failing_source_of_events_fails_the_session_with_its_own_error(w
         await handler.over.wait()
 
 
-async def test_no_scheduler_is_scheduler_unreachable(world: World) -> None:
-    link = world.scheduler_link(NOBODY)
-    async with asyncio.timeout(30):
-        with pytest.raises(SchedulerUnreachable, match="does not answer"):
-            await anext(aiter(link.attach(beats(1))))
-        with pytest.raises(SchedulerUnreachable, match="does not answer"):
-            await link.store(STORE, b"abcd")
-        with pytest.raises(SchedulerUnreachable, match="does not answer"):
-            await anext(link.fetch(FETCH))
+async def test_who_does_not_answer_is_unreachable_or_unavailable(world: World) -> None:
+    link, links = world.scheduler_link(NOBODY), world.peer_links()
+    async with asyncio.timeout(60):
+        for call in (anext(aiter(link.attach(beats(1)))), link.store(STORE, b"abcd"), anext(link.fetch(FETCH))):
+            with pytest.raises(SchedulerUnreachable, match="does not answer"):
+                await call
+        for wanted in (links.send(NOBODY, header_of(4), b"abcd"), links.pull(NOBODY, REQUEST, LIMIT_BYTES)):
+            with pytest.raises(PeerUnavailable):
+                await wanted
 
 
 async def test_a_killed_scheduler_is_scheduler_unreachable(world: World) -> None:
@@ -602,13 +559,6 @@ async def test_weights_are_stored_and_named_by_their_hash(world: World, size_byt
     link = world.scheduler_link(await world.listen(None, Handler(echo)))
     content = Random(size_bytes).randbytes(size_bytes)
     assert await link.store(replace(STORE, total_bytes=size_bytes), content) == hashlib.sha256(content).hexdigest()
-
-
-async def test_an_error_while_storing_reaches_the_stage_server(world: World) -> None:
-    link = world.scheduler_link(await world.listen(None, Handler(echo)))
-    with pytest.raises(NotAllowed, match="the job is over") as caught:
-        await link.store(replace(STORE, stage=99), b"abcd")
-    assert caught.value.hint == "nothing to do"
 
 
 async def test_storing_breaks_off_when_the_stage_server_is_gone(world: World) -> None:
@@ -640,13 +590,6 @@ async def test_a_part_of_another_length_than_asked_for_is_corrupt(world: World, 
     link = world.scheduler_link(await world.listen(None, Handler(echo)))
     with pytest.raises(CorruptFrame, match=f"of {path} arrived, asked for were 100"):
         _ = [chunk async for chunk in link.fetch(replace(FETCH, path=path, stop=100))]
-
-
-async def test_an_error_while_fetching_reaches_the_stage_server(world: World) -> None:
-    link = world.scheduler_link(await world.listen(None, Handler(echo)))
-    with pytest.raises(NotFound, match="there is no such file") as caught:
-        _ = [chunk async for chunk in link.fetch(replace(FETCH, path="none"))]
-    assert caught.value.hint == "list them"
 
 
 async def test_fetching_ends_when_either_side_is_gone(world: World) -> None:

@@ -58,18 +58,9 @@ async def test_closing_ends_a_waiting_reader() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        {"address": "nowhere"},
-        {"address": ":7950"},
-        {"address": "host:0"},
-        {"address": "host:70000"},
-        {"address": "ho st:1"},
-        {"address": "h" * 300 + ":1"},
-        {"address": 7},
-        {"epoch": "1"},
-        {"epoch": -1},
-        {"epoch": True},
-        {"protocol": None},
-        {"product": 5},
+        *({"address": one} for one in ("nowhere", ":7950", "host:0", "host:70000", "ho st:1", "h" * 300 + ":1", 7)),
+        *({"epoch": one} for one in ("1", -1, True)),
+        *({"protocol": None}, {"product": 5}),
     ],
 )
 def test_a_strange_announcement_is_none(fault: dict[str, object]) -> None:

@@ -36,19 +36,10 @@ def test_a_wrong_url_is_refused_with_a_hint(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "http://me:secret@broker",
-        "mqtt://me:secret/1@broker",
-        "mqtt://me:/secret@broker:1883",
-        "mqtt://me:a?secret@broker",
-        "mqtt://me:a#secret@broker",
-        "mqtt://me:a@secret@broker/x",
-        "mqtt://broker:secret",
-        "mqtt://[::1]:secret",
-        "mqtts://broker?password=secret",
-        "mqtts://broker?secret",
-        "mqtt://broker?user=me&pass=secret",
-        "mqtt://broker/#secret",
-        "mqtt://broker/?x=secret",
+        *("http://me:secret@broker", "mqtt://me:secret/1@broker", "mqtt://me:/secret@broker:1883"),
+        *("mqtt://me:a?secret@broker", "mqtt://me:a#secret@broker", "mqtt://me:a@secret@broker/x"),
+        *("mqtt://broker:secret", "mqtt://[::1]:secret", "mqtts://broker?password=secret", "mqtts://broker?secret"),
+        *("mqtt://broker?user=me&pass=secret", "mqtt://broker/#secret", "mqtt://broker/?x=secret"),
         "me:secret@broker:1883",
     ],
 )

@@ -41,18 +41,9 @@ def test_a_job_says_where_its_checkpoints_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "folder",
     [
-        "/etc",
-        "{root}/elsewhere",
-        "{root}/data/../elsewhere",
-        "{root}/data-of-another",
-        "file://{root}/elsewhere",
-        "local:///etc",
-        "{root}/data/link",
-        "{root}/data/jobs/other-1/checkpoints",
-        "{root}/data/shards",
-        "{root}/data/pki",
-        "{root}/data/profiles/mine",
-        "{root}/data/audit.jsonl",
+        *("/etc", "local:///etc", "{root}/elsewhere", "file://{root}/elsewhere", "{root}/data/../elsewhere"),
+        *("{root}/data-of-another", "{root}/data/link", "{root}/data/jobs/other-1/checkpoints", "{root}/data/shards"),
+        *("{root}/data/pki", "{root}/data/profiles/mine", "{root}/data/audit.jsonl"),
     ],
 )
 def test_a_folder_that_nobody_gave_the_scheduler_is_refused(tmp_path: Path, folder: str) -> None:
@@ -77,14 +68,8 @@ def test_a_folder_that_was_given_opens_neither_the_schedulers_rooms_below_it_nor
 @pytest.mark.parametrize(
     "folder",
     [
-        "ftp://127.0.0.1:9/x",
-        "hf://datasets/me/x",
-        "http://127.0.0.1/x",
-        "memory://b/c",
-        "simplecache::file:///etc",
-        "simplecache::s3://bucket/x",
-        "s3://bucket/x::ftp://127.0.0.1/y",
-        "/tmp/a\0b",
+        *("ftp://127.0.0.1:9/x", "hf://datasets/me/x", "http://127.0.0.1/x", "memory://b/c", "/tmp/a\0b"),
+        *("simplecache::file:///etc", "simplecache::s3://bucket/x", "s3://bucket/x::ftp://127.0.0.1/y"),
     ],
 )
 def test_a_url_that_could_dial_anywhere_is_refused_before_anything_is_dialled(tmp_path: Path, folder: str) -> None:
@@ -96,48 +81,22 @@ def test_a_url_that_could_dial_anywhere_is_refused_before_anything_is_dialled(tm
 ROOTS = ("memory://bucket/runs", "memory://other/")
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "memory://bucket/runs",
-        "memory://bucket/runs/",
-        "memory://bucket/runs/ann/first try",
-        "memory://other",
-        "memory://other/ann",
-    ],
-)
-def test_a_url_below_one_that_the_scheduler_was_given_is_opened(tmp_path: Path, url: str) -> None:
-    assert where(CheckpointCatalog(tmp_path, None, ROOTS, WITH_MEMORY), url) == f"{url.rstrip('/')}/{JOB}"
+def test_a_url_below_one_that_the_scheduler_was_given_is_opened(tmp_path: Path) -> None:
+    for url in ("bucket/runs", "bucket/runs/", "bucket/runs/ann/first try", "other", "other/ann"):
+        opened = where(CheckpointCatalog(tmp_path, None, ROOTS, WITH_MEMORY), f"memory://{url}")
+        assert opened == f"memory://{url.rstrip('/')}/{JOB}"
 
 
 @pytest.mark.parametrize(
     "url",
     [
-        "memory://bucket",
-        "memory://bucket/",
-        "memory://bucket/runs-of-another",
-        "memory://bucket/run",
-        "memory://bucket/ann/runs",
-        "memory://bucket-of-another/runs",
-        "memory://other.example/runs",
-        "memory://Bucket/runs",
-        "s3://bucket/runs",
-        "gs://other/runs",
-        "memory://bucket/runs/../secrets",
-        "memory://bucket/runs/..",
-        "memory://bucket/./runs",
-        "memory://bucket//runs",
-        "memory://bucket/runs//x",
-        "memory:///bucket/runs",
-        "memory://bucket/runs/%2e%2e/secrets",
-        "memory://bucket/runs/*",
-        "memory://bucket/runs/[a-z]",
-        "memory://bucket/runs/x?versionId=3",
-        "memory://bucket/runs/x#7",
-        "memory://bucket/runs\\..\\secrets",
-        "memory://bucket/runs/x\n",
-        "memory://",
-        "memory:///",
+        *("memory://bucket", "memory://bucket/", "memory://bucket/runs-of-another", "memory://bucket/run"),
+        *("memory://bucket/ann/runs", "memory://bucket-of-another/runs", "memory://other.example/runs"),
+        *("memory://Bucket/runs", "s3://bucket/runs", "gs://other/runs", "memory://", "memory:///"),
+        *("memory://bucket/runs/../secrets", "memory://bucket/runs/..", "memory://bucket/./runs"),
+        *("memory://bucket//runs", "memory://bucket/runs//x", "memory:///bucket/runs", "memory://bucket/runs/x\n"),
+        *("memory://bucket/runs/%2e%2e/secrets", "memory://bucket/runs/*", "memory://bucket/runs/[a-z]"),
+        *("memory://bucket/runs/x?versionId=3", "memory://bucket/runs/x#7", "memory://bucket/runs\\..\\secrets"),
     ],
 )
 def test_a_url_that_nobody_gave_the_scheduler_is_refused_and_not_opened(
