@@ -148,9 +148,17 @@ async def test_a_page_of_another_site_opens_no_stream_and_may_link_to_the_page()
             assert (await asyncio.to_thread(get, port, "/", headers={"Sec-Fetch-Site": "cross-site"}))[0] == 200
 
 
-async def test_one_nameless_visitor_leaves_streams_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On loopback and with --insecure nobody has a name, and one program took the places of all."""
+async def test_one_visitor_leaves_streams_to_the_others_with_a_name_or_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On loopback and with --insecure nobody has a name, and one program took the places of all; a viewer did too."""
     monkeypatch.setattr(module, "STREAMS_OF_ONE_MAX", 1)
+    feed = Shown()
+    feed.person = Person(Role.VIEWER, "eve")
+    with shown(feed) as port:
+        line = await asyncio.to_thread(open_stream, port)
+        assert await asyncio.to_thread(_status, port) == 503
+        feed.person = Person(Role.VIEWER, "ann")
+        assert await asyncio.to_thread(_status, port) == 200
+        line.close()
     with shown(Shown(), logins=Logins.named(["*"])) as port:
         line = await asyncio.to_thread(open_stream, port)
         assert await asyncio.to_thread(_status, port) == 503
@@ -196,19 +204,6 @@ async def test_streams_are_few_and_one_that_ended_makes_room(monkeypatch: pytest
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.05)
         other.close()
-
-
-async def test_one_visitor_leaves_streams_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A viewer opened the page as often as it could be opened, and nobody else was shown anything."""
-    monkeypatch.setattr(module, "STREAMS_OF_ONE_MAX", 1)
-    feed = Shown()
-    feed.person = Person(Role.VIEWER, "eve")
-    with shown(feed) as port:
-        line = await asyncio.to_thread(open_stream, port)
-        assert await asyncio.to_thread(_status, port) == 503
-        feed.person = Person(Role.VIEWER, "ann")
-        assert await asyncio.to_thread(_status, port) == 200
-        line.close()
 
 
 async def test_the_stream_of_who_has_most_ends_for_a_visitor_who_has_waited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,27 +354,20 @@ async def test_off_loopback_the_page_is_for_people_of_the_swarm(
     assert len(denied) == 12
 
 
-async def test_whoever_is_revoked_opens_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with off_loopback(tmp_path, monkeypatch) as (side, port):
-        ann = await member(side, Role.VIEWER)
-        await side.members.revoke("viewer/ann", "left")
-        status, told = await opened(side, port, "/", ann, tmp_path)
-        assert (status, "was revoked: left" in told) == (403, True)
-
-
 @pytest.mark.parametrize("path", ["/metrics", "/sd"])
-async def test_whoever_is_revoked_reads_no_metrics_any_more(
+async def test_whoever_is_revoked_reads_no_metrics_and_opens_no_page_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """The role in a certificate opened them until it ended, up to a day after its holder was revoked."""
     async with off_loopback(tmp_path, monkeypatch) as (side, port):
-        prometheus = await member(side, Role.METRICS)
+        prometheus, ann = await member(side, Role.METRICS), await member(side, Role.VIEWER)
         own = Identity.load(tmp_path / "data/pki/metrics")
         for scraper in (prometheus, own):
             assert (await opened(side, port, path, scraper, tmp_path))[0] == 200
-        await side.members.revoke("metrics/ann", "left")
-        status, told = await opened(side, port, path, prometheus, tmp_path)
-        assert (status, "was revoked: left" in told) == (403, True)
+        for name, who, asked in (("metrics/ann", prometheus, path), ("viewer/ann", ann, "/")):
+            await side.members.revoke(name, "left")
+            status, told = await opened(side, port, asked, who, tmp_path)
+            assert (status, "was revoked: left" in told) == (403, True)
         assert (await opened(side, port, path, own, tmp_path))[0] == 200, "of this machine, and in no book"
 
 
