@@ -41,27 +41,17 @@ def registry(folder: Path, jobs: Iterable[Job] = ()) -> JobRegistry:
     return made
 
 
-def test_a_name_means_the_open_job_although_one_that_ended_is_newer(tmp_path: Path) -> None:
+def test_a_name_means_the_one_open_job_or_else_the_newest_that_ended(tmp_path: Path) -> None:
     """A second `swarm cancel dup` found the job that was cancelled first, while the other trained on."""
-    jobs = [
-        job("dup-1", "dup", JobState.RUNNING, 1.0, tmp_path),
-        job("dup-2", "dup", JobState.CANCELLED, 2.0, tmp_path),
-    ]
-    made = registry(tmp_path, jobs)
-    assert made.find("dup").record.id == "dup-1"
-    assert made.find("dup-2").record.id == "dup-2"
 
+    def of(*states: JobState) -> JobRegistry:
+        return registry(tmp_path, (job(f"dup-{at}", "dup", state, at, tmp_path) for at, state in enumerate(states)))
 
-def test_a_name_of_two_open_jobs_is_an_error_that_lists_them(tmp_path: Path) -> None:
-    jobs = [job("dup-1", "dup", JobState.RUNNING, 1.0, tmp_path), job("dup-2", "dup", JobState.PAUSED, 2.0, tmp_path)]
-    made = registry(tmp_path, jobs)
-    with pytest.raises(NotFound, match='2 open jobs are named "dup": dup-2, dup-1'):
-        made.find("dup")
-
-
-def test_a_name_of_ended_jobs_means_the_newest(tmp_path: Path) -> None:
-    jobs = [job(f"dup-{n}", "dup", JobState.SUCCEEDED, float(n), tmp_path) for n in (1, 3, 2)]
-    assert registry(tmp_path, jobs).find("dup").record.id == "dup-3"
+    made = of(JobState.RUNNING, JobState.CANCELLED)
+    assert [made.find(name).record.id for name in ("dup", "dup-1")] == ["dup-0", "dup-1"]
+    assert of(JobState.SUCCEEDED, JobState.FAILED).find("dup").record.id == "dup-1", "the newest"
+    with pytest.raises(NotFound, match='2 open jobs are named "dup": dup-1, dup-0'):
+        of(JobState.RUNNING, JobState.PAUSED).find("dup")
 
 
 async def test_the_queue_is_in_order_of_age_and_says_how_far_jobs_are(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ from swarm.wire.messages import Hello
 
 A = PeerId("a")
 LOG = get_logger("test")
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Database]:
+    made = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
+    yield made
+    await made.close()
 
 
 def hello(incarnation: int, peer: PeerId = A) -> Hello:
@@ -47,27 +55,23 @@ async def test_a_drain_is_of_one_process_and_outlives_the_scheduler(tmp_path: Pa
     await store.close()
 
 
-async def test_a_drain_that_the_database_does_not_take_is_known_until_the_scheduler_ends(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    store = await Database.open(url, None)
+async def test_a_drain_that_the_database_does_not_take_is_known_until_the_scheduler_ends(store: Database) -> None:
     drained = Drains(store, LOG, 0.0)
-    with sa.create_engine(url).begin() as connection:
+    with store._engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE drains RENAME TO away"))
     await drained.keep(hello(5), "too hot")
     assert drained.reason(hello(5)) == "too hot"
     await drained.forget(A)
     assert drained.reason(hello(5)) == ""
-    with sa.create_engine(url).begin() as connection:
+    with store._engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE away RENAME TO drains"))
     await drained.keep(hello(6), "again")
     assert await store.drains() == {A: Drain(6, "again")}
-    await store.close()
 
 
 async def test_an_older_drain_that_was_written_late_does_not_replace_a_newer_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
     real, is_locked = store.put_drain, True
 
     async def put_drain(peer: PeerId, drain: Drain) -> None:
@@ -85,14 +89,12 @@ async def test_an_older_drain_that_was_written_late_does_not_replace_a_newer_one
         await asyncio.sleep(0.05)
         is_locked = False
     assert await store.drains() == {A: Drain(6, "new")}
-    await store.close()
 
 
 async def test_a_drain_that_was_taken_back_while_the_database_was_locked_does_not_return(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`swarm peers undrain` succeeded, and the next start of the scheduler drained the stage server again."""
-    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
     real, tries = store.delete_drain, list[int]()
 
     async def delete_drain(peer: PeerId, incarnation: int) -> None:
@@ -106,13 +108,11 @@ async def test_a_drain_that_was_taken_back_while_the_database_was_locked_does_no
     await drained.keep(hello(5), "too hot")
     await drained.forget(A)
     assert (tries, await store.drains()) == ([5, 5, 5], {})
-    await store.close()
 
 
 async def test_a_stage_server_that_is_drained_again_meanwhile_stays_drained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
     asked = asyncio.Event()
 
     async def delete_drain(peer: PeerId, incarnation: int) -> None:
@@ -130,4 +130,3 @@ async def test_a_stage_server_that_is_drained_again_meanwhile_stays_drained(
         monkeypatch.setattr(store, "delete_drain", real)
         await over
     assert await store.drains() == {A: Drain(5, "hot again")}
-    await store.close()

@@ -16,21 +16,17 @@ from tests.support.brain import A, Swarm
 SETTINGS = Swarm({A: 0}).brain.settings
 
 
-def test_what_a_brain_hears_is_in_the_folder_of_its_job_at_once(tmp_path: Path) -> None:
-    recorder = record(tmp_path, SETTINGS, 7)
-    recorder.step(Start((ReplicaRecord(A, 1, "at a", 0),)), 0.0)
-    (path,) = tmp_path.glob(f"{SETTINGS.job}/brain-0-3.jsonl")
-    (one,) = Transcript(path.read_text().splitlines())
-    assert isinstance(one.happened, Start)
-
-
-def test_recording_stops_at_the_bound_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_brain_hears_is_written_at_once_up_to_a_bound_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transcripts, "FILE_BYTES_MAX", 2 << 10)
     recorder = record(tmp_path, SETTINGS, 7)
     recorder.step(Start((ReplicaRecord(A, 1, "at a", 0),)), 0.0)
+    (path,) = tmp_path.glob(f"{SETTINGS.job}/brain-0-3.jsonl")
+    (first,) = Transcript(path.read_text().splitlines())
+    assert isinstance(first.happened, Start), "written at once"
     for number in range(200):
         recorder.step(Tick(), float(number))
-    (path,) = tmp_path.glob("*/*.jsonl")
     assert path.stat().st_size <= (2 << 10) + 100
     transcript = Transcript(path.read_text().splitlines())
     assert 0 < len(list(transcript)) < 200

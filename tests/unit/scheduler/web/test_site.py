@@ -24,17 +24,11 @@ def found(membership: Membership, own: str = "127.0.0.1:9464", address: str = "1
     return {one["labels"]["instance"]: f"{one['labels']['__scheme__']}://{one['targets'][0]}" for one in groups}
 
 
-def test_the_scheduler_is_a_target_even_if_nobody_else_is() -> None:
-    labels = {"role": "scheduler", "instance": "scheduler", "peer": "", "__scheme__": "http"}
-    assert targets("127.0.0.1:9464", "127.0.0.1:7950", [], insecure=False) == [
-        {"targets": ["127.0.0.1:9464"], "labels": labels}
-    ]
-
-
 def test_all_processes_of_one_machine_are_targets_in_order() -> None:
     pool = members(("b", "127.0.0.1:2", "127.0.0.1:12"), ("a", "127.0.0.1:1", "127.0.0.1:11"))
     groups = targets("127.0.0.1:9464", "127.0.0.1:7950", pool.peers(), insecure=False)
     assert [group["targets"] for group in groups] == [["127.0.0.1:9464"], ["127.0.0.1:11"], ["127.0.0.1:12"]]
+    assert groups[0]["labels"] == {"role": "scheduler", "instance": "scheduler", "peer": "", "__scheme__": "http"}
     assert groups[1]["labels"] == {"role": "stage-server", "instance": "a", "peer": "a", "__scheme__": "http"}
 
 
@@ -50,19 +44,12 @@ def test_all_processes_of_one_machine_are_targets_in_order() -> None:
         ("127.0.0.1:7951", "127.0.0.1:9464", None),
     ],
 )
-def test_a_stage_server_is_scraped_where_others_reach_it_or_left_out(
-    address: str, http: str, scraped: str | None
-) -> None:
+def test_a_process_is_scraped_where_others_reach_it_or_left_out(address: str, http: str, scraped: str | None) -> None:
     pool = members(("a", address, http))
     assert found(pool, own="10.0.0.1:9464").get("a") == scraped
-
-
-def test_a_stage_server_of_another_machine_is_left_out_if_only_that_machine_reaches_it() -> None:
-    assert "a" not in found(members(("a", "10.0.0.2:7951", "127.0.0.1:9464")))
-
-
-def test_a_scheduler_that_listens_everywhere_is_scraped_where_it_is_dialled() -> None:
-    assert found(members(), "0.0.0.0:9464", "10.0.0.1:7950") == {"scheduler": "https://10.0.0.1:9464"}
+    assert found(pool, "0.0.0.0:9464", "10.0.0.1:7950")["scheduler"] == "https://10.0.0.1:9464", "where it is dialled"
+    plaintext = targets("10.0.0.1:9464", "10.0.0.1:7950", pool.peers(), insecure=True)
+    assert {group["labels"]["__scheme__"] for group in plaintext} == {"http"}
 
 
 def test_whoever_is_gone_is_no_target() -> None:
@@ -71,9 +58,3 @@ def test_whoever_is_gone_is_no_target() -> None:
     assert "a" in found(pool), "a suspect may come back"
     pool.tick(1000.0)
     assert "a" not in found(pool)
-
-
-def test_plaintext_is_scraped_in_plaintext() -> None:
-    pool = members(("a", "10.0.0.2:7951", "10.0.0.2:9464"))
-    groups = targets("10.0.0.1:9464", "10.0.0.1:7950", pool.peers(), insecure=True)
-    assert [group["labels"]["__scheme__"] for group in groups] == ["http", "http"]
