@@ -8,12 +8,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
 
-from swarm.job.resolve import Basis, resolve
-from swarm.reference.trainer import train_local
 from tests.support.processes import Cluster
-from tests.support.simulated import Tokens, small_spec, write_text
+from tests.support.scenes import Task
 
 
 def back_up(data_dir: Path, copy: Path) -> None:
@@ -29,13 +26,10 @@ def back_up(data_dir: Path, copy: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_job_goes_on_from_a_backup_with_the_bits_of_one_process(tmp_path: Path) -> None:
-    draft = small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=120, checkpoint__every_steps=20)
-    spec = resolve(draft, Basis(257))
-    tokens = Tokens.make(tmp_path / "data", spec)
-    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    task = Task.make(tmp_path, training__steps=120, checkpoint__every_steps=20)
     with Cluster(tmp_path) as cluster:
         peers = cluster.add_servers(2)
-        job = cluster.submit(spec, tokens.manifest).id
+        job = cluster.submit(task.spec, task.tokens.manifest).id
         cluster.wait_for_step(job, 30)
         back_up(tmp_path / "scheduler", tmp_path / "copy")
         cluster.restart_scheduler()  # a start that the copy does not know of
@@ -49,5 +43,4 @@ def test_a_job_goes_on_from_a_backup_with_the_bits_of_one_process(tmp_path: Path
         cluster.restart_scheduler()
         for number, peer in enumerate(peers):
             cluster.servers[peer] = cluster.start_server(number)
-        ended = cluster.succeeds(job)
-        assert ended.weights_sha256 == expected.sha256
+        assert cluster.succeeds(job).weights_sha256 == task.sha256

@@ -448,16 +448,7 @@ async def test_the_scheduler_itself_claims_its_name_and_gives_it_back(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second scheduler took the name of a living one, and after it had ended nobody was found any more."""
-    options = SchedulerOptions(
-        listen="127.0.0.1:0",
-        announce="",
-        http_host="127.0.0.1",
-        http_port=None,
-        db="sqlite",
-        broker=url,
-        data_dir=tmp_path,
-        insecure=True,
-    )
+    options = SchedulerOptions("127.0.0.1:0", "", "127.0.0.1", None, "sqlite", url, tmp_path, insecure=True)
     living = Announcement("10.0.0.5:1", 3, database="a")
     async with asyncio.timeout(100):
         async with _announces(url, living):

@@ -8,13 +8,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import torch
 
-from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.support.processes import Cluster, Process
-from tests.support.scenes import resolved
-from tests.support.simulated import Tokens, small_spec, write_text
+from tests.support.scenes import Task
+from tests.support.services import until
 
 HOLD_S = 3.0  # without any relay
 WAIT_S_MAX = 120.0
@@ -35,10 +33,6 @@ def carried_bytes(relay: Process) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("swarm_relay_bytes_total{"))
 
 
-def job_of(cluster: Cluster, job: str) -> pb.JobView:
-    return cluster.jobs.Get(pb.JobRequest(job=job), timeout=60)
-
-
 def explained(cluster: Cluster, peer: str) -> str:
     facts = cluster.jobs.Explain(pb.ExplainRequest(about=peer), timeout=60).facts
     return " ".join(fact.text for fact in facts)
@@ -46,10 +40,7 @@ def explained(cluster: Cluster, peer: str) -> str:
 
 @pytest.mark.timeout(900)
 def test_relays_are_killed_and_nobody_is_expelled_and_the_weights_are_those_of_one_process(tmp_path: Path) -> None:
-    spec = small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=40)
-    spec = resolved(spec)
-    tokens = Tokens.make(tmp_path / "tokens", spec)
-    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    task = Task.make(tmp_path, training__steps=40)
     with Cluster(tmp_path, "--grace", "8") as cluster:
         relays = [start_relay(cluster, number) for number in range(2)]
         try:
@@ -62,7 +53,7 @@ def test_relays_are_killed_and_nobody_is_expelled_and_the_weights_are_those_of_o
             assert {view.id for view in shown.values() if view.state == "relay"} == {
                 one.ready["name"] for one in relays
             }
-            job = cluster.submit(spec, tokens.manifest)
+            job = cluster.submit(task.spec, task.tokens.manifest)
             cluster.wait_for_step(job.id, 5)
             used = [carried_bytes(relay) for relay in relays]
             victim = used.index(max(used))
@@ -71,19 +62,17 @@ def test_relays_are_killed_and_nobody_is_expelled_and_the_weights_are_those_of_o
             cluster.wait_for_step(job.id, 12)
             relays[1 - victim].kill(signal.SIGKILL)
             time.sleep(HOLD_S)
-            stuck = job_of(cluster, job.id)
+            stuck = cluster.job(job.id)
             assert stuck.state == "running", stuck.reason
             assert sorted(len(stage.peers) for stage in stuck.stages) == [2, 2], "nobody was expelled"
             relays.append(start_relay(cluster, victim))
             relays[-1].wait_ready()
             view = cluster.succeeds(job.id)
-            assert view.weights_sha256 == expected.sha256
-            assert view.microbatches_committed == 40 * spec.training.microbatches
+            assert view.weights_sha256 == task.sha256
+            assert view.microbatches_committed == 40 * task.spec.training.microbatches
             assert sorted(len(stage.peers) for stage in view.stages) == [2, 2], "nobody was expelled"
-            deadline_s = time.monotonic() + WAIT_S_MAX
-            while f"through relay {relays[-1].ready['name']}" not in explained(cluster, hidden[0]):
-                assert time.monotonic() < deadline_s, explained(cluster, hidden[0])
-                time.sleep(0.2)
+            through = f"through relay {relays[-1].ready['name']}"
+            until(through, lambda: through in explained(cluster, hidden[0]), WAIT_S_MAX)
         finally:
             for relay in relays:
                 relay.stop()

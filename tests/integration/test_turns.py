@@ -122,16 +122,7 @@ async def held_by(address: str, path: str, message: bytes, is_stream: bool) -> t
 @asynccontextmanager
 async def scheduler(folder: Path) -> AsyncIterator[str]:
     address = f"127.0.0.1:{free_port()}"
-    options = SchedulerOptions(
-        listen=address,
-        announce="",
-        http_host="127.0.0.1",
-        http_port=None,
-        db="sqlite",
-        broker="none",
-        data_dir=folder,
-        insecure=True,
-    )
+    options = SchedulerOptions(address, "", "127.0.0.1", None, "sqlite", "none", folder, insecure=True)
     serving = asyncio.create_task(serve(options))
     try:
         while (await asyncio.to_thread(answered, address, "/swarm.wire.Jobs/Version", [b""], False))[0] != "OK":

@@ -12,18 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from client.connection import Scheduler
 from swarm.errors import NotAllowed
 from swarm.limits import FOLLOWED_BY_ONE_MAX, HANDSHAKE_S_MAX
-from swarm.pki.identity import Application
-from swarm.pki.joining import join
 from swarm.pki.names import Role, scheduler_of
-from swarm.pki.profiles import find_profile
-from swarm.pki.tokens import parse_line
 from swarm.rpc.channel import MAX_CONCURRENT_STREAMS, connect_sync, translate
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
-from swarm.wire import members_pb2 as members_pb
 from tests.support.processes import Cluster
 from tests.support.scenes import resolved
 from tests.support.simulated import Tokens, small_spec, write_text
@@ -75,9 +69,7 @@ def test_one_viewer_who_follows_without_end_leaves_places_to_the_others(tmp_path
 
 def _watches(cluster: Cluster, name: str, channels: contextlib.ExitStack) -> Iterator[Any]:
     """Without end, a function that begins to watch a job as a new viewer of this name."""
-    with Scheduler(cluster.address, 30.0, find_profile(cluster.address)) as scheduler:
-        asked = members_pb.CreateTokenRequest(role=Role.VIEWER, ttl_s=60.0, uses=1, names=name)
-        identity = join(parse_line(scheduler.call("CreateToken", asked).line), name, Application(name)).identity
+    identity = cluster.member(Role.VIEWER, name)
 
     def watch(channel: grpc.Channel, job: str) -> Iterator[Any]:
         stub: Any = jobs_pb2_grpc.JobsStub(channel)  # type: ignore[no-untyped-call]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,15 +18,14 @@ from client.connection import Scheduler
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidData, NotFound, NotOwner, QuotaReached, Revoked, RoleForbids, SwarmError
 from swarm.limits import JOBS_OPEN_OF_ONE_MAX
-from swarm.pki.identity import Application, Identity
-from swarm.pki.joining import join
+from swarm.pki.identity import Identity
 from swarm.pki.names import Role
 from swarm.pki.profiles import find_profile
-from swarm.pki.tokens import parse_line
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import members_pb2 as members_pb
 from tests.support.processes import Cluster
 from tests.support.scenes import resolved
+from tests.support.services import until
 from tests.support.simulated import Tokens, small_spec, write_text
 
 pytestmark = pytest.mark.timeout(300)
@@ -48,10 +46,7 @@ class People:
         return Scheduler(self.cluster.address, 30.0, self.identities[name])
 
     def joins(self, name: str, role: Role) -> None:
-        with self.of("local") as scheduler:
-            asked = members_pb.CreateTokenRequest(role=role, ttl_s=60.0, uses=1, names=name)
-            line = parse_line(scheduler.call("CreateToken", asked).line)
-        self.identities[name] = join(line, name, Application(name)).identity
+        self.identities[name] = self.cluster.member(role, name)
 
     def send(self, name: str) -> None:
         with self.of(name) as scheduler:
@@ -101,14 +96,6 @@ def audited(people: People) -> list[Any]:
     """The lines of both audit logs."""
     files = ((people.folder / "scheduler" / f"{name}.jsonl").read_text() for name in ("audit", "admin"))
     return [json.loads(line) for file in files for line in file.splitlines()]
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    """A thread writes the log, at most 0.2 s later."""
-    deadline_s = time.monotonic() + 60.0
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -172,7 +159,11 @@ def test_people_see_every_job_and_change_their_own(people: People) -> None:
     with people.of("local") as admin:
         assert outcome(lambda: cancel(admin, carls)) == "ok"
     wanted = {"Cancel", "Pause", "Resume", "Pull", "Remove", "Checkpoints"}
-    wait_for(lambda: {one["action"] for one in audited(people) if one["result"].startswith(NotOwner.code)} >= wanted)
+
+    def refused() -> bool:
+        return {one["action"] for one in audited(people) if one["result"].startswith(NotOwner.code)} >= wanted
+
+    until("a thread has written the log", refused)
     (submit,) = [one for one in audited(people) if one["action"] == "Submit" and one["target"] == anns]
     assert submit["actor"].endswith("submitter/ann")
 
@@ -274,7 +265,7 @@ def test_jobs_are_removed_by_their_owner_once_they_have_ended(
     assert [one["id"] for one in told[1]] == [jobs[2], jobs[1]]
     assert not any(folder.exists() for folder in folders)
     assert swarm("gc", "--dry-run") == (0, [[]])
-    wait_for(lambda: {one.get("target") for one in audited(people) if one["action"] == "Remove"} >= set(jobs))
+    until("the log", lambda: {one.get("target") for one in audited(people) if one["action"] == "Remove"} >= set(jobs))
 
 
 def test_a_revoked_person_is_told_no_more_of_a_job_that_he_follows(people: People) -> None:

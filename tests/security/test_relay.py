@@ -90,6 +90,23 @@ async def relay() -> AsyncIterator[RelayHere]:
         yield made
 
 
+@asynccontextmanager
+async def line_of(relay: RelayHere, theirs: Wallet) -> AsyncIterator[tuple[Any, Any]]:
+    """The channel of a stage server to the relay, and the call with which it listens there."""
+    channel: Any = channel_to(relay.at, theirs)
+    listening = channel.stream_stream(f"/{SERVICE}/Listen")()
+    await listening.write(ListenUp(token=theirs.pass_token).SerializeToString())
+    await listening.read()
+    await until(lambda: relay.service._board._listening[H].shown is not None)
+    yield channel, listening
+    await channel.close()
+
+
+async def offered(listening: Any) -> str:
+    """The name of the next connection that the relay offers."""
+    return str(ListenDown.FromString(await listening.read()).connection)
+
+
 @pytest.fixture
 async def there(relay: RelayHere) -> AsyncIterator[Hidden]:
     """A stage server of stage 1 that listens at the relay."""
@@ -176,27 +193,21 @@ async def test_one_direction_may_end_before_the_other(relay: RelayHere) -> None:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     own = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     theirs = wallet_of(H, pass_of(H, 1))
-    from_relay: Any = channel_to(relay.at, theirs)
-    listening = from_relay.stream_stream(f"/{SERVICE}/Listen")()
-    await listening.write(ListenUp(token=theirs.pass_token).SerializeToString())
-    await listening.read()
-    await until(lambda: relay.service._board._listening[H].shown is not None)
-    opening = asyncio.create_task(open_tunnel(relay.at, H, wallet_of(A, pass_of(A, 1))))
-    told = ListenDown.FromString(await listening.read())
-    accepting = asyncio.create_task(accept(relay.at, told.connection, own, theirs))
-    tunnel = await opening
-    host, port = tunnel.address.split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(BIG)
-    writer.write_eof()
-    assert await reader.read() == BIG[::-1]
-    writer.close()
-    async with asyncio.timeout(30):
-        await accepting
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection(host, int(port))
-    await tunnel.close()
-    await from_relay.close()
+    async with line_of(relay, theirs) as (_, listening):
+        opening = asyncio.create_task(open_tunnel(relay.at, H, wallet_of(A, pass_of(A, 1))))
+        accepting = asyncio.create_task(accept(relay.at, await offered(listening), own, theirs))
+        tunnel = await opening
+        host, port = tunnel.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(BIG)
+        writer.write_eof()
+        assert await reader.read() == BIG[::-1]
+        writer.close()
+        async with asyncio.timeout(30):
+            await accepting
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, int(port))
+        await tunnel.close()
     server.close()
 
 
@@ -229,13 +240,6 @@ async def test_whoever_has_no_certificate_of_a_stage_server_is_not_heard(relay: 
 
 async def test_a_link_is_accepted_by_whom_it_is_for_and_once(relay: RelayHere) -> None:
     theirs = wallet_of(H, pass_of(H, 1))
-    channel: Any = channel_to(relay.at, theirs)
-    listening = channel.stream_stream(f"/{SERVICE}/Listen")()
-    await listening.write(ListenUp(token=theirs.pass_token).SerializeToString())
-    await listening.read()
-    await until(lambda: relay.service._board._listening[H].shown is not None)
-    opening = asyncio.create_task(open_tunnel(relay.at, H, wallet_of(A, pass_of(A, 1))))
-    connection = ListenDown.FromString(await listening.read()).connection
 
     async def accepted(wallet: Wallet, name: str) -> type[SwarmError] | None:
         other: Any = channel_to(relay.at, wallet)
@@ -251,14 +255,16 @@ async def test_a_link_is_accepted_by_whom_it_is_for_and_once(relay: RelayHere) -
             await other.close()
         return None
 
-    assert await accepted(wallet_of("b", pass_of("b", 1)), connection) is Refused, "it is for another"
-    assert await accepted(theirs, "0" * 32) is Refused
-    standing = channel.stream_stream(f"/{SERVICE}/Accept")(metadata=((CONNECTION_KEY, connection),))
-    tunnel = await opening
-    assert await accepted(theirs, connection) is Refused, "a second time"
-    standing.cancel()
-    await tunnel.close()
-    await channel.close()
+    async with line_of(relay, theirs) as (channel, listening):
+        opening = asyncio.create_task(open_tunnel(relay.at, H, wallet_of(A, pass_of(A, 1))))
+        connection = await offered(listening)
+        assert await accepted(wallet_of("b", pass_of("b", 1)), connection) is Refused, "it is for another"
+        assert await accepted(theirs, "0" * 32) is Refused
+        standing = channel.stream_stream(f"/{SERVICE}/Accept")(metadata=((CONNECTION_KEY, connection),))
+        tunnel = await opening
+        assert await accepted(theirs, connection) is Refused, "a second time"
+        standing.cancel()
+        await tunnel.close()
 
 
 async def test_the_other_end_has_its_time_once_the_relay_has_heard(
@@ -267,20 +273,14 @@ async def test_the_other_end_has_its_time_once_the_relay_has_heard(
     """Where the relay's line carried bulk, the other end had accepted after four seconds, and the caller had hung up
     after three."""
     monkeypatch.setattr("swarm.rpc.links.tunnel.OPEN_S_MAX", 3.0)
-    theirs = wallet_of(H, pass_of(H, 1))
-    channel: Any = channel_to(relay.at, theirs)
-    listening = channel.stream_stream(f"/{SERVICE}/Listen")()
-    await listening.write(ListenUp(token=theirs.pass_token).SerializeToString())
-    await listening.read()
-    await until(lambda: relay.service._board._listening[H].shown is not None)
-    opening = asyncio.create_task(open_tunnel(relay.at, H, wallet_of(A, pass_of(A, 1))))
-    connection = ListenDown.FromString(await listening.read()).connection
-    await asyncio.sleep(4.0)
-    accepting = channel.stream_stream(f"/{SERVICE}/Accept")(metadata=((CONNECTION_KEY, connection),))
-    tunnel = await opening
-    accepting.cancel()
-    await tunnel.close()
-    await channel.close()
+    async with line_of(relay, wallet_of(H, pass_of(H, 1))) as (channel, listening):
+        opening = asyncio.create_task(open_tunnel(relay.at, H, wallet_of(A, pass_of(A, 1))))
+        connection = await offered(listening)
+        await asyncio.sleep(4.0)
+        accepting = channel.stream_stream(f"/{SERVICE}/Accept")(metadata=((CONNECTION_KEY, connection),))
+        tunnel = await opening
+        accepting.cancel()
+        await tunnel.close()
 
 
 @pytest.mark.parametrize("who", [A, H])

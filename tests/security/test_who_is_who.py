@@ -13,19 +13,14 @@ from typing import Any
 
 import grpc
 import pytest
-import torch
 
 from client.cli import run
 from swarm.errors import Refused, Revoked
-from swarm.job.spec import JobSpec
 from swarm.pki.authority import Authority
-from swarm.pki.identity import Application, Identity, Wallet, issue
-from swarm.pki.joining import join
+from swarm.pki.identity import Identity, Wallet, issue
 from swarm.pki.names import Principal, Role, scheduler_of
 from swarm.pki.passes import PassKey
 from swarm.pki.profiles import ENVIRONMENT, profile_folder
-from swarm.pki.tokens import parse_line
-from swarm.reference.trainer import train_local
 from swarm.rpc import passes
 from swarm.rpc.channel import connect, connect_sync, translate
 from swarm.rpc.links.peers import GrpcPeerLinks
@@ -35,8 +30,8 @@ from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 from swarm.wire.messages import Event, Hello, Pass, StateRequest
 from tests.support.processes import Cluster, Process
-from tests.support.scenes import resolved
-from tests.support.simulated import Tokens, small_spec, write_text
+from tests.support.scenes import Task
+from tests.support.services import until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -149,13 +144,13 @@ def test_a_stage_server_joins_once_with_a_token_and_comes_back_without(
         for way in (("--join", line), ("--join", line), ()):
             process = Process.start(tmp_path / "server.log", "stage_server", *way, *flags)
             peer = process.wait_ready()["peer"]
-            until(lambda peer=peer: is_idle(cluster, peer))  # type: ignore[misc]
+            until("it is idle", lambda peer=peer: is_idle(cluster, peer))
             process.kill()
             process.stop()
 
         process = Process.start(tmp_path / "server.log", "stage_server", *flags)
         process.wait_ready()
-        until(lambda: is_idle(cluster, peer))
+        until("it is idle", lambda: is_idle(cluster, peer))
     assert swarm("identity", "revoke", peer, "--reason", "stolen")[0] == 0
     assert process.child.wait(timeout=60) == 5
     assert "E0504" in process.log.read_text()
@@ -165,7 +160,7 @@ def test_a_stage_server_joins_once_with_a_token_and_comes_back_without(
     newer = swarm("token", "create", "--role", "stage-server")[1]["line"]
     process = Process.start(tmp_path / "server.log", "stage_server", "--join", newer, *flags)
     assert process.wait_ready()["peer"] == peer
-    until(lambda: is_idle(cluster, peer))
+    until("it is idle", lambda: is_idle(cluster, peer))
     process.stop()
 
 
@@ -173,18 +168,10 @@ def is_idle(cluster: Cluster, peer: str) -> bool:
     return any(known.id == peer and known.state == "idle" for known in cluster.peers())
 
 
-def until(met: Callable[[], bool], within_s: float = 120.0) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not met():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def test_a_member_cannot_speak_in_the_name_of_another(cluster: Cluster, swarm: Swarm, tmp_path: Path) -> None:
     """Hello(peer=VICTIM, incarnation=2^63-1) used to take the victim's place for ever."""
     victim = next(peer for peer in cluster.servers)
-    line = swarm("token", "create", "--role", "stage-server")[1]["line"]
-    mallory = join(parse_line(line), "mallory", Application("mallory")).identity
+    mallory = cluster.member(Role.STAGE_SERVER, "mallory")
     mallory.save(tmp_path / profile_folder(cluster.address).name)  # as nobody's command does
 
     async def attach() -> None:
@@ -230,7 +217,7 @@ def test_no_key_and_no_secret_is_told_or_readable(cluster: Cluster, swarm: Swarm
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     log = str(data / "audit.jsonl")
     assert swarm("audit", log, "--verify")[0] == 2
-    until(lambda: swarm("audit", log, "--actor", "viewer/curious")[1] != [])  # it is written by a thread
+    until("a thread has written it", lambda: swarm("audit", log, "--actor", "viewer/curious")[1])
     shown = swarm("audit", log, "--actor", "viewer/curious")[1]
     assert [one["action"] for one in shown] == ["ListTokens"]
     told = [
@@ -252,16 +239,9 @@ def test_a_scheduler_with_insecure_says_so_and_is_found_only_by_those_who_ask_fo
         assert not (tmp_path / "scheduler" / "pki").exists()
 
 
-def job_spec(folder: Path, steps: int) -> JobSpec:
-    changes = {"training__steps": steps, "pipeline__stages": 2, "limits__min_replicas": 1}
-    spec = small_spec(write_text(folder), **changes)
-    return resolved(spec)
-
-
 async def revoke_in_the_midst(cluster: Cluster, peer: str, job: str) -> None:
     """Revoke a stage server that has a stream open to another replica of its stage, and has pulled the state there."""
-    of_job = pb.JobRequest(job=job)
-    (stage,) = (one for one in cluster.jobs.Get(of_job, timeout=60).stages if peer in one.peers)
+    (stage,) = (one for one in cluster.job(job).stages if peer in one.peers)
     (address,) = (one.address for one in cluster.peers() if one.id in stage.peers and one.id != peer)
     identity = Identity.load(cluster.folder / "server-0" / "pki")
     assert identity is not None
@@ -286,7 +266,7 @@ async def revoke_in_the_midst(cluster: Cluster, peer: str, job: str) -> None:
         with pytest.raises(Revoked):
             await links.pull(address, asked, 1 << 30)
         async with asyncio.timeout(30):
-            while any(peer in one.peers for one in cluster.jobs.Get(of_job, timeout=60).stages):
+            while any(peer in one.peers for one in cluster.job(job).stages):
                 await asyncio.sleep(0.05)
     await links.close()
 
@@ -298,29 +278,24 @@ def test_certificates_change_and_a_peer_is_revoked_while_a_job_runs_to_the_weigh
 
     The revoked one could pull the weights of its stage for as long as its certificate was good, and keep its streams.
     """
-    spec = job_spec(tmp_path, 160)
-    tokens = Tokens.make(tmp_path / "tokens", spec)
-    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    task = Task.make(tmp_path, training__steps=160)
     life = ("--certificate-life", f"{9 / 3600:.6f}")
     with Cluster(tmp_path, "--grace", "8", *life) as cluster:
         peers = cluster.add_servers(4)
-        job = cluster.submit(spec, tokens.manifest)
+        job = cluster.submit(task.spec, task.tokens.manifest)
         cluster.wait_for_step(job.id, 20)
         asyncio.run(revoke_in_the_midst(cluster, peers[0], job.id))
         assert cluster.servers[peers[0]].child.wait(timeout=60) == 5
-        view = cluster.succeeds(job.id)
-        assert view.weights_sha256 == expected.sha256
-        until(lambda: "certificate renewed" in (tmp_path / "server-1.log").read_text())
+        assert cluster.succeeds(job.id).weights_sha256 == task.sha256
+        until("a renewal", lambda: "certificate renewed" in (tmp_path / "server-1.log").read_text())
 
 
 def test_an_older_data_folder_gets_an_authority_and_its_job_goes_on(tmp_path: Path) -> None:
     """Handing over from plaintext is one restart of each process."""
-    spec = job_spec(tmp_path, 40)
-    tokens = Tokens.make(tmp_path / "tokens", spec)
-    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    task = Task.make(tmp_path, training__steps=40)
     with Cluster(tmp_path, "--insecure", "--grace", "60") as cluster:
         peers = cluster.add_servers(2)
-        job = cluster.submit(spec, tokens.manifest)
+        job = cluster.submit(task.spec, task.tokens.manifest)
         cluster.wait_for_step(job.id, 20)
         cluster.scheduler_flags = ("--grace", "2")
         cluster.restart_scheduler()
@@ -328,5 +303,4 @@ def test_an_older_data_folder_gets_an_authority_and_its_job_goes_on(tmp_path: Pa
             cluster.servers[peer].stop()
             cluster.servers[peer] = cluster.start_server(number)
             cluster.servers[peer].wait_ready()
-        view = cluster.succeeds(job.id)
-        assert view.weights_sha256 == expected.sha256
+        assert cluster.succeeds(job.id).weights_sha256 == task.sha256

@@ -29,12 +29,15 @@ import psutil
 from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.spec import JobSpec
-from swarm.pki.names import scheduler_of
+from swarm.pki.identity import Application, Identity
+from swarm.pki.joining import join
+from swarm.pki.names import Role, scheduler_of
 from swarm.pki.profiles import find_profile
+from swarm.pki.tokens import parse_line
 from swarm.process.children import dying_with_parent
 from swarm.rpc.channel import connect_sync
 from swarm.wire import jobs_pb2 as pb
-from swarm.wire import jobs_pb2_grpc
+from swarm.wire import jobs_pb2_grpc, members_pb2, members_pb2_grpc
 
 READY_S_MAX = 300.0
 JOB_S_MAX = 600.0
@@ -274,6 +277,16 @@ class Cluster:
             *flags,
             before=self.before_servers[number] if number < len(self.before_servers) else (),
         )
+
+    def member(self, role: Role, name: str) -> Identity:
+        """The identity of a new member, who joins with a token of the local admin."""
+        stub: Any = members_pb2_grpc.MembersStub(self.channel)  # type: ignore[no-untyped-call]
+        token = stub.CreateToken(members_pb2.CreateTokenRequest(role=role, ttl_s=60.0, uses=1, names=name))
+        return join(parse_line(token.line), name, Application(name)).identity
+
+    def job(self, job: str) -> Any:
+        """The job's view now."""
+        return self.jobs.Get(pb.JobRequest(job=job), timeout=60)
 
     def peers(self) -> list[Any]:
         return list(self.jobs.Peers(pb.PeersRequest(stage=-1), timeout=60).peers)

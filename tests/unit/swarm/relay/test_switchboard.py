@@ -37,27 +37,6 @@ def refusal(made: Switchboard[str], caller: PeerId, with_pass: Pass, to: PeerId 
     return None
 
 
-def test_whoever_serves_the_same_job_is_put_through_and_the_other_end_hears_of_it() -> None:
-    opening, line = board().connect(A, shown(A), H, NOW)
-    assert (line, opening.to, opening.shown.peer) == ("line", H, A)
-    assert len(opening.connection) == 32
-
-
-@pytest.mark.parametrize(
-    ("with_pass", "expected"),
-    [
-        (shown(A, cluster="theirs"), NoPass),
-        (shown(B), NoPass),
-        (shown(A, ends=NOW), NoPass),
-        (shown(A, OTHER), NoPass),
-        (shown(A), None),
-    ],
-    ids=["another swarm", "the pass of another", "ended", "another job", "good"],
-)
-def test_a_pass_that_is_not_good_opens_nothing(with_pass: Pass, expected: object) -> None:
-    assert refusal(board(), A, with_pass) is expected
-
-
 @pytest.fixture
 def made() -> Switchboard[str]:
     return board()
@@ -65,6 +44,7 @@ def made() -> Switchboard[str]:
 
 def test_nobody_is_put_through_to_one_that_does_not_listen_or_has_no_pass(made: Switchboard[str]) -> None:
     assert refusal(made, A, shown(A), B) is PeerUnavailable
+    assert refusal(made, A, shown(A, OTHER)) is NoPass
     made.show(H, "line", None, NOW)
     assert refusal(made, A, shown(A)) is NoPass
     made.show(H, "line", shown(H, ends=1100.0), NOW)
@@ -80,21 +60,18 @@ def test_one_that_listens_shows_its_own_pass(theirs: Pass) -> None:
     assert refusal(made, A, shown(A)) is NoPass
 
 
-def test_a_link_is_accepted_by_whom_it_is_for_and_once(made: Switchboard[str]) -> None:
+def test_a_link_is_accepted_by_whom_it_is_for_once_and_before_it_is_given_up(made: Switchboard[str]) -> None:
     opening, _ = made.connect(A, shown(A), H, NOW)
     for caller, connection in ((B, opening.connection), (A, opening.connection), (H, "x"), (H, "")):
         with pytest.raises(Refused):
             made.accept(caller, connection)
     assert made.accept(H, opening.connection) == opening
-    with pytest.raises(Refused):
-        made.accept(H, opening.connection)
-
-
-def test_a_link_that_was_given_up_is_accepted_by_nobody(made: Switchboard[str]) -> None:
-    opening, _ = made.connect(A, shown(A), H, NOW)
-    made.ended(opening)
-    with pytest.raises(Refused):
-        made.accept(H, opening.connection)
+    other, line = made.connect(A, shown(A), H, NOW)
+    assert line == "line"
+    made.ended(other)
+    for over in (opening, other):
+        with pytest.raises(Refused):
+            made.accept(H, over.connection)
 
 
 def test_links_to_one_stage_server_are_bounded(made: Switchboard[str]) -> None:
