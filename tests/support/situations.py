@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from scheduler.brain.replay import spell
+from swarm.errors import SwarmError
+
 Play: TypeAlias = Callable[[str], Iterable[str]]
 _RECORDS = bool(os.environ.get("SWARM_RECORD_GOLDEN"))
 
@@ -75,6 +78,10 @@ def value_of(text: str, names: Mapping[str, Any]) -> Any:
                 return name if name not in names and name.islower() else names[name]
             case ast.Call(func=ast.Name(id=name), args=args, keywords=pairs):
                 return names[name](*map(of, args), **{pair.arg: of(pair.value) for pair in pairs})
+            case ast.Attribute(value=whole, attr=name):
+                return getattr(of(whole), name)
+            case ast.Call(func=ast.Attribute() as method, args=args, keywords=pairs):
+                return of(method)(*map(of, args), **{pair.arg: of(pair.value) for pair in pairs})
             case ast.Tuple(elts=parts):
                 return tuple(map(of, parts))
             case ast.Dict(keys=keys, values=values):
@@ -82,3 +89,34 @@ def value_of(text: str, names: Mapping[str, Any]) -> Any:
         return ast.literal_eval(node)
 
     return of(ast.parse(text.strip(), mode="eval").body)
+
+
+class _Names(dict[str, Any]):
+    """Names that are given, and the public methods and fields of a thing as they are when they are looked up."""
+
+    def __init__(self, thing: object, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self._thing = thing
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or hasattr(self._thing, str(name))
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self._thing, name)
+
+
+class Calls:
+    """Plays one thing: a line is an expression of its methods and fields, and its value stands below, or NAME = one."""
+
+    def __init__(self, thing: object, **given: Any) -> None:
+        self.names = _Names(thing, given)
+
+    def play(self, line: str) -> Iterable[str]:
+        name, is_kept, asked = line.rpartition(" = ")
+        try:
+            value = value_of(asked, self.names)
+        except SwarmError as error:
+            return [f"{type(error).__name__}: {error}"]
+        if is_kept:
+            self.names[name] = value
+        return [] if value is None or is_kept else [spell(value)]
