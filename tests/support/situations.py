@@ -119,4 +119,4 @@ class Calls:
             return [f"{type(error).__name__}: {error}"]
         if is_kept:
             self.names[name] = value
-        return [] if value is None or is_kept else [spell(value)]
+        return [] if value is None or is_kept else [value if isinstance(value, str) else spell(value)]
