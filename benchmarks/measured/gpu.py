@@ -157,8 +157,7 @@ def table(speeds: Sequence[Speed], peak_flops_per_s: float, count: int) -> Table
 
 def _whole(spec: JobSpec) -> JobSpec:
     """The same model as one stage."""
-    pipeline = spec.pipeline.model_copy(update={"stages": 1, "split": (spec.layers,)})
-    return spec.model_copy(update={"pipeline": pipeline})
+    return spec.having("pipeline", stages=1, split=(spec.layers,))
 
 
 # Measuring --------------------------------------------------------------------------------------------------------

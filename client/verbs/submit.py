@@ -232,8 +232,7 @@ def _say_fleet(shell: Shell, spec: JobSpec, corpus: Corpus) -> list[Memory]:
     shell.say(f"offered by {counted(len(peers), 'stage server')}: {kinds}")
     with dial(shell) as scheduler:
         now = corpus.resolve(resolved_now(scheduler, spec, corpus))
-    assert now.pipeline.split != "auto", "it is resolved"
-    takes = stage_needs(now, now.pipeline.split)
+    takes = stage_needs(now, now.split)
     two = any(peer.host_bytes for peer in peers)
     said = needs_text([need if two else Memory(need.total_bytes) for need in takes])
     alike = now.pipeline.model_copy(update={"max_in_flight": spec.pipeline.max_in_flight})

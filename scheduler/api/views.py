@@ -15,7 +15,7 @@ from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.members.persons import Person
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.islands import island_at
-from scheduler.jobs.job import Job, now_s, split_of
+from scheduler.jobs.job import Job, now_s
 from scheduler.storage.job_log import LogLine
 from swarm.checkpoint.reader import Checkpoint, Fault
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
@@ -136,7 +136,7 @@ def job_view(job: Job, now_unix_s: float, *, spec: bool = True) -> pb.JobView:
                 peers=peers.get(stage, []),
                 microbatches=counts.microbatches if counts is not None else committed,
             )
-            for stage, layers in enumerate(split_of(job.spec))
+            for stage, layers in enumerate(job.spec.split)
         ],
         microbatches_committed=committed,
         microbatches_in_flight=counts.in_flight if counts is not None else 0,

@@ -16,7 +16,7 @@ from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.stall import stalled_hint, waiting
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
-from scheduler.jobs.job import Job, JobRun, now_s, peers_max, split_of
+from scheduler.jobs.job import Job, JobRun, now_s, peers_max
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -120,10 +120,10 @@ class Allocator:
         known = self._known_needs.get(job.record.id)
         if known is None or known.spec is not job.spec:
             known = self._known_needs[job.record.id] = _KnownNeeds(job.spec)
-        stages = len(split_of(job.spec))
+        stages = len(job.spec.split)
         replicas = max(1, peers // stages)
         if replicas not in known.by_replicas:
-            known.by_replicas[replicas] = needs(model_costs(job.spec), split_of(job.spec), replicas * stages)
+            known.by_replicas[replicas] = needs(model_costs(job.spec), job.spec.split, replicas * stages)
         return known.by_replicas[replicas]
 
     async def _learn_needs(self) -> None:
@@ -138,7 +138,7 @@ class Allocator:
         unfit = job.unfit.among(lambda peer: one.hello.incarnation if (one := self._membership.get(peer)) else None)
         if job.spec.island_count == 1:
             return unfit
-        stages = len(split_of(job.spec))
+        stages = len(job.spec.split)
         return unfit | {one.hello.peer for one in self._membership.peers() if one.hello.pinned_stage >= stages}
 
     def _is_idle(self, peer: PeerId) -> bool:
@@ -168,7 +168,7 @@ class Allocator:
                 return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent, sites)
             return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent)
 
-        split, brain, sites = split_of(job.spec), run.brain, {_site(peer) for peer in here}
+        split, brain, sites = job.spec.split, run.brain, {_site(peer) for peer in here}
         islands = brain.present if isinstance(brain, IslandsBrain) else (0,)
         return ActiveJob(
             job.record.id,
@@ -322,7 +322,7 @@ class Allocator:
             islands = f" in {len(begin)} of {len(of_islands)} islands"
             later = ", ".join(f"{number}" for number, peers in enumerate(of_islands) if not peers)
             self._registry.say(job, "warning", f"goes on without island {later}: {LATER}")
-        told = f"{counted(len(places), 'peer')} for {counted(len(split_of(job.spec)), 'stage')}{islands}"
+        told = f"{counted(len(places), 'peer')} for {counted(len(job.spec.split), 'stage')}{islands}"
         await self._registry.enter(job, JobState.LOADING, told, peers=dict(places), hint="")
 
     def _are_free(self, hellos: Mapping[PeerId, Hello]) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, SavingRules
-from scheduler.jobs.job import split_of
 from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.reader import files_for
 from swarm.data.batches import Batches
@@ -25,7 +24,7 @@ def brain_settings(
 
     `skipped_in_a_row` counts its newest commits that changed no weight.
     """
-    training, pipeline, split = spec.training, spec.pipeline, split_of(spec)
+    training, pipeline, split = spec.training, spec.pipeline, spec.split
     footprints = [stage_footprint(spec, layers, stage, len(split)) for stage, layers in enumerate(split)]
     return BrainSettings(
         job=record.id,

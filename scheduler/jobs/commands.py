@@ -18,7 +18,7 @@ from scheduler.brain.inputs import Stop
 from scheduler.brain.members.persons import ANYBODY, Person, Submits, check_owner, check_share
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
-from scheduler.jobs.job import Job, JobProgress, again, now_s, split_of
+from scheduler.jobs.job import Job, JobProgress, again, now_s
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -337,7 +337,7 @@ class Jobs:
 
     def standing(self, job: Job) -> JobStanding:
         """The facts about a job beside its brain, for an explanation."""
-        record, spec, split = job.record, job.spec, split_of(job.spec)
+        record, spec, split = job.record, job.spec, job.spec.split
         peers = sum(map(len, job.stages.values())) or len(split) * spec.limits.min_replicas
         return JobStanding(
             record.id,
@@ -368,7 +368,7 @@ class Jobs:
 
 def check_hops(spec: JobSpec) -> None:
     """InvalidConfig for steps with so many microbatches that the entries of one step hold other calls up."""
-    microbatches, stages = spec.training.microbatches, len(split_of(spec))
+    microbatches, stages = spec.training.microbatches, len(spec.split)
     if microbatches * stages > HOPS_MAX:
         raise InvalidConfig(
             f"a step has {microbatches} microbatches; with {stages} stages, {HOPS_MAX // stages} is the limit",

@@ -24,7 +24,7 @@ from scheduler.brain.outputs import CommitRow
 from scheduler.brain.settings import NO_REBALANCING, BrainSettings
 from scheduler.jobs.brain_settings import brain_settings
 from scheduler.jobs.driver import Brain
-from scheduler.jobs.job import Job, split_of
+from scheduler.jobs.job import Job
 from scheduler.storage.database import Database
 from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.reader import files_for
@@ -37,12 +37,12 @@ from swarm.wire.messages import StateFile, StoreHeader
 
 
 def stage_at(spec: JobSpec, place: int) -> int:
-    return place % len(split_of(spec))
+    return place % len(spec.split)
 
 
 def place_of(spec: JobSpec, timeline: int, stage: int) -> int:
     """The place of a replica, from its timeline and its stage."""
-    return island_of(spec, timeline) * len(split_of(spec)) + stage
+    return island_of(spec, timeline) * len(spec.split) + stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,17 @@ def timeline_of(job: Job, peer: PeerId) -> int:
 def island_at(job: Job, peer: PeerId) -> int:
     """The island in which a peer serves the job, or joins it."""
     island = job.brain.island_of(peer) if isinstance(job.brain, IslandsBrain) else None
-    return job.record.peers.get(peer, 0) // len(split_of(job.spec)) if island is None else island
+    return job.record.peers.get(peer, 0) // len(job.spec.split) if island is None else island
 
 
 def place_at(job: Job, peer: PeerId, stage: int) -> int:
     """The place of a peer that serves a stage of the job, or joins it; the record has it once the peer is admitted."""
-    return job.record.peers.get(peer, island_at(job, peer) * len(split_of(job.spec)) + stage)
+    return job.record.peers.get(peer, island_at(job, peer) * len(job.spec.split) + stage)
 
 
 def by_island(spec: JobSpec, peers: Mapping[PeerId, int]) -> list[dict[PeerId, int]]:
     """The peers of each island, with their stages, of peers with their places."""
-    stages = len(split_of(spec))
+    stages = len(spec.split)
     return [
         {peer: place % stages for peer, place in peers.items() if place // stages == island}
         for island in range(spec.island_count)
@@ -100,8 +100,8 @@ def of_job(spec: JobSpec, header: StoreHeader, brain: Brain) -> StoreHeader:
     """
     version = course_of(spec, header.timeline).inner_steps(header.version)
     part = brain.part_of(header.timeline) if isinstance(brain, IslandsBrain) else 0
-    exists = 0 <= header.stage < len(split_of(spec)) and part >= 0
-    place = part * len(split_of(spec)) + header.stage if exists else -1
+    exists = 0 <= header.stage < len(spec.split) and part >= 0
+    place = part * len(spec.split) + header.stage if exists else -1
     return replace(header, timeline=job_timeline(spec, header.timeline), version=version, stage=place)
 
 

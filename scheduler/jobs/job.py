@@ -191,7 +191,7 @@ class Job:
     @property
     def stages(self) -> dict[int, list[PeerId]]:
         """The peers of each stage, of all islands; empty if the job has none."""
-        peers, stages = self.record.peers, len(split_of(self.spec))
+        peers, stages = self.record.peers, len(self.spec.split)
         of = {stage: [peer for peer in peers if peers[peer] % stages == stage] for stage in range(stages)}
         return of if peers else {}
 
@@ -207,12 +207,6 @@ class Job:
 def job_rows(spec: JobSpec, timeline: int) -> Rows:
     """Merges the rows of islands, on one timeline of a job with outer steps."""
     return Rows(timeline, outer_courses(spec))
-
-
-def split_of(spec: JobSpec) -> tuple[int, ...]:
-    """Decoder layers of each stage of an accepted job."""
-    assert spec.pipeline.split != "auto", "resolved at submit"
-    return spec.pipeline.split
 
 
 def success_text(job: Job) -> str:
@@ -235,4 +229,4 @@ def now_s() -> float:
 def peers_max(job: Job, islands: int | None = None) -> int | None:
     """The most stage servers that the job takes, with a number of islands or (None) all of them; None: any number."""
     replicas_max, islands = job.spec.limits.max_replicas, islands or job.spec.island_count
-    return replicas_max * len(split_of(job.spec)) * islands if replicas_max else None
+    return replicas_max * len(job.spec.split) * islands if replicas_max else None

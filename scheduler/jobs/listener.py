@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from scheduler.brain.fleet.membership import Membership, Peer, Transition, offer
 from scheduler.brain.inputs import Input, RelaysHere, Unreached
 from scheduler.jobs.islands import of_job, timelines
-from scheduler.jobs.job import JobRun, now_s, split_of
+from scheduler.jobs.job import JobRun, now_s
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -162,7 +162,7 @@ class PeerListener:
         pace_s = 0.0 if job is None or job.run is None else job.run.brain.pace_s(known.hello.peer)
         if job is None or pace_s <= 0.0:
             return 0.0
-        flops = stage_flops(job.spec, split := split_of(job.spec))
+        flops = stage_flops(job.spec, split := job.spec.split)
         return microbatch_tokens(job.spec) * flops[known.stage % len(split)] / pace_s
 
     def _at_work(self, known: Peer, event: Event) -> None:

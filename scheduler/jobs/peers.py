@@ -17,7 +17,7 @@ from scheduler.brain.fleet.membership import Membership, Transition, check_refer
 from scheduler.brain.inputs import AskToLeave
 from scheduler.brain.outputs import Struck
 from scheduler.jobs.islands import place_at, place_of
-from scheduler.jobs.job import Job, now_s, peers_max, split_of
+from scheduler.jobs.job import Job, now_s, peers_max
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.members.quarantine import Quarantine
@@ -58,7 +58,7 @@ class Peers:
 
         A Hello proves nothing by itself: believing it would give a stage, and a pass, to every peer that asks.
         """
-        has_stage = 0 <= hello.stage < len(split_of(job.spec))
+        has_stage = 0 <= hello.stage < len(job.spec.split)
         return has_stage and job.record.peers.get(hello.peer) == place_of(job.spec, hello.timeline, hello.stage)
 
     def may_return(self, job: Job, hello: Hello) -> bool:
@@ -166,7 +166,7 @@ class Peers:
         if len(self._counted) > self._membership.count:  # some were forgotten meanwhile
             for peer in [peer for peer in self._counted if self._membership.get(peer) is None]:
                 self._recount(peer)
-        stages = {str(job.record.id): len(split_of(job.spec)) for job in self._registry.all() if job.run is not None}
+        stages = {str(job.record.id): len(job.spec.split) for job in self._registry.all() if job.run is not None}
         self._ports.metrics.peers(self._counts, stages)
 
     def _recount(self, peer: PeerId) -> None:

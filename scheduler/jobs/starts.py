@@ -88,7 +88,7 @@ class Timelines:
         source, found = self.source(spec).record.id, await self.start_from(spec)
         assert found.checkpoint is not None, "start_from raises NotFound"
         pin = {"resume_from": f"{source}:{found.checkpoint.step}"}
-        return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update=pin)}), found
+        return spec.having("checkpoint", **pin), found
 
     async def beginning(self, job: Job, found: Found, *, anew: bool) -> Beginning:
         """Where the job resumes: at the checkpoint `found`, or (`anew`) at its start; NotFound, CheckpointDamaged."""

@@ -145,7 +145,7 @@ def model_costs(spec: JobSpec, *, fewest: bool = False) -> ModelCosts:
     layer, head = flops_per_token(spec)
 
     def stage_memory(layers: int, stage: int, stages: int, replicas: int) -> Memory:
-        flying = _limited(spec, fewest_in_flight(stages, stages * replicas)) if fewest else spec
+        flying = spec.having("pipeline", max_in_flight=fewest_in_flight(stages, stages * replicas)) if fewest else spec
         return stage_footprint(flying, layers, stage, stages, replicas=replicas).memory
 
     return ModelCosts(spec.layers, layer, head, stage_memory, bare_embedding=not spec.tied)
@@ -156,16 +156,11 @@ def fewest_in_flight(stages: int, peers: int) -> int:
     return min(4096, stages * max(1, peers // stages))
 
 
-def _limited(spec: JobSpec, in_flight: int) -> JobSpec:
-    return spec.model_copy(update={"pipeline": spec.pipeline.model_copy(update={"max_in_flight": in_flight})})
-
-
 def memory_text(spec: JobSpec) -> str:
     """How much memory the stages of a resolved job take, for people."""
-    split, sequences = spec.pipeline.split, spec.training.microbatch_sequences
-    assert split != "auto", "resolve the spec first"
+    sequences = spec.training.microbatch_sequences
     assert sequences != "auto", "resolve the spec first"
-    most = _largest(spec, split)
+    most = _largest(spec, spec.split)
     return (
         f"stages take up to {size(most.total_bytes)} of memory (beside a GPU: {most}), with microbatches of "
         f"{counted(sequences, 'sequence')}"
@@ -184,8 +179,7 @@ def _largest(spec: JobSpec, split: Sequence[int]) -> Memory:
 
 def host_step_s(spec: JobSpec) -> float:
     """Seconds that the largest stage's optimizer takes of a step on one core of a host; 0 if it runs on the device."""
-    split = spec.pipeline.split
-    assert split != "auto", "resolve the spec first"
+    split = spec.split
     if spec.training.optimizer_on != "host":
         return 0.0
     sizes = (
@@ -201,12 +195,11 @@ def flight_room(spec: JobSpec, stage: int, offer: Memory) -> int:
     A device is to have room for their inputs too, which come ahead. `spec` is a resolved job's.
     """
     spec = island_spec(spec)
-    split = spec.pipeline.split
-    assert split != "auto", "resolve the spec first"
+    split = spec.split
     least, most = 2 * len(split), spec.training.microbatches * (1 + spec.pipeline.staleness)
 
     def fits(count: int) -> bool:
-        needed = stage_footprint(_limited(spec, count), split[stage], stage, len(split))
+        needed = stage_footprint(spec.having("pipeline", max_in_flight=count), split[stage], stage, len(split))
         ahead = needed.inputs if offer.host_bytes else 0
         return offer.holds(Memory(needed.memory.device_bytes + ahead, needed.memory.host_bytes))
 

@@ -35,8 +35,7 @@ def island_spec(spec: JobSpec) -> JobSpec:
     Where shares follow speed, the most that it may be: all.
     """
     batch = spec.training.global_batch_sequences // (1 if spec.islands.shares == "speed" else spec.island_count)
-    training = spec.training.model_copy(update={"global_batch_sequences": batch})
-    return spec.model_copy(update={"training": training, "islands": spec.islands.model_copy(update={"count": 1})})
+    return spec.having("training", global_batch_sequences=batch).having("islands", count=1)
 
 
 def most_islands(spec: JobSpec, islands: int) -> int:
@@ -64,15 +63,10 @@ def courses(spec: JobSpec, shares: Shares | None = None) -> list[IslandCourse]:
 
 def outer_plan(spec: JobSpec) -> OuterPlan:
     """When the islands of a resolved spec with outer steps capture and merge."""
-    outer = spec.outer
-    assert outer.every_steps != "auto", "resolve the spec first"
-    assert outer.learning_rate != "auto", "resolve the spec first"
-    assert outer.fragments != "auto", "resolve the spec first"
-    assert outer.overlap_steps != "auto", "resolve the spec first"
-    assert outer.mixing != "auto", "resolve the spec first"
-    assert outer.momentum != "auto", "resolve the spec first"
-    rhythm = Rhythm(spec.training.steps, outer.every_steps, outer.fragments, outer.overlap_steps)
-    return OuterPlan(rhythm, outer.mixing, OuterUpdate(outer.learning_rate, outer.momentum))
+    outer = spec.outer.model_dump()
+    assert "auto" not in outer.values(), "resolve the spec first"
+    rhythm = Rhythm(spec.training.steps, outer["every_steps"], outer["fragments"], outer["overlap_steps"])
+    return OuterPlan(rhythm, outer["mixing"], OuterUpdate(outer["learning_rate"], outer["momentum"]))
 
 
 def outer_courses(spec: JobSpec, shares: Shares | None = None) -> list[OuterCourse]:

@@ -92,8 +92,7 @@ def layer_widths(spec: JobSpec) -> LayerWidths:
 
 def shape_text(spec: JobSpec) -> str:
     """The chosen shape of a resolved job and its reason, in one line for people."""
-    split, microbatches = spec.pipeline.split, spec.training.microbatches
-    assert split != "auto", "resolve the spec first"
+    split, microbatches = spec.split, spec.training.microbatches
     shape = f"{counted(len(split), 'stage')} of {' + '.join(map(str, split))} layers"
     if exchanges := outer_text(spec):
         shape += f"; {exchanges}"

@@ -98,7 +98,7 @@ def choose(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
     resolved, lighter = _fitted(*_for_sites(spec, basis))
     links = ""
     if spec.pipeline.overlap == "auto" and not resolved.has_outer_steps:
-        links = auto_overlap(resolved, _split_of(resolved), basis).links_text()
+        links = auto_overlap(resolved, resolved.split, basis).links_text()
     return resolved, "".join(f"; {text}" for text in (lighter, links) if text)
 
 
@@ -165,7 +165,7 @@ def _with_family(spec: JobSpec) -> JobSpec:
             raise InvalidConfig(f'model.id = "{model.id}" was not looked up: its config.json decides the family')
         return spec
     family = DEFAULT if model.family == "auto" else model.family
-    return spec.model_copy(update={"model": model.model_copy(update={"family": family, "init": "random"})})
+    return spec.having("model", family=family, init="random")
 
 
 def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:
@@ -222,7 +222,7 @@ def _for_sites(spec: JobSpec, basis: Basis) -> tuple[JobSpec, Basis]:
             resolved, _ = _fitted(_with_islands(spec, count), replace(basis, idle=memory, present=memory))
         except SwarmError:
             return ()
-        return needs(model_costs(resolved), _split_of(resolved), peers)
+        return needs(model_costs(resolved), resolved.split, peers)
 
     def most(count: int) -> int:
         return most_islands(spec, min(count, ISLANDS_IN_SWARM_MAX))
@@ -235,7 +235,7 @@ def _for_sites(spec: JobSpec, basis: Basis) -> tuple[JobSpec, Basis]:
 
 
 def _with_islands(spec: JobSpec, count: int) -> JobSpec:
-    return _with(spec, "islands", **({"count": count} if count > 1 else {"count": 1, "min": 1}))
+    return spec.having("islands", **({"count": count} if count > 1 else {"count": 1, "min": 1}))
 
 
 def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
@@ -247,7 +247,7 @@ def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
     if not basis.idle and not basis.present:
         return plain, ""
     fixed, min_replicas = spec.pipeline.stages != "auto", spec.limits.min_replicas
-    default = len(_split_of(plain))
+    default = len(plain.split)
     tries = [(chosen, fewest, _filled(chosen, basis)) for chosen, fewest in choices(spec, plain)]
 
     def fitted(
@@ -265,7 +265,7 @@ def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
         elif not _holds(memories, needs(costs, cut, len(memories)), min_replicas):
             return None
         few = {"max_in_flight": fewest_in_flight(len(cut), len(memories))} if fewest else {}
-        shaped = _with(chosen, "pipeline", split=cut, stages=len(cut), **few)
+        shaped = chosen.having("pipeline", split=cut, stages=len(cut), **few)
         final = _filled(whole.model_copy(update={"pipeline": shaped.pipeline}), basis)
         # With another cut steps may overlap, which takes more.
         same = final.pipeline.staleness <= whole.pipeline.staleness
@@ -317,8 +317,8 @@ def choices(spec: JobSpec, plain: JobSpec) -> Iterator[tuple[JobSpec, bool]]:
         ("auto", 0) if overlap == "auto" else (overlap,),
         sizes,
     ):
-        less = _with(spec, "training", microbatch_sequences=each, optimizer_on=where)
-        less = _with(_with(less, "model", recompute=again), "pipeline", overlap=late)
+        less = spec.having("training", microbatch_sequences=each, optimizer_on=where)
+        less = less.having("model", recompute=again).having("pipeline", overlap=late)
         yield less, fewest
 
 
@@ -357,14 +357,5 @@ def lighter(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
     )
     for section, key, value in ways:
         if getattr(getattr(spec, section), key) != value:
-            spec = _with(spec, section, **{key: value})
+            spec = spec.having(section, **{key: value})
             yield f"{section}.{key} = {json.dumps(value)}", spec
-
-
-def _with(spec: JobSpec, section: str, **values: object) -> JobSpec:
-    return spec.model_copy(update={section: getattr(spec, section).model_copy(update=values)})
-
-
-def _split_of(spec: JobSpec) -> tuple[int, ...]:
-    assert spec.pipeline.split != "auto", "resolve the spec first"
-    return spec.pipeline.split

@@ -421,6 +421,16 @@ class JobSpec(Section):
             raise ValueError(f"model.config.num_hidden_layers = {value} is too many: at most {LAYERS_MAX}")
         return value
 
+    def having(self, section: str, **values: object) -> JobSpec:
+        """The spec with other values in a section, which are not checked."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """The decoder layers of each stage; only once the spec is resolved."""
+        assert self.pipeline.split != "auto", "resolve the spec first"
+        return self.pipeline.split
+
     @property
     def overlap(self) -> int:
         """Microbatches of a step that use weights one step old; only once the spec is resolved."""

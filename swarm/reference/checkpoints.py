@@ -126,12 +126,11 @@ def islands_from(checkpoint: Checkpoint, spec: JobSpec, device: torch.device) ->
         for file in checkpoint.files
         if file.path.endswith(".safetensors")
     ]
-    assert spec.pipeline.split != "auto", "resolve the spec first"
     share, version = island_spec(spec), course_of(spec, 0).version_after(checkpoint.step)
 
     def stage_of(stage: int, island: int) -> Stage:
         state = read_files(share, stage, files_for(files, island), version)
         return Stage(share, stage, device, state, step_on=spec.training.step_on)
 
-    stages = range(len(spec.pipeline.split))
+    stages = range(len(spec.split))
     return [[stage_of(stage, island) for stage in stages] for island in range(spec.island_count)]

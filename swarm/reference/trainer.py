@@ -192,8 +192,7 @@ def _skipped_in_a_row(spec: JobSpec, step: int, report: StepReport, before: int)
 
 def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
     """All stages of a resolved spec with their initial weights: drawn from the seed, or read from folder or hub."""
-    assert spec.pipeline.split != "auto", "resolve the spec first"
-    stages, step_on = range(len(spec.pipeline.split)), spec.training.step_on
+    stages, step_on = range(len(spec.split)), spec.training.step_on
     return [Stage(spec, stage, device, read_initial(spec, stage), step_on=step_on) for stage in stages]
 
 
@@ -449,9 +448,8 @@ def _checkpoint_dir(spec: JobSpec, out_dir: Path) -> str:
 
 
 def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
-    assert spec.pipeline.split != "auto", "resolve the spec first"
     passes = spec.training.steps * spec.training.global_batch_sequences / batches.samples
-    split = "+".join(str(layers) for layers in spec.pipeline.split)
+    split = "+".join(str(layers) for layers in spec.split)
     share = island_spec(spec).training
     of = f" in each of {spec.island_count} islands" if spec.island_count > 1 else ""
     outer = f"; {spec.averaging.mode}, an exchange every {spec.outer.every_steps} steps" if spec.has_outer_steps else ""

@@ -105,7 +105,7 @@ def test_an_embedding_or_a_head_that_is_a_stage_alone_changes_no_bit(
     whole = spec_of(1, tied=tied, dtype=dtype)
     for recompute in (False, True):
         bare = cut_into(whole, *split)
-        bare = bare.model_copy(update={"model": bare.model.model_copy(update={"recompute": recompute})})
+        bare = bare.having("model", recompute=recompute)
         assert train(bare).sha256 == train(whole).sha256
     spec = cut_into(spec_of(1, tied=tied, reproducible=False), *split)
     stages = build_stages(spec, CPU)
@@ -212,7 +212,7 @@ def test_a_step_that_is_not_finite_is_skipped_or_ends_the_job(compression: str) 
     assert sha256_of(stages) == before
     assert [stage.version for stage in stages] == [1, 1]
 
-    failing = spec.model_copy(update={"limits": spec.limits.model_copy(update={"on_nonfinite": "fail"})})
+    failing = spec.having("limits", on_nonfinite="fail")
     with pytest.raises(JobFailed, match="step 1 is not finite"):
         train_step(stages, failing, batches_of(spec), PLAIN.at(1))
 

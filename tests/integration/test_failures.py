@@ -58,7 +58,7 @@ def test_with_on_stall_fail_the_last_replica_ends_the_job_with_its_name_and_the_
                 cluster.servers[victim].kill(signal.SIGCONT)
 
         cluster.add_servers(1)
-        short = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": 2})})
+        short = spec.having("training", steps=2)
         cluster.succeeds(cluster.submit(short, manifest).id)
 
 

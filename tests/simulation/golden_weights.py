@@ -87,8 +87,7 @@ def weights_of(name: str) -> str:
             async for _ in rig.jobs.watch(job):
                 if job.record.state is JobState.PAUSED:
                     break
-            pipeline = spec.pipeline.model_copy(update={"stages": 3, "split": "auto"})
-            await rig.jobs.resume(job, "latest", spec.model_copy(update={"pipeline": pipeline}))
+            await rig.jobs.resume(job, "latest", spec.having("pipeline", stages=3, split="auto"))
             await rig.finished(job)
             return job.record.weights_sha256
 

@@ -81,6 +81,6 @@ def test_validation_losses_are_those_of_one_process_in_every_mode(
 def test_evaluating_changes_no_weight(tmp_path: Path) -> None:
     spec = spec_with_validation(tmp_path)
     batches = Tokens.make(tmp_path, spec).batches(spec)
-    silent = spec.model_copy(update={"training": spec.training.model_copy(update={"eval_every_steps": 0})})
+    silent = spec.having("training", eval_every_steps=0)
     assert train_local(silent, batches).sha256 == train_local(spec, batches).sha256
     assert train_local(silent, batches).evaluations == ()

@@ -39,7 +39,7 @@ class Scene:
     tokens: Tokens
 
     async def submit(self, **training: object) -> Job:
-        spec = self.spec.model_copy(update={"training": self.spec.training.model_copy(update=training)})
+        spec = self.spec.having("training", **training)
         return await self.rig.jobs.submit(spec, self.tokens.of_job(), {})
 
     async def works(self) -> None:

@@ -141,7 +141,7 @@ async def test_a_job_that_started_from_another_goes_back_to_where_it_started(sce
     first = scene.job.record.id
     start = scene.checkpoints()[0].step
     section = {"every_steps": 0, "every_s": 0.0, "resume_from": f"{first}:{start}"}
-    spec = scene.task.spec.model_copy(update={"checkpoint": scene.task.spec.checkpoint.model_copy(update=section)})
+    spec = scene.task.spec.having("checkpoint", **section)
     scene.job = await scene.rig.jobs.submit(spec, scene.task.tokens.of_job(), {})
     await scene.until_step(start + 1)
     scene.kill_stage(1)

@@ -65,7 +65,7 @@ def _trained(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord], start: C
 
 def _key(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord]) -> str:
     manifest = tokens.manifest
-    anywhere = spec.model_copy(update={"data": spec.data.model_copy(update={"source": ""})})
+    anywhere = spec.having("data", source="")
     parts = [
         anywhere.model_dump_json(),
         *(shard.sha256 for shard in manifest.shards),

@@ -82,7 +82,6 @@ def test_any_change_of_the_code_is_noticed(tmp_path: Path) -> None:
 
 def test_a_job_that_begins_with_files_of_somebody_else_is_trained_each_time(tmp_path: Path, training: Mock) -> None:
     spec, tokens = job(tmp_path / "one")
-    checkpoint = spec.checkpoint.model_copy(update={"resume_from": str(tmp_path)})
     for _ in range(2):
-        reference(spec.model_copy(update={"checkpoint": checkpoint}), tokens)
+        reference(spec.having("checkpoint", resume_from=str(tmp_path)), tokens)
     assert training.call_count == 2

@@ -41,9 +41,7 @@ def spec_of(stages: int = 2, *, staleness: int = 0, training: dict[str, Any] | N
         ),
         Basis(257),
     )
-    return spec.model_copy(
-        update={"pipeline": spec.pipeline.model_copy(update={"overlap": "all" if staleness else 0, "sync_steps": 0})}
-    )
+    return spec.having("pipeline", overlap="all" if staleness else 0, sync_steps=0)
 
 
 def stages_of(spec: JobSpec) -> list[Stage]:

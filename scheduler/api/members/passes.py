@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.islands import timeline_of
-from scheduler.jobs.job import split_of
 from scheduler.jobs.registry import JobRegistry
 from swarm.pki.passes import PassKey
 from swarm.rpc.passes import issue
@@ -81,7 +80,7 @@ class Passes:
             peer=peer,
             incarnation=session.incarnation,
             stage=known.stage,
-            stages=len(split_of(job.spec)),
+            stages=len(job.spec.split),
             issued_unix_s=now_unix_s,
             expires_unix_s=now_unix_s + PASS_LIFE_S,
         )

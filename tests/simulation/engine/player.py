@@ -217,8 +217,7 @@ class _Prepared:
 def _prepared(shape: Shape) -> _Prepared:
     """The job of a shape; the results of one process do not depend on peers and routes."""
     made = _trained(replace(shape, replicas=1, spares=0, routing="uniform", compute_s=(0.0, 0.0)))
-    pipeline = made.spec.pipeline.model_copy(update={"routing": shape.routing})
-    return replace(made, spec=made.spec.model_copy(update={"pipeline": pipeline}))
+    return replace(made, spec=made.spec.having("pipeline", routing=shape.routing))
 
 
 @lru_cache(maxsize=512)

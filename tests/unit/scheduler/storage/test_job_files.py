@@ -49,7 +49,7 @@ def test_validation_tokens_are_counted_once_for_a_data_set(tmp_path: Path, count
     assert len(counting) == 1
     assert files.batches(spec, tokens.of_job(), "").evaluation_tokens == looked_at.evaluation_tokens
     assert len(counting) == 1
-    other = spec.model_copy(update={"data": spec.data.model_copy(update={"validation_ratio": 0.25})})
+    other = spec.having("data", validation_ratio=0.25)
     assert files.batches(other, tokens.of_job(), "").evaluation_tokens < looked_at.evaluation_tokens
     assert len(counting) == 2, "another part of the data"
 

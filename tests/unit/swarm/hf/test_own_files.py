@@ -174,7 +174,7 @@ def test_a_refused_link_says_where_it_leads_and_what_to_do(folder: Path, tmp_pat
 
 def test_the_config_beside_a_tokenizer_that_leads_elsewhere_tells_no_end_of_text(folder: Path, tmp_path: Path) -> None:
     spec = job(folder)
-    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"tokenizer": str(folder)})})
+    spec = spec.having("model", tokenizer=str(folder))
     (folder / "config.json").write_text('{"eos_token_id": 7}')
     assert _eos_token_id(spec, folder) == 7
     (folder / "config.json").rename(tmp_path / "config.json")

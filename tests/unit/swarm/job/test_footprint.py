@@ -77,7 +77,7 @@ DROPOUTS = {
 def test_graphs_are_estimated_a_little_too_high(family: str, keys: list[str], dtype: str) -> None:
     spec = spec_of(family, dtype)
     config = spec.model.config | dict.fromkeys(keys, 0.1)
-    dropping = spec.model_copy(update={"model": spec.model.model_copy(update={"config": config})})
+    dropping = spec.having("model", config=config)
     for number, layers in enumerate((2, 1)):
         measured = kept_bytes(Stage(dropping, number, torch.device("cpu")), 300)
         assert not keys or measured > kept_bytes(Stage(spec, number, torch.device("cpu")), 300)

@@ -135,9 +135,7 @@ def test_the_hint_names_only_settings_that_are_not_set_and_help() -> None:
     spec, counts = spec_of(12, vocabulary=60_000), [12]
     offered = memories(bytes_of(spec, 0, 11, 12) // 2)
     assert "and set training.microbatch_sequences = 1" in hint_for(spec, offered, counts)
-    training = spec.training.model_copy(update={"microbatch_sequences": 1})
-    model = spec.model.model_copy(update={"recompute": True})
-    set_already = spec.model_copy(update={"training": training, "model": model})
+    set_already = spec.having("training", microbatch_sequences=1).having("model", recompute=True)
     assert "microbatch_sequences" not in hint_for(set_already, offered, counts)
     assert "recompute" not in hint_for(set_already, offered, counts)
     *_, (_, lightest) = lighter(spec)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from scheduler.brain.fleet.allocation import PendingJob
-from scheduler.jobs.job import split_of
 from swarm.errors import OutOfMemory
 from swarm.job.footprint import fewest_in_flight, model_costs
 from swarm.job.memory_split import needs
@@ -78,7 +77,7 @@ def test_the_fewest_in_flight_keep_each_stage_of_each_replica_at_work() -> None:
 def test_people_are_told_each_choice() -> None:
     spec = open_job()
     *_, (last, _) = choices(spec, plain(spec))
-    few = last.model_copy(update={"pipeline": last.pipeline.model_copy(update={"max_in_flight": 2})})
+    few = last.having("pipeline", max_in_flight=2)
     assert choice_text(plain(few), plain(spec)) == (
         "to fit the memory on offer: microbatches of 1 sequence, steps do not overlap, at most 2 microbatches in "
         "flight, forward is computed again for backward, the optimizer runs on the hosts"
@@ -130,17 +129,16 @@ def test_each_site_can_serve_the_cut_of_a_job_whose_islands_follow_the_sites(ric
     found = resolve(spec, Basis(257, idle=memory, present=memory, lasting=peers))
     assert found.island_count == (2 if rich == 3 else 1)
     if rich == 3:
-        cut = split_of(found)
+        cut = found.split
         job = PendingJob(JobId("j"), needs(costs, cut, len(peers) // 2) * 2, 1, 0.0, islands=2)
         assert job.plan(peers).plan is not None
 
 
-def wide_job(**changes: object) -> JobSpec:
-    spec = small_spec(
+def wide_job() -> JobSpec:
+    return small_spec(
         Path("text.txt"), training__global_batch_sequences=64, training__microbatch_sequences="auto",
         pipeline__stages="auto", pipeline__overlap="auto", config__num_hidden_layers=2, data__sequence_length=512,
     )  # fmt: skip
-    return spec.model_copy(update=changes)
 
 
 def filled(spec: JobSpec, idle: Sequence[int], present: Sequence[int]) -> JobSpec:
@@ -156,13 +154,13 @@ def largest(resolved: JobSpec, split: Sequence[int]) -> int:
 def test_a_microbatch_that_was_left_open_is_as_small_as_the_offered_memory_asks_for() -> None:
     """A model of 30 million parameters was refused by machines of 4 GiB, since "auto" had microbatches of 4 GiB."""
     plain = filled(wide_job(), [1 << 40] * 2, [1 << 40] * 2)
-    most = largest(plain, split_of(plain))
+    most = largest(plain, plain.split)
     assert plain.training.microbatch_sequences == 4
     sizes = []
     for offered in (most, most * 2 // 3, most // 2):
         memory = [offered] * 2
         found = filled(wide_job(), memory, memory)
-        assert largest(found, split_of(found)) <= offered
+        assert largest(found, found.split) <= offered
         sizes.append(found.training.microbatch_sequences)
     assert sizes == [4, 2, 1]
 
@@ -173,10 +171,8 @@ def smallest(resolved: JobSpec) -> int:
 
 
 def test_a_microbatch_that_was_given_stays_as_it_is() -> None:
-    training = wide_job().training.model_copy(update={"microbatch_sequences": 4})
-    pipeline = wide_job().pipeline.model_copy(update={"overlap": 0, "max_in_flight": 8})
-    model = wide_job().model.model_copy(update={"recompute": False})
-    given = wide_job(training=training, pipeline=pipeline, model=model)
+    given = wide_job().having("training", microbatch_sequences=4).having("model", recompute=False)
+    given = given.having("pipeline", overlap=0, max_in_flight=8)
     costs = model_costs(filled(given, [1 << 40] * 2, [1 << 40] * 2))
     memory = [costs.stage_memory(0, 1, 2, 1).total_bytes - 1] * 2
     with pytest.raises(OutOfMemory, match="the head alone needs about") as caught:
@@ -197,7 +193,7 @@ def test_a_job_that_waits_for_busy_machines_is_cut_so_that_they_can_hold_it() ->
     busy = [largest(plain, (1, 1))] * 2
     assert largest(plain, (2,)) > busy[0]
     found = filled(wide_job(), [], busy)
-    assert largest(found, split_of(found)) <= busy[0]
+    assert largest(found, found.split) <= busy[0]
 
 
 def test_steps_overlap_only_where_their_second_copy_of_the_weights_fits() -> None:
@@ -207,8 +203,8 @@ def test_steps_overlap_only_where_their_second_copy_of_the_weights_fits() -> Non
     )  # fmt: skip
     plain = filled(spec, [1 << 40] * 2, [1 << 40] * 2)
     assert plain.overlap
-    without = plain.model_copy(update={"pipeline": plain.pipeline.model_copy(update={"overlap": 0})})
-    memory = [largest(without, split_of(plain))] * 2
+    without = plain.having("pipeline", overlap=0)
+    memory = [largest(without, plain.split)] * 2
     found = filled(spec, memory, memory)
     assert not found.overlap
-    assert largest(found, split_of(found)) <= memory[0]
+    assert largest(found, found.split) <= memory[0]

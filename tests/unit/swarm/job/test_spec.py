@@ -133,7 +133,7 @@ def test_where_no_link_is_measured_the_smallest_exact_codec_stands_for_auto(
     dtype: str, compression: str, codec: str
 ) -> None:
     spec = pipeline(compression=compression)
-    lowered = spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})})
+    lowered = spec.having("model", dtype=dtype)
     assert lowered.unmeasured_compression == codec
 
 

@@ -148,8 +148,7 @@ def test_all_islands_hold_the_same_outer_state_behind_every_merge(mode: str) -> 
 def test_no_microbatch_is_late_in_the_first_steps_however_many_outer_steps_lie_between(mode: str) -> None:
     """Versions count outer steps too, `pipeline.sync_steps` does not."""
     spec = spec_of(mode, every_steps=2)
-    late = {"overlap": "all", "sync_steps": spec.training.steps}
-    never_late = spec.model_copy(update={"pipeline": spec.pipeline.model_copy(update=late)})
+    never_late = spec.having("pipeline", overlap="all", sync_steps=spec.training.steps)
     assert train(never_late).sha256 == train(spec).sha256
 
 
