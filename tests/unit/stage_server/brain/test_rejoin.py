@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,27 +16,72 @@ from stage_server.brain.rejoin import (
     AskRecords,
     Chunk,
     CommitLog,
-    Digest,
-    Drop,
-    GiveUp,
     Order,
     Piece,
-    ReadyToJoin,
     Rejoin,
     RejoinSettings,
-    Replay,
-    StoreChunk,
     TensorSize,
     cut,
 )
 from swarm.types import PeerId
+from tests.support.situations import Situation, beside, value_of
 
 A, B = PeerId("a"), PeerId("b")
 
 
-def joiner(chunks: int = 1, **options: int) -> Rejoin:
-    settings = RejoinSettings(**options)  # type: ignore[arg-type]
-    return Rejoin(PeerId("me"), [Chunk(index, (), 100, 10) for index in range(chunks)], settings)
+ANSWERS = ("pulled", "recorded", "out_of_reach", "failed", "committed", "agreed", "digested")
+ELSE: dict[str, dict[str, Any]] = {"pulled": {"previous": True, "reach": 0}, "recorded": {"reach": 0}}
+
+
+class Player:
+    """Plays a joiner named "me". Tickets are those that the text shows.
+
+    joiner(3, asks_max=1)          a joiner of a stage of three chunks, and settings
+    donors("a", "b")               whom it may ask
+    pulled(1, 7, previous=False)   the state of a chunk came, of version 7, without the weights of version 6
+    recorded(2, 9, reach=3)        records up to version 9 came; the donor's log reaches back to 3
+    out_of_reach(2, reach=8) | failed(1)     they did not
+    committed(9)                   the others are at version 9
+    agreed(9, "right")             ... and hold this
+    digested(3, "right")           so does the joiner, or not
+    complete(5)                    all chunks that were asked for come, of this version
+    """
+
+    def __init__(self) -> None:
+        self.names = {verb: partial(self._answer, verb) for verb in ANSWERS}
+        self.names |= {name: getattr(self, name) for name in ("joiner", "donors", "complete")}
+        self.rejoin: Any = None
+        self.asked: list[int] = []
+
+    def play(self, line: str) -> list[str]:
+        return [repr(order) for order in self._noted(value_of(line, self.names))]
+
+    def joiner(self, chunks: int = 1, **options: int) -> list[Order]:
+        self.rejoin, self.asked = joiner(chunks, **options), []
+        return []
+
+    def donors(self, *peers: str) -> list[Order]:
+        return self.rejoin.donors([PeerId(peer) for peer in peers], 0.0)
+
+    def complete(self, version: int, **options: bool) -> list[Order]:
+        told: list[Order] = []
+        while self.asked:
+            told += self._noted(self._answer("pulled", self.asked.pop(0), version, **options))
+        return told
+
+    def _answer(self, verb: str, *arguments: Any, **options: Any) -> list[Order]:
+        return getattr(self.rejoin, verb)(*arguments, now_s=0.0, **ELSE.get(verb, {}) | options)
+
+    def _noted(self, orders: list[Order]) -> list[Order]:
+        self.asked += [
+            order.ticket for order in orders if isinstance(order, AskChunk) and order.ticket not in self.asked
+        ]
+        return orders
+
+
+@pytest.mark.parametrize("situation", beside(__file__), ids=str)
+def test_a_joiner_asks_for_what_the_text_says(situation: Situation) -> None:
+    situation.check(Player().play)
 
 
 def asks(orders: list[Order]) -> list[AskChunk | AskRecords]:
@@ -46,86 +93,13 @@ def only(orders: list[Order]) -> AskChunk | AskRecords:
     return ask
 
 
-def complete(rejoin: Rejoin, version: int, previous: bool = True, orders: list[Order] | None = None) -> list[Order]:
-    """All chunks from one donor; what was ordered last."""
-    orders = rejoin.donors([A], 0.0) if orders is None else orders
-    while asks(orders):
-        orders = [
-            order
-            for ask in asks(orders)
-            for order in rejoin.pulled(ask.ticket, version, previous=previous, reach=0, now_s=0.0)
-        ]
-    return orders
+def joiner(chunks: int = 1, **options: int) -> Rejoin:
+    settings = RejoinSettings(**options)  # type: ignore[arg-type]
+    return Rejoin(PeerId("me"), [Chunk(index, (), 100, 10) for index in range(chunks)], settings)
 
 
-@pytest.fixture
-def rejoin() -> Rejoin:
-    return joiner()
-
-
-def test_a_chunk_is_pulled_brought_up_to_date_and_admitted_with_the_right_digest(rejoin: Rejoin) -> None:
-    assert rejoin.committed(9, 0.0) == []
-    ask = only(rejoin.donors([A], 0.0))
-    orders = rejoin.pulled(ask.ticket, 7, previous=False, reach=3, now_s=0.0)
-    records = only(orders)
-    assert orders == [StoreChunk(0, 7), AskRecords(records.ticket, A, 0, 7, 9)]
-    *replays, digest = rejoin.recorded(records.ticket, 9, reach=3, now_s=0.0)
-    assert replays == [Replay(0, 7), Replay(0, 8)]
-    assert isinstance(digest, Digest)
-    assert digest.version == 9
-    assert rejoin.digested(digest.ticket, "right", 0.0) == []  # what the others hold is not known yet
-    assert rejoin.agreed(9, "right", 0.0) == [ReadyToJoin(9, first_step=9)]
-
-
-def test_without_the_weights_of_the_version_before_a_joiner_serves_one_step_later() -> None:
-    for staleness, version, previous, first_step in (
-        (1, 5, False, 6),
-        (1, 5, True, 5),
-        (1, 0, False, 0),
-        (0, 5, False, 5),
-    ):
-        rejoin = joiner(2, staleness=staleness)
-        rejoin.agreed(version, "right", 0.0)
-        *_, digest = complete(rejoin, version, previous)
-        assert isinstance(digest, Digest)
-        assert rejoin.digested(digest.ticket, "right", 0.0) == [ReadyToJoin(version, first_step)]
-
-
-def test_a_commit_during_the_digest_postpones_admission(rejoin: Rejoin) -> None:
-    rejoin.agreed(5, "five", 0.0)
-    *_, digest = complete(rejoin, 5)
-    assert isinstance(digest, Digest)
-    records = only(rejoin.committed(6, 0.0))
-    assert rejoin.digested(digest.ticket, "five", 0.0) == []
-    _, second = rejoin.recorded(records.ticket, 6, reach=0, now_s=0.0)
-    assert isinstance(second, Digest)
-    rejoin.digested(second.ticket, "six", 0.0)
-    assert rejoin.agreed(6, "six", 0.0) == [ReadyToJoin(6, 6)]
-
-
-def test_a_wrong_digest_drops_everything_and_after_three_the_joiner_gives_up() -> None:
-    rejoin = joiner(2)
-    rejoin.agreed(5, "right", 0.0)
-    again: list[Order] | None = None
-    for _ in range(3):
-        *_, digest = complete(rejoin, 5, orders=again)
-        assert isinstance(digest, Digest)
-        drop, *again = rejoin.digested(digest.ticket, "wrong", 0.0)
-        assert drop == Drop()
-    assert again == [GiveUp("the state of version 5 differs from the other replicas', 3 times in a row")]
-    assert rejoin.donors([A, B], 1.0) == []
-
-
-def test_what_a_dead_donor_was_asked_is_asked_of_another_and_its_late_answer_is_ignored(rejoin: Rejoin) -> None:
-    ask = only(rejoin.donors([A], 0.0))
-    assert rejoin.donors([], 0.0) == []
-    again = only(rejoin.donors([B], 0.0))
-    assert again.donor == B
-    assert rejoin.pulled(ask.ticket, 5, previous=True, reach=0, now_s=0.0) == []
-    assert rejoin.failed(ask.ticket, 0.0) == []
-
-
-def test_a_donor_that_fails_is_left_alone_for_longer_and_longer(rejoin: Rejoin) -> None:
+def test_a_donor_that_fails_is_left_alone_for_longer_and_longer() -> None:
+    rejoin = joiner()
     ask = only(rejoin.donors([A], 0.0))
     now_s, pauses = 0.0, []
     for _ in range(12):
@@ -141,53 +115,6 @@ def test_a_donor_that_fails_is_left_alone_for_longer_and_longer(rejoin: Rejoin) 
     assert max(pauses) <= 7.5
 
 
-def test_a_log_that_no_longer_reaches_back_means_that_the_chunk_is_pulled_again(rejoin: Rejoin) -> None:
-    rejoin.committed(9, 0.0)
-    ask = only(rejoin.donors([A], 0.0))
-    records = only(rejoin.pulled(ask.ticket, 7, previous=True, reach=3, now_s=0.0))
-    again = only(rejoin.out_of_reach(records.ticket, reach=8, now_s=0.0))
-    assert isinstance(again, AskChunk)
-    assert isinstance(rejoin.pulled(again.ticket, 9, previous=True, reach=8, now_s=0.0)[0], StoreChunk)
-
-
-def test_records_come_from_a_donor_whose_log_reaches_back_while_another_does_not() -> None:
-    rejoin = joiner(2, asks_max=2)
-    first, second = asks(rejoin.donors([A, B], 0.0))
-    assert first.donor != second.donor
-    rejoin.pulled(first.ticket, 5, previous=True, reach=5, now_s=0.0)
-    rejoin.pulled(second.ticket, 5, previous=True, reach=2, now_s=0.0)
-    records = asks(rejoin.committed(6, 0.0))
-    assert {ask.donor for ask in records} == {A, B}
-    refused = records[0]
-    retry = only(rejoin.out_of_reach(refused.ticket, reach=6, now_s=0.0))
-    assert isinstance(retry, AskRecords)
-    assert retry.donor != refused.donor
-
-
-def test_a_chunk_far_behind_is_pulled_again_because_that_is_fewer_bytes(rejoin: Rejoin) -> None:
-    rejoin.committed(16, 0.0)
-    ask = only(rejoin.donors([A], 0.0))
-    assert isinstance(only(rejoin.pulled(ask.ticket, 5, previous=True, reach=0, now_s=0.0)), AskChunk)
-
-
-def test_a_donor_that_lags_behind_does_not_set_a_chunk_back(rejoin: Rejoin) -> None:
-    rejoin.committed(30, 0.0)
-    ask = only(rejoin.donors([A], 0.0))
-    again = only(rejoin.pulled(ask.ticket, 9, previous=True, reach=9, now_s=0.0))
-    assert rejoin.pulled(again.ticket, 8, previous=True, reach=8, now_s=0.0) == []
-
-
-def test_a_chunk_that_the_logs_may_soon_forget_goes_before_one_that_is_missing() -> None:
-    rejoin = joiner(3, asks_max=1)
-    ask = only(rejoin.donors([A], 0.0))
-    following = only(rejoin.pulled(ask.ticket, 10, previous=True, reach=6, now_s=0.0))
-    assert isinstance(following, AskChunk)
-    rejoin.committed(14, 0.0)
-    urgent = only(rejoin.pulled(following.ticket, 14, previous=True, reach=8, now_s=0.0))
-    assert isinstance(urgent, AskRecords)
-    assert (urgent.chunk, urgent.start, urgent.stop) == (ask.chunk, 10, 14)
-
-
 def test_open_asks_are_bounded_in_all_and_per_donor() -> None:
     rejoin = joiner(50, asks_max=8, asks_per_donor_max=2)
     assert len(asks(rejoin.donors([A, B], 0.0))) == 4
@@ -196,44 +123,11 @@ def test_open_asks_are_bounded_in_all_and_per_donor() -> None:
     assert max(Counter(ask.donor for ask in asks(more)).values()) == 1
 
 
-def test_after_admission_it_follows_until_the_replica_is_a_member(rejoin: Rejoin) -> None:
-    rejoin.agreed(5, "five", 0.0)
-    *_, digest = complete(rejoin, 5)
-    assert isinstance(digest, Digest)
-    rejoin.digested(digest.ticket, "five", 0.0)
-    records = only(rejoin.committed(6, 0.0))
-    replay, second = rejoin.recorded(records.ticket, 6, reach=0, now_s=0.0)
-    assert replay == Replay(0, 5)
-    assert isinstance(second, Digest)
-    rejoin.agreed(6, "six", 0.0)
-    assert rejoin.digested(second.ticket, "six", 0.0) == [ReadyToJoin(6, 6)]
-
-
-def test_a_joiner_is_no_donor_of_its_own() -> None:
-    rejoin = joiner(2)
-    assert rejoin.donors([PeerId("me")], 0.0) == []
-
-
-def test_an_answer_to_another_question_is_a_programming_error(rejoin: Rejoin) -> None:
+def test_an_answer_to_another_question_is_a_programming_error() -> None:
+    rejoin = joiner()
     ask = only(rejoin.donors([A], 0.0))
     with pytest.raises(AssertionError, match="another question"):
         rejoin.recorded(ask.ticket, 3, reach=0, now_s=0.0)
-
-
-def test_a_digest_of_a_state_that_was_dropped_is_no_digest_of_the_next_one(rejoin: Rejoin) -> None:
-    *_, fifth = complete(rejoin, 5)
-    records = only(rejoin.committed(6, 0.0))
-    _, sixth = rejoin.recorded(records.ticket, 6, reach=0, now_s=0.0)
-    assert isinstance(fifth, Digest)
-    assert isinstance(sixth, Digest)
-    rejoin.agreed(5, "five", 0.0)
-    rejoin.agreed(6, "six", 0.0)
-    drop, *again = rejoin.digested(fifth.ticket, "wrong", 0.0)
-    assert drop == Drop()
-    *_, anew = complete(rejoin, 6, orders=again)
-    assert isinstance(anew, Digest)
-    assert rejoin.digested(sixth.ticket, "of what was dropped", 0.0) == []
-    assert rejoin.digested(anew.ticket, "six", 0.0) == [ReadyToJoin(6, 6)]
 
 
 def elements_of(chunks: Sequence[Chunk]) -> list[tuple[str, int]]:
