@@ -12,7 +12,7 @@ import pytest
 from swarm.data.corpus import Corpus, open_corpus, tokenise
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidData, SwarmError
-from swarm.job.spec import parse_job
+from tests.support.texts import job
 
 # All modules of a program, and what they load.
 LOADED = """
@@ -55,8 +55,7 @@ def test_what_nobody_foresaw_is_said_with_its_place_in_the_data_and_in_the_code(
 
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b"}\n')
-    model = {"config": {"num_hidden_layers": 1}, "tokenizer": "byte"}
-    spec = parse_job({"name": "t", "model": model, "data": {"source": str(path), "sequence_length": 8}})
+    spec = job(path, tokenizer="byte")
     with pytest.raises(SwarmError) as caught:
         tokenise(spec, tmp_path / "out", None, Corpus(open_corpus(spec).sources, Broken()))
     assert type(caught.value) is kind

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swarm.data.documents import find_sources, read_ids, read_texts
+from swarm.data.documents import find_sources, read_ids
 from swarm.errors import InvalidConfig, InvalidData
-from swarm.job.spec import DataSection
+from tests.support.texts import pieces_of, section, texts_of, write_lines
 
 TEXTS = ["first\nwith two lines", "naïve 🙂 日本", " ", "the last"]
 
@@ -27,25 +27,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     datasets.disable_progress_bars()
-
-
-def section(source: object, **values: Any) -> DataSection:
-    return DataSection.model_validate({"source": str(source), **values})
-
-
-def texts_of(source: object, **values: Any) -> list[str]:
-    """Whole texts, put together from their pieces."""
-    chosen = section(source, **values)
-    texts, held = [], ""
-    for found in find_sources(chosen):
-        for piece in read_texts(found, chosen):
-            held += piece.text
-            assert 0 <= piece.done_bytes <= max(found.size_bytes, piece.done_bytes * (found.size_bytes == 0))
-            if piece.ends:
-                texts.append(held)
-                held = ""
-    assert not held
-    return texts
 
 
 def json_lines(texts: list[str]) -> bytes:
@@ -169,25 +150,22 @@ def test_the_other_fields_are_named_when_the_text_is_missing(tmp_path: Path) -> 
             texts_of(tmp_path / name)
         assert caught.value.hint.partition(";")[0] == f"set data.text_field to one of: {hint}"
         assert texts_of(tmp_path / name, text_field="body") == ["b"]
+    with pytest.raises(InvalidData, match='column "id" holds int64, not text'):
+        texts_of(tmp_path / "b.parquet", text_field="id")
 
 
-def test_a_file_without_lines_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.data.documents.LINE_BYTES_MAX", 1000)
-    (tmp_path / "a.jsonl").write_bytes(b"x" * 5000)
-    with pytest.raises(InvalidData, match="a line of more than 1000 bytes"):
-        texts_of(tmp_path / "a.jsonl")
-
-
-def test_a_small_file_that_unpacks_to_one_huge_line_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_or_unpacks_to_one_huge_line_is_refused(tmp_path: Path) -> None:
     """A gzip of one letter, a thousandth of its size, took six times its size as JSON."""
-    with gzip.open(tmp_path / "a.jsonl.gz", "wb", compresslevel=1) as file:
+    (tmp_path / "a.jsonl").write_bytes(b"x" * (17 << 20))
+    with gzip.open(tmp_path / "b.jsonl.gz", "wb", compresslevel=1) as file:
         file.write(b'{"text": "')
         for _ in range(20):
             file.write(b"a" * (1 << 20))
         file.write(b'"}\n')
-    assert (tmp_path / "a.jsonl.gz").stat().st_size < 1 << 20
-    with pytest.raises(InvalidData, match="a line of more than 16777216 bytes"):
-        texts_of(tmp_path / "a.jsonl.gz")
+    assert (tmp_path / "b.jsonl.gz").stat().st_size < 1 << 20
+    for name in ("a.jsonl", "b.jsonl.gz"):
+        with pytest.raises(InvalidData, match="a line of more than 16777216 bytes"):
+            texts_of(tmp_path / name)
 
 
 def test_rows_of_a_parquet_file_are_held_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,31 +186,27 @@ def test_rows_of_a_parquet_file_are_held_by_their_bytes(tmp_path: Path, monkeypa
     assert 1 <= held[1] <= 10
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
-def test_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
-    writers = {"a.jsonl.gz": write_gzip, "a.jsonl.zst": write_zstd, "a.parquet": write_parquet}
-    whole = writers[name](tmp_path).read_bytes()
-    for content in (b"nothing like it", whole[:-10], whole[: len(whole) // 2]):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(InvalidData, match=r"a\.(jsonl|parquet)"):
-            texts_of(tmp_path / name)
-
-
 @pytest.mark.parametrize(
-    ("name", "write", "at", "message"),
+    ("write", "at", "message"),
     [
-        ("a.ndjson.gz", write_gzip, 10, r"a\.ndjson\.gz is damaged: Error -3 while decompressing data: "),
-        ("a.jsonl.zst", write_zstd, 14, r"a\.jsonl\.zst is damaged or not compressed as its name says: ZSTD"),
+        (write_gzip, 10, r"a\.ndjson\.gz is damaged: Error -3 while decompressing data: "),
+        (write_zstd, 14, r"a\.jsonl\.zst is damaged or not compressed as its name says: ZSTD"),
+        (write_parquet, 0, r"a\.parquet"),
     ],
 )
-def test_a_block_that_is_damaged_is_said_as_the_library_says_it(
-    tmp_path: Path, name: str, write: Callable[[Path], Path], at: int, message: str
+def test_damaged_files_are_refused_as_the_library_says_it(
+    tmp_path: Path, write: Callable[[Path], Path], at: int, message: str
 ) -> None:
-    """It was said to take more than 6 GiB of memory."""
-    whole = write(tmp_path).read_bytes()
-    (tmp_path / name).write_bytes(whole[:at] + b"\xff" * 8 + whole[at + 8 :])
+    """A damaged block was said to take more than 6 GiB of memory."""
+    path = write(tmp_path)
+    whole = path.read_bytes()
+    for content in (b"nothing like it", whole[:-10], whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(InvalidData, match=path.name):
+            texts_of(path)
+    path.write_bytes(whole[:at] + b"\xff" * 8 + whole[at + 8 :])
     with pytest.raises(InvalidData, match=message):
-        texts_of(tmp_path / name)
+        texts_of(path)
 
 
 @pytest.mark.parametrize("compression", ["snappy", "gzip", "zstd", "none"])
@@ -266,63 +240,34 @@ def test_texts_that_lie_outside_of_a_data_set_end_no_process(tmp_path: Path) -> 
         texts_of(folder)
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        (pa.array([1, 2]), 'column "text" holds int64, not text'),
-        (pa.array(["a", None]), 'row 1: column "text" is null, not text'),
-    ],
-)
-def test_columns_that_are_no_texts_are_refused(tmp_path: Path, column: pa.Array, message: str) -> None:
-    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-    with pytest.raises(InvalidData, match=message):
-        texts_of(tmp_path / "a.parquet")
-
-
-NULLS: list[str | None] = [None, "a", None, "b"]
-
-
-def write_nulls(folder: Path, kind: str) -> Path:
-    """A null, a text, a null, a text."""
-    path = folder / f"nulls.{kind}"
-    match kind:
-        case "jsonl":
-            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in NULLS))
-        case "parquet":
-            pq.write_table(pa.table({"text": NULLS}), path)
-        case _:
-            datasets.Dataset.from_dict({"text": NULLS}).save_to_disk(path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("kind", "place"), [("jsonl", "line 1: field"), ("parquet", "row 0: column"), ("hf", "row 0: column")]
-)
-def test_rows_that_are_null_are_refused_or_left_out_and_counted(tmp_path: Path, kind: str, place: str) -> None:
-    """A null that a writer left among millions of rows stopped a job, and nothing but a new file helped."""
-    path = write_nulls(tmp_path, kind)
-    with pytest.raises(InvalidData, match=rf'{place} "text" is null, not text') as caught:
-        texts_of(path)
-    assert 'data.on_null = "skip"' in caught.value.hint
-    chosen = section(path, on_null="skip")
-    pieces = [piece for found in find_sources(chosen) for piece in read_texts(found, chosen)]
-    assert [piece.text for piece in pieces if not piece.skipped] == ["a", "b"]
-    assert [piece.text for piece in pieces if piece.skipped] == ["", ""]
-
-
 NESTED = [{"doc": {"text": "a", "more": {"body": "x"}}}, {"doc": {"text": "b", "more": {"body": "y"}}}]
 
 
 def write_nested(folder: Path, kind: str, rows: list[Any]) -> Path:
     path = folder / f"nested.{kind}"
-    match kind:
-        case "jsonl":
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        case "parquet":
-            pq.write_table(pa.Table.from_pylist(rows), path)
-        case _:
-            datasets.Dataset.from_list(rows).save_to_disk(path)
+    if kind == "jsonl":
+        return write_lines(path, rows)
+    return write_table(path, pa.Table.from_pylist(rows))
+
+
+def write_table(path: Path, table: pa.Table) -> Path:
+    """A Parquet file, or a data set for any other name."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        datasets.Dataset.from_dict(table.to_pydict()).save_to_disk(path)
     return path
+
+
+def check_skips(path: Path, text_field: str, texts: list[str], skipped: int, place: str) -> None:
+    """With data.on_null = "skip" these texts are read and so many rows are left out, else the first one is named."""
+    pieces = pieces_of(path, text_field=text_field, on_null="skip")
+    assert [piece.text for piece in pieces if not piece.skipped] == texts
+    assert [piece.text for piece in pieces if piece.skipped] == [""] * skipped
+    if skipped:
+        with pytest.raises(InvalidData, match=rf'{place} "{text_field}"') as caught:
+            texts_of(path, text_field=text_field)
+        assert 'data.on_null = "skip"' in caught.value.hint
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "hf"])
@@ -338,14 +283,6 @@ def test_a_field_of_a_field_may_hold_the_text(tmp_path: Path, kind: str) -> None
         texts_of(path, text_field="doc")
     whole = write_nested(tmp_path, kind, [{"doc.text": "c"}])
     assert texts_of(whole, text_field="doc.text") == ["c"], "a name with a dot goes first"
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hf"])
-def test_a_field_of_null_is_null(tmp_path: Path, kind: str) -> None:
-    path = write_nested(tmp_path, kind, [*NESTED, {"doc": None}])
-    with pytest.raises(InvalidData, match=r'"doc.text" is null, not text'):
-        texts_of(path, text_field="doc.text")
-    assert texts_of(path, text_field="doc.text", on_null="skip") == ["a", "b", ""]
 
 
 @pytest.mark.parametrize(
@@ -365,16 +302,8 @@ def test_a_line_without_the_field_is_left_out_and_counted_or_named(
     tmp_path: Path, lines: list[str], text_field: str, texts: list[str], skipped: int
 ) -> None:
     """A null was left out, and a line in which a writer had left the field out for the same reason was refused."""
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    chosen = section(path, text_field=text_field, on_null="skip")
-    pieces = [piece for found in find_sources(chosen) for piece in read_texts(found, chosen)]
-    assert [piece.text for piece in pieces if not piece.skipped] == texts
-    assert sum(piece.skipped for piece in pieces) == skipped
-    if skipped:
-        with pytest.raises(InvalidData, match=rf'a\.jsonl, line \d.* field "{text_field}"') as caught:
-            texts_of(path, text_field=text_field)
-        assert 'data.on_null = "skip"' in caught.value.hint
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    check_skips(tmp_path / "a.jsonl", text_field, texts, skipped, r"a\.jsonl, line \d.* field")
 
 
 @pytest.mark.parametrize(
@@ -396,18 +325,8 @@ def test_a_row_without_a_text_is_left_out_and_counted_or_named(
     tmp_path: Path, kind: str, table: pa.Table, text_field: str, texts: list[str]
 ) -> None:
     """A shard that holds nothing but nulls has a column of that very type, which was "null, not text"."""
-    path = tmp_path / f"a.{kind}"
-    if kind == "parquet":
-        pq.write_table(table, path)
-    else:
-        datasets.Dataset.from_dict(table.to_pydict()).save_to_disk(path)
-    chosen = section(path, text_field=text_field, on_null="skip")
-    pieces = [piece for found in find_sources(chosen) for piece in read_texts(found, chosen)]
-    assert [piece.text for piece in pieces if not piece.skipped] == texts
-    assert sum(piece.skipped for piece in pieces) == table.num_rows - len(texts)
-    with pytest.raises(InvalidData, match=rf'row \d: column "{text_field}" is null, not text') as caught:
-        texts_of(path, text_field=text_field)
-    assert 'data.on_null = "skip"' in caught.value.hint
+    path = write_table(tmp_path / f"a.{kind}", table)
+    check_skips(path, text_field, texts, table.num_rows - len(texts), r"row \d: column")
 
 
 @pytest.mark.parametrize(
@@ -435,11 +354,6 @@ def test_bytes_in_a_column_are_text_if_they_are_utf_8(tmp_path: Path, kind: Any)
         texts_of(path)
 
 
-def test_a_dictionary_of_texts_is_texts(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": pa.array(["a", "b", "a"]).dictionary_encode()}), tmp_path / "a.parquet")
-    assert texts_of(tmp_path / "a.parquet") == ["a", "b", "a"]
-
-
 def test_a_large_text_is_cut_in_front_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.data.documents.READ_BYTES", 64)
     monkeypatch.setattr("swarm.data.documents.CUT_BYTES", 200)
@@ -447,8 +361,7 @@ def test_a_large_text_is_cut_in_front_of_a_line(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
     for name in ("a.txt", "a.jsonl"):
-        chosen = section(tmp_path / name)
-        pieces = [piece for source in find_sources(chosen) for piece in read_texts(source, chosen)]
+        pieces = pieces_of(tmp_path / name)
         assert "".join(piece.text for piece in pieces) == text
         assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
         assert len(pieces) > 5

@@ -21,13 +21,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swarm.data.documents import find_sources, read_ids, read_texts
+from swarm.data.documents import find_sources, read_ids
 from swarm.errors import InvalidData
-from swarm.job.spec import DataSection
+from tests.support.texts import (
+    POINTER,
+    Plant,
+    a_link_to_itself,
+    a_link_to_nothing,
+    a_pipe,
+    section,
+    texts_of,
+)
 
 LINES = b'{"text": "first"}\n{"text": "second"}\n'
 TEXTS = ["first", "second"]
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
 
 def zst(raw: bytes) -> bytes:
@@ -67,11 +74,6 @@ def database() -> bytes:
 def named(value: object) -> str | None:
     """No bytes in the name of a test: what packs them may write the time into them, and workers must agree on names."""
     return "bytes" if isinstance(value, bytes) else None
-
-
-def texts_of(source: object, **values: Any) -> list[str]:
-    section = DataSection.model_validate({"source": str(source), **values})
-    return [piece.text for found in find_sources(section) for piece in read_texts(found, section)]
 
 
 @pytest.mark.parametrize(
@@ -174,26 +176,20 @@ def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes, mes
 
 
 @pytest.mark.parametrize(
-    ("head", "size_text"),
+    ("content", "words"),
     [
-        (b"\x28\xb5\x2f\xfd\x00\x90" + bytes(20), "256.0 MiB"),  # a window descriptor
-        (b"\x28\xb5\x2f\xfd\x04\xa9" + bytes(20), "2.2 GiB"),
-        (b"\x28\xb5\x2f\xfd\xa0" + (200 << 20).to_bytes(4, "little") + bytes(20), "200.0 MiB"),  # a single segment
+        (b"\x28\xb5\x2f\xfd\x00\x90", "has a window of 256.0 MiB, more than 128.0 MiB"),  # a window descriptor
+        (b"\x28\xb5\x2f\xfd\x04\xa9", "has a window of 2.2 GiB, more than 128.0 MiB"),
+        # A single segment, and a frame behind a sound one.
+        (b"\x28\xb5\x2f\xfd\xa0" + (200 << 20).to_bytes(4, "little"), "has a window of 200.0 MiB, more than 128.0 MiB"),
+        (zst(LINES) + b"\x28\xb5\x2f\xfd\x00\x90", "has a frame whose window is over 128 MiB"),
     ],
     ids=named,
 )
-def test_a_window_that_the_library_does_not_unpack_is_named(tmp_path: Path, head: bytes, size_text: str) -> None:
+def test_a_window_that_the_library_does_not_unpack_is_named(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "a.jsonl.zst"
-    path.write_bytes(head)
-    with pytest.raises(InvalidData, match=rf"{path} has a window of {size_text}, more than 128\.0 MiB") as caught:
-        texts_of(path)
-    assert "zstd -d --long=31" in caught.value.hint
-
-
-def test_a_frame_behind_the_first_with_such_a_window_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.zst"
-    path.write_bytes(zst(LINES) + b"\x28\xb5\x2f\xfd\x00\x90" + bytes(20))
-    with pytest.raises(InvalidData, match=rf"{path} has a frame whose window is over 128 MiB") as caught:
+    path.write_bytes(content + bytes(20))
+    with pytest.raises(InvalidData, match=f"{path} {words}") as caught:
         texts_of(path)
     assert "zstd -d --long=31" in caught.value.hint
 
@@ -219,16 +215,16 @@ def test_what_is_there_by_that_very_name_is_meant(
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("text")
-    assert [str(one.path) for one in find_sources(DataSection(source=source))] == found
+    assert [str(one.path) for one in find_sources(section(source))] == found
     if "," not in source:
-        whole = find_sources(DataSection(source=os.path.join(tmp_path, source)))
+        whole = find_sources(section(os.path.join(tmp_path, source)))
         assert [str(one.path) for one in whole] == [str(tmp_path / name) for name in found]
 
 
 @pytest.mark.parametrize(("source", "is_relative"), [("none/*.txt", True), ("/none/a.txt", False), ("~/none", False)])
 def test_only_a_relative_path_is_said_to_be_one(source: str, is_relative: bool) -> None:
     with pytest.raises(InvalidData, match="matches no file") as caught:
-        find_sources(DataSection(source=source))
+        find_sources(section(source))
     assert ("relative" in caught.value.hint) is is_relative
 
 
@@ -265,46 +261,29 @@ def test_what_is_not_what_a_person_says_it_is_is_named(
 def test_what_is_no_token_ids_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     """Pairs of letters are numbers below 32,640: a text whose name ended in .bin was trained on as ids."""
     (tmp_path / "a.bin").write_bytes(content[: len(content) // 2 * 2])
-    (source,) = find_sources(DataSection(source=str(tmp_path / "a.bin")))
+    (source,) = find_sources(section(tmp_path / "a.bin"))
     with pytest.raises(InvalidData, match=message):
         list(read_ids(source, "uint16", 50_000))
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def link_to_itself(path: Path) -> None:
-    path.symlink_to(path)
-
-
-def link_to_nothing(path: Path) -> None:
-    path.symlink_to(path.with_name("blob"))
-
-
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("plant", "told"),
     [
-        (pipe, "is no regular file"),
-        (link_to_itself, "cannot be read: Too many levels of symbolic links"),
-        (link_to_nothing, "is a link to .*blob, which is not there"),
+        (a_pipe, "is no regular file"),
+        (a_link_to_itself, "cannot be read: Too many levels of symbolic links"),
+        (a_link_to_nothing, "is a link to .*blob, which is not there"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
     ],
 )
 @pytest.mark.parametrize("pattern", ["a.txt", "*.txt"])
 def test_what_a_pattern_matches_and_nobody_can_read_is_not_passed_over(
-    tmp_path: Path, pattern: str, make: Callable[[Path], None], told: str
+    tmp_path: Path, pattern: str, plant: Plant, told: str
 ) -> None:
     """A cache whose blobs were gone had links to nothing: a job trained on the other files."""
     (tmp_path / "other.txt").write_text("text")
-    make(tmp_path / "a.txt")
+    plant(tmp_path / "a.txt")
     with pytest.raises(InvalidData, match=rf"a\.txt {told}"):
-        find_sources(DataSection(source=str(tmp_path / pattern)))
-
-
-@pytest.mark.parametrize("source", ["/dev/null", "/dev/zero"])
-def test_a_device_is_no_data(source: str) -> None:
-    with pytest.raises(InvalidData, match=f"{source} is no regular file"):
-        find_sources(DataSection(source=source))
+        find_sources(section(tmp_path / pattern))
 
 
 def test_a_folder_that_links_to_itself_is_read_once(tmp_path: Path) -> None:
@@ -314,7 +293,7 @@ def test_a_folder_that_links_to_itself_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "d/e/loop").symlink_to(tmp_path / "d")
     (tmp_path / "d/copy").symlink_to(tmp_path / "d/e")
     (tmp_path / "d/e/b.txt").write_text("text")
-    found = [str(one.path.relative_to(tmp_path)) for one in find_sources(DataSection(source=f"{tmp_path}/**/*.txt"))]
+    found = [str(one.path.relative_to(tmp_path)) for one in find_sources(section(f"{tmp_path}/**/*.txt"))]
     assert found == ["d/a.txt", "d/copy/b.txt", "d/e/b.txt"]
 
 
@@ -323,28 +302,24 @@ def test_each_name_in_a_list_must_be_there(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("text")
     with pytest.raises(InvalidData, match=r'data\.source = "b\*\.txt" matches no file'):
-        find_sources(DataSection(source="a.txt, b*.txt"))
+        find_sources(section("a.txt, b*.txt"))
 
 
 @pytest.mark.parametrize(
     ("closed", "pattern"), [("d", "d/a.txt"), ("d", "d/*.txt"), ("d/e", "d/**/*.txt"), ("d/e", "*/**/*")]
 )
-def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, closed: str, pattern: str) -> None:
+def test_a_folder_that_may_not_be_read_is_not_passed_over_but_for_lost_files(
+    tmp_path: Path, closed: str, pattern: str
+) -> None:
     """Patterns pass over such a folder: a job trained on what the others held."""
     (tmp_path / "d/e/lost+found").mkdir(parents=True)
     (tmp_path / "d/a.txt").write_text("text")
     (tmp_path / "d/e/b.txt").write_text("text")
     within = str(tmp_path / closed)
     with denied(within), pytest.raises(InvalidData, match=f"{within} cannot be read: Permission denied"):
-        find_sources(DataSection(source=f"{tmp_path}/{pattern}"))
-
-
-def test_the_folder_of_lost_files_at_the_top_of_a_volume_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "lost+found").mkdir()
-    (tmp_path / "a.txt").write_text("text")
-    with denied(str(tmp_path / "lost+found")):
-        (found,) = find_sources(DataSection(source=f"{tmp_path}/**/*.txt"))
-    assert found.path == tmp_path / "a.txt"
+        find_sources(section(f"{tmp_path}/{pattern}"))
+    with denied(str(tmp_path / "d/e/lost+found")):
+        assert tmp_path / "d/a.txt" in [found.path for found in find_sources(section(f"{tmp_path}/d/**/*.txt"))]
 
 
 @contextmanager
@@ -373,5 +348,5 @@ def denied(folder: str) -> Iterator[None]:
 )
 def test_an_address_is_said_to_be_one(source: str, hint: str) -> None:
     with pytest.raises(InvalidData, match="is an address") as caught:
-        find_sources(DataSection(source=source))
+        find_sources(section(source))
     assert hint in caught.value.hint

@@ -20,7 +20,7 @@ from swarm.data.corpus import Corpus, open_corpus, tokenise
 from swarm.data.patience import patience
 from swarm.data.tokenizer import ByteTokenizer, Ids
 from swarm.errors import INTERRUPTED
-from swarm.job.spec import JobSpec, parse_job
+from tests.support.texts import job
 from tests.support.tokenizer import write_tokenizer
 
 # Four million ways to read the next letters, at each of a hundred thousand letters: it takes hours.
@@ -37,11 +37,6 @@ with temporary_folder("swarm-tokens-") as folder:
     data = {"source": sys.argv[1], "sequence_length": 8}
     tokenise(parse_job({"name": "t", "model": model, "data": data}), folder)
 """
-
-
-def job(source: Path) -> JobSpec:
-    model = {"config": {"num_hidden_layers": 1}, "tokenizer": "byte"}
-    return parse_job({"name": "t", "model": model, "data": {"source": str(source), "sequence_length": 8}})
 
 
 def test_a_second_ctrl_c_ends_rules_that_never_end(tmp_path: Path) -> None:
@@ -85,7 +80,7 @@ def test_rules_that_take_a_minute_are_waited_for_and_said(
 ) -> None:
     source = tmp_path / "a.txt"
     source.write_text("some text of a few words")
-    spec = job(source)
+    spec = job(source, tokenizer="byte")
     plain = tokenise(spec, tmp_path / "out")
     now_s, said = [0.0], threading.Event()
     monkeypatch.setattr(module, "monotonic", lambda: now_s[0])

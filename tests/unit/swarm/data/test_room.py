@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from swarm.data import documents
-from swarm.data.corpus import Corpus, open_corpus, tokenise
+from swarm.data.corpus import open_corpus, tokenise
+from swarm.data.documents import find_sources, read_texts
 from swarm.data.room import page_bytes
 from swarm.errors import InvalidData
-from swarm.job.spec import DataSection, parse_job
+from tests.support.texts import job, section, texts_of
 from tests.support.tokenizer import write_tokenizer
 
 GIB = 1 << 30
@@ -23,11 +23,6 @@ GIB = 1 << 30
 
 def free(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size_bytes))
-
-
-def texts_of(path: Path) -> list[str]:
-    section = DataSection.model_validate({"source": str(path)})
-    return [piece.text for one in documents.find_sources(section) for piece in documents.read_texts(one, section)]
 
 
 def varint(value: int) -> bytes:
@@ -82,20 +77,18 @@ def test_rows_that_are_one_entry_of_a_dictionary_do_not_fill_the_memory(tmp_path
     path = tmp_path / "bomb.parquet"
     pq.write_table(pa.table({"text": row}), path, store_schema=False)
     assert path.stat().st_size < 1 << 20
-    section = DataSection.model_validate({"source": str(path)})
-    (source,) = documents.find_sources(section)
+    chosen = section(path)
+    (source,) = find_sources(chosen)
     arrow = pa.default_memory_pool()
-    held = max(arrow.bytes_allocated() for _ in documents.read_texts(source, section))
+    held = max(arrow.bytes_allocated() for _ in read_texts(source, chosen))
     assert held < 200 << 20
 
 
 def test_a_text_that_a_tokenizer_has_no_memory_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     path.write_text("some words\n" * 100_000)
-    folder = str(write_tokenizer(tmp_path / "tokenizer"))
-    model = {"config": {"num_hidden_layers": 1}, "tokenizer": folder}
-    spec = parse_job({"name": "t", "model": model, "data": {"source": str(path), "sequence_length": 8}})
-    corpus: Corpus = open_corpus(spec)
+    spec = job(path, tokenizer=str(write_tokenizer(tmp_path / "tokenizer")))
+    corpus = open_corpus(spec)
     free(monkeypatch, 100 << 20)
     with pytest.raises(InvalidData, match=rf"{path}, byte 0 takes 157\.4 MiB of memory, and 100\.0 MiB are free"):
         tokenise(spec, tmp_path / "out", None, corpus)

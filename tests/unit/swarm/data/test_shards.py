@@ -15,19 +15,9 @@ from swarm.data.batches import IGNORED, Batches, TokenData
 from swarm.data.corpus import open_corpus, tokenise
 from swarm.data.shards import remarks
 from swarm.errors import InvalidConfig, InvalidData
-from swarm.job.spec import JobSpec, parse_job
+from swarm.job.spec import JobSpec
+from tests.support.texts import job, write_lines
 from tests.support.tokenizer import TEXT, write_tokenizer
-
-
-def job(source: str, *, tokenizer: str = "", vocabulary: int | None = None, **data: Any) -> JobSpec:
-    size = {} if vocabulary is None else {"vocab_size": vocabulary}
-    return parse_job(
-        {
-            "name": "t",
-            "model": {"config": {"num_hidden_layers": 1, **size}, "tokenizer": tokenizer},
-            "data": {"source": source, "sequence_length": 8, **data},
-        }
-    )
 
 
 def tokens_of(spec: JobSpec, out: Path) -> list[int]:
@@ -85,22 +75,28 @@ def test_bad_utf8_names_the_file_and_the_byte(
     assert not list((tmp_path / "o").iterdir())
 
 
-def test_missing_and_short_data_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("1234567")
-    with pytest.raises(InvalidData, match="matches no file"):
-        tokenise(job(f"{tmp_path}/none/*.txt"), tmp_path / "o")
-    with pytest.raises(InvalidData, match="matches no file") as caught:
-        tokenise(job(f"{tmp_path}"), tmp_path / "o")
-    assert "pattern" in caught.value.hint
-    with pytest.raises(InvalidData, match="8 tokens, one sample needs 9"):
-        tokenise(job(f"{tmp_path}/short.txt"), tmp_path / "o")
-    (tmp_path / "short.txt").write_text("12345678")
-    assert tokenise(job(f"{tmp_path}/short.txt"), tmp_path / "o").tokens == 9
+@pytest.mark.parametrize(
+    ("name", "text", "values", "words"),
+    [
+        ("a.txt", "1234567", {}, "8 tokens, one sample needs 9"),
+        ("a.txt", "0123456789", {"validation_ratio": 0.1}, "nothing is left to hold out"),
+        ("a.jsonl", '{"text": ""}\n\n{"text": ""}\n', {"packing": True}, "has no text in it"),
+        ("a.jsonl", '{"text": ""}\n\n{"text": ""}\n', {"packing": False}, "has no text in it"),
+    ],
+)
+def test_short_and_empty_data_are_refused(
+    tmp_path: Path, name: str, text: str, values: dict[str, Any], words: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidData, match=words):
+        tokenise(job(tmp_path / name, **values), tmp_path / "o")
+    (tmp_path / name).write_text("12345678" if name == "a.txt" else '{"text": "12345678"}')
+    assert tokenise(job(tmp_path / name), tmp_path / "o").tokens == 9
 
 
 def test_texts_of_a_hugging_face_tokenizer_begin_and_end_as_it_says(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path / "tokenizer", begin=True)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in (TEXT, "", "fox")))
+    write_lines(tmp_path / "a.jsonl", ({"text": text} for text in (TEXT, "", "fox")))
     theirs = AutoTokenizer.from_pretrained(folder)
     spec = job(f"{tmp_path}/a.jsonl", tokenizer=str(folder))
     expected = [*theirs(TEXT)["input_ids"], 0, *theirs("fox")["input_ids"], 0]
@@ -125,7 +121,7 @@ def test_how_texts_are_batched_and_cut_changes_no_token(tmp_path: Path, monkeypa
 
 def test_without_packing_every_text_begins_a_sample_and_only_itself_counts(tmp_path: Path) -> None:
     texts = ["a", "seven77", "eight888", "much longer than one sample", "z"]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_lines(tmp_path / "a.jsonl", ({"text": text} for text in texts))
     spec = job(f"{tmp_path}/a.jsonl", packing=False)
     row = []
     for text in texts:
@@ -182,19 +178,6 @@ def test_a_large_vocabulary_is_written_in_four_bytes(tmp_path: Path) -> None:
     assert data.read(0, 70_000).tolist() == list(range(70_000))
 
 
-def test_a_source_without_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": ""}\n\n{"text": ""}\n')
-    for packing in (True, False):
-        with pytest.raises(InvalidData, match="has no text in it"):
-            tokenise(job(f"{tmp_path}/a.jsonl", packing=packing), tmp_path / "o")
-
-
-def test_a_job_with_too_few_samples_to_hold_one_out_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("0123456789")
-    with pytest.raises(InvalidData, match="nothing is left to hold out"):
-        tokenise(job(f"{tmp_path}/a.txt", validation_ratio=0.1), tmp_path / "o")
-
-
 def test_interrupted_tokenising_leaves_no_part_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("0123456789")
 
@@ -208,7 +191,7 @@ def test_interrupted_tokenising_leaves_no_part_of_a_file(tmp_path: Path) -> None
 
 def test_rows_that_were_left_out_are_counted_and_change_no_token(tmp_path: Path) -> None:
     for name, texts in (("some", [None, "erste", None, "zweite"]), ("all", ["erste", "zweite"])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        write_lines(tmp_path / f"{name}.jsonl", ({"text": text} for text in texts))
     some = tokenise(job(f"{tmp_path}/some.jsonl", on_null="skip"), tmp_path / "out")
     plain = tokenise(job(f"{tmp_path}/all.jsonl"), tmp_path / "out")
     assert [shard.sha256 for shard in some.shards] == [shard.sha256 for shard in plain.shards]

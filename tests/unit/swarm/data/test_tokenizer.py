@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +25,13 @@ from swarm.data.tokenizer import (
     read_tokenizer_files,
 )
 from swarm.errors import InvalidConfig, InvalidData
-from swarm.job.spec import JobSpec, parse_job
+from swarm.job.spec import JobSpec
+from tests.support.texts import Plant, a_link_to_nothing, a_pipe, a_pointer, job
 from tests.support.tokenizer import TEXT, write_tokenizer
 
 
-def spec(tokenizer: str, **data: Any) -> JobSpec:
-    return parse_job(
-        {
-            "name": "t",
-            "model": {"config": {"num_hidden_layers": 1}, "tokenizer": tokenizer},
-            "data": {"source": "x"} | data,
-        }
-    )
+def spec(tokenizer: object, **data: Any) -> JobSpec:
+    return job("x", tokenizer=str(tokenizer), **data)
 
 
 def test_bytes_are_tokens_and_come_back_as_text() -> None:
@@ -69,7 +62,7 @@ def test_ids_are_those_of_transformers(tmp_path: Path, begin: bool, split_specia
     """Truncation and padding that a tokenizer.json was saved with do not apply."""
     folder = write_tokenizer(tmp_path, begin=begin, split_special_tokens=split_special_tokens)
     theirs = AutoTokenizer.from_pretrained(folder)
-    ours = load_tokenizer(spec(str(folder)))
+    ours = load_tokenizer(spec(folder))
     texts = [TEXT, "x", " ", TEXT * 20]
     for text, ids in zip(texts, ours.encode_batch(texts), strict=True):
         assert [*ours.start.tolist(), *ids.tolist()] == theirs(text)["input_ids"]
@@ -99,73 +92,80 @@ def test_nothing_named_beside_a_model_means_its_own(tmp_path: Path) -> None:
     assert (ids_only.vocabulary_size, ids_only.end_of_text) == (999, -1)
 
 
-def test_an_eos_token_may_stand_in_either_file_and_as_an_object(tmp_path: Path) -> None:
-    folder = write_tokenizer(tmp_path, eos_token={"content": "<|end|>", "lstrip": False})
-    assert load_tokenizer(spec(str(folder))).end_of_text == 0
-    folder = write_tokenizer(tmp_path, eos_token=None)
-    (folder / "special_tokens_map.json").write_text('{"eos_token": "<|begin|>"}')
-    assert load_tokenizer(spec(str(folder))).end_of_text == 1
-    assert set(load_tokenizer(spec(str(folder))).tokenizer_files()) == {
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-    }
-
-
-def test_null_in_one_file_does_not_hide_the_end_of_text_in_the_other(tmp_path: Path) -> None:
-    """An eos_token of null in tokenizer_config.json hid the name that special_tokens_map.json had for it."""
-    folder = write_tokenizer(tmp_path, eos_token=None)
-    (folder / "tokenizer_config.json").write_text('{"eos_token": null}')
-    (folder / "special_tokens_map.json").write_text('{"eos_token": "<|begin|>"}')
-    assert load_tokenizer(spec(str(folder))).end_of_text == 1
-
-
-@pytest.mark.parametrize("said", [2, [2, 0]])
-def test_the_last_resort_for_the_end_of_text_is_the_models_config(said: object, tmp_path: Path) -> None:
-    folder = write_tokenizer(tmp_path, eos_token=None)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": said}))
-    assert load_tokenizer(spec(str(folder))).end_of_text == 2
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 10**6}))
-    with pytest.raises(InvalidConfig, match="names no eos_token"):
-        load_tokenizer(spec(str(folder)))
-
-
-def test_without_an_eos_token_only_padding_can_stand_in(tmp_path: Path) -> None:
-    folder = write_tokenizer(tmp_path, eos_token=None, pad_token="<|pad|>")
-    with pytest.raises(InvalidConfig, match="names no eos_token"):
-        load_tokenizer(spec(str(folder)))
-    assert load_tokenizer(spec(str(folder), packing=False)).end_of_text == 2
+END, BEGIN, PAD = "<|end|>", "<|begin|>", "<|pad|>"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("said", "beside", "model", "packing", "eos"),
     [
-        ("tokenizer.json", b"{}", "tokenizer.json cannot be used"),
-        ("tokenizer.json", b"\xff\xfe", "tokenizer.json cannot be used"),
-        ("tokenizer.json", None, "has no tokenizer.json"),
-        ("tokenizer_config.json", b"[", "tokenizer_config.json is not JSON"),
-        ("tokenizer_config.json", b"[]", "tokenizer_config.json is no JSON object"),
-        ("tokenizer_config.json", b'{"eos_token": "<|nowhere|>"}', "is not in tokenizer.json"),
-        ("tokenizer_config.json", b'{"eos_token": 7}', "is not in tokenizer.json"),
+        ({"eos_token": {"content": END, "lstrip": False}}, None, None, True, END),
+        ({"eos_token": {"content": END, "__type": "AddedToken"}}, None, 1, True, END),
+        ({}, {"eos_token": BEGIN}, None, True, BEGIN),
+        ({"eos_token": None}, {"eos_token": BEGIN}, None, True, BEGIN),
+        *[({"eos_token": nothing}, None, [1], True, BEGIN) for nothing in (None, "", {}, {"content": None})],
+        *[({}, None, said, True, PAD) for said in (2, [2, 0])],
+        ({}, None, 10**6, True, None),
+        ({"pad_token": PAD}, None, None, True, None),
+        ({"pad_token": PAD}, None, None, False, PAD),
     ],
 )
-def test_broken_tokenizers_are_refused(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_the_end_of_text_is_named_by_either_file_or_the_models_config_or_without_packing_by_padding(
+    said: dict[str, Any], beside: dict[str, Any] | None, model: object, packing: bool, eos: str | None, tmp_path: Path
+) -> None:
+    """An eos_token of null in tokenizer_config.json hid the name that special_tokens_map.json had for it."""
     folder = write_tokenizer(tmp_path)
-    if content is None:
-        (folder / name).unlink()
-    else:
-        (folder / name).write_bytes(content)
+    files = {"tokenizer_config.json": said, "special_tokens_map.json": beside}
+    for name, content in (files | {"config.json": model and {"eos_token_id": model}}).items():
+        if content is not None:
+            (folder / name).write_text(json.dumps(content))
+    if eos is None:
+        with pytest.raises(InvalidConfig, match="names no eos_token"):
+            load_tokenizer(spec(folder, packing=packing))
+        return
+    found = load_tokenizer(spec(folder, packing=packing))
+    assert found.end_of_text == Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(eos)
+    names = {"tokenizer.json", *(name for name, content in files.items() if content is not None)}
+    assert set(found.tokenizer_files()) == names
+
+
+def with_content(content: bytes) -> Plant:
+    return lambda path: (path.write_bytes(content), None)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "message"),
+    [
+        ("tokenizer.json", with_content(b"{}"), "tokenizer.json cannot be used"),
+        ("tokenizer.json", with_content(b"\xff\xfe"), "tokenizer.json cannot be used"),
+        ("tokenizer.json", lambda path: None, "has no tokenizer.json"),
+        ("tokenizer.json", a_pointer, r"/tokenizer\.json is a pointer of Git LFS"),
+        ("tokenizer.json", a_link_to_nothing, r"/tokenizer\.json .*is a link to .*blob, which is not there"),
+        ("tokenizer.json", a_pipe, r"/tokenizer\.json .*is no regular file"),
+        ("tokenizer_config.json", with_content(b"["), "tokenizer_config.json is not JSON"),
+        ("tokenizer_config.json", with_content(b"[]"), "tokenizer_config.json is no JSON object"),
+        ("tokenizer_config.json", with_content(b'{"eos_token": "<|nowhere|>"}'), "is not in tokenizer.json"),
+        ("tokenizer_config.json", with_content(b'{"eos_token": 7}'), "is not in tokenizer.json"),
+    ],
+)
+def test_broken_tokenizers_are_refused(tmp_path: Path, name: str, plant: Plant, message: str) -> None:
+    folder = write_tokenizer(tmp_path)
+    (folder / name).unlink()
+    plant(folder / name)
     with pytest.raises(InvalidConfig, match=message):
-        load_tokenizer(spec(str(folder)))
+        load_tokenizer(spec(folder))
 
 
 def test_a_tokenizer_that_is_nowhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(InvalidConfig, match="there is no such folder"):
-        load_tokenizer(spec(f"{tmp_path}/none"))
-    with pytest.raises(InvalidConfig, match="cannot be had from the hub"):
-        load_tokenizer(spec("nobody/nothing"))
+    file = write_tokenizer(tmp_path) / "tokenizer.json"
+    for named, words in (
+        (f"{tmp_path}/none", "there is no such folder"),
+        ("nobody/nothing", "cannot be had from the hub"),
+        (file, "is a file .name the folder"),
+    ):
+        with pytest.raises(InvalidConfig, match=words):
+            load_tokenizer(spec(named))
 
 
 def test_only_files_of_the_tokenizer_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,85 +182,33 @@ def test_a_missing_library_says_how_to_install_it(tmp_path: Path, monkeypatch: p
     folder = write_tokenizer(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(InvalidConfig, match="needs the Python package tokenizers") as caught:
-        load_tokenizer(spec(str(folder)))
+        load_tokenizer(spec(folder))
     assert "pip install 'swarm-stages[data]'" in caught.value.hint
+
+
+def ruled(folder: Path, **rules: Any) -> Path:
+    """A tokenizer whose tokenizer.json has these rules."""
+    write_tokenizer(folder)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | rules))
+    return folder
 
 
 def test_rules_that_break_off_are_an_error(tmp_path: Path) -> None:
     """The library's panic is no Exception in Python: it ended commands with a traceback."""
-    folder = write_tokenizer(tmp_path / "broken")
     split = {"type": "Split", "pattern": {"Regex": r"^(a|a)*[^a]$"}, "behavior": "Isolated", "invert": False}
-    rules = json.loads((folder / "tokenizer.json").read_text()) | {"pre_tokenizer": split}
-    (folder / "tokenizer.json").write_text(json.dumps(rules))
-    tokenizer = HuggingFaceTokenizer(read_tokenizer_files(folder), "broken", packing=True)
+    files = read_tokenizer_files(ruled(tmp_path / "broken", pre_tokenizer=split))
+    tokenizer = HuggingFaceTokenizer(files, "broken", packing=True)
     with pytest.raises(InvalidConfig, match=r"broken: the rules of its tokenizer.json break off: .*retry-limit"):
         tokenizer.encode_batch(["a" * 40 + "bb"])
 
 
-@pytest.mark.parametrize(
-    ("config", "eos"),
-    [
-        ({"eos_token": {"content": "<|end|>", "__type": "AddedToken"}}, "<|end|>"),
-        ({"eos_token": None}, "<|begin|>"),
-        ({"eos_token": ""}, "<|begin|>"),
-        ({"eos_token": {"content": None}}, "<|begin|>"),
-        ({"eos_token": {}}, "<|begin|>"),
-    ],
-)
-def test_an_end_of_text_that_is_nothing_is_looked_for_in_the_models_config(
-    tmp_path: Path, config: dict[str, Any], eos: str
-) -> None:
-    folder = write_tokenizer(tmp_path)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    ids = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": [ids.token_to_id("<|begin|>")]}))
-    assert load_tokenizer(spec(str(folder))).end_of_text == ids.token_to_id(eos)
-
-
-def pointer(path: Path) -> None:
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
-
-
-def link_to_nothing(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("blob")
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (pointer, "is a pointer of Git LFS"),
-        (link_to_nothing, "is a link to blob, which is not there"),
-        (pipe, "is no regular file"),
-    ],
-)
-def test_what_stands_for_a_file_is_named(tmp_path: Path, make: Callable[[Path], None], told: str) -> None:
-    folder = write_tokenizer(tmp_path)
-    make(folder / "tokenizer.json")
-    with pytest.raises(InvalidConfig, match=rf"{folder}/tokenizer\.json.*{told}"):
-        load_tokenizer(spec(str(folder)))
-
-
-def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"is a file .name the folder"):
-        load_tokenizer(spec(str(write_tokenizer(tmp_path) / "tokenizer.json")))
-
-
 def test_a_tokenizer_without_tokens_for_text_is_refused_where_it_is_used(tmp_path: Path) -> None:
     """It was a bug of swarm: the largest of no numbers."""
-    folder = write_tokenizer(tmp_path / "t")
-    rules = json.loads((folder / "tokenizer.json").read_text())
-    rules["model"] |= {"vocab": {}, "merges": []}
-    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    folder = ruled(tmp_path / "t", model={"type": "BPE", "vocab": {}, "merges": []})
     (tmp_path / "a.txt").write_text("text")
-    job = spec(str(folder)).model_copy(update={"data": spec("byte", source=f"{tmp_path}/a.txt").data})
     with pytest.raises(InvalidData, match=r"no token comes of the text in data\.source"):
-        tokenise(job, tmp_path / "out")
+        tokenise(job(tmp_path / "a.txt", tokenizer=str(folder)), tmp_path / "out")
 
 
 def replace(matched: str, put: str, kind: str = "String") -> dict[str, Any]:
@@ -273,13 +221,6 @@ def sequence(*rules: dict[str, Any]) -> dict[str, Any]:
 
 def prepend(put: str) -> dict[str, Any]:
     return {"type": "Prepend", "prepend": put}
-
-
-def with_normalizer(folder: Path, normalizer: dict[str, Any]) -> Path:
-    write_tokenizer(folder)
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": normalizer}))
-    return folder
 
 
 def nested(rule: dict[str, Any], depth: int) -> dict[str, Any]:
@@ -338,7 +279,7 @@ BOUNDLESS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", BOUNDLESS)
 def test_rules_that_multiply_letters_without_bound_are_refused_at_once(tmp_path: Path, name: str) -> None:
     """Forty rules that double a letter ended the process for want of memory, after minutes and without a word."""
-    files = read_tokenizer_files(with_normalizer(tmp_path, BOUNDLESS[name]))
+    files = read_tokenizer_files(ruled(tmp_path, normalizer=BOUNDLESS[name]))
     began_s = time.process_time()
     with pytest.raises(
         InvalidConfig, match=r"here: the normalizer of its tokenizer.json (makes more than|has \d+ rules)"
@@ -349,18 +290,14 @@ def test_rules_that_multiply_letters_without_bound_are_refused_at_once(tmp_path:
 
 def test_a_text_is_looked_at_for_what_it_becomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A letter that becomes 900 takes 900 times the memory, which was counted once."""
-    folder = with_normalizer(tmp_path / "t", replace("a", "ab" * 450))
+    folder = ruled(tmp_path / "t", normalizer=replace("a", "ab" * 450))
     (tmp_path / "a.txt").write_text("a" * 1000)
-    values = {
-        "name": "t",
-        "model": {"tokenizer": str(folder), "config": {"num_hidden_layers": 1}},
-        "data": {"source": f"{tmp_path}/a.txt", "sequence_length": 16},
-    }
+    grows = job(tmp_path / "a.txt", tokenizer=str(folder))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 100 << 20}))
     with pytest.raises(InvalidData, match=r"a\.txt, byte 0 takes 128\.\d MiB of memory, and 100\.0 MiB are free"):
-        tokenise(parse_job(values), tmp_path / "out")
+        tokenise(grows, tmp_path / "out")
     monkeypatch.undo()
-    assert tokenise(parse_job(values), tmp_path / "out").tokens > 1000
+    assert tokenise(grows, tmp_path / "out").tokens > 1000
 
 
 def test_a_token_of_that_name_is_no_rule() -> None:
