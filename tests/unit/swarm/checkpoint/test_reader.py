@@ -15,19 +15,17 @@ def listed(*paths: str) -> list[StateFile]:
 
 
 @pytest.mark.parametrize(
-    ("island", "folder"), [(0, "optimizer"), (1, "islands/01/optimizer"), (2, "optimizer"), (3, "islands/01/optimizer")]
+    ("kind", "folders"),
+    [
+        (OPTIMIZER_FOLDER, ["optimizer", "islands/01/optimizer"] * 2),  # in turn that of another
+        (WEIGHTS_FOLDER, ["weights", "islands/01/weights", "", ""]),
+    ],
 )
-def test_an_island_loads_what_all_share_and_its_own_or_in_turn_that_of_another(island: int, folder: str) -> None:
-    own = [f"{island_folder(number, OPTIMIZER_FOLDER)}/embed.safetensors" for number in range(2)]
-    files = listed(*SHARED, *own)
-    assert [file.path for file in files_for(files, island)] == [*SHARED, f"{folder}/embed.safetensors"]
-
-
-@pytest.mark.parametrize(("island", "folder"), [(0, "weights"), (1, "islands/01/weights"), (2, ""), (3, "")])
-def test_weights_are_loaded_by_the_island_that_trained_them_alone(island: int, folder: str) -> None:
-    own = [f"{island_folder(number, WEIGHTS_FOLDER)}/embed.safetensors" for number in range(2)]
-    found = [file.path for file in files_for(listed(*SHARED, *own), island)]
-    assert found == [*SHARED, *([f"{folder}/embed.safetensors"] if folder else [])]
+def test_an_island_loads_what_all_share_and_its_own_and_weights_of_no_other(kind: str, folders: list[str]) -> None:
+    own = [f"{island_folder(number, kind)}/embed.safetensors" for number in range(2)]
+    for island, folder in enumerate(folders):
+        found = [file.path for file in files_for(listed(*SHARED, *own), island)]
+        assert found == [*SHARED, *([f"{folder}/embed.safetensors"] if folder else [])]
 
 
 def test_a_checkpoint_without_islands_is_loaded_whole_by_each() -> None:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import fsspec
 import pytest
@@ -180,29 +180,29 @@ def fresh(tmp_path: Path, number: int) -> Path:
     return root
 
 
-def strikes() -> dict[str, Callable[[Callable[[], object], Callable[[], object]], object]]:
-    def before(do: Callable[[], object], torn: Callable[[], object]) -> None:
-        raise PowerCut
-
-    def half(do: Callable[[], object], torn: Callable[[], object]) -> None:
-        torn()
-        raise PowerCut
-
-    def after(do: Callable[[], object], torn: Callable[[], object]) -> None:
-        do()
-        raise PowerCut
-
-    def full(do: Callable[[], object], torn: Callable[[], object]) -> None:
-        torn()
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def broken(do: Callable[[], object], torn: Callable[[], object]) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    return {"before": before, "torn": half, "after": after, "ENOSPC": full, "EIO": broken}
+def power_cut(*_: object) -> None:
+    raise PowerCut
 
 
-@pytest.mark.parametrize("kind", ["before", "torn", "after", "ENOSPC", "EIO"])
+def fails(number: int) -> Callable[..., object]:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+Act: TypeAlias = Callable[[], object]
+# What becomes of an operation: by its name, what is done of it (nothing, a part, all), and how it ends.
+STRIKES: dict[str, Callable[[Act, Act], object]] = {
+    "before": power_cut,
+    "torn": lambda do, torn: power_cut(torn()),
+    "after": lambda do, torn: power_cut(do()),
+    "ENOSPC": lambda do, torn: fails(errno.ENOSPC)(torn()),
+    "EIO": fails(errno.EIO),
+}
+
+
+@pytest.mark.parametrize("kind", STRIKES)
 def test_whatever_operation_is_the_last_the_newest_checkpoint_is_old_or_new_and_whole(
     tmp_path: Path, kind: str
 ) -> None:
@@ -212,7 +212,7 @@ def test_whatever_operation_is_the_last_the_newest_checkpoint_is_old_or_new_and_
     seen = set()
     for number in range(quiet.count):
         root = fresh(tmp_path, number)
-        flaky = FlakyFiles(number, strikes()[kind])
+        flaky = FlakyFiles(number, STRIKES[kind])
         try:
             second_checkpoint(root, flaky)
             failure: BaseException | None = None
@@ -229,10 +229,8 @@ def test_whatever_operation_is_the_last_the_newest_checkpoint_is_old_or_new_and_
         seen.add(step)
         for stage in (0, 1):
             content = b"".join(found.checkpoint.chunks(f"model/model-{stage + 1:05d}-of-00002.safetensors"))
-            assert (
-                load(content)[f"model.layers.{stage}.w"].tolist()
-                == tensors(step, stage)[f"model.layers.{stage}.w"].tolist()
-            )
+            name = f"model.layers.{stage}.w"
+            assert load(content)[name].tolist() == tensors(step, stage)[name].tolist()
         # And the next attempt succeeds and leaves nothing behind.
         after.clean()
         again = write(after, 12)
@@ -253,7 +251,7 @@ def test_a_power_cut_at_any_moment_takes_nothing_that_a_checkpoint_needs(tmp_pat
     for number in range(first, quiet.count + 1):
         top = tmp_path / f"{number}"
         top.mkdir()
-        disk = ForgetfulFiles(top, number, strikes()["before"])
+        disk = ForgetfulFiles(top, number, power_cut)
         write(LocalStorage(top / "checkpoints", disk), 4)
         with suppress(PowerCut):
             second_checkpoint(top / "checkpoints", disk)
@@ -269,7 +267,7 @@ def test_a_power_cut_at_any_moment_takes_nothing_that_a_checkpoint_needs(tmp_pat
 def test_the_number_of_points_is_more_than_two_hundred(tmp_path: Path) -> None:
     quiet = FlakyFiles()
     second_checkpoint(fresh(tmp_path, 0), quiet)
-    assert quiet.count * len(strikes()) > 200
+    assert quiet.count * len(STRIKES) > 200
     assert {"write", "sync", "sync_folder", "rename", "unlink", "create", "remove_folder"} <= set(quiet.log)
     # The manifest is the last file of the folder, and everything is durable before the rename shows it.
     rename = quiet.log.index("rename")
@@ -283,7 +281,7 @@ def test_what_is_being_removed_is_whole_or_no_checkpoint_at_all(tmp_path: Path) 
     for number in range(quiet.count):
         root = fresh(tmp_path, number)
         with pytest.raises(PowerCut):
-            LocalStorage(root, FlakyFiles(number, strikes()["before"])).remove("step-00000004")
+            LocalStorage(root, FlakyFiles(number, power_cut)).remove("step-00000004")
         found, faults = list_checkpoints(LocalStorage(root), JOB_ID)
         assert faults == [], quiet.log[number]
         assert [fault_of(one) for one in found] in ([], [""]), quiet.log[number]
@@ -291,12 +289,9 @@ def test_what_is_being_removed_is_whole_or_no_checkpoint_at_all(tmp_path: Path) 
     url = open_storage("memory://bucket/checkpoints", WITH_MEMORY)
     made = write(url, 4)
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError("gone away")
-
     filesystem = url._filesystem  # type: ignore[attr-defined]  # an object store that goes away half-way
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filesystem, "rm", refuse)
+        patch.setattr(filesystem, "rm", lambda *_, **__: fails(errno.ECONNRESET)())
         with pytest.raises(StorageError):
             url.remove(made.name)
     assert names(url) == []
@@ -330,55 +325,49 @@ def test_every_truncated_or_flipped_file_is_named_and_the_one_before_is_used(tmp
     assert fault_of(made) == ""
 
 
+def file_entry(path: object = "model/config.json", size_bytes: int = 1, sha256: str = "0" * 64) -> dict[str, object]:
+    return {"path": path, "bytes": size_bytes, "sha256": sha256}
+
+
+OUTSIDE = [file_entry(path) for path in ("../../etc/passwd", "/etc/passwd", "model/../../../etc/passwd", 7)]
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
-        {"format": "1"},
-        {"step": 9},
-        {"step": -1},
-        {"step": True},
+        *({"format": value} for value in (2, "1")),
+        *({"step": value} for value in (9, -1, True)),
         {"timeline": "x"},
         {"files": None},
-        {"files": [{"path": "../../etc/passwd", "bytes": 1, "sha256": "0" * 64}]},
-        {"files": [{"path": "/etc/passwd", "bytes": 1, "sha256": "0" * 64}]},
-        {"files": [{"path": "model/config.json", "bytes": -1, "sha256": "0" * 64}]},
-        {"files": [{"path": "model/config.json", "bytes": 1, "sha256": "zz"}]},
-        {"files": [{"path": "model/config.json", "bytes": 1, "sha256": "0" * 64}] * 2},
-        {"files": [{"path": 7, "bytes": 1, "sha256": "0" * 64}]},
-        {"more": {"path": "../../etc/passwd", "bytes": 1, "sha256": "0" * 64}},
-        {"more": {"path": "model/../../../etc/passwd", "bytes": 1, "sha256": "0" * 64}},
-        {"more": {"path": "/etc/passwd", "bytes": 1, "sha256": "0" * 64}},
+        *({"files": [entry]} for entry in (*OUTSIDE, file_entry(size_bytes=-1), file_entry(sha256="zz"))),
+        {"files": [file_entry()] * 2},
+        *({"more": entry} for entry in OUTSIDE),
         {"weights_sha256": "nothing"},
         {"staleness": 7},
         {"loss": "high"},
         {"created_unix_s": {}},
+        *(b"", b"[]", b"{", b"[" * 100_000, b'{"format": 1, "format": 1}', b"\xff\xfe", b"null"),
     ],
 )
-def test_a_manifest_that_says_something_odd_makes_no_checkpoint(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_manifest_that_says_something_odd_makes_no_checkpoint(
+    tmp_path: Path, change: dict[str, object] | bytes
+) -> None:
     storage = LocalStorage(tmp_path)
     write(storage, 4)
     made = write(storage, 8)
     path = tmp_path / made.name / "manifest.json"
-    manifest = json.loads(path.read_text())
-    if "more" in change:  # beside all that it named before
-        change = {"files": [*manifest["files"], change["more"]]}
-    path.write_text(json.dumps(manifest | change))
+    if isinstance(change, bytes):
+        path.write_bytes(change)
+    else:
+        manifest = json.loads(path.read_text())
+        if "more" in change:  # beside all that it named before
+            change = {"files": [*manifest["files"], change["more"]]}
+        path.write_text(json.dumps(manifest | change))
     found = newest(storage, JOB_ID)
     assert found.checkpoint is not None
     assert found.checkpoint.step == 4
     assert found.skipped[0].name == made.name
     assert made.name not in names(storage), "it is no checkpoint before any of its files is looked at"
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{", b"[" * 100_000, b'{"format": 1, "format": 1}', b"\xff\xfe", b"null"]
-)
-def test_a_manifest_that_is_no_manifest_makes_no_checkpoint(tmp_path: Path, content: bytes) -> None:
-    storage = LocalStorage(tmp_path)
-    made = write(storage, 8)
-    (tmp_path / made.name / "manifest.json").write_bytes(content)
-    assert newest(storage, JOB_ID).checkpoint is None
     with pytest.raises(CheckpointDamaged):
         open_folder(tmp_path / made.name)
 
@@ -392,12 +381,8 @@ def test_nothing_is_written_or_removed_behind_a_link_that_was_planted_first(tmp_
     shared.mkdir()
     (shared / "job").symlink_to(victim)
     storage = LocalStorage(shared / "job", chosen=shared)
-    for attempt in (
-        lambda: storage.begin("step-1", "x"),
-        storage.clean,
-        lambda: storage.point("step-1"),
-        lambda: storage.remove("work.tmp-1"),
-    ):
+    attempts: list[Act] = [lambda: storage.begin("step-1", "x"), lambda: storage.point("step-1")]
+    for attempt in (*attempts, storage.clean, lambda: storage.remove("work.tmp-1")):
         with pytest.raises(StorageError, match="job is a symbolic link"):
             attempt()
     assert sorted(path.name for path in victim.iterdir()) == ["latest.tmp-0", "work.tmp-1"]
@@ -524,13 +509,9 @@ def test_a_folder_is_opened_by_itself_or_as_the_newest_of_several(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["s3://x", "a://b", "c::d", "what?", "a%41b", "e#f", "x/y://z"])
 def test_a_folder_that_looks_like_a_url_is_a_folder(name: str, tmp_path: Path) -> None:
-    storage = open_storage(f"{tmp_path}/{name}/runs")
-    made = write(storage, 4)
+    made = write(open_storage(f"{tmp_path}/{name}/runs"), 4)
     assert (tmp_path / name / "runs" / made.name / "manifest.json").is_file()
     assert open_storage("x/y://z").where == "x/y:/z"
-
-
-def test_a_url_that_nobody_knows_is_an_error_with_what_to_do() -> None:
     with pytest.raises(InvalidConfig, match="martian"):
         open_storage("martian://x/y")
 
