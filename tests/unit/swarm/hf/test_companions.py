@@ -7,15 +7,17 @@ import pytest
 from swarm.hf.companions import TOKENIZER_FILES, small_file_name
 
 
-def test_each_tokenizer_file_of_a_checkpoint_is_known() -> None:
-    assert [small_file_name(f"model/{name}") for name in TOKENIZER_FILES] == list(TOKENIZER_FILES)
-
-
-@pytest.mark.parametrize(
-    "name", ["generation_config.json", "LICENSE", "LICENSE.txt", "LICENCE-MIT.md", "notice", "preprocessor_config.json"]
-)
-def test_so_is_what_else_goes_with_a_model(name: str) -> None:
-    assert small_file_name(f"model/{name}") == name
+def test_tokenizer_files_and_what_else_goes_with_a_model_are_known() -> None:
+    others = (
+        "generation_config.json",
+        "LICENSE",
+        "LICENSE.txt",
+        "LICENCE-MIT.md",
+        "notice",
+        "preprocessor_config.json",
+    )
+    for name in (*TOKENIZER_FILES, *others):
+        assert small_file_name(f"model/{name}") == name
 
 
 @pytest.mark.parametrize(

@@ -46,73 +46,36 @@ def job(folder: Path) -> JobSpec:
     return parse_job({"name": "t", "model": {"id": str(folder)}, "data": {"source": "x", "sequence_length": 8}})
 
 
-def elsewhere(place: Path, path: Path) -> None:
-    path.symlink_to(place / "secret")
-
-
-def by_dots(place: Path, path: Path) -> None:
-    path.symlink_to(os.path.relpath(place / "secret", path.parent))
-
-
-def by_another_link(place: Path, path: Path) -> None:
-    (path.parent / "first").symlink_to(place / "secret")
-    path.symlink_to("first")
-
-
-def behind_a_linked_folder(place: Path, path: Path) -> None:
-    (path.parent / "sub").symlink_to(place)
-    path.symlink_to("sub/secret")
-
-
 def of_another_repository(place: Path, path: Path) -> None:
     (place / "blobs").mkdir()
     (place / "blobs" / "0").write_text(json.dumps({SECRET: SECRET}))
     path.symlink_to(place / "blobs" / "0")
 
 
-def of_blobs_that_are_a_link(place: Path, path: Path) -> None:
-    (path.parents[2] / "blobs").symlink_to(place)
-    path.symlink_to("../../blobs/secret")
+def linked(at: Callable[[Path], Path], to: str, by: str) -> Callable[[Path, Path], None]:
+    """The file is a link `by`, which leads through another link, at that place, to where the secret is."""
+
+    def plant(place: Path, path: Path) -> None:
+        at(path).symlink_to(place / to)
+        path.symlink_to(by)
+
+    return plant
 
 
-def of_this_process(_place: Path, path: Path) -> None:
-    path.symlink_to("/proc/self/environ")
-
-
-def a_device(_place: Path, path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def a_pipe(_place: Path, path: Path) -> None:
-    os.mkfifo(path)
-
-
-def a_folder(_place: Path, path: Path) -> None:
-    path.mkdir()
-
-
-def a_loop(_place: Path, path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def nothing(_place: Path, path: Path) -> None:
-    path.symlink_to("nothing")
-
-
-PLANTED = [
-    elsewhere,
-    by_dots,
-    by_another_link,
-    behind_a_linked_folder,
-    of_another_repository,
-    of_blobs_that_are_a_link,
-    of_this_process,
-    a_device,
-    a_pipe,
-    a_folder,
-    a_loop,
-    nothing,
-]
+PLANTED: dict[str, Callable[[Path, Path], object]] = {
+    "elsewhere": lambda place, path: path.symlink_to(place / "secret"),
+    "by dots": lambda place, path: path.symlink_to(os.path.relpath(place / "secret", path.parent)),
+    "by another link": linked(lambda path: path.parent / "first", "secret", "first"),
+    "behind a linked folder": linked(lambda path: path.parent / "sub", "", "sub/secret"),
+    "of another repository": of_another_repository,
+    "of blobs that are a link": linked(lambda path: path.parents[2] / "blobs", "", "../../blobs/secret"),
+    "of this process": lambda place, path: path.symlink_to("/proc/self/environ"),
+    "a device": lambda place, path: path.symlink_to("/dev/zero"),
+    "a pipe": lambda place, path: os.mkfifo(path),
+    "a folder": lambda place, path: path.mkdir(),
+    "a loop": lambda place, path: path.symlink_to(path.name),
+    "nothing": lambda place, path: path.symlink_to("nothing"),
+}
 
 
 def tokenizer_of(folder: Path) -> object:
@@ -147,9 +110,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", READ)
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("planted", PLANTED)
 def test_nothing_beside_the_weights_leads_out_of_the_folder(
-    name: str, plant: Callable[[Path, Path], None], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, planted: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`tokenizer.json -> ~/.ssh/id_ed25519` in a folder from the net was sent to the scheduler, for all to pull."""
     monkeypatch.setenv("HF_TOKEN", SECRET)
@@ -158,7 +121,7 @@ def test_nothing_beside_the_weights_leads_out_of_the_folder(
     (folder / name).unlink(missing_ok=True)
     if name == "model.safetensors.index.json":
         (folder / "model.safetensors").unlink()
-    plant(tmp_path / "elsewhere", folder / name)
+    PLANTED[planted](tmp_path / "elsewhere", folder / name)
     found, is_refused = told(READ[name], folder)
     assert SECRET not in found
     assert is_refused or READ[name] is companions_of, "what a model needs is refused, with the reason"
@@ -219,11 +182,12 @@ def test_a_folder_that_becomes_a_link_after_it_was_looked_at_is_not_followed(
 
 
 @pytest.mark.parametrize("content", [b"", b"12345678 and more"])
-def test_a_file_that_gives_other_bytes_than_its_size_says_is_refused(
+def test_a_file_that_gives_other_bytes_than_its_size_says_or_more_than_allowed_is_refused(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of /proc have 0 bytes and give thousands; one that somebody appends to has no end."""
     (tmp_path / "x").write_bytes(content)
+    (tmp_path / "long").write_bytes(bytes(101))
     sized = os.fstat
 
     def eight_bytes(file: int) -> os.stat_result:
@@ -231,14 +195,10 @@ def test_a_file_that_gives_other_bytes_than_its_size_says_is_refused(
         return os.stat_result([*found[:6], 8, *found[7:]])
 
     assert read_own(tmp_path / "x", 100) == content
+    with pytest.raises(NotOwn, match="it has more than 100 bytes"):
+        read_own(tmp_path / "long", 100)
     monkeypatch.setattr(os, "fstat", eight_bytes)
     with pytest.raises(NotOwn, match="it has 8 bytes and gives others"):
-        read_own(tmp_path / "x", 100)
-
-
-def test_a_file_of_more_bytes_than_allowed_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(bytes(101))
-    with pytest.raises(NotOwn, match="it has more than 100 bytes"):
         read_own(tmp_path / "x", 100)
 
 

@@ -34,10 +34,13 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return mounted
 
 
-def _write(part: Path) -> None:
+def written(place: Path) -> Path:
+    """A part of a model for this place, with all its files."""
+    part = begin(place)
     for name, content in FILES.items():
         (part / name).parent.mkdir(exist_ok=True)
         (part / name).write_bytes(content)
+    return part
 
 
 def _read(folder: Path) -> dict[str, bytes]:
@@ -48,16 +51,14 @@ def test_a_model_comes_into_a_mounted_volume(volume: Path) -> None:
     """All steps were trained, then the rename to the volume met EBUSY, and the model was removed."""
     check_out_dir(volume)
     assert [one.name for one in volume.iterdir()] == ["lost+found"]
-    part = begin(volume)
-    _write(part)
+    part = written(volume)
     put_in_place(part, volume)
     assert _read(volume) == FILES
     assert not part.exists()
 
 
 def test_config_json_is_the_last_file_that_comes(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = begin(volume)
-    _write(part)
+    part = written(volume)
     came: list[str] = []
     rename = Path.rename
     monkeypatch.setattr(Path, "rename", lambda path, target: (came.append(path.name), rename(path, target))[1])
@@ -65,25 +66,26 @@ def test_config_json_is_the_last_file_that_comes(volume: Path, monkeypatch: pyte
     assert came == ["model.safetensors", "sub", "config.json"]
 
 
-def test_a_folder_that_is_filled_keeps_its_owner_and_mode(tmp_path: Path) -> None:
-    place = tmp_path / "out"
-    place.mkdir()
-    place.chmod(0o2775)
-    before = place.stat()
-    check_out_dir(place)
-    part = begin(place)
-    _write(part)
-    put_in_place(part, place)
-    after = place.stat()
-    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+def test_a_folder_that_is_filled_keeps_its_owner_and_mode_also_the_present_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(0o2775)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for place in (tmp_path / "out", Path()):
+        before = place.stat()
+        check_out_dir(place)
+        put_in_place(written(place), place)
+        assert _read(place) == FILES
+        assert (place.stat().st_ino, place.stat().st_mode) == (before.st_ino, before.st_mode)
 
 
 def test_a_volume_that_holds_a_model_takes_another_in_its_place(volume: Path) -> None:
     (volume / "config.json").write_bytes(b"old")
     (volume / "old").mkdir()
     assert not is_free(volume)
-    part = begin(volume)
-    _write(part)
+    part = written(volume)
     with pytest.raises(NotAllowed, match="exists already"):
         put_in_place(part, volume)
     put_in_place(part, volume, replace=True)
@@ -97,8 +99,7 @@ def test_a_volume_that_holds_a_model_takes_another_in_its_place(volume: Path) ->
 def test_after_an_error_all_is_as_it_was(number: int, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (volume / "a").write_bytes(b"old")
     (volume / "config.json").write_bytes(b"old")
-    part = begin(volume)
-    _write(part)
+    part = written(volume)
     rename, calls = Path.rename, 0
 
     def fail_once(path: Path, target: Path) -> Path:
@@ -120,8 +121,7 @@ def test_after_an_error_all_is_as_it_was(number: int, volume: Path, monkeypatch:
 
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.EXDEV])
 def test_a_folder_that_cannot_be_renamed_is_copied(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = begin(tmp_path / "out")
-    _write(part)
+    part = written(tmp_path / "out")
     rename = Path.rename
 
     def refuse(path: Path, target: Path) -> Path:
@@ -136,43 +136,25 @@ def test_a_folder_that_cannot_be_renamed_is_copied(code: int, tmp_path: Path, mo
 
 
 def test_a_model_that_was_written_elsewhere_comes_into_a_volume(volume: Path, tmp_path: Path) -> None:
-    part = begin(tmp_path / "spare" / "out")
-    _write(part)
+    part = written(tmp_path / "spare" / "out")
     put_in_place(part, volume)
     assert _read(volume) == FILES
     assert not part.exists()
 
 
-def _unwritable_parent(folder: Path) -> None:
-    """As root may write everywhere, the folder's parent is a file."""
-    folder.parent.rmdir()
-    folder.parent.write_bytes(b"")
-
-
-def _foreign_file(folder: Path) -> None:
-    folder.write_bytes(b"")
-
-
-def _dangling_link(folder: Path) -> None:
-    folder.symlink_to("nothing")
-
-
-def _full(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "notes.txt").write_bytes(b"mine")
-
-
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
-        (_unwritable_parent, InvalidConfig),
-        (_foreign_file, NotAllowed),
-        (_dangling_link, NotAllowed),
-        (_full, NotAllowed),
+        # As root may write everywhere, the folder's parent is a file.
+        (lambda folder: (folder.parent.rmdir(), folder.parent.touch()), InvalidConfig),
+        (lambda folder: folder.touch(), NotAllowed),
+        (lambda folder: folder.symlink_to("nothing"), NotAllowed),
+        (lambda folder: (folder.mkdir(), (folder / "notes.txt").touch()), NotAllowed),
     ],
+    ids=["unwritable parent", "a file", "dangling link", "full"],
 )
 def test_a_place_that_takes_no_model_is_refused_before_training(
-    spoil: Callable[[Path], None], error: type[Exception], tmp_path: Path
+    spoil: Callable[[Path], object], error: type[Exception], tmp_path: Path
 ) -> None:
     folder = tmp_path / "parent" / "out"
     folder.parent.mkdir()
@@ -184,20 +166,9 @@ def test_a_place_that_takes_no_model_is_refused_before_training(
 def test_what_a_killed_process_left_is_nothing_and_stays(tmp_path: Path) -> None:
     """In a container each process has the same number, so the part of an earlier one has the name of ours."""
     (tmp_path / "out").mkdir()
-    first = begin(tmp_path / "out")
-    _write(first)
+    first = written(tmp_path / "out")
     check_out_dir(tmp_path / "out")
-    second = begin(tmp_path / "out")
+    second = written(tmp_path / "out")
     assert second != first
-    _write(second)
     put_in_place(second, tmp_path / "out")
     assert _read(first) == FILES
-
-
-def test_the_present_folder_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    check_out_dir(Path())
-    part = begin(Path())
-    _write(part)
-    put_in_place(part, Path())
-    assert _read(tmp_path) == FILES

@@ -25,27 +25,16 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_key_and_its_folder_are_for_their_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "pki" / "key.pem"
-    write_private(path, b"secret")
-    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
-    assert read_private(path) == b"secret"
-
-
-def test_a_file_that_others_could_read_is_private_once_it_is_written_anew(tmp_path: Path) -> None:
-    path = tmp_path / "key.pem"
-    path.write_bytes(b"old")
-    assert mode(path) == 0o666
-    write_private(path, b"new")
-    assert (mode(path), read_private(path)) == (0o600, b"new")
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_beginning_of_a_file_that_an_earlier_process_left_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / f".key.pem.{os.getpid()}").write_bytes(b"half")
-    write_private(tmp_path / "key.pem", b"whole")
-    assert mode(tmp_path / "key.pem") == 0o600
-    assert read_private(tmp_path / "key.pem") == b"whole"
+def test_a_key_and_its_folder_are_for_their_owner_alone_whatever_was_there(tmp_path: Path) -> None:
+    new, old = tmp_path / "pki" / "key.pem", tmp_path / "key.pem"
+    old.write_bytes(b"old")
+    assert mode(old) == 0o666
+    (tmp_path / f".key.pem.{os.getpid()}").write_bytes(b"half")  # an earlier process with our number left it
+    for path in (new, old):
+        write_private(path, b"secret")
+        assert (mode(path), read_private(path)) == (0o600, b"secret")
+    assert mode(new.parent) == 0o700
+    assert set(tmp_path.iterdir()) == {new.parent, old}
 
 
 def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

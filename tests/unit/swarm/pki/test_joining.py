@@ -164,40 +164,36 @@ def test_nobody_at_the_address_is_an_error_with_a_hint(tmp_path: Path) -> None:
     assert "--join-listen" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff",
-        b"3",
-        b"[]",
-        b"{}",
-        b'{"certificate": 3}',
-        b'{"certificate": "x"',
-        b"[" * 60_000,
-        b" " * ANSWER_BYTES_MAX + b"{}",
-    ],
-    ids=["nothing", "not text", "a number", "a list", "empty", "wrong types", "cut", "deep", "long"],
-)
+UNREADABLE = {
+    "nothing": b"",
+    "not text": b"\xff",
+    "a number": b"3",
+    "a list": b"[]",
+    "empty": b"{}",
+    "wrong types": b'{"certificate": 3}',
+    "cut": b'{"certificate": "x"',
+    "deep": b"[" * 60_000,
+    "long": b" " * ANSWER_BYTES_MAX + b"{}",
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
 @pytest.mark.parametrize("call", ["first", "second"])
-def test_an_answer_that_cannot_be_read_is_an_error_for_people(tmp_path: Path, call: str, content: bytes) -> None:
+def test_an_answer_that_cannot_be_read_is_an_error_for_people(tmp_path: Path, call: str, what: str) -> None:
+    content = UNREADABLE[what]
     fake = Fake(OURS.pem, answer=lambda asked: (200, content), ca_answer=content or b" " if call == "first" else None)
     with answering(fake, scheduler_of(OURS), tmp_path) as address, pytest.raises(SchedulerUnreachable):
         joining(new_line(address, OURS.pin))
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"),
-    [
-        ({"code": "E0501", "message": "used", "hint": "ask again"}, BadToken),
-        ({"code": "E1100", "message": "used", "hint": "ask again"}, RetryElsewhere),
-        ({"code": "E9999", "message": "used", "hint": "ask again"}, NotAdmitted),
-        ({"code": ["E0501"], "message": "used", "hint": "ask again"}, NotAdmitted),
-    ],
+    ("code", "kind"),
+    [("E0501", BadToken), ("E1100", RetryElsewhere), ("E9999", NotAdmitted), (["E0501"], NotAdmitted)],
 )
 def test_an_error_of_the_scheduler_keeps_its_class_text_and_hint(
-    tmp_path: Path, answer: dict[str, Any], kind: type[Exception]
+    tmp_path: Path, code: object, kind: type[Exception]
 ) -> None:
+    answer = {"code": code, "message": "used", "hint": "ask again"}
     fake = Fake(OURS.pem, answer=lambda asked: (403, json.dumps(answer).encode()))
     with answering(fake, scheduler_of(OURS), tmp_path) as address, pytest.raises(kind) as caught:
         joining(new_line(address, OURS.pin))

@@ -89,14 +89,11 @@ def test_a_request_that_proves_nothing_is_refused(content: bytes) -> None:
         keys.requested_key(content)
 
 
-def test_what_is_no_certificate_is_an_error() -> None:
+def test_what_is_no_certificate_is_an_error_and_one_without_our_names_has_none() -> None:
+    assert keys.uris(keys.read_certificate(Authority.new(0.0).pem)) == []
     for content in (b"", b"nonsense", keys.request_pem(KEY, "a"), pem("CERTIFICATE", b"\0" * 50)):
         with pytest.raises(InvalidConfig, match="not a certificate"):
             keys.read_certificate(content)
-
-
-def test_a_certificate_without_our_names_has_none() -> None:
-    assert keys.uris(keys.read_certificate(Authority.new(0.0).pem)) == []
 
 
 def test_a_certificate_for_a_key_of_another_kind_is_an_error() -> None:

@@ -18,10 +18,10 @@ def test_a_principal_is_spelt_as_a_uri_and_as_a_host_name() -> None:
     assert scheduler_of(CLUSTER).dns == f"scheduler.scheduler.{CLUSTER}.swarm"
 
 
-@pytest.mark.parametrize("role", Role)
-def test_a_uri_names_the_principal_that_it_was_made_of(role: Role) -> None:
-    principal = Principal(CLUSTER, role, "a-1")
-    assert principal_of(["https://elsewhere", principal.uri]) == principal
+def test_a_uri_names_the_principal_that_it_was_made_of() -> None:
+    for role in Role:
+        principal = Principal(CLUSTER, role, "a-1")
+        assert principal_of(["https://elsewhere", principal.uri]) == principal
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,12 @@ def test_no_name_of_a_member_is_one_that_all_of_a_role_share() -> None:
     assert not shared & {Principal(CLUSTER, role, name).dns for role in Role for name in (*Role, "swarm", CLUSTER)}
 
 
-@pytest.mark.parametrize("name", ["a", "0", "gpu-3", "a--b", "a" * 63])
-def test_a_name_is_of_lower_case_letters_digits_and_dashes(name: str) -> None:
-    assert check_name(name) == name
-
-
-@pytest.mark.parametrize("name", ["", "-", "-a", "a-", "A", "a.b", "a/b", "a_b", "a\n", "ä", "a" * 64, "*", "a b"])
-def test_anything_else_is_no_name(name: str) -> None:
-    with pytest.raises(UsageError, match="is no name"):
-        check_name(name)
+def test_a_name_is_of_lower_case_letters_digits_and_dashes() -> None:
+    for name in ("a", "0", "gpu-3", "a--b", "a" * 63):
+        assert check_name(name) == name
+    for name in ("", "-", "-a", "a-", "A", "a.b", "a/b", "a_b", "a\n", "ä", "a" * 64, "*", "a b"):
+        with pytest.raises(UsageError, match="is no name"):
+            check_name(name)
 
 
 def test_a_person_may_give_every_role_but_the_schedulers() -> None:
