@@ -71,23 +71,21 @@ def test_a_home_folder_that_cannot_be_made_is_none(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("homeless")
-def test_swarm_up_keeps_the_identity_below_its_data_dir_if_the_user_has_no_place_for_it(
+def test_swarm_up_keeps_the_identity_below_its_data_dir_only_if_the_user_has_no_place_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scheduler only logged that it could not show the admin's identity; swarm up --job then said: join first."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     _show_profiles(Shell(quiet=True), tmp_path)
     assert profile_folder("127.0.0.1:7950") == tmp_path / "profiles" / "127.0.0.1-7950"
-
-
-def test_swarm_up_refuses_a_named_folder_that_takes_no_identity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It started all processes, and then said that the person had to join with a token of an admin."""
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("SWARM_PROFILES", str(tmp_path / "file" / "profiles"))
     with pytest.raises(InvalidConfig, match=f"SWARM_PROFILES = {tmp_path}/file/profiles cannot be written"):
         _show_profiles(Shell(quiet=True), tmp_path)
+    monkeypatch.delenv("SWARM_PROFILES", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    _show_profiles(Shell(quiet=True), tmp_path / "data")
+    assert "SWARM_PROFILES" not in os.environ, "other terminals find it"
 
 
 @pytest.fixture
@@ -133,15 +131,6 @@ def test_the_demo_asks_for_room_for_its_model_before_it_trains(
     assert f"the demo leaves its model in {tmp_path}, which cannot be written" in capsys.readouterr().err
 
 
-def test_swarm_up_leaves_the_identity_where_other_terminals_find_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SWARM_PROFILES", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    _show_profiles(Shell(quiet=True), tmp_path / "data")
-    assert "SWARM_PROFILES" not in os.environ
-
-
 @pytest.mark.usefixtures("homeless")
 def test_what_libraries_fetch_is_kept_only_where_a_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,26 +164,24 @@ BEHIND.__cause__ = PermissionError(errno.EACCES, "Permission denied", "/cache")
         (DENIED, "in /cache cannot be written: Permission denied: /cache/hub", "name another folder: HF_HOME"),
         (BEHIND, "in /cache cannot be written: Permission denied: /cache", "name another folder: HF_HOME"),
         (FULL, "in /cache cannot be written: No space left on device", "free some space there, or name another folder"),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "", ""),
+        (ValueError("no"), "", ""),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "", ""),
     ],
 )
-def test_a_cache_that_cannot_be_written_is_told_as_that(
+def test_a_cache_that_cannot_be_written_is_told_as_that_and_other_errors_are_left_as_they_are(
     error: Exception, words: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hint was to check the name, the network and the token of the hub."""
     monkeypatch.setenv("HF_HOME", "/cache")
-    with pytest.raises(InvalidData) as told, library_cache(InvalidData):
+    with pytest.raises(Exception) as told, library_cache(InvalidData):  # noqa: PT011  # it is looked at
         raise error
+    if not words:
+        assert told.value is error
+        return
+    assert isinstance(told.value, InvalidData)
     assert words in told.value.message
     assert hint in told.value.hint
-
-
-def test_what_the_libraries_say_of_other_files_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", "/cache")
-    refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-    for error in (PermissionError(errno.EACCES, "Permission denied", "/data/x.jsonl"), refused, ValueError("no")):
-        with pytest.raises(type(error)) as told, library_cache(InvalidData):
-            raise error
-        assert told.value is error
 
 
 STARTS = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -25,46 +27,28 @@ from swarm.text import (
 )
 
 
-def test_one_is_singular_and_all_else_plural() -> None:
-    assert [counted(number, "replica") for number in (0, 1, 2)] == ["0 replicas", "1 replica", "2 replicas"]
-    assert counted(2, "microbatch") == "2 microbatches"
-
-
-def test_names_are_listed_in_order() -> None:
-    assert listed({"b", "a"}) == "a, b"
-    assert listed([]) == "nobody"
-
-
 @pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536 << 10, "1.5 MiB"), (3 << 30, "3.0 GiB"), (5 << 40, "5.0 TiB")],
-)
-def test_a_size_has_the_largest_unit_that_it_fills(count: int, text: str) -> None:
-    assert size(count) == text
-
-
-@pytest.mark.parametrize(
-    ("span_s", "in_a_table", "in_a_sentence"),
+    ("write", "texts"),
     [
-        (4.2, "4.2s", "4.2 s"),
-        (42, "42s", "42.0 s"),
-        (185, "3m05s", "3 min 05 s"),
-        (7800, "2h10m", "2 h 10 min"),
-        (273_600, "3d04h", "76 h 00 min"),
+        (size, {0: "0 B", 1023: "1023 B", 1536 << 10: "1.5 MiB", 3 << 30: "3.0 GiB", 5 << 40: "5.0 TiB"}),
+        (duration, {4.2: "4.2s", 42: "42s", 185: "3m05s", 7800: "2h10m", 273_600: "3d04h"}),
+        (duration, dict.fromkeys((math.nan, math.inf, -1), "-")),
+        (spoken_duration, {4.2: "4.2 s", 42: "42.0 s", 185: "3 min 05 s", 7800: "2 h 10 min", 273_600: "76 h 00 min"}),
+        (bandwidth, {100.0: "0.8 kbit/s", 64e3: "512 kbit/s", 1.55e6: "12.4 Mbit/s"}),
+        (bandwidth, {125e6: "1.0 Gbit/s", 1e12: "8000 Gbit/s"}),
+        (lambda number: counted(number, "replica"), {0: "0 replicas", 1: "1 replica", 2: "2 replicas"}),
+        (listed, {("b", "a"): "a, b", (): "nobody"}),
     ],
 )
-def test_a_time_span_has_two_units(span_s: float, in_a_table: str, in_a_sentence: str) -> None:
-    assert duration(span_s) == in_a_table
-    assert spoken_duration(span_s) == in_a_sentence
+def test_numbers_have_the_largest_unit_that_they_fill_and_names_their_order(
+    write: Callable[[Any], str], texts: dict[Any, str]
+) -> None:
+    assert {value: write(value) for value in texts} == texts
 
 
 def test_a_time_span_is_read_as_a_person_writes_it() -> None:
     assert [seconds(text) for text in ("90s", "10m", "2h", "1.5d")] == [90.0, 600.0, 7200.0, 129_600.0]
     assert [seconds(text) for text in ("", "5", "5 m", "-5m", "5w", "m", "1.m", "５m")] == [None] * 8
-
-
-def test_a_time_span_that_is_not_known_is_a_dash() -> None:
-    assert duration(math.nan) == duration(math.inf) == duration(-1) == "-"
 
 
 @pytest.mark.parametrize(
@@ -100,27 +84,22 @@ def test_a_librarys_error_is_one_line_without_passwords() -> None:
     assert first_line(TimeoutError()) == "TimeoutError"
 
 
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        *[
-            (text, True)
-            for text in ("127.0.0.1:7950", "gpu-3.example.org:1", "[::1]:65535", "[fe80::1%eth0]:80", "a:1")
-        ],
-        *[(text, True) for text in ("unix.example.org:80", "stage_server-1:7951")],
-        *[
-            (text, False)
-            for text in ("unix:/run/x:1", "unix:80", "XDS:80", "dns://1.1.1.1/h:80", "dns:h:80", "ipv4:1.2.3.4:80")
-        ],
-        *[
-            (text, False)
-            for text in ("http://h:80", "h", "h:", ":80", "h:0", "h:65536", "h:\u0661", "h h:80", "h/x:80", "")
-        ],
-        *[(text, False) for text in ("::1:80", "u@h:80", "h\n:80", "-h:80", "h" * 255 + ":80")],
-    ],
-)
-def test_an_address_is_a_host_and_a_port_and_no_other_target_of_grpc(text: str, is_one: bool) -> None:
-    assert is_address(text) is is_one
+ADDRESSES = {
+    True: (
+        *("127.0.0.1:7950", "gpu-3.example.org:1", "[::1]:65535", "[fe80::1%eth0]:80", "a:1", "unix.example.org:80"),
+        "stage_server-1:7951",
+    ),
+    False: (
+        *("unix:/run/x:1", "unix:80", "XDS:80", "dns://1.1.1.1/h:80", "dns:h:80", "ipv4:1.2.3.4:80", "http://h:80"),
+        *("h", "h:", ":80", "h:0", "h:65536", "h:\u0661", "h h:80", "h/x:80", "", "::1:80", "u@h:80", "h\n:80"),
+        *("-h:80", "h" * 255 + ":80"),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_one", ADDRESSES)
+def test_an_address_is_a_host_and_a_port_and_no_other_target_of_grpc(is_one: bool) -> None:
+    assert [text for text in ADDRESSES[is_one] if is_address(text) is not is_one] == []
 
 
 @pytest.mark.parametrize("bad", ["\x1b[2J", "\x07", "\b", "\r", "\n", "\x9b", "\u202e", "\u200b", "\u2028"])
@@ -137,17 +116,3 @@ def test_a_time_that_no_calendar_has_is_none(told: float) -> None:
     assert as_date(told) == 0
     assert utc(as_date(told)) == "1970-01-01 00:00:00 UTC"
     assert as_date(UNIX_S_MAX) == UNIX_S_MAX
-
-
-@pytest.mark.parametrize(
-    ("bytes_per_s", "text"),
-    [
-        (100.0, "0.8 kbit/s"),
-        (64e3, "512 kbit/s"),
-        (1.55e6, "12.4 Mbit/s"),
-        (125e6, "1.0 Gbit/s"),
-        (1e12, "8000 Gbit/s"),
-    ],
-)
-def test_a_bandwidth_is_in_bits(bytes_per_s: float, text: str) -> None:
-    assert bandwidth(bytes_per_s) == text

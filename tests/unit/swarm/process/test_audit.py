@@ -20,19 +20,6 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_lines_are_there_after_an_end_and_a_later_start_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "audit.jsonl"
-    for start in range(2):
-        log = Audit(path, lambda: 1.25)
-        log.write("ann", "Submit", "allowed", target=f"demo-{start}")
-        log.close()
-    assert lines(path) == [
-        {"time_unix_s": 1.25, "actor": "ann", "action": "Submit", "result": "allowed", "target": f"demo-{start}"}
-        for start in range(2)
-    ]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
 def test_no_caller_waits_for_a_disk_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call wrote its line on the event loop, which stood still with the disk."""
     go_on, real = threading.Event(), os.write
@@ -80,15 +67,23 @@ def test_a_line_has_at_most_so_many_bytes_and_keeps_who_did_what(text: str) -> N
     assert line["result"].endswith("…")
 
 
-def test_a_half_line_of_a_scheduler_that_was_killed_is_a_line_of_its_own(tmp_path: Path) -> None:
+def test_lines_are_there_after_an_end_and_a_later_start_goes_on_behind_a_half_line(tmp_path: Path) -> None:
+    """A scheduler that was killed may have left one."""
     path = tmp_path / "audit.jsonl"
     path.write_text('{"actor": "an')
-    log = Audit(path, lambda: 1.0)
-    log.write("ann", "Cancel", "allowed")
-    log.close()
-    half, whole = path.read_text().splitlines()
+    for start in range(2):
+        log = Audit(path, lambda: 1.25)
+        log.write("ann", "Submit", "allowed", target=f"demo-{start}")
+        log.close()
+    half, *whole = path.read_text().splitlines()
     assert half == '{"actor": "an'
-    assert json.loads(whole)["actor"] == "ann"
+    assert [json.loads(line) for line in whole] == [
+        {"time_unix_s": 1.25, "actor": "ann", "action": "Submit", "result": "allowed", "target": f"demo-{start}"}
+        for start in range(2)
+    ]
+    path.unlink()
+    Audit(path, lambda: 1.25).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_full_file_is_kept_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 import pwd
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Thread
 
@@ -54,10 +54,29 @@ def taken(family: socket.AddressFamily, host: str, dialled: str = "") -> Iterato
 
 
 @pytest.mark.usefixtures("kernel")
-def test_the_kernel_says_whose_a_connection_is() -> None:
+def test_the_kernel_says_whose_a_connection_is_each_time() -> None:
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.7")):
         with taken(family, host) as (_, ends):
             assert login_of(*ends) == ME, host
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as port, ExitStack() as lines:
+        for _ in range(200):
+            lines.enter_context(socket.create_connection(port.getsockname()))
+        for _ in range(200):
+            answering, caller = port.accept()
+            with closing(answering):
+                assert login_of(caller, answering.getsockname()) == ME
+
+
+@pytest.mark.usefixtures("kernel")
+def test_an_end_that_is_not_held_here_is_nobodys_and_not_roots() -> None:
+    """The kernel gives the user id 0 for an end that no process holds: whoever hung up at once was taken for root."""
+    with taken(socket.AF_INET, "127.0.0.1") as (line, (caller, here)):
+        odd: list[SocketAddress] = [here, ("192.0.2.1", 7), (), ("no address", 7)]
+        for ends in (*((one, here) for one in odd), (caller, ("127.0.0.1", 1)), ((), ())):
+            assert login_of(*ends) is None, ends
+        line.close()
+        assert login_of(caller, here) is None
+        assert "not known" in Logins().fault(caller, here)
 
 
 @pytest.mark.usefixtures("kernel")
@@ -112,29 +131,6 @@ def dialling(script: str, *arguments: str) -> Iterator[None]:
         beside.join()
 
 
-@pytest.mark.usefixtures("kernel")
-def test_an_end_that_no_process_holds_any_more_is_nobodys_and_not_roots() -> None:
-    """The kernel gives the user id 0 for it: whoever hung up at once was taken for root."""
-    with taken(socket.AF_INET, "127.0.0.1") as (line, ends):
-        line.close()
-        assert login_of(*ends) is None
-        assert "not known" in Logins().fault(*ends)
-
-
-@pytest.mark.usefixtures("kernel")
-def test_a_connection_that_is_not_of_this_machine_is_nobodys() -> None:
-    with taken(socket.AF_INET, "127.0.0.1") as (_, (caller, here)):
-        for ends in (
-            (here, here),
-            (("192.0.2.1", 7), here),
-            (caller, ("127.0.0.1", 1)),
-            ((), here),
-            ((), ()),
-            (("no address", 7), here),
-        ):
-            assert login_of(*ends) is None, ends
-
-
 def test_the_tables_are_not_read_where_the_kernel_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading them takes 10 ms and more, so callers that hang up would hold the page up."""
     monkeypatch.setattr(module, "_DIAG", module._Diag())
@@ -154,23 +150,16 @@ def test_where_the_kernel_has_no_list_only_everybody_may_look(monkeypatch: pytes
         assert Logins.named(["*"]).fault(*ends) == ""
 
 
-def test_own_login_root_and_those_that_were_named_may_look() -> None:
+def test_own_login_root_and_those_that_were_named_may_look_and_a_refusal_names_the_flag() -> None:
     allowed = {login for login in (0, 7, 1000, 1001, NOBODY) if not fault_of(login)}
     assert allowed == {0, 1000}
     named = Logins.named(["nobody", "0", "4711"])
     assert (named.others, named.everybody, named.own) == ({NOBODY, 0, 4711}, False, ME)
-
-
-@pytest.mark.parametrize("name", ["no-such-login", "", "-1", "1 2", "٣", "\0"])
-def test_a_login_that_this_machine_does_not_have_is_refused_at_the_start(name: str) -> None:
-    with pytest.raises(InvalidConfig, match="--http-user"):
-        Logins.named([name])
-
-
-def test_a_refusal_names_the_login_and_the_flag_that_lets_it_in() -> None:
-    name = pwd.getpwuid(NOBODY).pw_name
-    assert f"--http-user '{name}'" in fault_of(NOBODY)
+    assert f"--http-user '{pwd.getpwuid(NOBODY).pw_name}'" in fault_of(NOBODY)
     assert "login 4294967294 may not look" in fault_of(4294967294)
+    for name in ("no-such-login", "", "-1", "1 2", "٣", "\0"):
+        with pytest.raises(InvalidConfig, match="--http-user"):
+            Logins.named([name])
 
 
 HERE = {"host": "localhost:9464"}
@@ -209,17 +198,3 @@ def test_off_loopback_the_certificate_decides_and_not_the_name_or_the_login() ->
     callers = Callers(is_local=False)
     assert callers.fault({"host": "scheduler.lan:9464"}.get, ("192.0.2.1", 7), ("192.0.2.2", 9464)) == ""
     assert callers.fault({"host": "scheduler.lan", "sec-fetch-site": "cross-site"}.get, (), ()) != ""
-
-
-@pytest.mark.usefixtures("kernel")
-def test_the_ends_of_many_connections_are_found_each_time() -> None:
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as port:
-        lines = [socket.create_connection(port.getsockname()) for _ in range(200)]
-        try:
-            for _ in lines:
-                answering, caller = port.accept()
-                with closing(answering):
-                    assert login_of(caller, answering.getsockname()) == ME
-        finally:
-            for line in lines:
-                line.close()

@@ -60,15 +60,6 @@ async def status(port: int, *request: str, **options: Any) -> int:
     return (await asyncio.to_thread(get, port, *request, **options))[0]
 
 
-async def test_metrics_and_targets_are_served(new: NewPort) -> None:
-    with open_port(new()) as port:
-        found, text = await asyncio.to_thread(get, port, "/metrics")
-        assert (found, "swarm_test 7.0" in text) == (200, True)
-        if new is scheduler_port:
-            found, text = await asyncio.to_thread(get, port, "/sd")
-            assert (found, json.loads(text)) == (200, TARGETS)
-
-
 async def test_on_loopback_a_name_that_may_be_somebody_elses_reads_no_metrics(new: NewPort) -> None:
     """A page of another site could give its name this machine's address, and read the losses of all jobs."""
     with open_port(new()) as port:
@@ -113,10 +104,25 @@ async def test_a_page_of_another_site_is_answered_nothing(new: NewPort) -> None:
         assert await status(port, "/readyz", "GET", "evil.example") == 403
 
 
-async def test_health_is_good_while_the_loop_turns(new: NewPort) -> None:
-    with open_port(new()) as port:
+async def test_health_is_good_and_readiness_gives_its_reasons_and_then_what_is_wrong_all_the_same(new: NewPort) -> None:
+    reasons, remarks = ["no database", "no room"], ["no broker"]
+
+    def not_ready() -> list[str]:
+        if reasons == ["lost"]:
+            raise RuntimeError("lost count")
+        return reasons
+
+    with open_port(new(not_ready=not_ready, remarks=lambda: remarks)) as port:
         assert await asyncio.to_thread(get, port, "/healthz") == (200, "ok\n")
         assert await asyncio.to_thread(get, port, "/healthz", "HEAD") == (200, "")
+        assert await asyncio.to_thread(get, port, "/readyz") == (503, "no database\nno room\n")
+        reasons[:] = ["lost"]
+        found, text = await asyncio.to_thread(get, port, "/readyz")
+        assert (found, "lost count" in text) == (503, True)
+        reasons.clear()
+        assert await asyncio.to_thread(get, port, "/readyz") == (200, "ready\nno broker\n")
+        remarks.clear()
+        assert await asyncio.to_thread(get, port, "/readyz") == (200, "ready\n")
 
 
 async def test_health_is_bad_while_the_loop_is_blocked(new: NewPort) -> None:
@@ -129,63 +135,35 @@ async def test_health_is_bad_while_the_loop_is_blocked(new: NewPort) -> None:
         assert "does not turn" in answers[0][1]
 
 
-async def test_readiness_gives_its_reasons_and_then_what_is_wrong_all_the_same(new: NewPort) -> None:
-    reasons, remarks = ["no database", "no room"], ["no broker"]
-    with open_port(new(not_ready=lambda: reasons, remarks=lambda: remarks)) as port:
-        assert await asyncio.to_thread(get, port, "/readyz") == (503, "no database\nno room\n")
-        reasons.clear()
-        assert await asyncio.to_thread(get, port, "/readyz") == (200, "ready\nno broker\n")
-        remarks.clear()
-        assert await asyncio.to_thread(get, port, "/readyz") == (200, "ready\n")
-
-
-async def test_a_readiness_that_raises_is_not_ready(new: NewPort) -> None:
-    def broken() -> list[str]:
-        raise RuntimeError("lost count")
-
-    with open_port(new(not_ready=broken)) as port:
-        found, text = await asyncio.to_thread(get, port, "/readyz")
-    assert (found, "lost count" in text) == (503, True)
-
-
-async def test_other_paths_and_methods_are_refused(new: NewPort) -> None:
+async def test_metrics_and_targets_are_served_and_nothing_else_and_nonsense_holds_nobody_up(new: NewPort) -> None:
     with open_port(new()) as port:
+        found, text = await asyncio.to_thread(get, port, "/metrics")
+        assert (found, "swarm_test 7.0" in text) == (200, True)
+        if new is scheduler_port:
+            found, text = await asyncio.to_thread(get, port, "/sd")
+            assert (found, json.loads(text)) == (200, TARGETS)
         for path in ("/nothing", "/metrics/", "/metrics/../etc"):
             assert await status(port, path) == 404
         assert await status(port, "/metrics", "POST") == 405
-
-
-async def test_a_client_that_says_nothing_or_nonsense_holds_nobody_up(new: NewPort) -> None:
-    with open_port(new()) as port:
         with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as rude:
             rude.sendall(b"\x00\xff nonsense\r\n\r\n")
             assert await status(port, "/healthz") == 200
 
 
-async def test_a_busy_port_is_an_error_that_names_the_flag(new: NewPort) -> None:
-    with open_port(new()) as port:
+async def test_a_busy_port_and_a_foreign_address_are_errors_that_name_the_flag(new: NewPort) -> None:
+    made = new()
+    with open_port(made) as port:
         with pytest.raises(InvalidConfig, match=f"{port}.* in use") as caught:
             new(port=port).start()
         assert "--http-port" in caught.value.hint
-
-
-async def test_a_busy_port_is_passed_over_where_that_is_allowed() -> None:
-    with open_port(stage_server_port()) as port, open_port(stage_server_port(port=port, next_free=True)) as next_port:
-        assert port < next_port <= port + 100
-
-
-async def test_a_foreign_address_is_an_error_that_names_the_flag(new: NewPort) -> None:
+        with open_port(stage_server_port(port=port, next_free=True)) as next_port:
+            assert port < next_port <= port + 100, "it may be passed over"
+        made.close()  # the end of the block closes it once more
+    with pytest.raises(ConnectionRefusedError):
+        get(port, "/healthz")
     with pytest.raises(InvalidConfig) as caught:
         new("192.0.2.1").start()
     assert "--http-host" in caught.value.hint
-
-
-async def test_closing_twice_is_the_same_as_once(new: NewPort) -> None:
-    made = new()
-    with open_port(made) as port:
-        made.close()
-    with pytest.raises(ConnectionRefusedError):
-        get(port, "/healthz")
 
 
 async def test_a_probe_is_answered_although_others_hold_every_place(new: NewPort) -> None:

@@ -67,8 +67,11 @@ def test_the_first_free_folder_is_taken(tmp_path: Path) -> None:
     assert first == folders[0]
 
 
-def test_a_disk_that_takes_no_lock_is_named_with_the_folder(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_or_locked_is_named(tmp_path: Path) -> None:
     """On a full disk the lock was written once more as it was closed: "the disk is full", and not which."""
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match=r"file/below cannot be used: Not a directory"):
+        lock_folder(tmp_path / "file" / "below")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
@@ -76,12 +79,6 @@ def test_a_disk_that_takes_no_lock_is_named_with_the_folder(tmp_path: Path) -> N
             lock_folder(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InvalidConfig, match=r"file/below cannot be used: Not a directory"):
-        lock_folder(tmp_path / "file" / "below")
 
 
 def _scheduler(folder: Path, http_host: str = "127.0.0.1") -> scheduler.app.SchedulerOptions:
@@ -136,9 +133,12 @@ def test_an_address_that_nobody_can_dial_is_not_announced(listen: str) -> None:
             check_announce(listen, wrong)
 
 
-@pytest.mark.parametrize(("text", "offered"), [("90%", 900), ("12.5%", 125), ("100%", 1000), ("2KiB", 2048), ("7", 7)])
-def test_offered_memory_is_a_size_or_a_share_of_what_is_free(text: str, offered: int) -> None:
-    assert MemoryShare.parse(text).of(1000, 2048) == offered
+def test_offered_memory_is_a_size_or_a_share_of_what_is_free() -> None:
+    for text, offered in (("90%", 900), ("12.5%", 125), ("100%", 1000), ("2KiB", 2048), ("7", 7)):
+        assert MemoryShare.parse(text).of(1000, 2048) == offered
+    for text in ("", "0", "0%", "101%", "nan%", "much", "-1", "-5%", "%", "1GB"):
+        with pytest.raises(UsageError, match="--max-memory is a size or a share"):
+            MemoryShare.parse(text)
 
 
 async def test_more_memory_than_the_device_has_is_refused(tmp_path: Path) -> None:
@@ -150,12 +150,6 @@ async def test_more_memory_than_the_device_has_is_refused(tmp_path: Path) -> Non
     async with asyncio.timeout(60):
         with pytest.raises(InvalidConfig, match=r"--max-memory 9000\.0 TiB is more than"):
             await stage_server.app.serve(options, Farewell())
-
-
-@pytest.mark.parametrize("text", ["", "0", "0%", "101%", "nan%", "much", "-1", "-5%", "%", "1GB"])
-def test_another_amount_of_memory_is_a_usage_error(text: str) -> None:
-    with pytest.raises(UsageError, match="--max-memory is a size or a share"):
-        MemoryShare.parse(text)
 
 
 def test_a_program_whose_extra_is_not_installed_says_which(tmp_path: Path) -> None:
@@ -171,31 +165,22 @@ def test_a_program_whose_extra_is_not_installed_says_which(tmp_path: Path) -> No
 
 
 def test_a_password_may_be_in_a_file(tmp_path: Path) -> None:
+    assert flags_given(["--db", "x", "--broker=mqtt://a", "-v", "data"]) == {"db", "broker"}
     file = tmp_path / "db"
     file.write_text("postgresql://me:secret@host/swarm\n")
     named = {"SWARM_DB_FILE": str(file), "SWARM_LISTEN_FILE": str(file)}
     assert secrets_in_files(named, {"db", "broker", "listen"}) == {"db": "postgresql://me:secret@host/swarm"}
     assert secrets_in_files(named, {"broker"}) == {}, "a program without the flag does not mind"
     assert secrets_in_files({}, {"db"}) == {}
-
-
-def test_flags_are_told_from_their_values() -> None:
-    assert flags_given(["--db", "x", "--broker=mqtt://a", "-v", "data"]) == {"db", "broker"}
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(None, "cannot be read: No such file"), (b"", "not one line"), (b"a\nb", "not one line"), (b"\xff", "no text")],
-)
-def test_a_file_without_a_password_is_said(tmp_path: Path, content: bytes | None, words: str) -> None:
-    file = tmp_path / "broker"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(InvalidConfig, match=f"SWARM_BROKER_FILE = .*{words}"):
-        secrets_in_files({"SWARM_BROKER_FILE": str(file)}, {"broker"})
-    file.write_text("mqtt://a")
     with pytest.raises(InvalidConfig, match="both set"):
-        secrets_in_files({"SWARM_BROKER_FILE": str(file), "SWARM_BROKER": "mqtt://b"}, {"broker"})
+        secrets_in_files(named | {"SWARM_DB": "sqlite://"}, {"db"})
+    file.unlink()
+    with pytest.raises(InvalidConfig, match=r"SWARM_DB_FILE = .*No such file"):
+        secrets_in_files(named, {"db"})
+    for content, words in ((b"", "not one line"), (b"a\nb", "not one line"), (b"\xff", "no text")):
+        file.write_bytes(content)
+        with pytest.raises(InvalidConfig, match=f"SWARM_DB_FILE = .*{words}"):
+            secrets_in_files(named, {"db"})
 
 
 def test_a_scheduler_reads_its_database_from_a_file_unless_a_flag_names_one(tmp_path: Path) -> None:

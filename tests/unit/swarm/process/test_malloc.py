@@ -9,6 +9,11 @@ import pytest
 from swarm.process import malloc
 
 
+def said(program: str) -> list[str]:
+    """The words that a program prints."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_freed_buffers_stay_with_the_process() -> None:
     """In a process of its own, because the setting lasts: page faults of repeated large buffers before and after."""
     program = """
@@ -24,8 +29,7 @@ agreed = tune_malloc()
 faults()
 print(agreed, untuned, faults())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    agreed, _untuned, tuned = done.stdout.split()
+    agreed, _untuned, tuned = said(program)
     assert agreed == str(platform.libc_ver()[0] == "glibc")
     assert agreed == "False" or int(tuned) < 1000  # 50 buffers of 2048 pages each
 
@@ -47,8 +51,7 @@ freed = held()
 release_memory(torch.device("cpu"))
 print(agreed, full - before, freed - before, held() - before)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    agreed, full, freed, after = done.stdout.split()
+    agreed, full, freed, after = said(program)
     assert int(full) > 280 << 20
     if agreed == "True":
         assert int(freed) > 0.8 * int(full), "the setting no longer keeps memory, so the rest shows nothing"
@@ -110,7 +113,6 @@ async def main():
     print(agreed, full - before, held() - before)
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    agreed, full, after = done.stdout.split()
+    agreed, full, after = said(program)
     assert int(full) > 280 << 20
     assert agreed == "False" or int(after) < 0.3 * int(full)

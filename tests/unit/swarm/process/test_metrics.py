@@ -26,17 +26,9 @@ def _with_a_job() -> SchedulerMetrics:
     metrics.job_state("j1", JobState.RUNNING)
     metrics.recovery("j1", (0, 2), {(1, "gone"): 3}, 1)
     metrics.recovery("j1", (0, 2), {(1, "gone"): 3}, 1)
+    figures = {"loss": 2.5, "learning_rate": 1e-3, "grad_norm": 0.5, "tokens": 100, "microbatches": 4}
     for step in (1, 2):
-        metrics.step_committed(
-            "j1",
-            step=step,
-            time_unix_s=1000.0 + step,
-            loss=2.5,
-            learning_rate=1e-3,
-            grad_norm=0.5,
-            tokens=100,
-            microbatches=4,
-        )
+        metrics.step_committed("j1", step=step, time_unix_s=1000.0 + step, **figures)
     metrics.evaluated("j1", step=2, loss=2.25)
     metrics.checkpoint_kept("j1", duration_s=2.0, time_unix_s=1002.0, size_bytes=100)
     metrics.rebalanced("j1", duration_s=3.0)
@@ -78,53 +70,47 @@ def test_links_that_are_no_longer_used_leave_no_series_behind() -> None:
     assert _samples(metrics.registry, family) == [({"to": "p3"}, 2e6)]
 
 
-def test_every_process_also_shows_itself() -> None:
+def test_every_process_also_shows_itself_and_its_buckets_reach_from_a_millisecond_to_two_minutes() -> None:
     text = generate_latest(StageServerMetrics("0.1.0", 1).registry).decode()
     assert "process_resident_memory_bytes" in text
     assert "python_info" in text
     assert "_created" not in text
-
-
-def test_buckets_reach_from_a_millisecond_to_two_minutes() -> None:
-    assert SECONDS_BUCKETS[0] == 0.001
-    assert SECONDS_BUCKETS[-1] == 120.0
+    assert (SECONDS_BUCKETS[0], SECONDS_BUCKETS[-1]) == (0.001, 120.0)
     ratios = [larger / smaller for smaller, larger in pairwise(SECONDS_BUCKETS[:-1])]
     assert ratios == pytest.approx([2.5] * len(ratios), rel=0.01)
 
 
-def test_exactly_one_job_state_is_one() -> None:
-    metrics = _with_a_job()
+def test_a_job_shows_its_state_its_steps_from_commit_to_commit_and_each_total_once() -> None:
+    metrics, job = _with_a_job(), {"job_id": "j1"}
+    value = metrics.registry.get_sample_value
+    for total in (0, 2, 2, 1, 3):  # told again and again
+        metrics.ledger_violations("j1", total)
+    assert value("swarm_peers", job | {"stage": "1", "state": "serving"}) == 0, "an empty stage"
+    metrics.peers({}, {})
+    assert value("swarm_peers", job | {"stage": "1", "state": "serving"}) is None
     metrics.job_state("j1", JobState.FAILED)
     samples = _samples(metrics.registry, "swarm_job_state")
     assert [labels["state"] for labels, value in samples if value] == ["failed"]
     assert len(samples) == len(JobState)
-
-
-def test_a_step_is_counted_from_commit_to_commit() -> None:
-    registry = _with_a_job().registry
-    assert registry.get_sample_value("swarm_step_duration_seconds_count", {"job_id": "j1"}) == 1
-    assert registry.get_sample_value("swarm_step_duration_seconds_sum", {"job_id": "j1"}) == 1.0
-    assert registry.get_sample_value("swarm_job_tokens_total", {"job_id": "j1"}) == 200
-    assert registry.get_sample_value("swarm_microbatches_committed_total", {"job_id": "j1"}) == 8
+    expected = {
+        "swarm_step_duration_seconds_count": 1,
+        "swarm_step_duration_seconds_sum": 1.0,
+        "swarm_job_tokens_total": 200,
+        "swarm_microbatches_committed_total": 8,
+        "swarm_ledger_violations_total": 3,
+        "swarm_duplicates_discarded_total": 1,
+    }
+    assert {name: value(name, job) for name in expected} == expected
+    assert value("swarm_microbatches_replayed_total", job | {"stage": "1"}) == 2
+    assert value("swarm_reroutes_total", job | {"stage": "1", "reason": "gone"}) == 3
 
 
 def test_a_skipped_step_applies_no_tokens_and_leaves_the_loss() -> None:
-    metrics = _with_a_job()
-    metrics.step_committed(
-        "j1",
-        step=3,
-        time_unix_s=1003.0,
-        loss=float("nan"),
-        learning_rate=1e-3,
-        grad_norm=float("nan"),
-        tokens=100,
-        microbatches=4,
-        skipped=True,
-    )
-    assert metrics.registry.get_sample_value("swarm_job_nonfinite_steps_total", {"job_id": "j1"}) == 1
-    assert metrics.registry.get_sample_value("swarm_job_tokens_total", {"job_id": "j1"}) == 200
-    assert metrics.registry.get_sample_value("swarm_train_loss", {"job_id": "j1"}) == 2.5
-    assert metrics.registry.get_sample_value("swarm_job_step", {"job_id": "j1"}) == 3
+    metrics, job, nan = _with_a_job(), {"job_id": "j1"}, math.nan
+    step = {"loss": nan, "learning_rate": 1e-3, "grad_norm": nan, "tokens": 100, "microbatches": 4}
+    metrics.step_committed("j1", step=3, time_unix_s=1003.0, skipped=True, **step)
+    expected = {"job_nonfinite_steps_total": 1, "job_tokens_total": 200, "train_loss": 2.5, "job_step": 3}
+    assert {name: metrics.registry.get_sample_value(f"swarm_{name}", job) for name in expected} == expected
 
 
 def test_nothing_of_a_forgotten_job_or_peer_is_left() -> None:
@@ -201,36 +187,11 @@ def test_a_job_that_begins_to_run_has_made_progress_but_not_each_time_that_it_be
     assert progress_s == [5.0, 5.0, 8.0, 9.0, 9.0]
 
 
-def test_an_empty_stage_is_shown_as_zero() -> None:
-    metrics = _with_a_job()
-    labels = {"job_id": "j1", "stage": "1", "state": "serving"}
-    assert metrics.registry.get_sample_value("swarm_peers", labels) == 0
-    metrics.peers({}, {})
-    assert metrics.registry.get_sample_value("swarm_peers", labels) is None
-
-
-def test_a_violation_is_counted_once_however_often_the_total_is_told() -> None:
-    metrics = _with_a_job()
-    for total in (0, 2, 2, 1, 3):
-        metrics.ledger_violations("j1", total)
-    assert metrics.registry.get_sample_value("swarm_ledger_violations_total", {"job_id": "j1"}) == 3
-
-
-def test_totals_of_recovery_are_counted_once() -> None:
-    value = _with_a_job().registry.get_sample_value
-    assert value("swarm_microbatches_replayed_total", {"job_id": "j1", "stage": "1"}) == 2
-    assert value("swarm_reroutes_total", {"job_id": "j1", "stage": "1", "reason": "gone"}) == 3
-    assert value("swarm_duplicates_discarded_total", {"job_id": "j1"}) == 1
-
-
-def test_peers_choose_no_label_value() -> None:
+def test_peers_choose_no_label_value_and_beyond_the_limit_they_share_one() -> None:
     metrics = SchedulerMetrics("0.1.0", 1)
     metrics.peer_attached("p1", '1.0"} evil 1\n', "toaster", 1.0)
     labels = {"peer": "p1", "version": "other", "device": "other"}
     assert metrics.registry.get_sample_value("swarm_peer_info", labels) == 1
-
-
-def test_peers_beyond_the_limit_share_one_label() -> None:
     metrics = SchedulerMetrics("0.1.0", 1)
     for number in range(PEERS_MAX + 5):
         metrics.route_decided(0, f"p{number}")
