@@ -19,12 +19,12 @@ from swarm.text import counted
 from swarm.types import JobId, JobState, Memory, PeerId
 
 ROOT = Path(__file__).parents[3]
-NOUNS = (
-    "layer replica stage peer step microbatch server job sequence sample token island member file checkpoint relay link "
-    "thread document exchange character time hop round"
-).split()
+NOUNS = """
+    layer replica stage peer step microbatch server job sequence sample token island member file checkpoint relay link
+    thread document exchange character time hop round
+"""
 _SEVERAL = re.compile(
-    rf"(?<![\w.,/:x-])(?<!\d )1 (?:stage )?(?:{'|'.join(counted(2, noun)[2:] for noun in NOUNS)})\b(?!/)"
+    rf"(?<![\w.,/:x-])(?<!\d )1 (?:stage )?(?:{'|'.join(counted(2, noun)[2:] for noun in NOUNS.split())})\b(?!/)"
 )
 
 
