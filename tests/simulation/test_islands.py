@@ -25,7 +25,10 @@ from tests.support.islands import (
     diloco,
     in_the_second_step,
     log_of,
+    lose,
+    paused,
     peers_of,
+    restart,
     run,
     streaming,
     tokens_that_count,
@@ -148,9 +151,7 @@ def test_a_scheduler_that_is_killed_goes_on_with_its_islands(
 ) -> None:
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, moment)
-        await rig.kill_scheduler()
-        await asyncio.sleep(0.2)
-        await rig.start_scheduler()
+        await restart(rig)
 
     job = trained(tmp_path, mode(write_text(tmp_path), pipeline__stages=1, **changes), peers, story)
     assert job.record.timeline == 0
@@ -296,8 +297,7 @@ def test_an_island_begins_anew_with_replicas_of_another(tmp_path: Path, mode: Mo
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, lambda one: one.progress.steps_done == (1 if mode is diloco else 4 + lost))
-        for peer in peers_of(job, lost):  # those of the other stage join the island that is left
-            rig.kill(peer)
+        lose(rig, job, lost)
 
     job = trained(tmp_path, spec, 8, story, with_log=True)
     log, other = log_of(job), 1 - lost
@@ -314,8 +314,7 @@ def test_an_island_that_begins_anew_knows_that_no_relay_is_here(tmp_path: Path) 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)
         rig.parts.listener.on_relays(False)
-        for peer in peers_of(job, 0):
-            rig.kill(peer)
+        lose(rig, job, 0)
         brain = job.brain
         assert isinstance(brain, IslandsBrain)
         await until(rig, job, lambda job: len(brain.present) == 1)
@@ -332,12 +331,9 @@ def test_a_scheduler_that_is_killed_knows_which_island_is_lost_and_which_began_a
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)
-        for peer in peers_of(job, 1):
-            rig.kill(peer)
+        lose(rig, job, 1)
         await until(rig, job, lambda one: one.progress.steps_done >= 2 + 2 * seed)
-        await rig.kill_scheduler()
-        await asyncio.sleep(0.2)
-        await rig.start_scheduler()
+        await restart(rig)
 
     job = trained(tmp_path, spec, 4, story, seed, with_log=True)
     log = log_of(job)
@@ -376,23 +372,20 @@ def test_a_job_that_was_saved_without_an_island_goes_on_with_all(tmp_path: Path)
     """The part of the lowest island at work is the first; whoever has none begins with the state of another."""
     spec = diloco(write_text(tmp_path), training__steps=9)
     tokens = Tokens.make(tmp_path, spec)
-    paused: list[Checkpoint] = []
+    kept: list[Checkpoint] = []
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)
         rig.kill(peers_of(job, 0)[0])
         await until(rig, job, lambda one: one.progress.steps_done == 3)
-        await rig.jobs.pause(job, "a break")
-        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
-        assert job.newest is not None
-        assert not any(file.path.startswith("islands/") for file in job.newest.files)
-        paused.append(job.newest)
+        kept.append(await paused(rig, job))
+        assert not any(file.path.startswith("islands/") for file in kept[0].files)
         rig.add_peer(PeerId("another"), rig.tasks, Random(7))
         await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 4, story)
     assert job.record.first_steps == (0, 4)
-    expected = reference(spec, tokens, start=paused[0])
+    expected = reference(spec, tokens, start=kept[0])
     assert (job.record.state, job.record.weights_sha256) == (JobState.SUCCEEDED, expected.sha256)
     assert [one.islands for one in log_of(job)] == [(1,), (1,)], "of both timelines"
 
@@ -495,8 +488,7 @@ def test_the_first_start_waits_for_all_islands_and_a_resumed_job_does_not(tmp_pa
         assert "goes on" not in job.reason
         rig.add_peer(PeerId("another"), rig.tasks, Random(7))
         await until(rig, job, in_the_second_step)
-        await rig.jobs.pause(job, "a break")
-        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+        await paused(rig, job)
         rig.kill(PeerId("another"))
         await until(rig, job, lambda _: len(rig.membership.idle_peers()) == 1)
         await rig.jobs.resume(job, "", None)
@@ -517,11 +509,8 @@ def test_a_job_that_streams_is_paused_and_goes_on_with_the_bits_that_it_would_ha
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, lambda one: one.progress.steps_done >= 4)
-        await rig.jobs.pause(job, "a break")
-        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
-        assert job.newest is not None
-        assert {"weights", "islands/01/weights"} <= {file.path.rpartition("/")[0] for file in job.newest.files}
-        kept.append(job.newest)
+        kept.append(await paused(rig, job))
+        assert {"weights", "islands/01/weights"} <= {file.path.rpartition("/")[0] for file in kept[0].files}
         await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 4, story)
@@ -538,10 +527,7 @@ def test_a_job_that_was_paused_amid_its_last_period_goes_on_with_as_many_steps_o
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, lambda one: one.progress.steps_done >= 8)
-        await rig.jobs.pause(job, "a break")
-        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
-        assert job.newest is not None
-        assert job.newest.step == 9
+        assert (await paused(rig, job)).step == 9
         values = job.spec.model_dump()
         values["training"] |= {"steps": 16}
         with pytest.raises(InvalidConfig, match="would be trained twice"):
@@ -559,9 +545,7 @@ def test_a_killed_scheduler_knows_which_of_the_islands_that_stream_was_lost(tmp_
         await until(rig, job, is_exchanging)
         rig.kill(peers_of(job, seed)[0])
         await until(rig, job, lambda one: one.progress.steps_done >= 5 + seed)
-        await rig.kill_scheduler()
-        await asyncio.sleep(0.2)
-        await rig.start_scheduler()
+        await restart(rig)
 
     job = trained(tmp_path, spec, 3, story, seed, with_log=True)
     log = log_of(job)
@@ -576,19 +560,16 @@ def test_a_checkpoint_without_an_island_counts_what_another_has_trained_once(tmp
     With late microbatches an exchange once overwrote weights that were still evaluated, and the job waited for ever.
     """
     spec = streaming(write_text(tmp_path), pipeline__stages=1, training__steps=14, pipeline__overlap=late)
-    tokens, paused = Tokens.make(tmp_path, spec), list[Checkpoint]()
+    tokens, kept = Tokens.make(tmp_path, spec), list[Checkpoint]()
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)
         rig.kill(peers_of(job, 0)[0])
         await until(rig, job, lambda one: one.progress.steps_done == 5)
-        await rig.jobs.pause(job, "a break")
-        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
-        assert job.newest is not None
-        paused.append(job.newest)
+        kept.append(await paused(rig, job))
         rig.add_peer(PeerId("another"), rig.tasks, Random(7))
         await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 2, story)
-    expected = reference(spec, tokens, start=paused[0])
+    expected = reference(spec, tokens, start=kept[0])
     assert (job.record.state, job.record.weights_sha256) == (JobState.SUCCEEDED, expected.sha256)

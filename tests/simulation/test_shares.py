@@ -5,7 +5,6 @@ Real flows, brains and torch; the transport delays and reorders every tensor at 
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from random import Random
 
@@ -14,9 +13,21 @@ import pytest
 from scheduler.jobs.job import Job
 from swarm.job.shares import divides
 from swarm.job.spec import JobSpec
-from swarm.types import JobState, PeerId
+from swarm.types import PeerId
 from tests.support.effort import others
-from tests.support.islands import check, diloco, in_the_second_step, log_of, peers_of, run, until
+from tests.support.islands import (
+    check,
+    diloco,
+    in_the_second_step,
+    log_of,
+    lose,
+    paused,
+    peers_of,
+    restart,
+    run,
+    trained,
+    until,
+)
 from tests.support.reference import reference
 from tests.support.simulated import Rig, Tokens, write_text
 
@@ -61,19 +72,15 @@ def test_a_slow_island_gets_less_of_each_step_and_the_weights_are_those_of_one_p
 @pytest.mark.parametrize("seed", [1, *others(2, 3)])
 def test_a_scheduler_that_is_killed_knows_the_shares(tmp_path: Path, seed: int) -> None:
     spec = by_speed(tmp_path)
-    tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
         await slow_down(rig, job)
         await until(rig, job, lambda one: one.progress.steps_done >= 4 + seed)
-        await rig.kill_scheduler()
-        await asyncio.sleep(0.2)
-        await rig.start_scheduler()
+        await restart(rig)
 
-    job, _ = run(spec, tokens, 2, story, seed)
+    job = trained(tmp_path, spec, 2, story, seed, with_log=True)
     log = log_of(job)
     assert log[-1].shares[0] > log[-1].shares[1] > 0
-    check(job, reference(spec, tokens, log))
     assert job.record.timeline == 0
 
 
@@ -82,58 +89,49 @@ def test_the_others_train_the_whole_step_behind_the_exchange_without_a_lost_isla
     tmp_path: Path, seed: int
 ) -> None:
     spec = by_speed(tmp_path, training__steps=20)
-    tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)
-        for peer in peers_of(job, 1):
-            rig.kill(peer)
+        lose(rig, job, 1)
 
-    job, _ = run(spec, tokens, 4, story, seed)
+    job = trained(tmp_path, spec, 4, story, seed, with_log=True)
     log = log_of(job)
     assert [one.begins for one in log if one.begins] == [{1: 0}]
     for one in log:
         assert not one.shares or divides(one.shares, 16)
         if one.islands == (0,) and not one.begins:
             assert one.shares == (16, 0)
-    check(job, reference(spec, tokens, log))
     assert job.record.timeline == 0
 
 
 def test_a_replica_dies_where_shares_follow_speed(tmp_path: Path) -> None:
     spec = by_speed(tmp_path)
-    tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
         await slow_down(rig, job)
         await until(rig, job, lambda one: one.progress.steps_done >= 5)
         rig.kill(peers_of(job, 0)[0])
 
-    job, _ = run(spec, tokens, 4, story)
-    check(job, reference(spec, tokens, log_of(job)))
+    trained(tmp_path, spec, 4, story, with_log=True)
 
 
 def test_a_job_that_goes_on_from_a_pause_begins_with_equal_shares(tmp_path: Path) -> None:
     """Behind a second pause the outer log had forgotten what was before the first."""
     spec = by_speed(tmp_path)
-    tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
         await slow_down(rig, job)
         for peers, steps in ((3, 5), (4, 7)):
             await until(rig, job, lambda one, steps=steps: one.progress.steps_done >= steps)  # type: ignore[misc]
-            await rig.jobs.pause(job, "a break")
-            await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
-            assert job.newest is not None
+            await paused(rig, job)
             rig.add_peer(PeerId(f"another-{peers}"), rig.tasks, Random(7))
             await until(rig, job, lambda _, peers=peers: len(rig.membership.idle_peers()) == peers)  # type: ignore[misc]
             await rig.jobs.resume(job, "", None)
 
-    job, _ = run(spec, tokens, 2, story)
+    job = trained(tmp_path, spec, 2, story, with_log=True)
     _, first, second = job.record.first_steps
     assert 4 < first < second
     log = log_of(job)
     assert any(one.shares for one in log if one.after_step < first)
     for beginning in (first, second):
         assert [one.shares for one in log if one.after_step == beginning] in ([], [()])
-    check(job, reference(spec, tokens, log))

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from scheduler.jobs.job import Job
+from swarm.checkpoint.reader import Checkpoint
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.islands import outer_courses
 from swarm.job.outer_log import OUTER_LOG, OuterRecord, TookPart, read
@@ -98,6 +99,27 @@ def tokens_that_count(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord])
 async def until(rig: Rig, job: Job, says: Callable[[Job], bool]) -> None:
     while not says(job):
         await asyncio.sleep(0.005)
+
+
+async def restart(rig: Rig) -> None:
+    """The scheduler is killed, and another one starts a moment later."""
+    await rig.kill_scheduler()
+    await asyncio.sleep(0.2)
+    await rig.start_scheduler()
+
+
+async def paused(rig: Rig, job: Job) -> Checkpoint:
+    """The checkpoint with which a person's pause ends."""
+    await rig.jobs.pause(job, "a break")
+    await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+    assert job.newest is not None
+    return job.newest
+
+
+def lose(rig: Rig, job: Job, island: int) -> None:
+    """All stage servers of its first stage die."""
+    for peer in peers_of(job, island):
+        rig.kill(peer)
 
 
 def in_the_second_step(job: Job) -> bool:

@@ -2,11 +2,11 @@
 
 With --poison: what a job loses by one of four that sends false parts, averaged plainly and clipped.
 
-python -m tests.simulation.liars --spot-check 0.2 --steps 20 --seeds 4
-python -m tests.simulation.liars --second-owner 0.2 --steps 20 --seeds 8
-python -m tests.simulation.liars --recount 1.0 --steps 20 --seeds 8
-python -m tests.simulation.liars --second-hash --steps 4 --seeds 8
-python -m tests.simulation.liars --poison --steps 40 --seeds 3
+python -m benchmarks.measured.liars --spot-check 0.2 --steps 20 --seeds 4
+python -m benchmarks.measured.liars --second-owner 0.2 --steps 20 --seeds 8
+python -m benchmarks.measured.liars --recount 1.0 --steps 20 --seeds 8
+python -m benchmarks.measured.liars --second-hash --steps 4 --seeds 8
+python -m benchmarks.measured.liars --poison --steps 40 --seeds 3
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHARES = (1.0, 0.2, 0.05)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 1 if an honest replica was accused, or a job ended with other weights than it should."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.liars", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.measured.liars", description=__doc__.splitlines()[0])
     parser.add_argument("--spot-check", type=float, default=0.2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=4)
