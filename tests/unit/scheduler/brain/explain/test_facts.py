@@ -6,11 +6,8 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-import pytest
-
 from scheduler.brain.checkpoint.schedule import OpenCheckpoint
 from scheduler.brain.explain.facts import (
-    AWAITS_DATABASE,
     LOADED,
     RESUMED,
     SHOWN,
@@ -265,100 +262,43 @@ def test_the_slowest_link_of_a_job_is_named_with_what_takes_long_because_of_it(g
     assert told(explain_job(standing(), situation(), [], NOW_S, [one]), "slow link") == ""
 
 
-@pytest.mark.parametrize(
-    ("team", "text"),
-    [
-        (Team(1), "trains with 1 stage server"),
-        (Team(4), "trains with 4 stage servers"),
-        (Team(4, 1), "trains with 4 stage servers, 1 of them is not heard"),
-        (Team(4, 2, 1, 3), "trains with 4 stage servers, 2 of them are not heard, 1 of them leaves, 3 more join"),
-    ],
-)
-def test_a_job_is_said_to_train_with_those_that_it_has(team: Team, text: str) -> None:
-    for stored in (LOADED, RESUMED):
-        assert reason_at_work(stored, team, awaits_database=False, unsaved="") == text
-
-
-def test_a_checkpoint_that_could_not_be_written_is_said_until_one_is() -> None:
-    told = reason_at_work(LOADED, Team(2), awaits_database=False, unsaved="the checkpoint at step 20: no space")
-    assert told == "trains with 2 stage servers; the checkpoint at step 20: no space"
-
-
-def test_what_was_decided_on_the_way_stands_and_the_database_comes_first() -> None:
-    stored = "cannot pause, goes on: the checkpoint at step 20 could not be written"
-    assert reason_at_work(stored, Team(2), awaits_database=False, unsaved="x") == stored
-    assert reason_at_work(stored, Team(2), awaits_database=True, unsaved="x") == AWAITS_DATABASE
-
-
-@pytest.mark.parametrize(
-    ("lost", "back", "are_enough", "told"),
-    [
-        (0, 0, True, ""),
-        (1, 0, False, "one machine was lost; no step lost"),
-        (1, 1, True, "one machine was lost and is back; no step lost"),
-        (1, 0, True, "one machine was lost and replaced; no step lost"),
-        (2, 2, True, "2 machines were lost and are back; no step lost"),
-        (2, 1, False, "2 machines were lost; no step lost"),
-    ],
-)
-def test_a_job_says_which_machines_it_lost_and_that_no_step_went_with_them(
-    lost: int, back: int, are_enough: bool, told: str
-) -> None:
-    """After a kill the headline stayed "trains with 4 stage servers", and nobody saw that something had happened."""
-    assert machines_lost(lost, back, are_enough=are_enough) == told
-
-
-JOB_A, JOB_B, JOB_C = JobId("a-1"), JobId("b-2"), JobId("c-3")
-
-
-def queue_told(queue: JobQueue, job: JobId) -> dict[str, str]:
-    return {fact.topic: fact.text for fact in queue.facts(job)}
-
-
-def test_a_job_alone_is_told_nothing_of_a_queue() -> None:
-    """`placing: stage 0 needs 1 replica more` did not say that another job had all four stage servers."""
-    assert JobQueue((JOB_A,), ()).text(JOB_A) == ""
-    assert queue_told(JobQueue((JOB_A,), ()), JOB_A) == {"queue": "number 1 of 1 that wait"}
-
-
-def test_its_place_and_the_holder_are_in_the_reason() -> None:
-    queue = JobQueue((JOB_A, JOB_B), (Holder(JOB_C, 4, 50, 200, 185.0),))
-    assert queue.text(JOB_B) == "number 2 of 2 that wait; c-3 has 4 stage servers"
-    assert JobQueue((JOB_B,), (Holder(JOB_C, 4), Holder(JOB_A, 1))).text(JOB_B) == "c-3 and 1 more have 5 stage servers"
-    assert queue_told(queue, JOB_B) == {
-        "queue": "number 2 of 2 that wait: a-1 before it",
-        "in use": "c-3 has 4 stage servers, step 50 of 200, about 3 min 05 s left at this speed",
-    }
-    assert queue.facts(JOB_B)[1].numbers == {"stage_servers": 4.0, "left_s": 185.0}
-
-
-def test_of_a_job_that_is_not_the_readers_only_its_size_is_told() -> None:
-    assert queue_told(JobQueue((JOB_B,), (Holder(JOB_C, 1),)), JOB_B)["in use"] == "c-3 has 1 stage server"
-
-
-def test_a_large_pool_is_told_in_few_lines() -> None:
-    holders = tuple(Holder(JobId(f"j-{number}"), 2) for number in range(SHOWN + 3))
-    facts = JobQueue((JOB_B,), holders).facts(JOB_B)
-    assert [fact.topic for fact in facts] == ["queue"] + ["in use"] * (SHOWN + 1)
-    assert facts[-1].text == "by 3 jobs more"
-
-
-def test_priorities_are_told_where_those_that_wait_differ_in_them() -> None:
-    alike = JobQueue((JOB_A, JOB_B), (), {JOB_A: 3, JOB_B: 3})
-    assert alike.text(JOB_B) == "number 2 of 2 that wait"
-    unequal = JobQueue((JOB_C, JOB_A, JOB_B), (), {JOB_C: 7, JOB_A: 0, JOB_B: 0})
-    assert unequal.text(JOB_B) == "number 3 of 3 that wait, priority 0"
-    assert queue_told(unequal, JOB_B)["queue"] == "number 3 of 3 that wait, priority 0: c-3 (priority 7), a-1 before it"
-
-
-def test_the_evidence_is_told_in_a_sentence() -> None:
-    assert explain_trust(TrustRecord(), 9.0) == []
-    single = TrustRecord().struck(Strike(4.0, "y was wrong", False, 1))
-    (strike,) = explain_trust(single, 9.0)
-    assert strike.text == "5.0 s ago: y was wrong; not proven by a third; 1 hop of it had been checked in that job"
-    quarantined, *strikes = explain_trust(single.struck(Strike(6.0, "dx was wrong", True, 214)), 9.0)
-    assert quarantined.topic == "quarantined"
-    assert quarantined.text == (
-        "for 3.0 s: dx was wrong; 2 strikes, proven by a third; 214 hops of it checked in that job"
+def test_a_job_says_how_many_train_it_unless_something_else_was_decided_or_the_database_is_away(golden: Golden) -> None:
+    teams = (Team(1), Team(4), Team(4, 1), Team(4, 2, 1, 3))
+    decided = "cannot pause, goes on: the checkpoint at step 20 could not be written"
+    golden(
+        "\n".join(reason_at_work(LOADED, team, awaits_database=False, unsaved="") for team in teams),
+        reason_at_work(RESUMED, Team(2), awaits_database=False, unsaved="the checkpoint at step 20: no space"),
+        *(reason_at_work(decided, Team(2), awaits_database=is_away, unsaved="x") for is_away in (False, True)),
     )
-    assert len(strikes) == 2
+
+
+def test_a_job_says_which_machines_it_lost_and_that_no_step_went_with_them(golden: Golden) -> None:
+    """After a kill the headline stayed "trains with 4 stage servers", and nobody saw that something had happened."""
+    lost = [(0, 0, True), (1, 0, False), (1, 1, True), (1, 0, True), (2, 2, True), (2, 1, False)]
+    golden("\n".join(f"{one}: {machines_lost(*one[:2], are_enough=one[2])}" for one in lost))
+
+
+def test_a_job_that_waits_is_told_its_place_and_who_has_the_stage_servers(golden: Golden) -> None:
+    """`placing: stage 0 needs 1 replica more` did not say that another job had all four stage servers.
+
+    Of a job that is not the reader's only its size is told, of a large pool a few lines, and priorities where those
+    that wait differ in them.
+    """
+    one, two, three = JobId("a-1"), JobId("b-2"), JobId("c-3")
+    pool = tuple(Holder(JobId(f"j-{number}"), 2) for number in range(SHOWN + 3))
+    queues = (
+        JobQueue((two,), ()),
+        JobQueue((one, two), (Holder(three, 4, 50, 200, 185.0),)),
+        JobQueue((two,), (Holder(three, 4), Holder(one, 1))),
+        JobQueue((two,), pool),
+        JobQueue((one, two), (), {one: 3, two: 3}),
+        JobQueue((three, one, two), (), {three: 7, one: 0, two: 0}),
+    )
+    golden(*(f"{queue.text(two)}\n{told(queue.facts(two))}" for queue in queues))
+
+
+def test_the_evidence_is_told_in_a_sentence(golden: Golden) -> None:
+    single = TrustRecord().struck(Strike(4.0, "y was wrong", False, 1))
+    twice = single.struck(Strike(6.0, "dx was wrong", True, 214))
+    assert explain_trust(TrustRecord(), 9.0) == []
+    golden(told(explain_trust(single, 9.0)), told(explain_trust(twice, 9.0)))
