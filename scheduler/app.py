@@ -135,7 +135,8 @@ async def serve(options: SchedulerOptions) -> None:
         service = JobService(scheduler.jobs, membership, product, time.time, asks, scheduler.relays, health.troubles)
         joins = ""
         if admission is not None:
-            joins = await _admit(options, admission, server, bound, address, scheduler)
+            cut = (scheduler.sessions, scheduler.relays)
+            joins = await admission.serve(server, options.listen, bound, address, options.join_listen, *cut)
             tasks.create_task(admission.renew())
             told = scheduler.listener.on_reach
             tasks.create_task(Reach(membership, scheduler.connections, admission.wallet, log, told).run())
@@ -189,28 +190,6 @@ async def _gatekeeper(
     stack.callback(admission.close)
     metrics.process.certificate(partial(getattr, admission.wallet, "ends_unix_s"))
     return admission
-
-
-async def _admit(
-    options: SchedulerOptions,
-    admission: Gatekeeper,
-    server: grpc.aio.Server,
-    port: int,
-    address: str,
-    scheduler: Scheduler,
-) -> str:
-    """Serve whoever joins, and let sessions and relays hear of revocations; gives the address to join at."""
-    admission.members.on_replaced = scheduler.sessions.replaced
-    return await admission.serve(
-        server,
-        options.listen,
-        port,
-        address,
-        options.join_listen,
-        asyncio.get_running_loop(),
-        scheduler.sessions.revoke,
-        None if scheduler.relays is None else scheduler.relays.revoke,
-    )
 
 
 async def _serve_calls(

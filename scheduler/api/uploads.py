@@ -53,9 +53,9 @@ _FILES = Files()
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _PartialUpload:
-    """What has arrived of a file whose upload broke off."""
+    """What has arrived of a file."""
 
     path: Path
     digest: Any  # of hashlib
@@ -75,9 +75,13 @@ class _Upload:
     task: asyncio.Task[object]
     place: CallSlot
     shard: tuple[str, int] = ("", 0)  # hash and size, once they are known
-    arrived_bytes: int = 0
+    part: _PartialUpload | None = None  # once it may begin
     promised_bytes: int = 0  # that count as taken until it is here, or has failed
     counts: bool = False  # as a file of its person, until then
+
+    @property
+    def arrived_bytes(self) -> int:
+        return self.part.size_bytes if self.part is not None else 0
 
     @property
     def key(self) -> _Key:
@@ -135,7 +139,7 @@ class Uploads:
             free = await run_blocking(self._threads, lambda: _free_bytes(path.parent))
             kept = self._parts.get(upload.key) if first.resumes else None
             self._check_room(owner, wanted_bytes - (0 if kept is None else kept.size_bytes), free)
-            part = self._take_part(upload, first)
+            upload.part = part = self._take_part(upload, first)
             upload.promised_bytes, upload.counts = wanted_bytes, True  # at once: whoever is checked next must see it
             async with asyncio.timeout(max(UPLOAD_IDLE_S_MAX, UPLOAD_S_PER_MIB * wanted_bytes / (1 << 20))):
                 await self._write(upload, path, first, rest, part, arrived)
@@ -225,44 +229,42 @@ class Uploads:
         path: Path,
         first: pb.ShardChunk,
         rest: AsyncIterator[pb.ShardChunk],
-        held: _PartialUpload,
+        part: _PartialUpload,
         arrived: Arrived,
     ) -> None:
         """Write beside `path`, check size and hash, then move into place: no broken upload has the name of a whole one.
 
         A file that has its name counts as whole ever after, so it is synced to disk before it is renamed.
         """
-        part, digest, size_bytes = held.path, held.digest, held.size_bytes
-        goes_on = first.resumes
+        goes_on, announced = first.resumes, first.shard
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("ab", buffering=0) as file:
+            with part.path.open("ab", buffering=0) as file:
 
                 def take(payload: bytes) -> None:
-                    nonlocal size_bytes
-                    digest.update(payload)
+                    part.digest.update(payload)
                     _FILES.write(file, payload)
-                    size_bytes += len(payload)
-                    upload.arrived_bytes = size_bytes
+                    part.size_bytes += len(payload)
                     upload.place.moved_bytes += len(payload)
 
                 await run_to_its_end(self._threads, partial(take, first.payload))
-                await arrived(size_bytes)
+                await arrived(part.size_bytes)
                 async for chunk in rest:
-                    goes_on = goes_on and size_bytes + len(chunk.payload) <= first.shard.size_bytes
+                    goes_on = goes_on and part.size_bytes + len(chunk.payload) <= announced.size_bytes
                     await run_to_its_end(self._threads, partial(take, chunk.payload))
-                    if size_bytes > first.shard.size_bytes:
+                    if part.size_bytes > announced.size_bytes:
                         break
-                    await arrived(size_bytes)
+                    await arrived(part.size_bytes)
                 await run_blocking(self._threads, lambda: _FILES.sync(file))
-            goes_on = goes_on and size_bytes < first.shard.size_bytes
-            if (size_bytes, digest.hexdigest()) != (first.shard.size_bytes, first.shard.sha256):
+            goes_on = goes_on and part.size_bytes < announced.size_bytes
+            sha256 = part.digest.hexdigest()
+            if (part.size_bytes, sha256) != (announced.size_bytes, announced.sha256):
                 raise InvalidData(
-                    f"the shard arrived as {size_bytes} bytes with sha256 {digest.hexdigest()[:12]}…, announced were "
-                    f"{first.shard.size_bytes} bytes with {first.shard.sha256[:12]}…",
+                    f"the shard arrived as {part.size_bytes} bytes with sha256 {sha256[:12]}…, announced were "
+                    f"{announced.size_bytes} bytes with {announced.sha256[:12]}…",
                     hint="submit again; if it happens again, the file changed while it was read",
                 )
-            self._take(upload, part, path)
+            self._take(upload, part.path, path)
             await run_blocking(self._threads, lambda: _FILES.sync_folder(path.parent))
         except OSError as error:
             goes_on = False
@@ -270,10 +272,11 @@ class Uploads:
                 f"the scheduler could not store the shard: {error}", hint="free disk space in its --data-dir"
             ) from error
         finally:
-            if goes_on and part.exists():
-                self._keep_part(upload, _PartialUpload(part, digest, size_bytes, asyncio.get_running_loop().time()))
+            if goes_on and part.path.exists():
+                part.since_s = asyncio.get_running_loop().time()
+                self._keep_part(upload, part)
             else:
-                part.unlink(missing_ok=True)
+                part.path.unlink(missing_ok=True)
 
     def _take(self, upload: _Upload, part: Path, path: Path) -> None:
         """Give a whole file its name. In one go, so no byte of a person is counted twice or not at all."""

@@ -5,18 +5,17 @@ A path is looked up among the job's own files, never on the disk, so no path can
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.reader import Checkpoint, StoredFile
-from swarm.errors import CheckpointDamaged, InvalidModel, NotFound, Refused
+from swarm.errors import CheckpointDamaged, InvalidModel, NotFound, Refused, SwarmError
 from swarm.hf.model_folder import FILES_MAX
 from swarm.rpc.links.frames import CHUNK_BYTES
 from swarm.wire.messages import FetchRequest, StateFile
@@ -35,27 +34,14 @@ class StateFiles:
     listed: tuple[StateFile, ...]
     place: Callable[[str], Path]
 
-    async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
-        """The requested bytes; NotFound if the job has no such file, Refused if it is shorter."""
+    def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
+        """The requested bytes; NotFound if the job has no such file, Refused if it is shorter, InvalidModel."""
         file = _requested(self.listed, request)
-        try:
-            descriptor = await run_blocking(executor, lambda: os.open(self.place(file.sha256), os.O_RDONLY))
-            try:
-                position = request.start
-                while position < request.stop:
-                    size_bytes = min(CHUNK_BYTES, request.stop - position)
-                    chunk = await run_blocking(executor, lambda: os.pread(descriptor, size_bytes, position))  # noqa: B023 - done when it returns
-                    if not chunk:
-                        raise InvalidModel(f"{file.path} of job {request.job} ends at byte {position}")
-                    position += len(chunk)
-                    yield chunk
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise InvalidModel(
-                f"{file.path} of job {request.job} cannot be read: {error.strerror or error}",
-                hint="look at the scheduler's --data-dir",
-            ) from error
+
+        def failed(why: str) -> InvalidModel:
+            return InvalidModel(f"{file.path} of job {request.job} {why}", hint="look at the scheduler's --data-dir")
+
+        return _read(lambda: self.place(file.sha256).open("rb"), request, executor, failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +55,38 @@ class CheckpointFiles:
         """The list that a stage server gets."""
         return tuple(file for file in self.checkpoint.state_files() if file.path.endswith(".safetensors"))
 
-    async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
+    def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
         """The requested bytes; NotFound, Refused, or CheckpointDamaged if they are gone."""
-        found = _requested((one for one in self.checkpoint.files if one.path.endswith(".safetensors")), request)
-        file = await run_blocking(executor, lambda: self.checkpoint.open(found.path))
+        file = _requested((one for one in self.checkpoint.files if one.path.endswith(".safetensors")), request)
+
+        def failed(why: str) -> CheckpointDamaged:
+            return CheckpointDamaged(f"{file.path} of {self.checkpoint.name} {why}")
+
+        return _read(lambda: self.checkpoint.open(file.path), request, executor, failed)
+
+
+async def _read(
+    opened: Callable[[], BinaryIO],
+    request: FetchRequest,
+    executor: ThreadPoolExecutor | None,
+    failed: Callable[[str], SwarmError],
+) -> AsyncGenerator[bytes, None]:
+    """The requested bytes of a file; the error that `failed` makes of what is wrong with it."""
+    try:
+        file = await run_blocking(executor, opened)
         try:
             await run_blocking(executor, lambda: file.seek(request.start))
             left = request.stop - request.start
             while left:
                 chunk = await run_blocking(executor, partial(file.read, min(CHUNK_BYTES, left)))
                 if not chunk:
-                    raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} ends early")
+                    raise failed("ends early")
                 left -= len(chunk)
                 yield chunk
-        except OSError as error:
-            raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} cannot be read: {error}") from error
         finally:
             file.close()
+    except OSError as error:
+        raise failed(f"cannot be read: {error.strerror or error}") from error
 
 
 def _requested(listed: Iterable[AnyFile], request: FetchRequest) -> AnyFile:

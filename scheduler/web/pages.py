@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from scheduler.brain.members.persons import Person
 from scheduler.brain.members.places import CallSlot, CallSlots
-from scheduler.web.feed import Look
+from scheduler.web.feed import Feed
 from scheduler.web.site import connection_of, text
 from scheduler.web.snapshot import Json, patch
 from swarm.errors import NotAllowed, SwarmError
@@ -58,20 +58,10 @@ HEADERS = {
 }
 
 
-class Looks(Protocol):
-    """Gives the content of the page for a visitor; asked on the scheduler's loop."""
-
-    async def enter(self, certificate: bytes | None) -> Person:
-        """The visitor with this certificate (DER), or without one; a SwarmError for a visitor who may not look."""
-
-    async def look(self, certificate: bytes | None, reference: str) -> Look:
-        """The visitor's content now, with the job that `reference` names; the same error as `enter`."""
-
-
 class Pages:
     """Routes for the site; `is_local`: only this machine reaches the port, and `logins` may look there."""
 
-    def __init__(self, loop: MainLoop, feed: Looks, *, is_local: bool, logins: Logins | None = None) -> None:
+    def __init__(self, loop: MainLoop, feed: Feed, *, is_local: bool, logins: Logins | None = None) -> None:
         self._loop = loop
         self._feed = feed
         self._callers = Callers(is_local, Logins() if logins is None else logins)

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from scheduler.api.members.admission import Gatekeeper
 from scheduler.storage.database import Database
@@ -110,17 +112,10 @@ async def scheduler_side(folder: Path) -> AsyncIterator[SchedulerSide]:
     server = new_server(admission.guard)
     address = f"127.0.0.1:{bind(server, LOOPBACK, admission.wallet)}"
     side = SchedulerSide(address, "", admission)
-    loop = asyncio.get_running_loop()
+    sessions: Any = SimpleNamespace(replaced=lambda _: None, revoke=lambda *told: side.cut.append(told))
     try:
-        side.joins = await admission.serve(
-            server,
-            LOOPBACK,
-            int(address.rpartition(":")[2]),
-            address,
-            LOOPBACK,
-            loop,
-            lambda peer, reason: side.cut.append((peer, reason)),
-        )
+        port = int(address.rpartition(":")[2])
+        side.joins = await admission.serve(server, LOOPBACK, port, address, LOOPBACK, sessions)
         await server.start()
         yield side
     finally:

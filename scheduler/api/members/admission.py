@@ -17,7 +17,9 @@ import grpc.aio
 from scheduler.api.members.audit_trail import AuditTrail
 from scheduler.api.members.join import JoinEndpoint
 from scheduler.api.members.passes import Issuer
+from scheduler.api.members.relays import RelayDesk
 from scheduler.api.members.service import MemberService
+from scheduler.api.sessions import Sessions
 from scheduler.brain.members.enrolment import Member
 from scheduler.brain.members.persons import Person
 from scheduler.storage.database import Database
@@ -67,8 +69,8 @@ class Gatekeeper:
         self.wallet = Wallet(self._own_identity())
         self.https = Https(self.wallet, folder / "https.pem")
         self.guard = Guard(members.check, self._trail.denied, self._trail, members.check_stays)
-        revoked = [one for one in members.members() if one.is_revoked and one.role is Role.STAGE_SERVER]
-        cut_off = tuple(CutOff(PeerId(one.name), one.revoked_unix_s) for one in revoked)
+        revoked = [known for known in members.members() if known.is_revoked and known.role is Role.STAGE_SERVER]
+        cut_off = tuple(CutOff(PeerId(known.name), known.revoked_unix_s) for known in revoked)
         self.issuer = Issuer(PassKey.open(folder), members.authority.cluster, cut_off)
 
     @classmethod
@@ -98,22 +100,23 @@ class Gatekeeper:
         bound: int,
         address: str,
         join_listen: str,
-        loop: asyncio.AbstractEventLoop,
-        cut: Callable[[PeerId, str], None],
-        cut_relay: Callable[[str], None] | None = None,
+        sessions: Sessions,
+        relays: RelayDesk | None = None,
     ) -> str:
-        """Take joins and give the address where.
+        """Take joins and give the address where; `sessions` and `relays` end when their member is revoked.
 
         `join_listen` may be "": the host of `listen`, at port 7949 or any free one. `address` is where others reach us.
         """
         host, _, port = listen.rpartition(":")
         # Wherever others reach it, a person on this machine dials where it listens.
         self._addresses = {address, f"{LOOPBACK if is_wildcard(host) else host}:{bound}"}
+        loop = asyncio.get_running_loop()
         self._joins = JoinEndpoint(self.members, lambda: address, loop, self.https, self._trail.joined)
         if join_listen:
             host, _, port = join_listen.rpartition(":")
         joins = f"{address.rpartition(':')[0]}:{self._listen(host, int(port) if join_listen else None)}"
-        self.members.on_revoked = partial(self._revoked, cut, cut_relay)
+        self.members.on_replaced = sessions.replaced
+        self.members.on_revoked = partial(self._revoked, sessions, relays)
         service = MemberService(self.members, joins)
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         await self._show_here()
@@ -194,12 +197,10 @@ class Gatekeeper:
         """Raise unless the holder of this certificate is a member still. It is asked on the thread of the HTTP port."""
         self.members.check_scraper(caller_with(certificate_der), self._own_scraper)
 
-    def _revoked(
-        self, cut: Callable[[PeerId, str], None], cut_relay: Callable[[str], None] | None, member: Member
-    ) -> None:
+    def _revoked(self, sessions: Sessions, relays: RelayDesk | None, member: Member) -> None:
         self._trail.revoked(member)
         self.guard.cut_off(Principal(self.members.authority.cluster, member.role, member.name))
-        if member.role is Role.RELAY and cut_relay is not None:
-            cut_relay(member.name)
+        if member.role is Role.RELAY and relays is not None:
+            relays.revoke(member.name)
         if member.role is Role.STAGE_SERVER:
-            cut(PeerId(member.name), f"it was revoked: {member.reason or 'no reason given'}")
+            sessions.revoke(PeerId(member.name), f"it was revoked: {member.reason or 'no reason given'}")

@@ -151,17 +151,9 @@ async def test_a_join_address_that_was_chosen_and_is_taken_is_an_error(tmp_path:
             tmp_path / "other",
             get_logger("test"),
         )
-        loop = asyncio.get_running_loop()
+        nobody: Any = None
         with pytest.raises(InvalidConfig, match="cannot listen at"):
-            await other.serve(
-                new_server(),
-                LOOPBACK,
-                0,
-                side.address,
-                side.joins,
-                loop,
-                lambda *_: None,
-            )
+            await other.serve(new_server(), LOOPBACK, 0, side.address, side.joins, nobody)
 
 
 async def test_profiles_that_cannot_be_written_do_not_stop_a_scheduler(
