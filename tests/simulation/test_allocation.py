@@ -190,7 +190,7 @@ async def test_one_submitter_leaves_open_jobs_to_others(desk: Desk, monkeypatch:
     ann, bob = (Person(Role.SUBMITTER, name) for name in ("ann", "bob"))
 
     async def open_one(by: Person) -> None:
-        await desk.rig.jobs.submit(desk.spec, desk.tokens.of_job(), {}, by=by)
+        await desk.submit(by=by)
 
     for person in (ann, ann, bob):
         await open_one(person)

@@ -34,7 +34,7 @@ async def test_final_weights_outlast_a_disk_that_is_full_for_longer_than_a_job_m
     loop = asyncio.get_running_loop()
     room_s = loop.time() + 120.0
     fill_disk(monkeypatch, lambda: loop.time() < room_s)
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     await desk.rig.finished(job)
     assert job.record.state is JobState.SUCCEEDED, job.record.reason
     assert "tries again in 16 s" in desk.said(job)
@@ -46,7 +46,7 @@ async def test_a_spare_replica_may_leave_while_the_final_weights_cannot_be_saved
 ) -> None:
     full = True
     fill_disk(monkeypatch, lambda: full)
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     while "tries again in 2 s" not in desk.said(job):
         await asyncio.sleep(0.1)
     async with asyncio.timeout(10.0):
@@ -65,7 +65,7 @@ async def test_a_pause_that_failed_is_not_tried_again_for_a_limit_that_has_not_p
     full = True
     fill_disk(monkeypatch, lambda: full)
     desk.rig.slowness = {PeerId(f"peer-{number}"): 60.0 for number in range(PEERS)}
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     await desk.until_step(job, 1)
     await desk.rig.jobs.pause(job, "by a person")
     while "cannot pause, goes on" not in desk.said(job):
@@ -92,7 +92,7 @@ async def test_a_job_that_is_cancelled_while_the_state_of_another_is_written_sta
     monkeypatch.setattr(desk.rig.store, "put_job", put_job)
     first = await desk.submit(make_spec(tmp_path, training__steps=3, limits__min_replicas=50))
     await asyncio.sleep(0.05)
-    second = await desk.submit(desk.spec)
+    second = await desk.submit()
     is_slow = True
     await placing.wait()
     assert second.record.state is JobState.QUEUED

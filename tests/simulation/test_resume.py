@@ -96,7 +96,7 @@ async def test_a_job_keeps_the_checkpoint_that_its_name_meant_when_it_was_submit
     own checkpoints, of which there were none."""
     expected = train_local(desk.spec, desk.tokens.batches(desk.spec), device=CPU)
     jobs = desk.rig.jobs
-    first = await desk.submit(desk.spec)
+    first = await desk.submit()
     await desk.rig.finished(first)
     step = desk.checkpoints(first)[0].step
     for named, at in (("rig", "latest"), (first.record.id[:-1], f"{step}")):
@@ -166,7 +166,7 @@ async def test_a_resume_at_another_cut_keeps_the_overlap_or_chooses_it_anew_and_
     """`pipeline.overlap = "auto"` becomes a number at submit. Resumed at another cut, a job kept the number that was
     chosen for the first one and did not say so, and no test read what its checkpoints say of it."""
     jobs = desk.rig.jobs
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     for until, overlap, said in (
         (
             1,
@@ -198,7 +198,7 @@ def late_in(checkpoint: Checkpoint) -> int:
 @of_desk(checkpoint__every_steps=0, limits__max_runtime_s=MAX_RUNTIME_S)
 async def test_a_job_that_has_run_as_long_as_it_may_is_paused_with_all_saved(desk: Desk) -> None:
     expected = train_local(desk.spec, desk.tokens.batches(desk.spec), device=CPU)
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     pauses = 0
     await desk.until_state(job, JobState.PAUSED)
     while job.record.state is JobState.PAUSED:
@@ -216,7 +216,7 @@ async def test_a_job_that_has_run_as_long_as_it_may_is_paused_with_all_saved(des
 async def test_cancel_saves_what_was_trained_and_resume_goes_on_bitwise(desk: Desk) -> None:
     expected = train_local(desk.spec, desk.tokens.batches(desk.spec), device=CPU)
     jobs = desk.rig.jobs
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     await desk.until_step(job, 2)
     await jobs.cancel(job, "cancelled by its user")
     assert job.record.state is JobState.CANCELLING
@@ -228,7 +228,7 @@ async def test_cancel_saves_what_was_trained_and_resume_goes_on_bitwise(desk: De
     assert job.record.weights_sha256 == expected.sha256
 
     # At once: without a checkpoint, by a second cancel, or before anything was trained.
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     await desk.until_step(job, 1)
     await jobs.cancel(job, "x", checkpoint=False)
     await desk.until_state(job, JobState.CANCELLED)
@@ -241,7 +241,7 @@ async def test_cancel_saves_what_was_trained_and_resume_goes_on_bitwise(desk: De
     await jobs.cancel(job, "now")
     await desk.until_state(job, JobState.CANCELLED)
     assert desk.checkpoints(job) == []
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     await desk.until_state(job, JobState.LOADING)
     await jobs.cancel(job, "x")
     await desk.until_state(job, JobState.CANCELLED)
@@ -254,7 +254,7 @@ async def test_a_failed_job_goes_on_from_its_newest_checkpoint_and_leaves_the_ot
 ) -> None:
     expected = train_local(desk.spec, desk.tokens.batches(desk.spec), device=CPU)
     jobs, rig = desk.rig.jobs, desk.rig
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     while not desk.checkpoints(job):
         await asyncio.sleep(0.01)
     await desk.until_step(job, 3)
@@ -290,7 +290,7 @@ async def test_a_future_that_was_taken_up_again_is_the_one_that_counts(desk: Des
         await jobs.pause(job, "x")
         await desk.until_state(job, JobState.PAUSED)
 
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     await train_until(5)
     far = job.progress.steps_done
     await jobs.resume(job, "2", None)
@@ -331,7 +331,7 @@ async def test_a_checkpoint_that_cannot_be_written_costs_nothing_but_itself(
         return await real(header, chunks)  # type: ignore[arg-type]
 
     monkeypatch.setattr(desk.rig.parts.transfer, "store", store)
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     while desk.said(job).count("job is running: the final weights (step 8) could not be saved") < 3:
         await asyncio.sleep(0.1)
     assert "the checkpoint at step 2 could not be written" in desk.said(job)
@@ -355,7 +355,7 @@ async def test_a_step_that_is_not_finite_can_pause_the_job(desk: Desk, monkeypat
         real(peer, event)  # type: ignore[arg-type]
 
     monkeypatch.setattr(desk.rig.parts.listener, "on_event", poison)
-    job = await desk.submit(desk.spec)
+    job = await desk.submit()
     await desk.until_state(job, JobState.PAUSED)
     assert "step 1 was not finite" in job.record.reason
     rows = await desk.rig.store.commits(job.record.id)

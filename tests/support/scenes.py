@@ -313,8 +313,9 @@ class Desk:
     tokens: Tokens
     spec: JobSpec  # of a job on these data
 
-    async def submit(self, spec: JobSpec) -> Job:
-        return await self.rig.jobs.submit(spec, self.tokens.of_job(), ByteTokenizer().tokenizer_files())
+    async def submit(self, spec: JobSpec | None = None, **whose: Any) -> Job:
+        files = ByteTokenizer().tokenizer_files()
+        return await self.rig.jobs.submit(spec or self.spec, self.tokens.of_job(), files, **whose)
 
     async def until_step(self, job: Job, step: int) -> None:
         async for _ in self.rig.jobs.watch(job):
