@@ -90,7 +90,7 @@ def replicas_by_island(
 ) -> list[tuple[ReplicaRecord, ...]]:
     """The replicas of each island, in the order given."""
     members = by_island(spec, places)
-    return [tuple(one for one in replicas if one.peer in peers) for peers in members]
+    return [tuple(replica for replica in replicas if replica.peer in peers) for peers in members]
 
 
 def of_job(spec: JobSpec, header: StoreHeader, brain: Brain) -> StoreHeader:
@@ -107,14 +107,12 @@ def of_job(spec: JobSpec, header: StoreHeader, brain: Brain) -> StoreHeader:
 
 async def rows_made(database: Database, record: JobRecord, spec: JobSpec, together: Rows) -> list[CommitRow]:
     """The steps that the islands of a job made on one of its timelines, in order, as far as they still count."""
-    began = [one for one in await database.forks(record.id) if job_timeline(spec, one.timeline) == together.timeline]
+    began = [fork for fork in await database.forks(record.id) if job_timeline(spec, fork.timeline) == together.timeline]
     lives = [island_timeline(spec, together.timeline, island) for island in range(spec.island_count)]
-    rows = [row for life in (*lives, *(one.timeline for one in began)) for row in await database.rows(record.id, life)]
-    shares = {
-        one.version: one.shares
-        for one in await database.shares(record.id)
-        if job_timeline(spec, one.timeline) == together.timeline
-    }
+    lives += [fork.timeline for fork in began]
+    rows = [row for life in lives for row in await database.rows(record.id, life)]
+    held = [row for row in await database.shares(record.id) if job_timeline(spec, row.timeline) == together.timeline]
+    shares = {row.version: row.shares for row in held}
     has_begun = {island_of(spec, row.timeline) for row in rows}
     made = together.rebuild(rows, began, shares, _absent(record, spec, together.timeline) - has_begun)
     return [row for row in made if row_counts(row.timeline, row.step, record.first_steps)]
@@ -129,8 +127,8 @@ def _absent(record: JobRecord, spec: JobSpec, timeline: int) -> set[int]:
 
 async def lives_of(database: Database, record: JobRecord, spec: JobSpec) -> list[Life]:
     """The newest life of each island of a job that an earlier start of the scheduler left at work."""
-    forks = [one for one in await database.forks(record.id) if job_timeline(spec, one.timeline) == record.timeline]
-    began = {island_of(spec, one.timeline): one for one in forks}  # the newest of each comes last
+    forks = [fork for fork in await database.forks(record.id) if job_timeline(spec, fork.timeline) == record.timeline]
+    began = {island_of(spec, fork.timeline): fork for fork in forks}  # the newest of each comes last
     lives = []
     for island in range(spec.island_count):
         timeline = island_timeline(spec, record.timeline, island)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
+from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,11 @@ class Fact:
     topic: str
     text: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+def fact(topic: str, text: str, **numbers: float) -> Fact:
+    """A fact whose numbers are all floats."""
+    return Fact(topic, text, {name: float(number) for name, number in numbers.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,22 +129,22 @@ class Situation:
 
     def island_of(self, peer: PeerId) -> int | None:
         """The island that a peer serves; None if the job has none, or the peer serves none."""
-        return next((one.number for one in self.islands for pool in one.peers if peer in pool), None)
+        return next((island.number for island in self.islands for pool in island.peers if peer in pool), None)
 
     def of_stage(self, stage: int) -> list[ReplicaStanding]:
         """The replicas of a stage, in order of peer id."""
-        return sorted((one for one in self.replicas if one.stage == stage), key=lambda one: one.peer)
+        return sorted((replica for replica in self.replicas if replica.stage == stage), key=attrgetter("peer"))
 
     def capacity(self, stage: int) -> float | None:
         """Microbatches per second of the replicas that get work; None if no replica was ever measured.
 
         Unmeasured replicas count like the fastest of the stage, as in routing.
         """
-        at_work = [one for one in self.of_stage(stage) if one.gets_work]
-        measured = [one.pace_s for one in at_work if one.pace_s > 0.0]
+        at_work = [replica for replica in self.of_stage(stage) if replica.gets_work]
+        measured = [replica.pace_s for replica in at_work if replica.pace_s > 0.0]
         if at_work and not measured:
             return None
-        return sum(1.0 / (one.pace_s or min(measured)) for one in at_work)
+        return sum(1.0 / (replica.pace_s or min(measured)) for replica in at_work)
 
     def limiting(self) -> int | None:
         """The stage with the least capacity; None if it is not known, or if no stage stands out."""
@@ -149,7 +155,7 @@ class Situation:
         return known.index(min(known))
 
     def get(self, peer: PeerId) -> ReplicaStanding | None:
-        return next((one for one in self.replicas if one.peer == peer), None)
+        return next((replica for replica in self.replicas if replica.peer == peer), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,25 +194,25 @@ def explain_job(
     job: JobStanding, situation: Situation | None, idle: Sequence[IdlePeer], now_s: float, peers: Sequence[Peer] = ()
 ) -> list[Fact]:
     """Why a job waits, or what limits its speed; without a `situation` it does not run. `peers`: those at the job."""
-    facts = [Fact("state", f"{job.state.value} for {spoken_duration(job.for_s)}: {job.reason}", {"for_s": job.for_s})]
+    facts = [fact("state", f"{job.state.value} for {spoken_duration(job.for_s)}: {job.reason}", for_s=job.for_s)]
     if job.hint:
         facts.append(Fact("hint", job.hint))
     facts.append(_progress(job))
     if job.host_step_s:
         took = spoken_duration(job.host_step_s)
         text = f"runs on the hosts: up to {took} of a step where a host has one core, less with more"
-        facts.append(Fact("optimizer", text, {"host_step_s": job.host_step_s}))
+        facts.append(fact("optimizer", text, host_step_s=job.host_step_s))
     if situation is None:
         return [*facts, *(_wanting(job, idle) if job.state in WAITING_STATES else ())]
     facts.append(Fact("waits for", situation.waiting_for.replace("waits for ", "", 1)))
-    facts += [_island(one) for one in situation.islands]
+    facts += [_island(island) for island in situation.islands]
     facts += [_stage(situation, stage) for stage in range(situation.stages)]
     facts += _risks(job, situation)
     facts.append(_overlap(job, situation))
     if situation.is_running:
         facts.append(_rebalancing(situation, now_s))
     facts += _moves(situation, now_s)
-    facts += [_joiner(one, now_s) for one in situation.joiners]
+    facts += [_joiner(joiner, now_s) for joiner in situation.joiners]
     for replica in situation.replicas:
         if replica.suspect:
             facts.append(
@@ -214,9 +220,9 @@ def explain_job(
             )
         if replica.leave is not None:
             facts.append(Fact("leaving", f"{replica.peer} {_leaves(situation, replica, now_s)}"))
-    for one in idle:
-        if job.id in one.why_not:
-            facts.append(Fact("idle", f"{one.peer} is not used: {one.why_not[job.id]}"))
+    for server in idle:
+        if job.id in server.why_not:
+            facts.append(Fact("idle", f"{server.peer} is not used: {server.why_not[job.id]}"))
     facts += _links(situation.links, now_s)
     facts += _slow_link(situation, peers)
     facts += _checkpoint(situation.checkpoint, now_s)
@@ -224,20 +230,20 @@ def explain_job(
 
 
 def _progress(job: JobStanding) -> Fact:
-    numbers = {"step": float(job.step), "steps": float(job.steps)}
+    numbers: dict[str, float] = {"step": job.step, "steps": job.steps}
     text = f"step {job.step} of {job.steps}"
     if isfinite(job.step_s) and job.step_s > 0.0 and job.state is JobState.RUNNING:
         rate = job.microbatches / job.step_s
         text += f"; {job.step_s:.3g} s per step of {counted(job.microbatches, 'microbatch')}, {_rate(rate)}"
         numbers |= {"step_s": job.step_s, "microbatches_per_s": rate}
-    return Fact("progress", text, numbers)
+    return fact("progress", text, **numbers)
 
 
 def _overlap(job: JobStanding, situation: Situation) -> Fact:
     """How much of a step its busiest stage computes, and how much of that are late microbatches: the overlap hides only
     that much of what the stage would idle for."""
     text = f"{job.overlap} of the {counted(job.microbatches, 'microbatch')} of a step use weights one step old"
-    numbers = {"microbatches": float(job.overlap)}
+    numbers: dict[str, float] = {"microbatches": job.overlap}
     capacities = [situation.capacity(stage) for stage in range(situation.stages)]
     known = [capacity for capacity in capacities if capacity]
     if len(known) == situation.stages and isfinite(job.step_s) and job.step_s > 0.0:
@@ -247,22 +253,19 @@ def _overlap(job: JobStanding, situation: Situation) -> Fact:
         if round(100 * hidden):
             text += f"; the overlap hides up to {hidden:.0%} of a step"
         numbers |= {"busy_ratio": busy, "hidden_ratio": hidden}
-    return Fact("overlap", text, numbers)
+    return fact("overlap", text, **numbers)
 
 
 def _wanting(job: JobStanding, idle: Sequence[IdlePeer]) -> list[Fact]:
     """The stage servers that a job needs to be placed, beside the idle ones."""
     stages = len(job.needs)
     peers = stages * job.min_replicas
-    has_devices = any(one.offer.host_bytes for one in idle)
+    has_devices = any(server.offer.host_bytes for server in idle)
     sizes = needs_text([need if has_devices else Memory(need.total_bytes) for need in job.needs])
     each = f" x {job.min_replicas} replicas" if job.min_replicas > 1 else ""
     needs = f"{counted(peers, 'stage server')} ({counted(stages, 'stage')}{each}); memory: {sizes}"
-    found = ", ".join(f"{one.peer} ({one.offer})" for one in idle) or "nobody"
-    return [
-        Fact("needs", needs, {"stage_servers": float(peers)}),
-        Fact("idle", f"{len(idle)}: {found}", {"stage_servers": float(len(idle))}),
-    ]
+    found = ", ".join(f"{server.peer} ({server.offer})" for server in idle) or "nobody"
+    return [fact("needs", needs, stage_servers=peers), fact("idle", f"{len(idle)}: {found}", stage_servers=len(idle))]
 
 
 def _island(one: IslandStanding) -> Fact:
@@ -270,17 +273,17 @@ def _island(one: IslandStanding) -> Fact:
     made = f"step {one.steps}, {counted(one.exchanges, 'exchange')}"
     if one.share is not None:
         made += f", {one.share[0]} of the {counted(one.share[1], 'microbatch')} of a step"
-    island = {"island": float(one.number)}
+    topic = f"island {one.number}"
     if one.is_lost:
-        return Fact(f"island {one.number}", one.waiting_for, island)
-    numbers = island | {"step": float(one.steps), "exchanges": float(one.exchanges)}
-    return Fact(f"island {one.number}", "; ".join([made, one.waiting_for, who]), numbers)
+        return fact(topic, one.waiting_for, island=one.number)
+    text = "; ".join([made, one.waiting_for, who])
+    return fact(topic, text, island=one.number, step=one.steps, exchanges=one.exchanges)
 
 
 def _stage(situation: Situation, stage: int) -> Fact:
     pool = situation.of_stage(stage)
-    at_work = sum(one.gets_work for one in pool)
-    numbers = {"stage": float(stage), "replicas": float(len(pool)), "at_work": float(at_work)}
+    at_work = sum(replica.gets_work for replica in pool)
+    numbers: dict[str, float] = {"stage": stage, "replicas": len(pool), "at_work": at_work}
     replicas = counted(len(pool), "replica")
     text = replicas if at_work == len(pool) else f"{replicas}, of which {at_work} get{'s' * (at_work == 1)} work,"
     capacity = situation.capacity(stage)
@@ -288,15 +291,18 @@ def _stage(situation: Situation, stage: int) -> Fact:
         text += ", not measured yet"
     else:
         does = "do" if len(pool) != 1 else "does"
-        is_estimate = any(one.gets_work and not one.pace_s for one in pool)
+        is_estimate = any(replica.gets_work and not replica.pace_s for replica in pool)
         text += f" {does} {_rate(capacity)}" + (" (estimated)" if is_estimate else "")
         numbers["microbatches_per_s"] = capacity
     if situation.limiting() == stage:
         others = [situation.capacity(other) or 0.0 for other in range(situation.stages) if other != stage]
         text += f": it limits the job (the next one does {min(others):.3g})"
-    named = ", ".join(f"{one.peer} {f'{one.pace_s:.3g} s' if one.pace_s else 'not measured'}" for one in pool[:SHOWN])
+    paces = (
+        (replica.peer, f"{replica.pace_s:.3g} s" if replica.pace_s else "not measured") for replica in pool[:SHOWN]
+    )
+    named = ", ".join(map(" ".join, paces))
     more = f", and {len(pool) - SHOWN} more" if len(pool) > SHOWN else ""
-    return Fact(f"stage {stage}", f"{text}; {named}{more}" if named else text, numbers)
+    return fact(f"stage {stage}", f"{text}; {named}{more}" if named else text, **numbers)
 
 
 def _risks(job: JobStanding, situation: Situation) -> list[Fact]:
@@ -306,12 +312,11 @@ def _risks(job: JobStanding, situation: Situation) -> list[Fact]:
     cost = job.step - job.goes_back
     alone = [stage for stage in range(situation.stages) if len(situation.of_stage(stage)) == 1]
     facts = [
-        Fact("risk", f"stage {stage} has one replica; its loss costs {counted(cost, 'step')}", {"steps": float(cost)})
+        fact("risk", f"stage {stage} has one replica; its loss costs {counted(cost, 'step')}", steps=cost)
         for stage in alone[:SHOWN]
     ]
-    if more := len(alone) - SHOWN:
-        facts += [Fact("risk", f"so has {counted(more, 'other stage')}")] if more > 0 else []
-    return facts
+    more = len(alone) - SHOWN
+    return facts + ([Fact("risk", f"so has {counted(more, 'other stage')}")] if more > 0 else [])
 
 
 def _rebalancing(situation: Situation, now_s: float) -> Fact:
@@ -326,17 +331,15 @@ def _moves(situation: Situation, now_s: float) -> list[Fact]:
     peer, leave, at_s = situation.newest_move
     ago = spoken_duration(now_s - at_s)
     text = f"{situation.moves} so far; the newest {ago} ago: {peer} to stage {leave.target}: {leave.reason}"
-    return [Fact("moves", text, {"moves": float(situation.moves)})]
+    return [fact("moves", text, moves=situation.moves)]
 
 
 def _joiner(joiner: JoinerStanding, now_s: float) -> Fact:
     does = "it waits for an exchange" if joiner.waits else "it fetches the stage's state"
     does = "its state is complete and is compared" if joiner.has_reported else does
     for_s = now_s - joiner.since_s
-    numbers = {"stage": float(joiner.stage), "for_s": for_s}
-    return Fact(
-        "joining", f"{joiner.peer} has been joining stage {joiner.stage} for {spoken_duration(for_s)}: {does}", numbers
-    )
+    text = f"{joiner.peer} has been joining stage {joiner.stage} for {spoken_duration(for_s)}: {does}"
+    return fact("joining", text, stage=joiner.stage, for_s=for_s)
 
 
 def _leaves(situation: Situation, replica: ReplicaStanding, now_s: float) -> str:
@@ -365,7 +368,7 @@ def _until_released(situation: Situation, replica: ReplicaStanding) -> str:
     if leave.until is None:
         if not situation.is_running:
             return f"it stays until the job runs; now it {situation.waiting_for}"
-        coming = [one.peer for one in situation.joiners if one.stage == stage]
+        coming = [joiner.peer for joiner in situation.joiners if joiner.stage == stage]
         who = f"{', '.join(coming)} joins" if coming else "no one joins: start another stage server"
         return f"it is the last of stage {stage} and stays until another one has joined; {who}"
     if situation.agreed < leave.until:
@@ -385,8 +388,8 @@ def _links(links: Mapping[tuple[PeerId, PeerId], float], now_s: float) -> list[F
 
 def _slow_link(situation: Situation, peers: Sequence[Peer]) -> list[Fact]:
     """The slowest link between replicas of the job, if it is slow, what takes long because of it, and what helps."""
-    at_work = {one.peer: one.stage for one in situation.replicas}
-    links = [(link, one.hello.peer) for one in peers for link in one.measured.links if link.to in at_work]
+    at_work = {replica.peer: replica.stage for replica in situation.replicas}
+    links = [(link, known.hello.peer) for known in peers for link in known.measured.links if link.to in at_work]
     found = [(link, peer) for link, peer in links if peer in at_work and 0.0 < link.bytes_per_s < SLOW_BYTES_PER_S]
     if not found:
         return []
@@ -398,7 +401,7 @@ def _slow_link(situation: Situation, peers: Sequence[Peer]) -> list[Fact]:
         numbers["save_s"] = state_bytes / link.bytes_per_s
         what = f"a save of stage {stage} ({size(state_bytes)}), or a join from {peer}"
         takes.append(f"{what}, takes {spoken_duration(numbers['save_s'])}")
-    averaged_s = [one.averaged_s - one.full_s for one in situation.steps if isfinite(one.averaged_s - one.full_s)]
+    averaged_s = [step.averaged_s - step.full_s for step in situation.steps if isfinite(step.averaged_s - step.full_s)]
     if averaged_s:
         numbers["averaging_s"] = averaged_s[-1]
         takes.append(f"averaging the newest step took {spoken_duration(averaged_s[-1])}")
@@ -413,7 +416,7 @@ def _slow_link(situation: Situation, peers: Sequence[Peer]) -> list[Fact]:
 
 def _speed(link: LinkSpeed) -> Fact:
     text = f"{bandwidth(link.bytes_per_s)} to {link.to}, a receipt after {1000 * link.receipt_s:.3g} ms at best"
-    return Fact("link", text, {"bytes_per_s": link.bytes_per_s, "receipt_s": link.receipt_s})
+    return fact("link", text, bytes_per_s=link.bytes_per_s, receipt_s=link.receipt_s)
 
 
 def _checkpoint(held: OpenCheckpoint | None, now_s: float) -> list[Fact]:
@@ -422,14 +425,8 @@ def _checkpoint(held: OpenCheckpoint | None, now_s: float) -> list[Fact]:
     waits = ", ".join(f"stage {stage} ({peer})" for peer, stage in sorted(held.savers.items(), key=lambda one: one[1]))
     doing = f"waits for {waits}" if waits else "is being written and read back" if held.is_writing else "is complete"
     for_s = now_s - held.since_s
-    numbers = {"step": float(held.version), "for_s": for_s}
-    return [
-        Fact(
-            "checkpoint",
-            f"the one of step {held.version} has been under way for {spoken_duration(for_s)}: {doing}",
-            numbers,
-        )
-    ]
+    text = f"the one of step {held.version} has been under way for {spoken_duration(for_s)}: {doing}"
+    return [fact("checkpoint", text, step=held.version, for_s=for_s)]
 
 
 # Peers ---------------------------------------------------------------------------------------------------------------
@@ -440,12 +437,11 @@ def explain_peer(
 ) -> list[Fact]:
     """Why a peer gets little work or none; `situation` belongs to its job, `waiting` are the jobs that want peers."""
     peer, for_s = known.hello.peer, now_s - known.since_s
-    facts = [Fact("state", f"{known.state.value} for {spoken_duration(for_s)}: {known.reason}", {"for_s": for_s})]
+    facts = [fact("state", f"{known.state.value} for {spoken_duration(for_s)}: {known.reason}", for_s=for_s)]
     if known.state is PeerState.SUSPECT:
         silent_s = now_s - known.heard_s
-        facts.append(
-            Fact("suspect", f"not heard for {spoken_duration(silent_s)}: it gets no work", {"silent_s": silent_s})
-        )
+        told = f"not heard for {spoken_duration(silent_s)}: it gets no work"
+        facts.append(fact("suspect", told, silent_s=silent_s))
     if known.unreached:
         hint = "start it with --listen or --announce HOST:PORT that others reach, or with --via-relay beside a relay"
         site = "if all stage servers of a job are in one place, give each the same --site NAME instead"
@@ -453,12 +449,12 @@ def explain_peer(
     if known.job:
         island = situation.island_of(peer) if situation is not None else None
         where = f"stage {known.stage}" + (f" of island {island}" if island is not None else "")
-        facts.append(Fact("serves", f"{where} of {known.job}", {"stage": float(known.stage)}))
+        facts.append(fact("serves", f"{where} of {known.job}", stage=known.stage))
     else:
         facts += _unused(known, idle, waiting)
     if situation is None:
         return facts
-    joiner = next((one for one in situation.joiners if one.peer == peer), None)
+    joiner = next((joiner for joiner in situation.joiners if joiner.peer == peer), None)
     if joiner is not None:
         facts.append(_joiner(joiner, now_s))
     replica = situation.get(peer)
@@ -480,10 +476,8 @@ def explain_peer(
 def _unused(known: Peer, idle: IdlePeer | None, waiting: Mapping[JobId, str]) -> list[Fact]:
     """Why no job has the peer."""
     if known.state is PeerState.DRAINING:
-        undrained = f"swarm peers undrain {known.hello.peer}"
-        return [
-            Fact("not used", f"it is drained: it gets no work until it is started again, or an admin says {undrained}")
-        ]
+        told = "it is drained: it gets no work until it is started again, or an admin says swarm peers undrain"
+        return [Fact("not used", f"{told} {known.hello.peer}")]
     if known.state is PeerState.QUARANTINED:
         freed = f"swarm identity release {known.hello.peer}"
         return [Fact("not used", f"it is quarantined for wrong numbers, until an admin releases it: {freed}")]
@@ -497,30 +491,29 @@ def _unused(known: Peer, idle: IdlePeer | None, waiting: Mapping[JobId, str]) ->
 
 def _work(situation: Situation, replica: ReplicaStanding) -> Fact:
     pool = situation.of_stage(replica.stage)
-    mine, total = replica.contributions, sum(one.contributions for one in pool)
-    pending = sum(one.outstanding for one in pool)
-    numbers = {"outstanding": float(replica.outstanding), "replicas": float(len(pool))}
+    mine, total = replica.contributions, sum(replica.contributions for replica in pool)
+    pending = sum(replica.outstanding for replica in pool)
+    numbers: dict[str, float] = {"outstanding": replica.outstanding, "replicas": len(pool)}
     open_ = f"{counted(replica.outstanding, 'microbatch')} outstanding of the stage's {pending}"
     if not total:
-        return Fact("work", f"nothing of the newest steps is done at stage {replica.stage} yet; {open_}", numbers)
+        return fact("work", f"nothing of the newest steps is done at stage {replica.stage} yet; {open_}", **numbers)
     share = mine / total
-    numbers |= {"share": share, "contributions": float(mine), "stage_contributions": float(total)}
+    numbers |= {"share": share, "contributions": mine, "stage_contributions": total}
     did = f"did {mine} of {counted(total, 'microbatch')} of the newest steps at stage {replica.stage}: {share:.0%}"
-    if len(pool) == 1:
-        return Fact("work", f"{did}, it is the only replica; {open_}", numbers)
-    equal = f"an equal share of {len(pool)} replicas is {1 / len(pool):.0%}"
-    return Fact("work", f"{did}; {equal}; {open_}", numbers)
+    many = len(pool)
+    beside = ", it is the only replica" if many == 1 else f"; an equal share of {many} replicas is {1 / many:.0%}"
+    return fact("work", f"{did}{beside}; {open_}", **numbers)
 
 
 def _pace(situation: Situation, replica: ReplicaStanding) -> Fact:
-    others = [one.pace_s for one in situation.of_stage(replica.stage) if one.pace_s > 0.0]
+    others = [replica.pace_s for replica in situation.of_stage(replica.stage) if replica.pace_s > 0.0]
     if not replica.pace_s:
         return Fact("pace", "not measured yet: it is taken to be as fast as the fastest of its stage")
     middle = median(others)
     times = replica.pace_s / middle
     slow = " (slow)" if times >= UNLIKE_PACE else " (fast)" if times * UNLIKE_PACE <= 1.0 else ""
     text = f"{replica.pace_s:.3g} s per microbatch{slow}, the median of stage {replica.stage} is {middle:.3g} s"
-    return Fact("pace", text, {"pace_s": replica.pace_s, "median_s": middle})
+    return fact("pace", text, pace_s=replica.pace_s, median_s=middle)
 
 
 def _rate(per_s: float) -> str:
@@ -604,7 +597,7 @@ class JobQueue:
         """In a few words; empty if the job waits alone and no job has stage servers."""
         facts = [self._place(job)] if len(self.waiting) > 1 else []
         if self.holders:
-            taken = counted(sum(one.stage_servers for one in self.holders), "stage server")
+            taken = counted(sum(holder.stage_servers for holder in self.holders), "stage server")
             first, more = self.holders[0].job, len(self.holders) - 1
             facts.append(f"{first} and {more} more have {taken}" if more else f"{first} has {taken}")
         return "; ".join(facts)
@@ -613,16 +606,13 @@ class JobQueue:
         """In full."""
         before = self.waiting[: self.waiting.index(job)]
         named = f": {', '.join(map(self._named, before[-HOLDERS_SHOWN:]))} before it" if before else ""
-        numbers = {"place": len(before) + 1.0, "waiting": float(len(self.waiting))}
-        facts = [Fact("queue", f"{self._place(job)}{named}", numbers)]
-        for one in self.holders[:HOLDERS_SHOWN]:
-            text = f"{one.job} has {counted(one.stage_servers, 'stage server')}"
-            text += f", step {one.step} of {one.steps}" if one.steps else ""
-            numbers = {"stage_servers": float(one.stage_servers)}
-            if isfinite(one.left_s):
-                text += f", about {spoken_duration(one.left_s)} left at this speed"
-                numbers["left_s"] = one.left_s
-            facts.append(Fact("in use", text, numbers))
+        facts = [fact("queue", f"{self._place(job)}{named}", place=len(before) + 1, waiting=len(self.waiting))]
+        for holder in self.holders[:HOLDERS_SHOWN]:
+            text = f"{holder.job} has {counted(holder.stage_servers, 'stage server')}"
+            text += f", step {holder.step} of {holder.steps}" if holder.steps else ""
+            left = {"left_s": holder.left_s} if isfinite(holder.left_s) else {}
+            text += f", about {spoken_duration(holder.left_s)} left at this speed" if left else ""
+            facts.append(fact("in use", text, stage_servers=holder.stage_servers, **left))
         if (more := len(self.holders) - HOLDERS_SHOWN) > 0:
             facts.append(Fact("in use", f"by {counted(more, 'job')} more"))
         return facts
@@ -644,11 +634,11 @@ def explain_trust(record: TrustRecord, now_unix_s: float) -> list[Fact]:
     facts = []
     if record.is_quarantined:
         for_s = max(0.0, now_unix_s - record.since_unix_s)
-        facts.append(Fact("quarantined", f"for {spoken_duration(for_s)}: {record.told}", {"for_s": for_s}))
+        facts.append(fact("quarantined", f"for {spoken_duration(for_s)}: {record.told}", for_s=for_s))
     for strike in record.strikes:
         ago_s = max(0.0, now_unix_s - strike.unix_s)
         how = "proven by a third" if strike.is_proven else "not proven by a third"
         checked = f"{counted(strike.checked, 'hop')} of it had been checked in that job"
         text = f"{spoken_duration(ago_s)} ago: {strike.evidence}; {how}; {checked}"
-        facts.append(Fact("strike", text, {"ago_s": ago_s, "checked": float(strike.checked)}))
+        facts.append(fact("strike", text, ago_s=ago_s, checked=strike.checked))
     return facts

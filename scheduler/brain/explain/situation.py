@@ -34,14 +34,14 @@ class Counts:
         for one in of:
             reroutes.update(one.reroutes)
         return cls(
-            min(one.committed_steps for one in of),
-            sum(one.microbatches for one in of),
-            sum(one.in_flight for one in of),
-            tuple(map(sum, zip(*(one.accumulated for one in of), strict=True))),
-            tuple(map(sum, zip(*(one.replayed_by_stage for one in of), strict=True))),
+            min(island.committed_steps for island in of),
+            sum(island.microbatches for island in of),
+            sum(island.in_flight for island in of),
+            tuple(map(sum, zip(*(island.accumulated for island in of), strict=True))),
+            tuple(map(sum, zip(*(island.replayed_by_stage for island in of), strict=True))),
             reroutes,
-            sum(one.duplicates for one in of),
-            sum(one.violations for one in of),
+            sum(island.duplicates for island in of),
+            sum(island.violations for island in of),
         )
 
     @property
