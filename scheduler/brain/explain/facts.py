@@ -297,10 +297,8 @@ def _stage(situation: Situation, stage: int) -> Fact:
     if situation.limiting() == stage:
         others = [situation.capacity(other) or 0.0 for other in range(situation.stages) if other != stage]
         text += f": it limits the job (the next one does {min(others):.3g})"
-    paces = (
-        (replica.peer, f"{replica.pace_s:.3g} s" if replica.pace_s else "not measured") for replica in pool[:SHOWN]
-    )
-    named = ", ".join(map(" ".join, paces))
+    paces = [(replica.peer, replica.pace_s) for replica in pool[:SHOWN]]
+    named = ", ".join(f"{peer} {f'{pace_s:.3g} s' if pace_s else 'not measured'}" for peer, pace_s in paces)
     more = f", and {len(pool) - SHOWN} more" if len(pool) > SHOWN else ""
     return fact(f"stage {stage}", f"{text}; {named}{more}" if named else text, **numbers)
 

@@ -29,7 +29,7 @@ class Side:
 
     def __init__(self, *revoked: CutOff, islands: int = 1) -> None:
         self.connections, self.membership = Connections(get_logger("test")), Membership()
-        spec = SimpleNamespace(pipeline=SimpleNamespace(split=(1, 1, 1)), island_count=islands)
+        spec = SimpleNamespace(split=(1, 1, 1), island_count=islands)
         peers = {Q: 4} if islands > 1 else {}
         job = SimpleNamespace(record=SimpleNamespace(id=JOB, timeline=4, peers=peers), spec=spec, brain=None)
         registry = SimpleNamespace(get=lambda id: job if id == JOB else None)
