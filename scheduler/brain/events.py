@@ -152,7 +152,8 @@ def _on_committed(parts: Parts, peer: PeerId, event: messages.Committed, now_s: 
         parts.state.ledger.duplicates += 1
         return
     news = bool(parts.state.joiners) and event.version == parts.state.progress.committed
-    first = news and all(one.stage != event.stage for one in parts.state.progress.runs[event.step].commits.values())
+    commits = parts.state.progress.runs[event.step].commits.values()
+    first = news and all(report.stage != event.stage for report in commits)
     found = parts.commits.enter(peer, event)
     if not found and first:
         parts.admission.tell(event.stage)

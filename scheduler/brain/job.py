@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from random import Random
 from types import MappingProxyType
 from typing import assert_never
@@ -250,7 +251,8 @@ class JobBrain:
     def may_divide(self, stage: int, step: int) -> list[ReplicaRecord]:
         """The replicas of a stage that hold, or will hold, all of the state behind a step, and are not to leave."""
         pool, able = self._state.pool, self.delegates(stage, step)
-        return [one for one in able if pool.leaves.wants(one.peer) is None and not pool[one.peer].needs_donors]
+        stays = [replica for replica in able if pool.leaves.wants(replica.peer) is None]
+        return [replica for replica in stays if not pool[replica.peer].needs_donors]
 
     def leaves_from(self, peer: PeerId) -> int | None:
         """The first step of which a replica that leaves is no member; None if it does not leave, or is gone."""
@@ -291,7 +293,7 @@ class JobBrain:
     def _start(self, replicas: Iterable[ReplicaRecord]) -> None:
         self._state.turn(ModeEvent.STARTED)
         # In order of peer id, once and for all: ties between replicas must not depend on the order of a set.
-        for replica in sorted(replicas, key=lambda one: one.peer):
+        for replica in sorted(replicas, key=attrgetter("peer")):
             self._parts.reattach.enlist(replica)
         assert not self._state.pool.empty_stages(), "each stage needs a replica"
         self._parts.loading.begin()

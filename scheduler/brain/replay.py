@@ -174,8 +174,9 @@ def spell(value: Any) -> str:
             return f"{{{' '.join(map(spell, sorted(value)))}}}"
     if not is_dataclass(value):
         return str(value)
-    told = [(one.name, getattr(value, one.name)) for one in fields(value) if getattr(value, one.name) != one.default]
-    named = [f"{name}={spell(one)}" for name, one in told if name not in ("job", "timeline", "spec_json")]
+    shown = [field for field in fields(value) if field.name not in ("job", "timeline", "spec_json")]
+    given = [(field.name, getattr(value, field.name), field.default) for field in shown]
+    named = [f"{name}={spell(held)}" for name, held, default in given if held != default]
     return f"{type(value).__name__}({', '.join(named)})"
 
 

@@ -85,7 +85,7 @@ def expired(jobs: Sequence[HeldJob], keep_s: float, now_unix_s: float) -> list[J
     """The jobs that ended `keep_s` ago or earlier and may be removed, in order of removal."""
     beginners = [job for job in jobs if job.may_begin_elsewhere]
     found: list[JobId] = []
-    for job in sorted(jobs, key=lambda one: one.created_unix_s, reverse=True):
+    for job in sorted(jobs, key=lambda held: held.created_unix_s, reverse=True):
         is_old = job.state.is_final and now_unix_s - job.since_unix_s >= keep_s
         if is_old and not any(other.may_begin_at(job) for other in beginners):
             found.append(job.id)
@@ -99,12 +99,12 @@ def surplus(jobs: Sequence[HeldJob], most: int) -> list[JobId]:
     Over plaintext jobs have no owners, and all stay.
     """
     light: dict[str, list[HeldJob]] = {}
-    for job in sorted(jobs, key=lambda one: one.since_unix_s):
+    for job in sorted(jobs, key=lambda held: held.since_unix_s):
         if job.owner and job.state.is_final and not job.has_weights:
             light.setdefault(job.owner, []).append(job)
     found: list[JobId] = []
     for ended in light.values():
         if (over := len(ended) - most) > 0:
-            free = (job.id for job in ended if not any(one.may_begin_at(job) or one.lies_in(job) for one in jobs))
+            free = (job.id for job in ended if not any(other.may_begin_at(job) or other.lies_in(job) for other in jobs))
             found += islice(free, over)
     return found

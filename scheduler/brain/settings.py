@@ -32,7 +32,6 @@ class RebalanceSettings:
     min_replicas: int = 1
     horizon_s: float = 1800.0  # how long a gain is assumed to last
     windows: int = 3
-    deaths_per_hour: float = 0.0  # of one peer
 
 
 @dataclass(frozen=True, slots=True)

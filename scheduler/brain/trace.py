@@ -125,7 +125,7 @@ class Trace:
         """The spans of a step in order of their begin; none if it is not known."""
         record = self._steps.get(step)
         found = [] if record is None else _one_after_the_other(_spans(record))
-        return sorted(found, key=lambda one: (one.begin_s, one.track))
+        return sorted(found, key=lambda span: (span.begin_s, span.track))
 
     # Noting ------------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ def _spans(record: StepRecord) -> Iterable[TracedSpan]:
 def _one_after_the_other(spans: Iterable[TracedSpan]) -> Iterable[TracedSpan]:
     """The same, where a report that was long on its way no longer pushes a computation into the next one."""
     ended_s: dict[str, float] = {}
-    for span in sorted(spans, key=lambda one: one.end_s):
+    for span in sorted(spans, key=lambda span: span.end_s):
         if span.beside or span.track == SCHEDULER:
             yield span
         else:

@@ -46,7 +46,8 @@ class Recorder:
         self._answers: list[tuple[str, int, float]] = []
         asked: dict[str, Any] = {name: self._asking(name, getattr(settings, name)) for name in ASKED}
         self.brain = JobBrain(replace(settings, **asked), Random(seed))
-        plain = {one.name: encoded(getattr(settings, one.name)) for one in fields(settings) if one.name not in ASKED}
+        names = [field.name for field in fields(settings) if field.name not in ASKED]
+        plain = {name: encoded(getattr(settings, name)) for name in names}
         write(_line({"transcript": VERSION, "seed": str(seed), "settings": plain}))
 
     def step(self, happened: Input, now_s: float) -> list[Output]:
@@ -76,7 +77,7 @@ def ended(reason: str) -> str:
 
 def digest(outputs: Iterable[Output]) -> str:
     """A digest of the brain's decisions."""
-    return hashlib.blake2b(_line([encoded(one) for one in outputs]).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(_line([encoded(output) for output in outputs]).encode(), digest_size=8).hexdigest()
 
 
 def encoded(value: Any) -> Any:
@@ -94,10 +95,10 @@ def encoded(value: Any) -> Any:
         case set() | frozenset():
             return sorted(map(encoded, value))
         case Collection():
-            return [encoded(one) for one in value]
+            return [encoded(item) for item in value]
         case _:
             assert is_dataclass(value), f"a transcript has no place for {value!r}"
-            told = {one.name: encoded(getattr(value, one.name)) for one in fields(value) if one.compare}
+            told = {field.name: encoded(getattr(value, field.name)) for field in fields(value) if field.compare}
             return {"is": type(value).__name__} | told
 
 
@@ -190,7 +191,7 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
     if origin in (tuple, Collection):
         if not isinstance(value, list):
             raise BadTranscript(f"{where}: {value!r} is no list")
-        return tuple(_decoded(args[0], one, where) for one in value)
+        return tuple(_decoded(args[0], item, where) for item in value)
     if origin is Mapping:
         if not isinstance(value, dict):
             raise BadTranscript(f"{where}: {value!r} is no object")
@@ -227,11 +228,11 @@ def _decoded_fields(kind: Any, value: Any, where: str, given: Mapping[str, Any] 
     if not isinstance(value, dict):
         raise BadTranscript(f"{where}: {value!r} is no {kind.__name__}")
     hints, found = _hints(kind), dict(given)
-    for one in fields(kind):
-        if one.name in value:
-            found[one.name] = _decoded(hints[one.name], value[one.name], f"{where}: {kind.__name__}.{one.name}")
-        elif one.name not in given and one.default is MISSING and one.default_factory is MISSING:
-            raise BadTranscript(f"{where}: {kind.__name__} lacks {one.name}")
+    for field in fields(kind):
+        if field.name in value:
+            found[field.name] = _decoded(hints[field.name], value[field.name], f"{where}: {kind.__name__}.{field.name}")
+        elif field.name not in given and field.default is MISSING and field.default_factory is MISSING:
+            raise BadTranscript(f"{where}: {kind.__name__} lacks {field.name}")
     if unknown := value.keys() - found.keys() - {"is"}:
         raise BadTranscript(f"{where}: {kind.__name__} has no {', '.join(sorted(unknown))}")
     return kind(**found)

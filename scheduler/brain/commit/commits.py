@@ -83,14 +83,14 @@ class Commits:
         Only the envoys hold the mean proposal. They are the donors of the other replicas.
         """
         pool, timeline = self._state.pool, self._state.settings.timeline
-        for one in exchanged.rounds:
-            whole = [(pool[peer].replica, elements[one.unit]) for peer in one.envoys if peer in pool]
+        for outer in exchanged.rounds:
+            whole = [(pool[peer].replica, elements[outer.unit]) for peer in outer.envoys if peer in pool]
             members = [Member(of.peer, of.incarnation, of.address, 0, stop, EMPTY_SET) for of, stop in whole]
-            run.rounds[one.unit] = UnitAveraging(one.round, tuple(members))
+            run.rounds[outer.unit] = UnitAveraging(outer.round, tuple(members))
         run.skip = exchanged.skip
         for event in (StepEvent.FULL, StepEvent.AVERAGED, StepEvent.WRITTEN):
             run.turn(event)
-        rounds = {} if run.skip else {one.unit: one.round for one in exchanged.rounds}
+        rounds = {} if run.skip else {outer.unit: outer.round for outer in exchanged.rounds}
         norm, scale = (0.0, 0.0) if run.skip else (exchanged.norm, 1.0)
         run.row = CommitRow(timeline, run.step, rounds, 0.0, norm, scale, 0.0, run.skip, 0)
         self._state.outbox.put(WriteCommit(run.row))
@@ -171,7 +171,8 @@ class Commits:
             if not found:
                 continue
             self._state.ledger.violations += 1
-            used = [one for one in self._state.progress.runs.values() if one.row is not None and self._used(run, one)]
+            decided = [later for later in self._state.progress.runs.values() if later.row is not None]
+            used = [later for later in decided if self._used(run, later)]
             if used and isinstance(found[0], Expel):
                 text = f"{found[0].cause}, and step {used[0].step}, which is committed, was computed with them"
                 return [Fail(ReplicaDiverged.code, text, hint)]

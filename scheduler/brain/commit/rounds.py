@@ -28,7 +28,7 @@ from scheduler.brain.state.step import Ahead, Phase, StepEvent, StepRun, UnitAve
 from swarm.errors import JobFailed
 from swarm.text import listed
 from swarm.types import TIED_UNIT, PeerId, Round, RoundFault, UnitName
-from swarm.wire.messages import AbortRound, Average, Averaged, RoundFailed, Void
+from swarm.wire.messages import AbortRound, Average, Averaged, Member, RoundFailed, Void
 
 DISPUTES_MAX = 2  # of a unit's members in one step: the round is repeated, the step is computed again
 
@@ -147,12 +147,12 @@ class Rounds:
         self._state.outbox.note("warning", told)
         if accused is not None:
             self._state.links.accuse(peer, accused, now_s)
-        pair = [one for one in (peer, accused) if one is not None]
+        pair = [named for named in (peer, accused) if named is not None]
         if event.cause is RoundFault.RELAYS and self._is_excused(averaging, pair, now_s):
             return None  # neither of the two leaves, and rounds go on
         spare = self._state.pool.spare()
         odd = self._unreached_of(pair, spare) if event.cause is not RoundFault.RELAYS else []
-        if count < (ROUNDS_SEEN_MAX if odd else ROUNDS_MAX) or any(self._state.pool[one].is_suspect for one in pair):
+        if count < (ROUNDS_SEEN_MAX if odd else ROUNDS_MAX) or any(self._state.pool[end].is_suspect for end in pair):
             return None  # membership will say whether a suspect is gone
         if event.cause is RoundFault.RELAYS:
             pair = [peer]  # nobody else says so: it costs nobody else his place
@@ -241,7 +241,7 @@ class Rounds:
 
     def _unreached_of(self, pair: list[PeerId], spare: Collection[PeerId]) -> list[PeerId]:
         """The one of two that the scheduler cannot dial either, if it can be spared; else none."""
-        unreached = [one for one in pair if one in self._state.unreached]
+        unreached = [end for end in pair if end in self._state.unreached]
         return unreached if len(pair) == 2 and len(unreached) == 1 and unreached[0] in spare else []
 
     def _is_excused(self, averaging: UnitAveraging, pair: list[PeerId], now_s: float) -> bool:
@@ -270,7 +270,7 @@ class Rounds:
         members, trouble = self._members(run, unit), run.troubles.get(unit)
         self._number += 1
         number = Round(self._state.settings.epoch, self._number)
-        peers = [one.peer for one in members]
+        peers = [member.peer for member in members]
         shares = trouble.owners(peers) if trouble else self._shares.plan(unit, number, peers)
         return UnitAveraging(number, plan_round(members, sets, self._elements[unit], shares))
 
@@ -291,12 +291,10 @@ class Rounds:
 
     def _is_as_told(self, run: StepRun, ahead: Ahead) -> bool:
         """Whether the full step is what its members heard ahead."""
-        present = {unit: {(one.peer, one.incarnation) for one in self._members(run, unit)} for unit in ahead.rounds}
-        told = {
-            unit: {(member.peer, member.incarnation) for member in averaging.members}
+        return run.sets == ahead.sets and all(
+            _processes(self._members(run, unit)) == _processes(averaging.members)
             for unit, averaging in ahead.rounds.items()
-        }
-        return run.sets == ahead.sets and present == told
+        )
 
     def _give_up_ahead(self, run: StepRun, cause: str) -> None:
         assert run.ahead is not None
@@ -345,6 +343,10 @@ class Rounds:
         self._state.outbox.note("warning", told)
         for peer in lost:
             self._state.ledger.peer_gone(peer, [run.step], "gone with the average", now_s)
+
+
+def _processes(members: Iterable[ReplicaRecord | Member]) -> set[tuple[PeerId, int]]:
+    return {(member.peer, member.incarnation) for member in members}
 
 
 def _in(seconds: float) -> str:

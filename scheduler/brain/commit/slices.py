@@ -43,7 +43,7 @@ def plan_round(
     """
     assert replicas
     assert elements >= 0
-    assert len({one.peer for one in replicas}) == len(replicas), "a peer is a member once"
+    assert len({replica.peer for replica in replicas}) == len(replicas), "a peer is a member once"
     weights = [1.0] * len(replicas) if shares is None else list(shares)
     assert len(weights) == len(replicas)
     assert min(weights) >= 0

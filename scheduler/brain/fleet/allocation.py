@@ -90,8 +90,8 @@ class PendingJob:
         first, *others = self._groups(peers)
         decision = self._plan(first)
         if decision.plan is None:
-            decision = next((one for one in map(self._plan, others) if one.plan is not None), decision)
-        aside = sorted(one.peer for one in peers if one.unreached and one.peer not in self.unfit)
+            decision = next((other for other in map(self._plan, others) if other.plan is not None), decision)
+        aside = sorted({candidate.peer for candidate in peers if candidate.unreached} - self.unfit)
         if decision.plan is not None or not aside:
             return decision
         get, them = ("gets", "it") if len(aside) == 1 else ("get", "them")
@@ -110,7 +110,7 @@ class PendingJob:
 
     def able(self, peers: Sequence[Candidate]) -> PendingJob | None:
         """The job with as many of its islands as these peers can serve; None if they can serve too few."""
-        return next((one for one in (self, *self.fewer) if one.plan(peers).plan is not None), None)
+        return next((job for job in (self, *self.fewer) if job.plan(peers).plan is not None), None)
 
     def least(self, peers: Sequence[Candidate]) -> frozenset[PeerId]:
         """The fewest peers that bring the job nearest to a start."""
@@ -126,15 +126,15 @@ class PendingJob:
 
     def _at_home(self, peers: Sequence[Candidate]) -> tuple[list[Candidate], tuple[str, ...]]:
         """The peers that the job can use, and the sites of its stages."""
-        able = [one for one in peers if one.peer not in self.unfit]
+        able = [candidate for candidate in peers if candidate.peer not in self.unfit]
         stages = len(self.needs) // self.islands
         homes = homes_of(able, self.islands, self.min_replicas, self.needs[:stages]) if self._has_homes else ()
-        return [at_home(one, homes, stages) for one in able], homes
+        return [at_home(candidate, homes, stages) for candidate in able], homes
 
     def _within(self, peers: Sequence[Candidate], homes: Sequence[str], room: int) -> list[Candidate]:
         """As many peers as there is room for, including the peers that the job needs to start."""
         needed = least(peers, len(self.needs), self.min_replicas, self.needs, homes)
-        ordered = sorted(peers, key=lambda one: (one.peer not in needed, -one.speed, one.peer))
+        ordered = sorted(peers, key=lambda candidate: (candidate.peer not in needed, -candidate.speed, candidate.peer))
         return ordered[:room]
 
 
@@ -249,15 +249,15 @@ class StartTurn:
         self, idle: Sequence[Candidate], reserved: Mapping[PeerId, Reservation], present: Sequence[Candidate]
     ) -> None:
         self._present = present
-        self._left = [one for one in idle if one.peer not in reserved]  # by the jobs of higher priority
+        self._left = [candidate for candidate in idle if candidate.peer not in reserved]  # by jobs of higher priority
         self._above: list[JobId] = []  # the jobs of higher priority that keep some
         self._free = self._left  # of these, what no job that is about to start keeps
         self._keepers: list[JobId] = []
 
     def only(self, idle: Collection[Candidate]) -> None:
         """Keep only these peers as idle: the others were given away, or are gone."""
-        self._left = [one for one in self._left if one in idle]
-        self._free = [one for one in self._free if one in idle]
+        self._left = [candidate for candidate in self._left if candidate in idle]
+        self._free = [candidate for candidate in self._free if candidate in idle]
 
     def offer(self, job: PendingJob) -> Decision[dict[PeerId, int]]:
         """The stage of each peer, if the job can start now. One that looks for its checkpoint keeps what it can."""
@@ -272,7 +272,7 @@ class StartTurn:
 
     def offer_fewer(self, job: PendingJob) -> tuple[int, Decision[dict[PeerId, int]]]:
         """With how many of its islands a job could start now that cannot with all, and each peer's stage then; or 0."""
-        decided = ((one.islands, one.plan(self._free)) for one in job.fewer)
+        decided = ((part.islands, part.plan(self._free)) for part in job.fewer)
         return next(((many, one) for many, one in decided if one.plan is not None), (0, Decision(None, "")))
 
     def descend(self, waiting: Iterable[PendingJob]) -> Iterator[None]:
@@ -291,7 +291,7 @@ class StartTurn:
     def _keep(self, job: JobId, kept: Collection[PeerId]) -> None:
         if kept:
             self._keepers.append(job)
-            self._free = [one for one in self._free if one.peer not in kept]
+            self._free = [candidate for candidate in self._free if candidate.peer not in kept]
 
 
 def allocate(
@@ -307,14 +307,14 @@ def allocate(
     highest priority first, among equals the oldest.
     """
     deciding = _Deciding(running, reserved)
-    moving = [one for one in idle if one.peer in reserved]
-    free = [one for one in idle if one.peer not in reserved]
-    for one in moving:
-        deciding.move(one, reserved[one.peer].job)
+    moving = [candidate for candidate in idle if candidate.peer in reserved]
+    free = [candidate for candidate in idle if candidate.peer not in reserved]
+    for candidate in moving:
+        deciding.move(candidate, reserved[candidate.peer].job)
     kept = _kept(free, present, waiting)
     for urgency in Urgency:
-        for one in free:
-            deciding.offer(one, urgency, kept.get(one.peer))
+        for candidate in free:
+            deciding.offer(candidate, urgency, kept.get(candidate.peer))
     return Allocation(tuple(deciding.joins.values()), deciding.why_not)
 
 
@@ -407,7 +407,7 @@ def _kept(
     """The idle peers that are reserved for waiting jobs."""
     kept: dict[PeerId, _PeerReservation] = {}
     for job in waiting:
-        left = [one for one in free if one.peer not in kept]
+        left = [candidate for candidate in free if candidate.peer not in kept]
         if not left:
             break
         if about := _about_to_start(job, left):
@@ -456,10 +456,10 @@ def stages_here(job: PendingJob, model: ModelCosts, here: Sequence[Candidate]) -
 
     None if the estimate of memory says that none would hold it, or if only as many stages as now would do.
     """
-    able = [one for one in here if one.peer not in job.unfit]
+    able = [candidate for candidate in here if candidate.peer not in job.unfit]
     most = min(len(able) // job.min_replicas, len(job.needs) - 1, model.layers)
     for stages in range(most, 0, -1):
-        cut = fit(model, [one.offer for one in able], [stages], job.min_replicas)
+        cut = fit(model, [candidate.offer for candidate in able], [stages], job.min_replicas)
         if cut.plan is None:
             continue
         if replace(job, needs=needs(model, cut.plan, len(able))).plan(able).plan is not None:

@@ -449,16 +449,16 @@ class Endings:
     def look(self, peers: Iterable[Peer], session_of: Callable[[PeerId], SessionOrigin | None]) -> list[Hello]:
         """The peers that shall be dialled now. Sessions that begin and break between two looks are not seen."""
         before, self._origins, found = self._origins, {}, []
-        for one in peers:
-            peer = one.hello.peer
+        for known in peers:
+            peer = known.hello.peer
             if (session := session_of(peer)) is not None:
                 self._origins[peer] = _Origin(session.incarnation, session.connection)
-            elif (origin := before.get(peer)) is None or one.state is PeerState.GONE:
+            elif (origin := before.get(peer)) is None or known.state is PeerState.GONE:
                 continue
-            elif one.state is not PeerState.SUSPECT:
+            elif known.state is not PeerState.SUSPECT:
                 self._origins[peer] = origin  # membership has not heard of it yet
-            elif origin.shows_end_of(one):
-                found.append(one.hello)
+            elif origin.shows_end_of(known):
+                found.append(known.hello)
         return found
 
 

@@ -39,7 +39,7 @@ class TrustRecord:
     def struck(self, strike: Strike) -> TrustRecord:
         """The record with one more strike."""
         strikes = (*self.strikes, strike)[-KEPT_MAX:]
-        recent = [one for one in strikes if strike.unix_s - one.unix_s < STRIKES_S]
+        recent = [earlier for earlier in strikes if strike.unix_s - earlier.unix_s < STRIKES_S]
         is_enough = strike.is_proven or len(recent) >= STRIKES_MAX
         since = self.since_unix_s or (strike.unix_s if is_enough else 0.0)
         return replace(self, strikes=strikes, since_unix_s=since)

@@ -118,7 +118,7 @@ class Admission:
 
     def times_s(self) -> list[float]:
         """When each joiner that still fetches will have taken too long."""
-        return [self._too_long_s(one) for one in self._state.joiners if one.report is None]
+        return [self._too_long_s(joiner) for joiner in self._state.joiners if joiner.report is None]
 
     def _admit(self, joiner: Joiner, report: Loaded, now_s: float) -> None:
         """The joiner is a replica from now on."""
@@ -211,10 +211,10 @@ class Loading:
         )
 
     def missing(self) -> list[PeerId]:
-        return [one.replica.peer for one in self._state.pool.standings() if one.loaded is None]
+        return [standing.replica.peer for standing in self._state.pool.standings() if standing.loaded is None]
 
     def digests(self) -> dict[int, str]:
-        return {one.loaded.stage: one.loaded.digest for one in self._state.pool.standings() if one.loaded is not None}
+        return {report.stage: report.digest for report in self._reports().values()}
 
     def loaded(self, peer: PeerId, event: Loaded) -> list[Remedy]:
         """Note that a replica has loaded. Returns a remedy if it loaded another state than ordered."""
@@ -278,7 +278,7 @@ class Loading:
             probes = {peer: one.probe for peer, one in reports.items() if one.stage in together}
             fault, hint = self._unlike_probes(stage, {}, {}), PROBES_HINT
             yield vote(probes, "what their optimizers give", by_stage, recover=settings.recover, fault=fault, hint=hint)
-        for stage, version in sorted({(one.stage, one.version) for one in reports.values()}):
+        for stage, version in sorted({(report.stage, report.version) for report in reports.values()}):
             alike = {peer: one.digest for peer, one in reports.items() if (one.stage, one.version) == (stage, version)}
             yield vote(alike, f"the bytes of stage {stage} after loading", by_stage, recover=settings.recover)
 
@@ -290,7 +290,8 @@ class Loading:
         return explain_probes(known | probes, at | devices, stages)
 
     def _reports(self) -> dict[PeerId, Loaded]:
-        return {one.replica.peer: one.loaded for one in self._state.pool.standings() if one.loaded is not None}
+        pairs = ((standing.replica.peer, standing.loaded) for standing in self._state.pool.standings())
+        return {peer: report for peer, report in pairs if report is not None}
 
 
 def device_kind(device: str) -> str:

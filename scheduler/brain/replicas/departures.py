@@ -82,12 +82,12 @@ class Departures:
 
         What passed through them may be wrong at other stages too, so all that has no row yet is computed again.
         """
-        for one in found:
+        for remedy in found:
             if self._state.mode is Mode.ENDED:
                 return
-            match one:
+            match remedy:
                 case Fail():
-                    self._state.conclude(one)
+                    self._state.conclude(remedy)
                 case StartOver(cause=cause):
                     self._state.outbox.note("error", f"{cause}; what has no row is computed again")
                 case Expel(peer=peer) if peer not in self._state.pool:

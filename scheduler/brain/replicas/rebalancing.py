@@ -10,7 +10,7 @@ that gives the best sorted capacities, worst stage first. So no move of a plan l
 for a slow one would lower it on the way, and is not tried.) If several stages limit together, only all their moves
 raise the rate, so gain and cost are those of the whole plan. Its first move is made.
 
-    gain = (rate after / rate now - 1) * (1 - seconds of the transfers / horizon) * chance that the mover survives
+    gain = (rate after / rate now - 1) * (1 - seconds of the transfers / horizon)
     worth it if gain >= min(min_gain, 0.5 / replicas of the limiting stage)
 
 The stage that gives a peer away still reaches at least the pipeline's rate without it, so nothing is lost while the
@@ -32,7 +32,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, fsum, inf
+from math import fsum, inf
 from statistics import median
 from types import MappingProxyType
 
@@ -245,15 +245,15 @@ class _Fill:
         assert len(self.pools) == len(pools), "a stage is listed once"
         self.capacities = {pool.stage: pool.capacity for pool in pools}
         self.unit = max(self.capacities.values()) or 1.0
-        self.serving = {pool.stage: sum(not one.arriving for one in pool.replicas) for pool in pools}
-        free = [one for pool in pools for one in pool.replicas if not one.pinned and not one.arriving]
-        self.resting = sum(now_s - one.since_s < settings.cooldown_s for one in free)
-        rested = {one for one in free if now_s - one.since_s >= settings.cooldown_s}
+        self.serving = {pool.stage: sum(not replica.arriving for replica in pool.replicas) for pool in pools}
+        free = [replica for pool in pools for replica in pool.replicas if not replica.pinned and not replica.arriving]
+        self.resting = sum(now_s - replica.since_s < settings.cooldown_s for replica in free)
+        rested = {replica for replica in free if now_s - replica.since_s >= settings.cooldown_s}
         self.movable = {  # slowest first, then by peer id
-            pool.stage: sorted(rested.intersection(pool.replicas), key=lambda one: (one.speed, one.peer))
+            pool.stage: sorted(rested.intersection(pool.replicas), key=lambda replica: (replica.speed, replica.peer))
             for pool in pools
         }
-        self.pinned = sum(one.pinned for pool in pools for one in pool.replicas)
+        self.pinned = sum(replica.pinned for pool in pools for replica in pool.replicas)
 
     @property
     def rate(self) -> float:
@@ -316,15 +316,14 @@ class _Fill:
 
 def _first_as_fast(replicas: Sequence[StageReplica], speed: float) -> int:
     """The index of the first replica, sorted by speed, that is at least this fast; their number if there is none."""
-    return bisect_left(replicas, speed, key=lambda one: one.speed)
+    return bisect_left(replicas, speed, key=lambda replica: replica.speed)
 
 
 def _net_share(rate_now: float, rate_after: float, transfer_s: float, settings: RebalanceSettings) -> float:
     """By what share a plan increases the microbatches of the horizon."""
     left = max(0.0, 1.0 - transfer_s / settings.horizon_s)
-    survives = exp(-min(transfer_s, settings.horizon_s) * settings.deaths_per_hour / 3600.0)
     if rate_now > 0.0:
-        return (rate_after / rate_now - 1.0) * left * survives
+        return (rate_after / rate_now - 1.0) * left
     return inf if rate_after * left > 0.0 else 0.0
 
 

@@ -80,7 +80,7 @@ class Evaluations:
     @property
     def in_flight(self) -> int:
         """Microbatches that were given to replicas and not answered."""
-        return sum(bool(one.peers) for run in self._runs.values() for one in run.given.values())
+        return sum(bool(given.peers) for run in self._runs.values() for given in run.given.values())
 
     def made(self, version: int) -> None:
         """A commit made this version: evaluate it if it is due."""
@@ -106,7 +106,7 @@ class Evaluations:
         if self.in_flight >= min(in_flight_max, IN_FLIGHT_MAX):
             return False
         waits = (
-            run.fed < self._microbatches or any(not one.peers for one in run.given.values())
+            run.fed < self._microbatches or any(not given.peers for given in run.given.values())
             for run in self._runs.values()
         )
         return any(waits)
@@ -165,7 +165,7 @@ class Evaluations:
             for given in run.given.values():
                 if peer in given.peers:
                     self._outstanding.subtract(given.peers)
-                    given.before = tuple(one for one in given.peers if one != peer)
+                    given.before = tuple(other for other in given.peers if other != peer)
                     given.peers = ()
 
     def start_over(self) -> None:
@@ -188,7 +188,7 @@ class Evaluations:
     def _choose(self, stages: Sequence[Sequence[ReplicaLoad]]) -> tuple[PeerId, ...] | None:
         chosen = []
         for replicas in stages:
-            able = [one for one in replicas if one.has_credit]
+            able = [replica for replica in replicas if replica.has_credit]
             if not able:
                 return None
             chosen.append(min(able, key=self._completion_s).peer)

@@ -157,7 +157,7 @@ class Loads:
             assert peer in self._changed or self._state.ledger.has_changed(peer) or load == self.load(peer)
         for stage in self._stages:
             assert stage.ranked == StageLoad(stage.stage, stage.replicas).ranked
-            assert stage.lanes.fits({one.peer: one.pace_s for one in stage.replicas if one.has_credit})
+            assert stage.lanes.fits({replica.peer: replica.pace_s for replica in stage.replicas if replica.has_credit})
 
 
 NEWEST = 0.3

@@ -66,7 +66,7 @@ class StageLoad:
         """Those with credit and their `completion_s`, soonest first."""
         if self.kept_ranked is not None:
             return self.kept_ranked
-        return sorted((one.completion_s, one.peer) for one in self.replicas if one.has_credit)
+        return sorted((replica.completion_s, replica.peer) for replica in self.replicas if replica.has_credit)
 
     @property
     def lanes(self) -> Lanes:
@@ -74,9 +74,9 @@ class StageLoad:
         if self.kept_lanes is not None:
             return self.kept_lanes
         lanes = Lanes()
-        for one in self.replicas:
-            if one.has_credit:
-                lanes.enter(one.peer, one.pace_s)
+        for replica in self.replicas:
+            if replica.has_credit:
+                lanes.enter(replica.peer, replica.pace_s)
         return lanes
 
 
@@ -171,14 +171,14 @@ class LeastCompletion(RoutingPolicy):
         for load in loads:
             lanes, ranked = load.lanes, load.ranked
             if lanes.is_unequal:
-                idle = {one.peer for one in load.replicas if not one.outstanding}
+                idle = {replica.peer for replica in load.replicas if not replica.outstanding}
                 in_time = [
                     (cost_s, peer)
                     for cost_s, peer in ranked
                     if max(cost_s, behind_s + lanes.pace_s(peer)) <= (step_s if peer in idle else others_s)
                 ]
                 near = set(lanes.beside(lane))
-                in_time = [one for one in in_time if one[1] in near] or in_time
+                in_time = [pair for pair in in_time if pair[1] in near] or in_time
                 weighted = sorted((cost_s * lanes.pace_s(peer) ** (PACE_POWER - 1.0), peer) for cost_s, peer in in_time)
                 ranked = weighted or ranked
             path.append(self._next(load, ranked, rng))
@@ -193,7 +193,7 @@ class LeastCompletion(RoutingPolicy):
         longest = min(given.values())
         tied = [peer for peer, since in given.items() if since == longest]
         if len(tied) > 1:  # they were never given anything
-            tied = [one.peer for one in load.replicas if given.get(one.peer) == longest]
+            tied = [replica.peer for replica in load.replicas if given.get(replica.peer) == longest]
         return _one_of(tied, rng)
 
 

@@ -163,7 +163,7 @@ class Progress:
         """All replicas made the commit of the oldest step."""
         assert run.step == self.agreed
         self.agreed = run.step + 1
-        self._digests = {one.stage: one.digest for one in run.commits.values()}
+        self._digests = {report.stage: report.digest for report in run.commits.values()}
         del self.runs[run.step]
 
     def agreed_digest(self, stage: int) -> str:
@@ -175,5 +175,5 @@ class Progress:
         if version == self.agreed and self._digests:
             return self.agreed_digest(stage)
         run = self.runs.get(version - 1)
-        said = {one.digest for one in run.commits.values() if one.stage == stage} if run is not None else set()
+        said = {report.digest for report in run.commits.values() if report.stage == stage} if run is not None else set()
         return said.pop() if len(said) == 1 else ""

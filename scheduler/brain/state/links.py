@@ -103,5 +103,5 @@ class Troubles:
     def leaver(self, pair: Collection[PeerId], spare: Collection[PeerId], share: Mapping[PeerId, int]) -> PeerId | None:
         """The one of a pair that leaves, if it can be spared: it failed with more others, or else contributed less."""
         candidates = sorted(set(pair) & set(spare), reverse=True)
-        partners = {one: len({other for both in self.pairs if one in both for other in both}) for one in candidates}
-        return max(candidates, key=lambda one: (partners[one], -share.get(one, 0)), default=None)
+        partners = {peer: len({other for both in self.pairs if peer in both for other in both}) for peer in candidates}
+        return max(candidates, key=lambda peer: (partners[peer], -share.get(peer, 0)), default=None)

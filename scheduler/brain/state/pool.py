@@ -166,12 +166,9 @@ class Pool:
     def donors(self, stage: int, step: int, but: PeerId) -> list[Hop]:
         """Replicas other than `but` that have the stage's state and, from `step` on, its records."""
         standings = [self._standings[peer] for peer in self.by_stage[stage] if peer != but]
-        able = [
-            one.replica
-            for one in standings
-            if not one.is_suspect and one.since <= step and self.leaves.takes_part(one.replica.peer, step)
-        ]
-        return [Hop(one.peer, one.incarnation, 0, one.address) for one in able]
+        able = [standing.replica for standing in standings if not standing.is_suspect and standing.since <= step]
+        able = [replica for replica in able if self.leaves.takes_part(replica.peer, step)]
+        return [Hop(replica.peer, replica.incarnation, 0, replica.address) for replica in able]
 
     def validate(self) -> None:
         """Assert that each stage lists exactly its replicas."""
@@ -231,7 +228,8 @@ class Leaves:
         """The replicas of one stage that begin to leave now; one replica that can work always stays."""
         begun = []
         for peer in sorted(set(pool) & self._leaves.keys()):
-            if peer not in self and any(one != peer and one not in self and one not in suspects for one in pool):
+            stay = [other for other in pool if other not in (peer, *suspects) and other not in self]
+            if stay and peer not in self:
                 leave = self._leaves[peer]
                 self._leaves[peer] = Leave(leave.reason, leave.target, until)
                 begun.append(peer)

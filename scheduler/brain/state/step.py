@@ -137,7 +137,7 @@ class StepRun:
     @property
     def is_averaged(self) -> bool:
         """Every unit's round is complete."""
-        return self.phase is Phase.AVERAGING and all(one.is_complete for one in self.rounds.values())
+        return self.phase is Phase.AVERAGING and all(averaging.is_complete for averaging in self.rounds.values())
 
     @property
     def can_be_redone(self) -> bool:

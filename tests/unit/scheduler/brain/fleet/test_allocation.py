@@ -52,7 +52,7 @@ def busy(count: int) -> list[Candidate]:
 def waiting(job: JobId = B, stages: int = 2, *, need: int = 10, fewest: int = 0, **facts: Any) -> PendingJob:
     """A job that waits; with islands it may begin with `fewest` of them."""
     needs = memories(*facts.pop("needs", ()) or (need,) * stages)
-    made = replace(PendingJob(job, needs, 1, 1.0), **facts)
+    made = replace(PendingJob(job, needs, 1, 1.0, unfit=frozenset(facts.pop("unfit", ()))), **facts)
     each = len(needs) // made.islands
     counts = range(made.islands - 1, fewest - 1, -1) if fewest else ()
     return replace(made, fewer=tuple(replace(made, needs=needs[: each * n], islands=n, is_part=True) for n in counts))

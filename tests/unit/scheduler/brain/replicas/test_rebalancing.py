@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, inf
+from math import inf
 
 import pytest
 
@@ -187,16 +187,6 @@ def test_a_transfer_as_long_as_the_horizon_gains_nothing() -> None:
     assert plan.first is None
     assert "cost 1.8e+03 s of transfer" in plan.reason
     assert plan_moves(pools([1.0], [1.0] * 4, bytes_per_s=0.0), SETTINGS, 0.0).first is None
-
-
-def test_a_mover_that_may_die_on_its_way_gains_less() -> None:
-    stages = pools([1.0], [1.0] * 4, state_bytes=30_000)
-    gains = [
-        move.gain
-        for deaths in (0.0, 4.0)
-        if (move := plan_moves(stages, RebalanceSettings(deaths_per_hour=deaths), 0.0).first) is not None
-    ]
-    assert gains == [pytest.approx(5 / 6), pytest.approx(5 / 6 * exp(-1 / 3))]
 
 
 def test_a_stage_without_replicas_gets_one() -> None:
