@@ -11,20 +11,13 @@ import pytest
 
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import Boundary, TensorHeader
-from tests.support.devices import InlineDevice
+from tests.support.devices import Steady
 from tests.support.scenes import play, resolved
 from tests.support.sim.fabric import Observer
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
-COMPUTE_S, FAST_S, SLOW_S = 0.1, 0.002, 1.0
+FAST_S, SLOW_S = 0.002, 1.0
 FAST, SLOW = "address-of-fast", "address-of-slow"
-
-
-class Steady(InlineDevice):
-    """A device that always takes as long."""
-
-    def __init__(self, _seconds: object) -> None:
-        super().__init__(lambda: COMPUTE_S)
 
 
 class Codecs(Observer):

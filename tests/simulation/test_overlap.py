@@ -9,19 +9,11 @@ from random import Random
 import pytest
 
 from swarm.types import JobState, PeerId
-from tests.support.devices import InlineDevice
+from tests.support.devices import Steady
 from tests.support.scenes import play, resolved
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
-COMPUTE_S = 0.1  # a forward, and a backward
 FAST_S = 0.002
-
-
-class Steady(InlineDevice):
-    """A device that always takes as long."""
-
-    def __init__(self, _seconds: object) -> None:
-        super().__init__(lambda: COMPUTE_S)
 
 
 @pytest.mark.usefixtures("late_after_a_minute")

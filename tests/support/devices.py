@@ -52,6 +52,13 @@ async def _beside(result: T, seconds: float) -> T:
     return result
 
 
+class Steady(InlineDevice):
+    """Takes a tenth of a second for a forward, and for a backward."""
+
+    def __init__(self, _seconds: object) -> None:
+        super().__init__(lambda: 0.1)
+
+
 class SimDevice:
     """A compute thread in virtual time: each piece of work first takes its seconds, then has its effect, in order."""
 
