@@ -22,10 +22,7 @@ class Holding:
 
     @asynccontextmanager
     async def held(self, person: Person) -> AsyncIterator[CallSlot]:
-        """A place while the block runs; Crowded if there is none, or as soon as it is ended for others.
-
-        A generator yields its messages within `sending`.
-        """
+        """A place while the block runs; Crowded if there is none, or as soon as it is ended for others."""
         clock = asyncio.get_running_loop()
         try:
             place = self._places.take(person, clock.time())
@@ -74,10 +71,8 @@ def _check(place: CallSlot) -> None:
 class Reads:
     """Turns of readers: each call takes from the time in which the scheduler hears stage servers.
 
-    A caller that reads oftener than a person does waits for the next turn. A place is for a call from its beginning to
-    its end, also while it waits.
-
-    Gives each caller turns. Admins do not wait, nor do callers over plaintext, who have no names.
+    A caller that reads oftener than a person does waits for the next turn, in its place. Admins do not wait, nor do
+    callers over plaintext, who have no names.
     """
 
     def __init__(self) -> None:

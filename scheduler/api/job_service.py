@@ -65,23 +65,17 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         troubles: Callable[[], list[str]] = list,
     ) -> None:
         """`asks` says who calls. `troubles` gives the scheduler's faults."""
-        self._troubles = troubles
-        self._relays = relays
-        self._jobs = jobs
-        self._asks = asks
+        self._jobs, self._membership, self._relays = jobs, membership, relays
+        self._asks, self._troubles, self._wall_s, self._product = asks, troubles, wall_s, product
         self._overview = Overview(jobs, membership, asks, wall_s, relays)
         self._uploads = Uploads(jobs.stores)
-        self._membership = membership
-        self._epoch = jobs.stores.database.epoch
-        self._product = product
-        self._wall_s = wall_s
         self._followers = Holding(CallSlots(FOLLOWERS_MAX, FOLLOWED_BY_ONE_MAX, "calls follow jobs or pull weights"))
         self._reads = Reads()
         self._changes = Changes()
         self._dialled = CallSlots(DIALLED_MAX, DIALLED_OF_ONE_MAX, "calls have the scheduler dial")
 
     async def Version(self, request: pb.VersionRequest, context: Context) -> pb.VersionReply:
-        return pb.VersionReply(product=self._product, protocol=PROTOCOL_VERSION, epoch=self._epoch)
+        return pb.VersionReply(product=self._product, protocol=PROTOCOL_VERSION, epoch=self._jobs.stores.database.epoch)
 
     # Submitting --------------------------------------------------------------------------------------------------
 

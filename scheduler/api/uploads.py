@@ -188,10 +188,7 @@ class Uploads:
             ) from error
 
     async def _end_silent(self, upload: _Upload) -> None:
-        """End an earlier upload of this file of which nothing comes any more, so that this one goes on where it was.
-
-        Its sender has dialled again, and this end has not noticed that the line broke.
-        """
+        """End an earlier upload of this file whose line broke unnoticed, so that this one goes on where it was."""
         for one in [one for one in self._open if one is not upload and one.key == upload.key]:
             arrived_bytes = one.arrived_bytes
             await asyncio.wait({one.task}, timeout=SILENT_S)

@@ -20,10 +20,7 @@ from swarm.wire.messages import StateFile
 def brain_settings(
     record: JobRecord, spec: JobSpec, epoch: int, batches: Batches, files: Sequence[StateFile], skipped_in_a_row: int
 ) -> BrainSettings:
-    """The settings of a job on its present timeline, starting from `files`.
-
-    `skipped_in_a_row` counts its newest commits that changed no weight.
-    """
+    """The settings of a job on its present timeline; `skipped_in_a_row` newest commits changed no weight."""
     training, pipeline, split = spec.training, spec.pipeline, spec.split
     footprints = [stage_footprint(spec, layers, stage, len(split)) for stage, layers in enumerate(split)]
     return BrainSettings(

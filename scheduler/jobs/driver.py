@@ -261,10 +261,7 @@ class JobDriver:
         return self._brain.portion_of(microbatch.timeline, microbatch.step), microbatch.index
 
     async def _written(self, write: Coroutine[object, object, None]) -> bool:
-        """Whether it was written; False if the job was cancelled meanwhile; the inbox tells of that next.
-
-        The outcome of the write then does not matter: resuming the job begins a new timeline.
-        """
+        """Whether it was written, which does not matter once the job is cancelled: the next timeline is another."""
         writing, cancelled = asyncio.ensure_future(write), asyncio.ensure_future(self._cancelled.wait())
         began_s = asyncio.get_running_loop().time()
         try:

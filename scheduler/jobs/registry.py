@@ -56,11 +56,8 @@ class JobRegistry:
     """All jobs that are known."""
 
     def __init__(self, ports: SchedulerPorts) -> None:
-        self._database = ports.stores.database
-        self._announcer = ports.announcer
-        self._metrics = ports.metrics
-        self._wall_s = ports.wall_s
-        self._log = ports.log
+        self._database, self._announcer, self._metrics = ports.stores.database, ports.announcer, ports.metrics
+        self._wall_s, self._log = ports.wall_s, ports.log
         self._jobs: dict[JobId, Job] = {}
         self.relays_here = True  # any relay of the swarm, as far as jobs are told
         self.unreached: tuple[PeerId, ...] = ()  # by the scheduler

@@ -48,10 +48,7 @@ class MetricExpiry:
 async def show(
     registry: JobRegistry, ports: SchedulerPorts, folder: Path, look: Callable[[Job], None] | None = None
 ) -> None:
-    """Keep the series up to date, forever: speeds of replicas, lateness of the event loop, free bytes in `folder`.
-
-    `look` is shown each job as often.
-    """
+    """Keep speeds, lateness of the event loop and free bytes in `folder` up to date, and show `look` jobs; forever."""
     loop, metrics = asyncio.get_running_loop(), ports.metrics
     late_s = 0.0
     while True:

@@ -105,10 +105,7 @@ class Timelines:
         return Beginning(start.step if start is not None else record.first_steps[0], start, skipped)
 
     async def switch_to(self, job: Job, record: JobRecord, beginning: Beginning, spec: JobSpec) -> None:
-        """Begin a new timeline; nothing after `beginning` counts any more. The caller enters a state next.
-
-        NotAllowed if the job is no longer as in `record`.
-        """
+        """Begin a new timeline, before the caller enters a state; NotAllowed if the job is no longer as in `record`."""
         start, step = beginning.start, beginning.step
         ours = start is not None and start.job == record.id
         first_steps = resumed(record.first_steps, start.timeline if start and ours else record.timeline, step)
@@ -138,10 +135,7 @@ class Timelines:
             metrics.evaluated(record.id, step=progress.evaluation_step, loss=progress.evaluation_loss)
 
     async def go_back(self, job: Job) -> None:
-        """Take a stalled job to a new timeline that begins at its newest valid checkpoint; then it waits for peers.
-
-        A cancel, pause or resume in the meantime wins.
-        """
+        """Take a stalled job to a new timeline at its newest valid checkpoint, unless a person's order comes first."""
         lost, timeline = stall.lost_in(job.record.reason), job.record.timeline
         while (record := job.record).state is JobState.STALLED and record.timeline == timeline:
             try:

@@ -128,10 +128,7 @@ def put(connection: sa.Connection, into: sa.Table, values: Mapping[str, Any]) ->
 
 
 def put_once(connection: sa.Connection, into: sa.Table, values: Mapping[str, Any], *beside: str) -> None:
-    """Insert a row, unless one with the same key, and the same in the columns `beside`, is there.
-
-    So a write whose outcome is not known can be made again.
-    """
+    """Insert a row, unless it is there by its key and the columns `beside`: a write may be made again."""
     key = (*(column.name for column in into.primary_key), *beside)
     same = (into.c[name] == values[name] for name in key)
     if connection.execute(sa.select(sa.literal(1)).select_from(into).where(*same)).first() is None:
@@ -158,8 +155,7 @@ class Database:
     ) -> Database:
         """Migrate the database at `url` and take the next epoch; InvalidConfig if it cannot be used.
 
-        With `folder`, it must hold the data of the database's jobs; else no epoch is taken and no scheduler is fenced
-        off.
+        No epoch is taken, and no scheduler fenced off, if `folder` does not hold the data of the database's jobs.
         """
         engine = make_engine(url)
 
@@ -347,10 +343,7 @@ class Database:
         )
 
     async def write(self, change: Callable[[sa.Connection], object], operation: str = "write") -> None:
-        """Make a change, in a transaction that first claims the epoch; `operation` names it in the measured times.
-
-        Raises Fenced, DatabaseRejected or DatabaseUnavailable.
-        """
+        """Make a change in a transaction that first claims the epoch; Fenced, DatabaseRejected, DatabaseUnavailable."""
 
         def transaction() -> None:
             with self._engine.begin() as connection:

@@ -17,10 +17,7 @@ async def patiently(
     patience_s: float,
     refused: Callable[[DatabaseUnavailable], None] = lambda error: None,
 ) -> None:
-    """Repeat a write that the database refuses, for `patience_s`; then DatabaseUnavailable.
-
-    `refused` hears of the first refusal, the second, the fourth and so on.
-    """
+    """Repeat a refused write, for `patience_s`; then DatabaseUnavailable. `refused` hears of refusals 1, 2, 4 ..."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + patience_s
 

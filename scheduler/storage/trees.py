@@ -19,10 +19,7 @@ def tree_bytes(parent: Path, name: str) -> int:
 
 
 def remove_tree(parent: Path, name: str) -> int:
-    """Remove the folder and give what it held in bytes; 0 if there was none.
-
-    StorageError if it is a link, lies behind one, or cannot be removed whole.
-    """
+    """Remove the folder and give its bytes; StorageError if it is a link, lies behind one, or cannot go whole."""
     with _opened(parent) as descriptor:
         if descriptor is None:
             return 0

@@ -108,10 +108,7 @@ class Pages:
             return text(503, "the scheduler is busy: try again")
 
     async def _tell(self, connection: HttpConnection, job: str, place: CallSlot) -> AsyncIterator[bytes]:
-        """Everything, then what has changed, until the visitor may no longer look, or others need the place.
-
-        A page whose stream ends dials again.
-        """
+        """Everything, then what has changed, until the visitor may no longer look, or others need the place."""
         certificate, clock = connection.certificate(), asyncio.get_running_loop()
         before: Json | None = None
         told_s = clock.time()

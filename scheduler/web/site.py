@@ -59,13 +59,8 @@ class Site:
 
         `is_local`: only this machine reaches the port, and `logins` may read metrics there.
         """
-        self._loop = loop
-        self._probes = probes
-        self._door = door
-        self._targets = targets
-        self._registry = registry
-        self._pages = pages
-        self._check_member = check_member
+        self._loop, self._registry, self._probes, self._door = loop, registry, probes, door
+        self._targets, self._pages, self._check_member = targets, pages, check_member
         self._callers = Callers(is_local, Logins() if logins is None else logins)
 
     def application(self) -> Starlette:

@@ -47,32 +47,17 @@ def jobs_values(views: Iterable[pb.JobView], waiting: Sequence[str]) -> Json:
 
 
 def _job(view: pb.JobView) -> Json:
-    known = {
-        "name": view.name,
-        "state": view.state,
-        "reason": view.reason[:TEXT_MAX],
-        "hint": view.hint[:TEXT_MAX],
-        "owner": view.owner,
-    }
-    numbers = {
-        "step": view.step,
-        "steps": view.steps,
-        "since_unix_s": view.since_unix_s,
-        "created_unix_s": view.created_unix_s,
-    }
-    if view.priority:
-        numbers["priority"] = view.priority
-    if view.step:
-        numbers |= {"loss": view.loss}
-    if view.step and view.state == JobState.RUNNING:
-        numbers |= {"tokens_per_s": view.tokens_per_s, "eta_s": view.eta_s}
+    texts = {name: getattr(view, name)[:TEXT_MAX] for name in ("name", "state", "reason", "hint", "owner")}
+    names = ["step", "steps", "since_unix_s", "created_unix_s"]
+    names += [name for name in ("priority", "checkpoint_step", "lost_steps") if getattr(view, name)]
+    names += ["loss"] if view.step else []
+    names += ["tokens_per_s", "eta_s"] if view.step and view.state == JobState.RUNNING else []
+    numbers = {name: getattr(view, name) for name in names}
     if view.checkpoint_step:
-        numbers |= {"checkpoint_step": view.checkpoint_step, "checkpoint_unix_s": round(view.checkpoint_unix_s)}
-    if view.lost_steps:
-        numbers |= {"lost_steps": view.lost_steps}
+        numbers["checkpoint_unix_s"] = round(view.checkpoint_unix_s)
     if view.evaluation_step:
         numbers |= {"validation_loss": view.evaluation_loss, "validation_step": view.evaluation_step}
-    return {name: text for name, text in known.items() if text} | _known(numbers)
+    return {name: text for name, text in texts.items() if text} | _known(numbers)
 
 
 def job_values(
@@ -98,10 +83,7 @@ def job_values(
 
 
 def _island(view: pb.JobView, island: IslandStanding, peers: Mapping[str, pb.PeerView]) -> Json:
-    """As a job of its own; the times of its steps end with their number, from 1, or 0 for an outer step.
-
-    All of an outer step is shown as averaging.
-    """
+    """As a job of its own; the times of a step end with its number, or with 0 for an outer step, which is averaging."""
     steps = () if island.own is None else island.own.steps
     made: Json = {} if island.is_lost else {"step": island.steps, "exchanges": island.exchanges}
     return made | {

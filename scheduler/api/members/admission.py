@@ -61,7 +61,7 @@ class Gatekeeper:
     ) -> None:
         """`denied` hears the error code of each call and join that is refused."""
         self.members = members
-        self._trail = AuditTrail(audit, admins, log, on_denied=denied)
+        self._trail = AuditTrail(audit, admins, log, time.monotonic, denied)
         self._folder = folder
         self._log = log
         self._joins: JoinEndpoint | None = None

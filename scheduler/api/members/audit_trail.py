@@ -54,24 +54,16 @@ class _Failures:
     left_out: int = 0
 
 
+@dataclass(eq=False)
 class AuditTrail:
     """Writes the lines; a witness of the guard."""
 
-    def __init__(
-        self,
-        audit: Audit,
-        admins: Audit,
-        log: Logger,
-        clock_s: Callable[[], float] = time.monotonic,
-        on_denied: Callable[[str], None] = lambda code: None,
-    ) -> None:
-        """`admins` takes the lines that nobody else's calls turn over. `on_denied` hears the error code of everything
-        refused."""
-        self._on_denied = on_denied
-        self._audit, self._admins = audit, admins
-        self._log = log
-        self._clock_s = clock_s
-        self._failures: OrderedDict[str, _Failures] = OrderedDict()
+    _audit: Audit
+    _admins: Audit  # for lines that nobody else's calls turn over
+    _log: Logger
+    _clock_s: Callable[[], float] = time.monotonic
+    _on_denied: Callable[[str], None] = lambda code: None  # hears the error code of everything refused
+    _failures: OrderedDict[str, _Failures] = field(default_factory=OrderedDict)
 
     def started(self, scheduler: Principal, **facts: str) -> None:
         self._admins.write(scheduler.uri, "Start", ALLOWED, **facts)

@@ -35,15 +35,10 @@ class JoinEndpoint:
         door: Door,
         heard: Callable[[str, str, str, str, SwarmError | None], None] = lambda *_: None,
     ) -> None:
-        """`scheduler` gives the address where members go. `heard` is called for each request: method, who asked as
-        whom, from which address, error.
-        """
-        self._members = members
-        self._scheduler = scheduler
-        self._loop = loop
-        self._main = MainLoop(loop)
-        self._door = door
-        self._heard = heard
+        """`scheduler` gives the address where members go. `heard` hears the method, who asked as whom, from which
+        address, and the error."""
+        self._members, self._scheduler, self._door, self._heard = members, scheduler, door, heard
+        self._loop, self._main = loop, MainLoop(loop)
         self._listener: HttpListener | None = None
         self._failures: dict[str, Bucket] = {}
         self._log = get_logger("join")
@@ -95,10 +90,7 @@ class JoinEndpoint:
         )
 
     async def renew(self, body: bytes, address: str) -> dict[str, str]:
-        """The answer to a member that comes back with an ended certificate. Runs on the listener's loop.
-
-        Crowded, NotAdmitted, Refused, RetryElsewhere.
-        """
+        """The answer to a member that comes back with an ended certificate; errors as for `join`, and NotAdmitted."""
         asked = _asked(body, ("certificate", "csr"))
 
         async def work() -> bytes:

@@ -57,10 +57,7 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
     def __init__(
         self, passes: Passes, connections: Connections, log: Logger, wall_s: Callable[[], float] = time.time
     ) -> None:
-        self._passes = passes
-        self._connections = connections
-        self._log = log
-        self._wall_s = wall_s
+        self._passes, self._connections, self._log, self._wall_s = passes, connections, log, wall_s
         self._attached: dict[str, _Attached] = {}
         self._is_any_here = False
         self._beginning = Buckets(SESSIONS_OF_ONE_PER_S, SESSIONS_OF_ONE_AT_ONCE, MEMBERS_MAX)

@@ -116,10 +116,7 @@ class CheckpointCatalog:
             return True
 
     async def remove(self, where: str, job: JobId) -> int:
-        """Remove the job's checkpoints from the folder that its `checkpoint.dir` named; the bytes. A URL keeps them.
-
-        InvalidConfig if that folder is not ours, StorageError.
-        """
+        """Remove a job's checkpoints, but not at a URL; gives the bytes. InvalidConfig for no folder of ours."""
 
         def remove() -> int:
             folder = local_folder(where, self._schemes)
@@ -286,10 +283,7 @@ class Uploaded:
 
 
 def uploaded_checkpoint(files: Sequence[StateFile], place: Callable[[str], Path]) -> Checkpoint | None:
-    """The checkpoint among the files that came with a job, None if there is none; `place` finds a blob by its hash.
-
-    CheckpointDamaged if the files differ from the manifest.
-    """
+    """The checkpoint among a job's files, if any; `place` finds a blob by its hash. CheckpointDamaged."""
     if MANIFEST not in {file.path for file in files}:
         return None
     held = Uploaded({file.path: place(file.sha256) for file in files})

@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 
 import sqlalchemy as sa
@@ -57,29 +57,21 @@ _TOKENS = table(
 )
 
 
+@dataclass(eq=False)
 class Members:
     """All certificates come from here. Every method raises a SwarmError that names the way out."""
 
-    def __init__(
-        self,
-        authority: Authority,
-        database: Database,
-        wall_s: Callable[[], float],
-        life_s: float = LIFE_S,
-        grace_s: float = AWAY_S,
-    ) -> None:
-        """`life_s`: how long a certificate is good for; `grace_s`: how long after its end it is still renewed."""
-        self.authority = authority
-        self.life_s = life_s
-        self._grace_s = grace_s
-        self._database = database
-        self._wall_s = wall_s
-        self._members: dict[tuple[Role, str], Member] = {}
-        self._tokens: dict[str, Token] = {}
-        self._rates = Rates()
-        self._changing = asyncio.Lock()  # two joiners must not share one use
-        self.on_revoked: Callable[[Member], None] = lambda member: None
-        self.on_replaced: Callable[[Member], None] = lambda member: None  # the keys so far are good no more
+    authority: Authority
+    _database: Database
+    _wall_s: Callable[[], float]
+    life_s: float = LIFE_S  # of a certificate
+    _grace_s: float = AWAY_S  # how long after its end a certificate is still renewed
+    _members: dict[tuple[Role, str], Member] = field(default_factory=dict)
+    _tokens: dict[str, Token] = field(default_factory=dict)
+    _rates: Rates = field(default_factory=Rates)
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # two joiners must not share one use
+    on_revoked: Callable[[Member], None] = lambda member: None
+    on_replaced: Callable[[Member], None] = lambda member: None  # the keys so far are good no more
 
     @staticmethod
     async def clear(database: Database) -> None:
