@@ -598,7 +598,7 @@ def saves_while_killed(folder: Path, seed: str, long: bool) -> Trial:
             trial.restart_scheduler()
             trial.heals(job)
             listed = trial.jobs.Checkpoints(pb.CheckpointsRequest(job=job.id, verify=True), timeout=60).checkpoints
-            bad = [one.step for one in listed if one.fault]
+            bad = [checkpoint.step for checkpoint in listed if checkpoint.fault]
             if not listed or bad:
                 raise Broken(f"checkpoints of steps {bad} of {len(listed)} do not verify")
         trial.proves(job)

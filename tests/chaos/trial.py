@@ -326,7 +326,7 @@ class Trial(Cluster):
         times = []
         for peer, at_s in self.kills:
             said = self.said(self.scheduler, f"{peer} (stage", at_s - 0.001)
-            suspect = [one for one in said if one >= at_s - 0.001]
+            suspect = [suspected_s for suspected_s in said if suspected_s >= at_s - 0.001]
             if not suspect:
                 raise Broken(f"the scheduler's log does not say that {peer} is suspect")
             times.append(max(0.0, suspect[0] - at_s))

@@ -72,7 +72,7 @@ def test_every_hop_is_done_expired_forgotten_or_watched(seed: int) -> None:
             late = deadlines.expired(now_s)
             assert bool(late) == (due_s is not None and due_s <= now_s)
             expected = {hop for hop, at_s in began.items() if now_s - at_s >= limits[(hop.stage, hop.direction)]}
-            assert {one.hop for one in late} == expected
+            assert {replica.hop for replica in late} == expected
             for one in late:
                 assert one.waited_s >= one.deadline_s >= 0.5
                 told.add(one.hop)

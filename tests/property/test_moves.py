@@ -86,7 +86,7 @@ def test_a_plan_keeps_every_promise_and_a_reason(case: tuple[int, Fleet], min_re
     mover = fleet[move.peer]
     assert mover.stage == move.source != move.target
     assert not mover.pinned
-    assert sum(one.stage == move.source for one in fleet.values()) > min_replicas
+    assert sum(replica.stage == move.source for replica in fleet.values()) > min_replicas
     before, after = rate(stages, fleet), rate(stages, {**fleet, move.peer: replace(mover, stage=move.target)})
     assert after >= before * (1 - 1e-9)
     assert move.rate_after > move.rate_now

@@ -211,7 +211,7 @@ async def test_one_that_comes_back_after_a_restart_is_released_if_another_took_i
     await run.until_step(1)
     placed = run.job.stages[0]
     assert len(placed) == 3
-    (spare,) = (one.peer for one in run.rig.parts.allocator.idle())
+    (spare,) = (candidate.peer for candidate in run.rig.parts.allocator.idle())
     away, *_ = placed
     reaches, is_away = run.rig.network.reaches, True
 

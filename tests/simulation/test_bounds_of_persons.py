@@ -69,8 +69,8 @@ async def test_the_oldest_ended_job_without_weights_goes_when_another_of_its_own
     open_one = await desk.submit(by=ANN)
     anns = [await ended(ANN) for _ in range(3)]
     listed = {record.id for record in await jobs.stores.database.jobs()}
-    assert listed == {one.record.id for one in (bobs, *nobodys, open_one, *anns[1:])}
-    assert {one.record.id for one in jobs.registry.all()} == listed
+    assert listed == {job.record.id for job in (bobs, *nobodys, open_one, *anns[1:])}
+    assert {job.record.id for job in jobs.registry.all()} == listed
     assert f"job {anns[0].record.id} was removed: the newest 2 ended jobs" in desk.said(anns[2])
     assert "was removed" not in desk.said(anns[1])
 
@@ -125,7 +125,7 @@ def _late(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
 async def _counted(*opening: Any) -> list[str]:
     """What became of calls at the same time: "open", or the error."""
     done = await asyncio.gather(*opening, return_exceptions=True)
-    return ["open" if not isinstance(one, BaseException) else str(one) for one in done]
+    return ["open" if not isinstance(found, BaseException) else str(found) for found in done]
 
 
 @of_desk(0)
@@ -136,11 +136,11 @@ async def test_jobs_that_are_opened_at_the_same_time_count_together(
     monkeypatch.setattr(persons, "JOBS_OPEN_OF_ONE_MAX", 3)
     _late(desk, monkeypatch)
     bad = make_spec(tmp_path, checkpoint__resume_from="nobody:latest")
-    told = await _counted(*(desk.submit(one, by=ANN) for one in (bad, desk.spec, desk.spec, desk.spec)))
-    assert [one == "open" for one in told] == [False, True, True, False], "one that fails counts until then"
+    told = await _counted(*(desk.submit(spec, by=ANN) for spec in (bad, desk.spec, desk.spec, desk.spec)))
+    assert [answer == "open" for answer in told] == [False, True, True, False], "one that fails counts until then"
     assert "you have 3 open jobs" in told[3]
     told = await _counted(*(desk.submit(by=person) for person in (ANN, ANN, BOB)))
-    assert [one == "open" for one in told] == [True, False, True]
+    assert [answer == "open" for answer in told] == [True, False, True]
 
 
 @of_desk(0)
@@ -153,7 +153,7 @@ async def test_a_job_that_is_resumed_is_one_more_that_is_open(desk: Desk, monkey
         ended.append(await desk.submit(by=ANN))
         await jobs.cancel(ended[-1], "no more")
     told = await _counted(*(jobs.resume(job, "latest", desk.spec) for job in ended))
-    assert [one == "open" for one in told] == [True, True, False]
+    assert [answer == "open" for answer in told] == [True, True, False]
     assert "you have 2 open jobs" in told[2]
     assert [job.record.state.is_final for job in ended] == [False, False, True]
     with pytest.raises(QuotaReached):

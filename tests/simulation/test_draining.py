@@ -41,7 +41,7 @@ async def test_the_last_of_a_stage_is_drained_once_another_has_joined_and_both_a
     assert await drained(run, small) == [""]
     assert about_peer(run, small)["not used"].startswith("it is drained")
     new = add_peer(run, "new", stage=0)
-    while new not in {one.replica.peer for one in run.job.brain._state.joiners}:  # type: ignore[union-attr]
+    while new not in {joiner.replica.peer for joiner in run.job.brain._state.joiners}:  # type: ignore[union-attr]
         await asyncio.sleep(0.001)
     assert about_job(run)["joining"].startswith("new has been joining stage 0 for")
     assert "new joins" in about_job(run)["leaving"]

@@ -33,7 +33,7 @@ def test_the_weights_are_what_they_always_were() -> None:
     recorded = json.loads(GOLDEN.read_text())
     assert platform.machine() in recorded, "record the hashes on this kind of processor, with the code of before"
     found = computed()
-    assert any(one.items() <= found.items() for one in recorded[platform.machine()])
+    assert any(hashes.items() <= found.items() for hashes in recorded[platform.machine()])
 
 
 if __name__ == "__main__":

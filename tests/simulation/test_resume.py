@@ -65,8 +65,8 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
         assert job.record.weights_sha256 == expected.sha256
         kept = desk.checkpoints(job)
-        assert [one.step for one in kept] == [3, 6]
-        assert all(fault_of(one) == "" for one in kept)
+        assert [checkpoint.step for checkpoint in kept] == [3, 6]
+        assert all(fault_of(checkpoint) == "" for checkpoint in kept)
         assert {file.path for file in kept[0].files} >= {
             "optimizer/embed.safetensors",
             "optimizer/head.safetensors",
@@ -277,7 +277,7 @@ async def test_a_failed_job_goes_on_from_its_newest_checkpoint_and_leaves_the_ot
     assert job.record.state is JobState.SUCCEEDED, job.record.reason
     assert job.record.weights_sha256 == expected.sha256
     assert job.progress.tokens == sum(desk.tokens.batches(desk.spec).tokens_of(step) for step in range(8))
-    assert [one.timeline for one in desk.checkpoints(job)][-2:] == [1, 1]
+    assert [checkpoint.timeline for checkpoint in desk.checkpoints(job)][-2:] == [1, 1]
     assert desk.sample("swarm_checkpoint_size_bytes", job_id=job.record.id) > 0
 
 
@@ -313,7 +313,7 @@ async def test_old_checkpoints_go_and_multiples_stay(desk: Desk) -> None:
     written = [int(step) for step in re.findall(r"step-(\d+) is kept", desk.said(job))]
     assert written[-1] == 7
     multiples = {step for step in written if step % 2 == 0}
-    assert [one.step for one in desk.checkpoints(job)] == sorted(multiples | set(written[-2:]))
+    assert [checkpoint.step for checkpoint in desk.checkpoints(job)] == sorted(multiples | set(written[-2:]))
     assert multiples or len(written) > 2
 
 
@@ -375,7 +375,7 @@ def test_the_reference_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
         batches,
         on_commit=lambda stages, report: kept.after(stages, report.step + 1, report.loss, report.tokens) and None,
     )
-    assert [one.step for one in list_checkpoints(storage)[0]] == [2, 4]
+    assert [checkpoint.step for checkpoint in list_checkpoints(storage)[0]] == [2, 4]
     assert len(said) == 2
     for start in list_checkpoints(storage)[0]:
         for stages in (1, 3):

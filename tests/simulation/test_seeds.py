@@ -19,7 +19,7 @@ from tests.support.effort import others
 @pytest.mark.parametrize("name", sorted(SCENARIOS, key=lambda name: -SCENARIOS[name].weight))
 def test_nothing_is_lost(name: str) -> None:
     failed = [outcome for seed in (2, *others(1)) if (outcome := outcome_of((name, seed))).failures]
-    assert not failed, "\n\n".join([outcome.explanation for outcome in failed] + [one.replay for one in failed])
+    assert not failed, "\n\n".join([outcome.explanation for outcome in failed] + [outcome.replay for outcome in failed])
 
 
 def test_the_catalogue_has_all_its_seeds_and_gives_heavy_scenarios_more() -> None:

@@ -25,7 +25,7 @@ async def step_s(run: Run, steps: int) -> list[float]:
 def total(run: Run, name: str, **labels: str) -> float:
     """The sum of a counter's series with these labels."""
     samples = [sample for metric in run.rig.metrics.registry.collect() for sample in metric.samples]
-    return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+    return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())
 
 
 def given(run: Run, peer: PeerId) -> float:

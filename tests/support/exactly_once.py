@@ -264,19 +264,19 @@ class Server:
                 key = (command.step, command.unit)
                 if command.step >= self.cells.version and self.is_news(command):
                     self.averages[key] = command
-                    self.waiting = [one for one in self.waiting if (one.step, one.unit) != key]
+                    self.waiting = [waiting for waiting in self.waiting if (waiting.step, waiting.unit) != key]
                     self.waiting.append(command)
                     if command.ahead:
                         self.carry_out(self.cells.seal_when(command.step, self.expected(command)))
                     else:
                         self.carry_out(self.cells.seal(command.step))
-                elif not command.ahead and any(one.round == command.round for one in self.waiting):
+                elif not command.ahead and any(waiting.round == command.round for waiting in self.waiting):
                     self.carry_out(self.cells.seal(command.step))
             case AbortRound():
                 held = self.averages.get((command.step, command.unit))
                 if held is not None and held.round == command.round:
                     del self.averages[command.step, command.unit]
-                    self.waiting = [one for one in self.waiting if one.round != command.round]
+                    self.waiting = [waiting for waiting in self.waiting if waiting.round != command.round]
                     self.carry_out(self.cells.unseal(command.step))
             case Commit():
                 if command.step == self.cells.version:
@@ -295,8 +295,8 @@ class Server:
     def is_news(self, average: Average) -> bool:
         """A round that is older than one seen, or the same, is a repeat."""
         key = (average.step, average.unit)
-        seen = [one for one in self.old_commands if isinstance(one, Average) and (one.step, one.unit) == key]
-        return all(one.round < average.round for one in seen)
+        seen = [old for old in self.old_commands if isinstance(old, Average) and (old.step, old.unit) == key]
+        return all(old.round < average.round for old in seen)
 
     def expected(self, average: Average) -> str:
         return next(member.digest for member in average.members if member.peer == self.peer)
@@ -331,8 +331,8 @@ class Server:
                 case ForgetSums():
                     self.device.append(action)
                 case Sealed(step):
-                    self.device.extend(one for one in self.waiting if one.step == step)
-                    self.waiting = [one for one in self.waiting if one.step != step]
+                    self.device.extend(average for average in self.waiting if average.step == step)
+                    self.waiting = [average for average in self.waiting if average.step != step]
                 case Report(event):
                     self.tell(event)
                 case _:
@@ -459,7 +459,7 @@ def spelled(value: object) -> str:
     """What a decision says, less what is LEFT_OUT."""
     if is_dataclass(value):
         kind = type(value).__name__
-        names = [one.name for one in fields(value) if not {one.name, f"{kind}.{one.name}"} & LEFT_OUT]
+        names = [field.name for field in fields(value) if not {field.name, f"{kind}.{field.name}"} & LEFT_OUT]
         facts = [spelled(getattr(value, name)) for name in names]
         return f"{type(value).__name__}({', '.join(facts)})"
     if isinstance(value, dict):

@@ -205,7 +205,7 @@ async def drained(run: Run, peer: str) -> list[str]:
 def about_peer(run: Run, peer: PeerId) -> dict[str, str]:
     """What `explain` tells of the peer, by topic."""
     known, now_s = run.rig.membership.find(peer), asyncio.get_running_loop().time()
-    idle = next((one for one in run.rig.jobs.idle() if one.peer == peer), None)
+    idle = next((candidate for candidate in run.rig.jobs.idle() if candidate.peer == peer), None)
     assert run.job.run is not None
     situation = run.job.situation() if known.job else None
     return {fact.topic: fact.text for fact in explain_peer(known, situation, idle, {}, now_s)}
@@ -239,7 +239,7 @@ class Scene:
 
     async def until_kept(self, step: int) -> None:
         """Return when a checkpoint at this step or a later one is there."""
-        while not any(one.step >= step for one in self.checkpoints()):
+        while not any(checkpoint.step >= step for checkpoint in self.checkpoints()):
             await asyncio.sleep(0.005)
 
     def kill_stage(self, stage: int) -> list[PeerId]:

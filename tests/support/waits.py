@@ -141,7 +141,7 @@ def _decoded(far: Far, codec_name: str) -> dict[str, Any]:
         "bytes of an element": (far.sent_bytes - sent) / tensor.numel(),
         "divided by numbers": far.divided_by_numbers - divided,
     }
-    same = [torch.equal(one.view(torch.int32), near.view(torch.int32)) for one in (there.cpu(), here)]
+    same = [torch.equal(tensor.view(torch.int32), near.view(torch.int32)) for tensor in (there.cpu(), here)]
     return found | {"same bits": all(same)}
 
 

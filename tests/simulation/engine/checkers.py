@@ -161,7 +161,7 @@ def checkpoints(history: History, facts: Facts) -> Iterator[str]:
         elif one.weights_sha256 != facts.weights[one.step - 1]:
             yield f"I6 the checkpoint of step {one.step} has other weights than one process"
     succeeded = any(turned.state == "succeeded" for _, turned in history.of(JobIs))
-    if succeeded and facts.steps not in [one.step for one in kept]:
+    if succeeded and facts.steps not in [checkpoint.step for checkpoint in kept]:
         yield "I6 the job succeeded without a checkpoint of its last step"
 
 
@@ -293,7 +293,7 @@ def held_until_commit(history: History, _: Facts) -> Iterator[str]:
         match record.what:
             case Held(outputs=outputs):
                 gone = held[replica] - outputs
-                missing = [one for one in gone - let_go[replica] if one[0] > committed[replica]]
+                missing = [output for output in gone - let_go[replica] if output[0] > committed[replica]]
                 if missing:
                     yield f"I12 {_who(record)} no longer holds {sorted(missing)}"
                 held[replica] = outputs

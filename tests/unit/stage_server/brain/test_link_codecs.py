@@ -163,9 +163,9 @@ def test_links_that_are_no_longer_used_and_clocks_that_stand_still_tell_nothing(
     links = LinkCodecs("none")
     links.delivered(A, links.start(A, 0.0), 1_000, 1.0)
     links.delivered(B, links.start(B, 1.0), 1_000, 1.0)
-    assert [one.to for one in links.speeds()] == [A]
+    assert [speed.to for speed in links.speeds()] == [A]
     links.delivered(B, links.start(B, FRESH_S), 1 << 40, FRESH_S + 1e-9)
-    assert [one.to for one in links.speeds()] == [B, A]
+    assert [speed.to for speed in links.speeds()] == [B, A]
     links.delivered(B, links.start(B, FRESH_S), 1_000, FRESH_S + 1.0)
     assert links.speeds() == (LinkSpeed(B, RATE_MAX, links.speeds()[0].receipt_s),)
 

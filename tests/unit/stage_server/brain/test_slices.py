@@ -48,9 +48,9 @@ def test_a_slice_has_as_many_chunks_as_messages_would_carry_anyway(chunks: int) 
 
 def test_unequal_slices_have_finer_chunks() -> None:
     large, small = owner(0, CHUNK_ELEMENTS_MIN), owner(0, CHUNK_ELEMENTS_MIN // 2)
-    assert [len(chunks_of(one, [large, small])) for one in (large, small)] == [4, 2]
+    assert [len(chunks_of(member, [large, small])) for member in (large, small)] == [4, 2]
     alike = owner(0, CHUNK_ELEMENTS_MIN - 64)
-    assert [len(chunks_of(one, [large, alike])) for one in (large, alike)] == [1, 1]
+    assert [len(chunks_of(member, [large, alike])) for member in (large, alike)] == [1, 1]
 
 
 def test_a_member_without_a_slice_has_no_chunks() -> None:

@@ -160,7 +160,7 @@ async def test_what_is_meant_for_another_job_timeline_or_stage_is_refused() -> N
             replace(QUESTION, microbatch=Microbatch(1, 0, 0)),
             replace(SLICE, timeline=1),
         )
-        others = [replace(one, job=JobId("other")) for one in (BOUNDARY, EVALUATION, QUESTION, SLICE)]
+        others = [replace(header, job=JobId("other")) for header in (BOUNDARY, EVALUATION, QUESTION, SLICE)]
         for header in (*later, *others):
             with pytest.raises(StaleMessage, match="this replica serves job job, timeline 0"):
                 replica.admission.check(header)

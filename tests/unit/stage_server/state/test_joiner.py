@@ -62,4 +62,4 @@ def test_a_donor_is_asked_again_although_the_job_stands_still(tmp_path: Path) ->
             await ports.work.close()
 
     run(join(), seed=0)
-    assert [(one.version, one.digest) for one in told if isinstance(one, Loaded)] == [(0, stage.digest())]
+    assert [(event.version, event.digest) for event in told if isinstance(event, Loaded)] == [(0, stage.digest())]

@@ -57,7 +57,7 @@ def test_a_digest_follows_its_definition(elements: int) -> None:
 
 def test_digests_of_many_tensors_are_those_of_each() -> None:
     tensors = [values(elements, seed) for seed, elements in enumerate((0, *SIZES, 2 * ROW, 0))]
-    assert digests._digests_here(tensors) == [int(digests._digest(one)) for one in tensors]
+    assert digests._digests_here(tensors) == [int(digests._digest(tensor)) for tensor in tensors]
     assert digests._digests_here([]) == []
 
 
@@ -129,5 +129,5 @@ def test_names_shapes_types_order_and_number_of_tensors_are_part_of_the_digest()
 
 def test_zeros_and_negative_zeros_and_nans_of_other_bits_are_told_apart() -> None:
     nans = torch.tensor([0x7FC00000, 0x7FC00001, 0], dtype=torch.int32).view(torch.float32)
-    seen = {of(torch.tensor([number])) for number in (0.0, -0.0, 1e-45, 1.0)} | {of(one.view(1)) for one in nans[:2]}
+    seen = {of(torch.tensor([number])) for number in (0.0, -0.0, 1e-45, 1.0)} | {of(nan.view(1)) for nan in nans[:2]}
     assert len(seen) == 6

@@ -49,7 +49,7 @@ def test_state_is_named_by_parameter(optimizer: str, momentum: float, names: lis
     for name, parameter in parameters.items():
         state = made.state_of(name)
         assert list(state) == names
-        assert all(one.shape in ((), parameter.shape) for one in state.values())
+        assert all(kept.shape in ((), parameter.shape) for kept in state.values())
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def stepped(settings: TrainingSection, *, together: bool = True) -> list[Tensor]
         gradients = {
             name: tensor(*one.shape, seed=100 * step + at) for at, (name, one) in enumerate(parameters.items())
         }
-        for some in [list(parameters.items())] if together else [[one] for one in parameters.items()]:
+        for some in [list(parameters.items())] if together else [[parameter] for parameter in parameters.items()]:
             made.step(some, gradients, 1e-2 / (step + 1), 0.3)
     return [*parameters.values(), *(kept for name in parameters for kept in made.state_of(name).values())]
 
@@ -103,7 +103,7 @@ def test_a_step_in_groups_has_the_bits_of_one_tensor_at_a_time_on_a_cpu(
 def test_small_tensors_are_grouped_and_large_ones_are_alone(monkeypatch: pytest.MonkeyPatch, grouping: None) -> None:
     seen: list[list[int]] = []
     monkeypatch.setattr(
-        optimizers, "sgd", lambda parameters, *_, **__: seen.append([one.numel() for one in parameters])
+        optimizers, "sgd", lambda parameters, *_, **__: seen.append([parameter.numel() for parameter in parameters])
     )
     monkeypatch.setattr(optimizers, "GROUP_ELEMENTS", 100)
     parameters = {f"{at}": torch.ones(size) for at, size in enumerate((30, 100, 60, 400, 10, 1, 99))}

@@ -67,7 +67,7 @@ def test_nothing_in_the_probe_leaves_the_numbers() -> None:
         def watched(held, section, rate, grouped, step=step, seen=seen) -> None:  # type: ignore[no-untyped-def]
             held = list(held)
             step(held, section, rate, grouped)
-            seen += [tensor.clone() for one in held for tensor in (one.parameter, *one.state.values())]
+            seen += [tensor.clone() for kept in held for tensor in (kept.parameter, *kept.state.values())]
 
         rule = OPTIMIZERS[name]
         OPTIMIZERS[name] = type(rule)(rule.start, watched)

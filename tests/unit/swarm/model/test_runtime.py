@@ -128,7 +128,7 @@ def test_a_tensor_is_copied_back_beside_what_is_computed_after_it_and_the_host_w
     calls.append("checks of the gradients")
     finite: Any = Scripted(GPU, calls)
     there: list[Any] = list(to_host(sent, finite))
-    assert [one.device.type for one in there] == ["cpu", "cpu"]
+    assert [tensor.device.type for tensor in there] == ["cpu", "cpu"]
     host_waits = ["host waits for copies back"] * 2  # the second one has come then
     assert calls == [*SENT_BACK, "checks of the gradients", *SENT_BACK, *host_waits]
 

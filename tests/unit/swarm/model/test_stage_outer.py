@@ -136,7 +136,7 @@ def follow(stages: list[Stage], stop: int) -> None:
     for step in range(stages[0].version, stop):
         if course.is_outer(step):
             names = sorted(stages[0].proposals.merged_at(step))
-            proposed = [one.propose(names) for one in stages]
+            proposed = [stage.propose(names) for stage in stages]
             deltas = {
                 name: compose([one[name] for one in proposed], [1.0 / len(stages)] * len(stages)) for name in names
             }
@@ -205,7 +205,7 @@ def test_an_island_that_begins_anew_has_the_outer_weights_and_proposes_nothing()
 def test_a_checkpoint_has_the_outer_weights_and_those_of_the_island() -> None:
     stages = [Stage(streaming_spec("none"), 0, CPU) for _ in range(2)]
     follow(stages, stages[0].proposals.course.level_from(3))  # type: ignore[union-attr]
-    made = [one.capture(optimizer=True) for one in stages]
+    made = [stage.capture(optimizer=True) for stage in stages]
     assert all(torch.equal(made[0].weights[name], made[1].weights[name]) for name in made[0].weights)
     assert any(not torch.equal(made[0].trained[name], made[1].trained[name]) for name in made[0].trained)
     again = Stage(streaming_spec("none"), 0, CPU, made[0])

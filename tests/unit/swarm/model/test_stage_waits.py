@@ -37,7 +37,7 @@ def test_the_host_waits_once_for_a_forward_and_once_for_a_backward(counted: Any)
 def test_a_device_decodes_what_arrives_with_the_bits_of_the_cpu_and_without_a_wait(counted: Any) -> None:
     """Received tensors were decoded on the host, and crossed to the device as float32: 4 bytes for each element."""
     found = counted["decoded"]
-    assert all(one["same bits"] and one["waits"] == [] for one in found.values()), found
+    assert all(decoded["same bits"] and decoded["waits"] == [] for decoded in found.values()), found
     # A GPU has other bits for it than a CPU, which this device does not show.
     assert all(one["divided by numbers"] == 0 for one in found.values()), found
     crossed = {name: round(one["bytes of an element"], 2) for name, one in found.items()}

@@ -85,7 +85,7 @@ async def averaged(table: Table, command: Average, *, clips: bool = False, devic
     sides = [side for side in table.sides.values() if side.me.peer in {member.peer for member in command.members}]
     for side in sides:
         side.mailbox.begin(command)
-    own = [(works, links, one.mailbox, one.leftovers, Deadline(command.timeout_s)) for one in sides]
+    own = [(works, links, side.mailbox, side.leftovers, Deadline(command.timeout_s)) for side in sides]
     means = await asyncio.gather(
         *(run_round(command, one.me, one.stage, reduction, *its) for one, its in zip(sides, own, strict=True))
     )

@@ -103,7 +103,7 @@ async def exchanged(table: Table, timeout_s: float = 3.0) -> list[Mean]:
 @pytest.mark.parametrize("code", ["none", "bfloat16", "int8", "fp4"])
 async def test_all_envoys_hold_the_same_mean_of_what_each_island_proposed_once(code: str) -> None:
     named = [("a0", 0, 30), ("z0", 0, 0), ("b1", 1, 50), ("y1", 1, 0), ("c2", 2, 20)]
-    sides = [Side(*one, code) for one in named]
+    sides = [Side(*words, code) for words in named]
     table = Table(*sides)
     means = await exchanged(table)
     proposals = [
@@ -121,7 +121,7 @@ async def test_all_envoys_hold_the_same_mean_of_what_each_island_proposed_once(c
     assert all(timeline == timelines[to] for _, to, timeline in table.sent), "of the receiver's island"
     command = Exchange(6, STEP, UNIT, Round(1, 1), tuple(side.envoy for side in sides), 3.0)
     for peer in timelines:
-        sent, received = (sum(peer == one[end] for one in table.sent) for end in (0, 1))
+        sent, received = (sum(peer == sending[end] for sending in table.sent) for end in (0, 1))
         assert exchange.travelled(command, peer, 100) == (100 * sent, 100 * received)
 
 
@@ -141,7 +141,7 @@ def test_all_envoys_that_an_envoy_does_not_get_through_to_are_named() -> None:
         with_whom = (InlineDevice(lambda: 0.0), links, a.mailbox, Deadline(10.0))
         with pytest.raises(ExceptionGroup) as broken:
             await exchange.run_exchange(command, a.me, a.stage, *with_whom)
-        accused = {one.accused: one.message for one in broken.value.exceptions if isinstance(one, RoundBroken)}
+        accused = {error.accused: error.message for error in broken.value.exceptions if isinstance(error, RoundBroken)}
         assert accused.keys() == {away.me.peer, deaf.me.peer}
         assert accused["d3"] == "d3 sent no proposal within 10 s"
         assert {to for sender, to, _ in table.sent if sender == "a0"} == {"c2", "d3"}, "also behind one that is away"
