@@ -21,7 +21,7 @@ from pathlib import Path
 from swarm.pki.profiles import ENVIRONMENT
 from tests.chaos.relay import why_not
 from tests.chaos.scenarios import SCENARIOS, SUPPORTED, Scenario
-from tests.chaos.trial import Broken, Void
+from tests.chaos.trial import Broken, Void, entries
 
 COMPARED = "microbatches compared: "
 WARNINGS = 20  # of a failed trial's scheduler that are shown
@@ -119,9 +119,9 @@ def _run(scenario: Scenario, seed: str, long: bool, keep: Path | None) -> int | 
 
 def _warnings(log: Path) -> list[str]:
     """The last that a scheduler was not content with, and what became of its jobs, oldest first."""
-    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")] if log.exists() else []
-    told = [one for one in lines if one["level"] in ("warning", "error") or one["event"].startswith("job is")]
-    return [f"{one['ts']} {one['level']} {one['event']}"[:300] for one in told[-WARNINGS:]]
+    found = entries(log) if log.exists() else ()
+    told = [entry for entry in found if entry["level"] in ("warning", "error") or entry["event"].startswith("job is")]
+    return [f"{entry['ts']} {entry['level']} {entry['event']}"[:300] for entry in told[-WARNINGS:]]
 
 
 if __name__ == "__main__":

@@ -86,10 +86,12 @@ def repeat(repeater: Repeater) -> None:
         if isinstance(event, EVENTS):
             repeater.again(type(event).__name__, lambda: emit(self, event))
 
-    async def send_again(self: GrpcPeerLinks, address: str, header: Any, payload: bytes | memoryview) -> None:
+    async def send_again(
+        self: GrpcPeerLinks, address: str, header: Any, payload: bytes | memoryview, **whom: Any
+    ) -> None:
         kept = bytes(payload)
-        await send(self, address, header, kept)
-        repeater.again(kind_of(header), lambda: send(self, address, header, kept))
+        await send(self, address, header, kept, **whom)
+        repeater.again(kind_of(header), lambda: send(self, address, header, kept, **whom))
 
     async def handle_again(self: StageServer, command: Command) -> None:
         await handle(self, command)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from tests.chaos.relay import Relay
 from tests.chaos.repeating_stage_server import SAID
 from tests.chaos.trial import COMMIT_S_MAX, MICROBATCHES, Broken, Trial, Void, Work, gaps_s, percentile
 from tests.support.processes import Process
+from tests.support.services import free_port, whole_lines
 
 # What the system can do so far. "joining": a new stage server joins a job at work; "stalling": a job whose stage is
 # lost waits for a new peer; "rebalancing": peers move between stages. Add one here and its scenarios run.
@@ -291,18 +291,9 @@ def everything_again(folder: Path, seed: str, long: bool) -> Trial:
         ignored = sum(trial.metric("swarm_duplicates_discarded_total").values())
         counts: Counter[str] = Counter()
         for process in started:
-            told = [line for line in process.log.read_text().splitlines() if line.startswith(SAID)]
+            told = [line for line in whole_lines(process.log) if line.startswith(SAID)]
             counts.update(json.loads(told[-1].removeprefix(SAID)) if told else {})
-        missing = {
-            "Accumulated",
-            "Averaged",
-            "Committed",
-            "Route",
-            "Average",
-            "Commit",
-            "activation",
-            "gradient",
-        } - set(counts)
+        missing = REPEATED - set(counts)
         if missing or ignored < job.spec.training.steps:
             raise Void(f"not repeated: {missing}; {ignored:g} repetitions were ignored")
         trial.figures["repeated"] = dict(counts)
@@ -610,7 +601,7 @@ def saves_while_killed(folder: Path, seed: str, long: bool) -> Trial:
 
 def broker_killed(folder: Path, seed: str, long: bool) -> Trial:
     """F7: the broker dies, comes back empty; training does not notice."""
-    port = _free_port()
+    port = free_port()
     broker = Process.start(folder / "broker.log", f"tests.chaos.broker {port}")
     broker.wait_ready()
     try:
@@ -694,12 +685,6 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def _epoch(trial: Trial) -> int:
     return int(trial.jobs.Version(pb.VersionRequest(), timeout=10).epoch)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 SCENARIOS = [

@@ -30,6 +30,7 @@ from tests.chaos.failpoints import HIT
 from tests.chaos.harmed_stage_server import MET, write_harm
 from tests.support.processes import Cluster, Process
 from tests.support.scenes import resolved
+from tests.support.services import whole_lines
 from tests.support.simulated import Tokens, small_spec, write_text
 
 MICROBATCHES = 8  # per step, in the jobs of trials
@@ -310,13 +311,8 @@ class Trial(Cluster):
 
     def said(self, process: Process, words: str, since_unix_s: float = 0.0) -> list[float]:
         """When a process logged something, Unix seconds."""
-        times = []
-        for line in process.log.read_text(errors="replace").splitlines():
-            if words in line and line.startswith("{"):
-                at_s = _unix_s(json.loads(line)["ts"])
-                if at_s >= since_unix_s:
-                    times.append(at_s)
-        return times
+        times_s = (_unix_s(entry["ts"]) for entry in entries(process.log, words))
+        return [at_s for at_s in times_s if at_s >= since_unix_s]
 
     def rerouted_s(self) -> list[float]:
         """Seconds from each kill -9 until the peer's work was given to others, by the scheduler's log.
@@ -331,6 +327,14 @@ class Trial(Cluster):
                 raise Broken(f"the scheduler's log does not say that {peer} is suspect")
             times.append(max(0.0, suspect[0] - at_s))
         return times
+
+
+def entries(log: Path, words: str = "") -> Iterator[dict[str, Any]]:
+    """The entries of a log with some words; without what a process was killed in the middle of."""
+    for line in whole_lines(log):
+        if words in line and line.startswith("{"):
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line)
 
 
 class Work:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.machines import ADDRESSES, HIDDEN, SCHEDULER, SERVER, Machines
 from tests.support.reader import ROOT, commands_of
-from tests.support.services import until
+from tests.support.services import ready_in, until
 
 TYPED_AND_WAITED_S_MAX = 900.0
 WORDS = {command for page in ("README.md", "docs/networks.md") for command in commands_of((ROOT / page).read_text())}
@@ -33,15 +33,6 @@ def typed(command: str, line: str = "", **names: str) -> str:
     return command
 
 
-def ready(program: subprocess.Popen[str], log: Path) -> dict[str, Any]:
-    def said() -> dict[str, Any]:
-        assert program.poll() is None, log.read_text()[-3000:]
-        lines = [line for line in log.read_text().splitlines() if '"swarm.ready/' in line]
-        return dict(json.loads(lines[0])) if lines else {}
-
-    return dict(until(f"{log.name} is ready", said, timeout_s=300.0))
-
-
 @pytest.mark.timeout(1800)
 def test_three_machines_join_by_token_train_and_one_behind_a_router_is_revoked(tmp_path: Path) -> None:
     with Machines(tmp_path) as machines:
@@ -49,8 +40,8 @@ def test_three_machines_join_by_token_train_and_one_behind_a_router_is_revoked(t
         programs: dict[str, subprocess.Popen[str]] = {}
 
         def starts(name: str, machine: str, command: str) -> dict[str, Any]:
-            programs[name] = machines.starts(machine, command, logs[name])
-            return ready(programs[name], logs[name])
+            program = programs[name] = machines.starts(machine, command, logs[name])
+            return dict(until(f"{name} is ready", lambda: ready_in(logs[name], program), timeout_s=300.0))
 
         def token(role: str) -> str:
             return machines.types(SCHEDULER, typed(f"swarm token create --role {role} --scheduler SCHEDULER:7950"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,15 +15,10 @@ import pytest
 from client.cli import run
 from swarm.pki.profiles import profile_folder
 from tests.support.processes import Process
+from tests.support.services import free_port
 
 pytestmark = pytest.mark.timeout(300)
 QUIET = ("--http-port", "0", "--listen", "127.0.0.1:0")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def command_lines() -> Iterator[bytes]:

@@ -13,8 +13,6 @@ import torch
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import Replica
 from stage_server.state.loading import build_stage
-from swarm.job.resolve import Basis, resolve
-from swarm.job.spec import parse_job
 from swarm.types import Hop, JobId, Microbatch, PeerId, UnitName
 from swarm.wire.messages import Event, LoadStage, Route, TensorHeader
 from tests.support.acts import Played, played
@@ -22,6 +20,7 @@ from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork
+from tests.support.specs import tiny_spec
 
 JOB = JobId("job")
 ME = PeerId("me")
@@ -57,16 +56,12 @@ def play(
     stages: int, act: Callable[[Scene], Awaitable[None]], *, overlap: int = 0, trust: dict[str, float] | None = None
 ) -> None:
     """`overlap` of the two microbatches of a step are late; `trust` is that section of the job file."""
-    config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    values = {
-        "name": "t",
-        "model": {"config": config, "dtype": "float32"},
-        "data": {"source": "x", "sequence_length": 16},
-        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2, "reproducible": bool(trust)},
-        "pipeline": {"stages": stages, "overlap": overlap, "compression": "none"},
-        "trust": trust or {},
-    }
-    spec = resolve(parse_job(values), Basis(257))
+    spec = tiny_spec(
+        stages,
+        training={"reproducible": bool(trust)},
+        pipeline={"overlap": overlap, "compression": "none"},
+        trust=trust or {},
+    )
     split = spec.pipeline.split
     assert split != "auto"
 

@@ -167,7 +167,7 @@ class Process:
         """The line that the process prints when it can be used."""
         assert self.child.stdout is not None
         line = self.child.stdout.readline()
-        assert line, f"{self.child.args} ended with {self.child.wait()}:\n{self.log.read_text()[-4000:]}"
+        assert line.endswith("\n"), f"{self.child.args} ended with {self.child.wait()}:\n{self.log.read_text()[-4000:]}"
         self.ready = json.loads(line)
         return self.ready
 
@@ -189,8 +189,15 @@ class Process:
 
     def stop(self) -> int:
         """End the process as an operator would; gives its exit code."""
+        self.terminate()
+        return self.ended()
+
+    def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.child.terminate()
+
+    def ended(self) -> int:
+        """Its exit code, once it has ended by itself or was killed for lingering."""
         try:
             code = self.child.wait(timeout=60)
         except subprocess.TimeoutExpired:
@@ -209,6 +216,7 @@ class Cluster:
         self.scheduler_flags = scheduler_flags
         self.broker = broker
         self.servers: dict[str, Process] = {}
+        self._started: list[Process] = []  # all stage servers, whether they became ready or not
         self.before_scheduler: Sequence[str] = ()
         self.before_servers: Sequence[Sequence[str]] = ()  # commands that run them, by number
         self.scheduler_host = "127.0.0.1"
@@ -247,8 +255,11 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.channel.close()
-        for process in [*self.servers.values(), self.scheduler]:
-            process.stop()
+        for process in self._started:
+            process.terminate()
+        for process in self._started:
+            process.ended()
+        self.scheduler.stop()
 
     def add_servers(self, count: int, *flags: str, module: str = "stage_server") -> list[str]:
         """Start stage servers, wait until the scheduler lists them, and give their ids."""
@@ -267,7 +278,7 @@ class Cluster:
         broker = self.scheduler.ready["broker"] if self.broker == "embedded" else self.broker
         where = ("--scheduler", self.address) if broker == "none" else ("--broker", broker)
         host = self.server_hosts[number] if number < len(self.server_hosts) else "127.0.0.1"
-        return Process.start(
+        process = Process.start(
             self.folder / f"server-{number}.log",
             module,
             *where,
@@ -277,6 +288,8 @@ class Cluster:
             *flags,
             before=self.before_servers[number] if number < len(self.before_servers) else (),
         )
+        self._started.append(process)
+        return process
 
     def member(self, role: Role, name: str) -> Identity:
         """The identity of a new member, who joins with a token of the local admin."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from swarm.process.children import dying_with_parent
-from tests.support.services import free_port, until
+from tests.support.services import free_port, ready_in, until
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^( *)```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -166,12 +165,8 @@ class Reader:
         self._programs.append(program)
 
         def ready() -> dict[str, Any]:
-            text = log.read_text()
-            assert program.poll() is None, f"{typed} ended:\n{text[-3000:]}"
-            if verb == "up":
-                return {"up": True} if "Ctrl-C stops everything" in text else {}
-            lines = [line for line in text.splitlines() if '"swarm.ready/' in line]
-            return dict(json.loads(lines[0])) if lines else {}
+            found = ready_in(log, program)
+            return {"up": True} if verb == "up" and "Ctrl-C stops everything" in log.read_text() else found
 
         return dict(until(f"{typed} is ready", ready, timeout_s=COMMAND_S_MAX))
 

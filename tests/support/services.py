@@ -74,6 +74,17 @@ def until(what: str, met: Any, timeout_s: float = START_S_MAX) -> Any:
         time.sleep(POLL_S)
 
 
+def whole_lines(log: Path) -> list[str]:
+    """What a log says so far, without a line of which its process has written only the beginning."""
+    return log.read_text(errors="replace").rpartition("\n")[0].splitlines()
+
+
+def ready_in(log: Path, program: subprocess.Popen[str]) -> dict[str, Any]:
+    """The line that a program prints when it can be used; empty until then."""
+    assert program.poll() is None, log.read_text()[-3000:]
+    return next((dict(json.loads(line)) for line in whole_lines(log) if '"swarm.ready/' in line), {})
+
+
 def promtool(*arguments: str, stdin: str = "") -> str:
     """What promtool says; the test fails if it complains."""
     ran = subprocess.run([program("promtool"), *arguments], input=stdin, capture_output=True, text=True, timeout=60)

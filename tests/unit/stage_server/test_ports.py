@@ -7,24 +7,15 @@ import pytest
 from stage_server.ports import LOG_BYTES_MAX, LOG_SHARE, Assignment, HubPolicy, MemoryBudget, ReplicaId
 from swarm.errors import NotAllowed
 from swarm.job.footprint import stage_footprint
-from swarm.job.resolve import Basis, resolve
-from swarm.job.spec import parse_job
 from swarm.types import JobId, Memory, PeerId
 from swarm.wire.messages import LoadStage
+from tests.support.specs import tiny_spec
 
 MIB = 1 << 20
 
 
 def assignment() -> Assignment:
-    config = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
-    values = {
-        "name": "t",
-        "model": {"config": config, "dtype": "float32"},
-        "data": {"source": "x", "sequence_length": 16},
-        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
-        "pipeline": {"stages": 1},
-    }
-    spec = resolve(parse_job(values), Basis(257))
+    spec = tiny_spec()
     command = LoadStage(JobId("job"), 0, 0, (2,), 0, spec.model_dump_json())
     return Assignment(command, spec, ReplicaId(JobId("job"), PeerId("p"), 1, 0))
 

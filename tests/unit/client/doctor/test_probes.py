@@ -13,6 +13,7 @@ import pytest
 
 from client.doctor import probes
 from client.doctor.rules import Grade
+from tests.support.services import free_port
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,7 @@ def test_whoever_hangs_up_while_the_scheduler_is_awaited_ends_nothing(monkeypatc
     """The reset of a port scanner ended the thread that answers, with a traceback."""
     faults: list[object] = []
     monkeypatch.setattr(threading, "excepthook", faults.append)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     word = bytes(1 << 24)  # more than the kernel takes at once: the thread is still saying it
     with probes._answering(port, word) as (listens, _):
         assert listens

@@ -16,32 +16,17 @@ from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import Replica
 from stage_server.state.loading import build_stage
 from swarm.errors import CorruptFrame, Refused, StaleMessage
-from swarm.job.resolve import Basis, resolve
-from swarm.job.spec import JobSpec, parse_job
 from swarm.model.islands.exchange import proposal_bytes
 from swarm.types import Direction, EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
 from swarm.wire.messages import Boundary, EvaluationBoundary, Event, LoadStage, Need, Slice
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
 from tests.support.sim.network import SimNetwork
+from tests.support.specs import tiny_spec
 
 JOB = JobId("job")
 SHAPE = (2, 16, 24)
 ELEMENTS = 2 * 16 * 24
-
-
-def spec_of(compression: str, averaging: str = "none", outer: dict[str, Any] | None = None) -> JobSpec:
-    config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    values: dict[str, Any] = {
-        "name": "t",
-        "model": {"config": config, "dtype": "float32"},
-        "data": {"source": "x", "sequence_length": 16},
-        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
-        "pipeline": {"stages": 2, "compression": compression},
-        "averaging": {"compression": averaging} | ({"mode": "diloco"} if outer else {}),
-        "outer": outer or {},
-    }
-    return resolve(parse_job(values), Basis(257, stages=2))
 
 
 @asynccontextmanager
@@ -50,7 +35,12 @@ async def replica_of(
 ) -> AsyncIterator[Replica]:
     """Stage 1 of 2, loaded."""
     threads = torch.get_num_threads()
-    spec = spec_of(compression, averaging, outer)
+    spec = tiny_spec(
+        2,
+        pipeline={"compression": compression},
+        averaging={"compression": averaging} | ({"mode": "diloco"} if outer else {}),
+        outer=outer or {},
+    )
     events: list[Event] = []
 
     async with asyncio.TaskGroup() as tasks:

@@ -18,8 +18,6 @@ from stage_server.ports import BuildStage
 from stage_server.session.gate import HeldPasses
 from stage_server.session.server import REFUSAL, EventQueue, ServerPorts, ServerSettings, StageServer, urgent_first
 from swarm.errors import OutOfMemory, SchedulerUnreachable, SwarmError
-from swarm.job.resolve import Basis, resolve
-from swarm.job.spec import parse_job
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import PROTOCOL_VERSION, Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
@@ -53,21 +51,14 @@ from swarm.wire.messages import (
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork
+from tests.support.specs import tiny_spec
 
 JOB = JobId("job")
 ADDRESS = "scheduler"
 
 
 def load(job: JobId = JOB, spec_json: str = "", stages: int = 2) -> LoadStage:
-    config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    values = {
-        "name": "t",
-        "model": {"config": config, "dtype": "float32"},
-        "data": {"source": "x", "sequence_length": 16},
-        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
-        "pipeline": {"stages": stages},
-    }
-    spec = resolve(parse_job(values), Basis(257, stages=stages))
+    spec = tiny_spec(stages)
     split = spec.pipeline.split
     assert split != "auto"
     return LoadStage(job, 0, stages - 1, split, 0, spec_json or spec.model_dump_json())

@@ -14,26 +14,13 @@ from stage_server.ports import ReplicaId
 from stage_server.state import saving
 from stage_server.state.saving import ATTEMPTS, capture, hand_over, hashed
 from swarm.errors import SchedulerUnreachable, StaleMessage, SwarmError
-from swarm.job.resolve import Basis, resolve
-from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId, Pieces
 from swarm.wire.messages import HashStage, Saved, SaveStage, StoreHeader
+from tests.support.specs import tiny_spec
 
 JOB = JobId("job")
-
-
-def spec_of() -> JobSpec:
-    config = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    values = {
-        "name": "t",
-        "model": {"config": config, "dtype": "float32"},
-        "data": {"source": "x", "sequence_length": 16},
-        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
-        "pipeline": {"stages": 1},
-    }
-    return resolve(parse_job(values), Basis(257))
 
 
 class Disk:
@@ -54,7 +41,7 @@ class Disk:
 
 
 async def save(disk: Disk, version: int = 0) -> Saved:
-    spec, device = spec_of(), ThreadDevice(torch.device("cpu"), 1)
+    spec, device = tiny_spec(), ThreadDevice(torch.device("cpu"), 1)
     stage = Stage(spec, 0, device.name)
     command = SaveStage(JOB, 0, version, optimizer=False)
     me = ReplicaId(JOB, PeerId("p"), 1, 0)
@@ -74,7 +61,7 @@ async def test_every_file_is_handed_over_and_named_with_its_hashes() -> None:
 
 
 async def test_what_is_hashed_is_what_is_handed_over() -> None:
-    disk, spec, device = Disk(), spec_of(), ThreadDevice(torch.device("cpu"), 1)
+    disk, spec, device = Disk(), tiny_spec(), ThreadDevice(torch.device("cpu"), 1)
     stage, me = Stage(spec, 0, device.name), ReplicaId(JOB, PeerId("p"), 1, 0)
     saved = await save(disk)
     try:
