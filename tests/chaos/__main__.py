@@ -20,7 +20,7 @@ from pathlib import Path
 
 from swarm.pki.profiles import ENVIRONMENT
 from tests.chaos.relay import why_not
-from tests.chaos.scenarios import SCENARIOS, SUPPORTED, Scenario
+from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.trial import Broken, Void, entries
 
 COMPARED = "microbatches compared: "
@@ -31,7 +31,7 @@ def main() -> int:
     # As Ctrl-C, so that the processes of a trial end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("scenarios", nargs="*", help="names; all that the system supports if none is given")
+    parser.add_argument("scenarios", nargs="*", help="names; all if none is given")
     parser.add_argument("--short", action="store_true", help="the three-minute selection, and little of each")
     parser.add_argument("--seed", default="0", help="of the moments, victims and points")
     parser.add_argument("--keep", type=Path, help="keep logs and data of failed trials in this folder")
@@ -39,38 +39,36 @@ def main() -> int:
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="show the table and run nothing")
     options = parser.parse_args()
-    unknown = set(options.scenarios) - {one.name for one in SCENARIOS}
+    unknown = set(options.scenarios) - {scenario.name for scenario in SCENARIOS}
     if unknown:
         parser.error(f"no scenario {', '.join(sorted(unknown))}")
     if options.list:
-        for one in SCENARIOS:
-            print(f"{one.name:<16} {'enabled' if one.is_supported else 'needs ' + one.needs:<16} {one.claim}")
+        for scenario in SCENARIOS:
+            print(f"{scenario.name:<16} {scenario.claim}")
         return 0
-    wanted = [one for one in SCENARIOS if one.name in options.scenarios] or [
-        one
-        for one in SCENARIOS
-        if one.is_supported and (one.short or not options.short) and not (one.network and options.no_network)
+    wanted = [scenario for scenario in SCENARIOS if scenario.name in options.scenarios] or [
+        scenario
+        for scenario in SCENARIOS
+        if (scenario.short or not options.short) and not (scenario.network and options.no_network)
     ]
     started_s = time.monotonic()
     if ENVIRONMENT not in os.environ:  # else this is a part of such a run, in a network of its own
         os.environ[ENVIRONMENT] = tempfile.mkdtemp(prefix="swarm-chaos-profiles-")
         atexit.register(shutil.rmtree, os.environ[ENVIRONMENT], ignore_errors=True)
     failed, microbatches = 0, 0
-    for one in wanted:
-        if one.network and not options.here:
-            done = _run_on_network(one, options.seed, not options.short, options.keep)
+    for scenario in wanted:
+        if scenario.network and not options.here:
+            done = _run_on_network(scenario, options.seed, not options.short, options.keep)
         else:
-            done = _run(one, options.seed, not options.short, options.keep)
+            done = _run(scenario, options.seed, not options.short, options.keep)
         failed += done is None
         microbatches += done or 0
     if options.here:
         print(f"{COMPARED}{microbatches}")
         return 1 if failed else 0
-    for one in SCENARIOS:
-        if one.network and options.no_network and one.is_supported:
-            print(f"{one.name:<16} NOT RUN: left out by --no-network")
-        if not one.is_supported:
-            print(f"{one.name:<16} not run: needs {one.needs}, the system has {', '.join(sorted(SUPPORTED))}")
+    for scenario in SCENARIOS:
+        if scenario.network and options.no_network:
+            print(f"{scenario.name:<16} NOT RUN: left out by --no-network")
     print(f"{microbatches} microbatches compared bitwise in {time.monotonic() - started_s:.0f} s")
     print(f"{len(wanted) - failed} passed, {failed} failed")
     return 1 if failed or not wanted else 0

@@ -100,33 +100,28 @@ def an_island_is_cut_off(folder: Path, seed: str, long: bool, mode: str = "diloc
     """The links between two sites are cut; then those of one site to all others, the scheduler too."""
     cut_s = CUT_S if long else 8.0
     hosts = [[1, 2], [3, 4]]  # of each site
-    with Relay(5, seed=Random(seed).getrandbits(32)) as relay:
-        relay.move_here(0)
-        trial = Trial(folder, seed, grace_s=3.0)
-        trial.scheduler_host, trial.server_hosts = relay.hosts[0], relay.hosts[1:]
-        trial.before_servers = [relay.at(host) for host in range(1, len(relay.hosts))]
-        with trial:
-            for site in SITES:
-                trial.add_servers(2, "--site", site)
-            job = job_of(trial, 400, mode)
-            trial.until_step(job, 2)
-            for name, others in (("sites", hosts[0]), ("all", [0, *hosts[0]])):
-                trial.steps_on(job, 5)
-                before = relay.counts().get("cut", 0)
-                pairs = [(one, other) for one in hosts[1] for other in others]
-                for one, other in pairs:
-                    relay.between(one, other, cut=True)
-                time.sleep(cut_s)
-                for one, other in pairs:
-                    relay.between(one, other, cut=False)
-                trial.figures[f"healed_s_{name}"] = round(trial.heals(job), 2)
-                if relay.counts().get("cut", 0) == before:
-                    raise Void(f"no packet met the cut ({name})")
-            lost = len(trial.said(trial.scheduler, "is lost"))
-            _, log = proves(trial, job)
-            if not lost or not log:
-                raise Void("no island was lost while it was cut off from all")
-            return trial
+    with Relay(5, seed=Random(seed).getrandbits(32)) as relay, Trial.on_a_network(folder, seed, relay) as trial:
+        for site in SITES:
+            trial.add_servers(2, "--site", site)
+        job = job_of(trial, 400, mode)
+        trial.until_step(job, 2)
+        for name, others in (("sites", hosts[0]), ("all", [0, *hosts[0]])):
+            trial.steps_on(job, 5)
+            before = relay.counts().get("cut", 0)
+            pairs = [(one, other) for one in hosts[1] for other in others]
+            for one, other in pairs:
+                relay.between(one, other, cut=True)
+            time.sleep(cut_s)
+            for one, other in pairs:
+                relay.between(one, other, cut=False)
+            trial.figures[f"healed_s_{name}"] = round(trial.heals(job), 2)
+            if relay.counts().get("cut", 0) == before:
+                raise Void(f"no packet met the cut ({name})")
+        lost = len(trial.said(trial.scheduler, "is lost"))
+        _, log = proves(trial, job)
+        if not lost or not log:
+            raise Void("no island was lost while it was cut off from all")
+        return trial
 
 
 def the_scheduler_dies_in_an_exchange(folder: Path, seed: str, long: bool, mode: str = "diloco") -> Trial:

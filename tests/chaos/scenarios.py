@@ -23,10 +23,6 @@ from tests.chaos.trial import COMMIT_S_MAX, MICROBATCHES, Broken, Trial, Void, W
 from tests.support.processes import Process
 from tests.support.services import free_port, whole_lines
 
-# What the system can do so far. "joining": a new stage server joins a job at work; "stalling": a job whose stage is
-# lost waits for a new peer; "rebalancing": peers move between stages. Add one here and its scenarios run.
-SUPPORTED = {"recovery", "joining", "stalling", "rebalancing"}
-
 HARMED = "tests.chaos.harmed_stage_server"
 MICROBATCHES_MIN = 5000  # that F1 compares
 REPEATED = {"Accumulated", "Averaged", "Committed", "Route", "Average", "Commit", "activation", "gradient"}  # at least
@@ -40,13 +36,8 @@ class Scenario:
     name: str
     claim: str
     run: Callable[[Path, str, bool], Trial]
-    needs: str = "recovery"
     short: bool = True  # part of the three-minute selection
     network: bool = False  # in network namespaces: needs root
-
-    @property
-    def is_supported(self) -> bool:
-        return self.needs in SUPPORTED
 
 
 # Stage servers -------------------------------------------------------------------------------------------------------
@@ -324,19 +315,9 @@ def not_a_number(folder: Path, seed: str, long: bool) -> Trial:
 # The network ---------------------------------------------------------------------------------------------------------
 
 
-def on_a_network(folder: Path, seed: str, relay: Relay) -> Trial:
-    """A trial at host 0, whose stage servers are at hosts 1, 2, ..."""
-    relay.move_here(0)
-    trial = Trial(folder, seed, grace_s=3.0)
-    trial.scheduler_host = relay.hosts[0]
-    trial.server_hosts = relay.hosts[1:]
-    trial.before_servers = [relay.at(host) for host in range(1, len(relay.hosts))]
-    return trial
-
-
 def partitions(folder: Path, seed: str, long: bool) -> Trial:
     """F8: links between peers cut in both directions and in one; a peer cut off from the scheduler, and from all."""
-    with Relay(5, seed=Random(seed).getrandbits(32)) as relay, on_a_network(folder, seed, relay) as trial:
+    with Relay(5, seed=Random(seed).getrandbits(32)) as relay, Trial.on_a_network(folder, seed, relay) as trial:
         peers = trial.add_servers(4)
         host = {peer: number + 1 for number, peer in enumerate(peers)}
         work = Work(trial, 2, 300 if long else 90, limits__min_replicas=2)
@@ -375,7 +356,7 @@ def partitions(folder: Path, seed: str, long: bool) -> Trial:
 
 def a_bad_network(folder: Path, seed: str, long: bool) -> Trial:
     """F11: every packet late by chance, so that they overtake one another; some lost, a quarter repeated."""
-    with Relay(5, seed=Random(seed).getrandbits(32)) as relay, on_a_network(folder, seed, relay) as trial:
+    with Relay(5, seed=Random(seed).getrandbits(32)) as relay, Trial.on_a_network(folder, seed, relay) as trial:
         trial.add_servers(4)
         relay.everywhere(delay_s=0.005, jitter_s=0.01, loss=0.01, duplicate=0.25)
         job = trial.job(2, 150 if long else 25)
@@ -389,7 +370,7 @@ def a_bad_network(folder: Path, seed: str, long: bool) -> Trial:
 
 def behind_nat(folder: Path, seed: str, long: bool) -> Trial:
     """Stage servers that nobody can dial, joined by token; the relay that carries most is killed."""
-    with Relay(7, seed=Random(seed).getrandbits(32)) as network, on_a_network(folder, seed, network) as trial:
+    with Relay(7, seed=Random(seed).getrandbits(32)) as network, Trial.on_a_network(folder, seed, network) as trial:
         trial.server_hosts, trial.before_servers = network.hosts[3:], [network.at(host) for host in range(3, 7)]
         for hidden in (5, 6):
             for other in range(7):
@@ -689,11 +670,11 @@ def _epoch(trial: Trial) -> int:
 
 SCENARIOS = [
     Scenario("F1-lives", "kill -9 while another replica lives", kills_while_another_lives, short=False),
-    Scenario("F1", "kill -9 and respawn into the running job", kills_and_respawns, needs="joining", short=False),
-    Scenario("F1-F10", "death, exact point, zombie, dead scheduler in turn", harm_after_harm, needs="joining"),
+    Scenario("F1", "kill -9 and respawn into the running job", kills_and_respawns, short=False),
+    Scenario("F1-F10", "death, exact point, zombie, dead scheduler in turn", harm_after_harm),
     Scenario("F2-server", "a stage server dies at each exact point", deaths_at_exact_points, short=False),
     Scenario("F2-scheduler", "the scheduler dies around the row", scheduler_dies_at_exact_points, short=False),
-    Scenario("F3", "all replicas of a stage are lost", a_stage_is_lost, needs="stalling", short=False),
+    Scenario("F3", "all replicas of a stage are lost", a_stage_is_lost, short=False),
     Scenario("F4", "two neighbours die together", neighbours_die_together, short=False),
     Scenario("F5", "kill -9 of the scheduler, again and again", scheduler_restarts, short=False),
     Scenario("F6", "a second scheduler on the same data", two_schedulers, short=False),
@@ -739,5 +720,5 @@ SCENARIOS = [
         islands.one_of_three_is_killed_again_and_again,
         short=False,
     ),
-    Scenario("F25", "peers move while others die", moves_under_churn, needs="rebalancing", short=False),
+    Scenario("F25", "peers move while others die", moves_under_churn, short=False),
 ]

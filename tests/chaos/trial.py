@@ -19,7 +19,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -28,6 +28,7 @@ from swarm.reference.trainer import Trained, train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.chaos.failpoints import HIT
 from tests.chaos.harmed_stage_server import MET, write_harm
+from tests.chaos.relay import Relay
 from tests.support.processes import Cluster, Process
 from tests.support.scenes import resolved
 from tests.support.services import whole_lines
@@ -85,6 +86,15 @@ class Trial(Cluster):
         self.text = write_text(folder)
         self.microbatches = 0
         self.inside = Path("/")  # where the scheduler's files are seen, if it has a file system of its own
+
+    @classmethod
+    def on_a_network(cls, folder: Path, seed: str, relay: Relay) -> Self:
+        """A trial at host 0, whose stage servers are at hosts 1, 2, ..."""
+        relay.move_here(0)
+        trial = cls(folder, seed, grace_s=3.0)
+        trial.scheduler_host, *trial.server_hosts = relay.hosts
+        trial.before_servers = [relay.at(host) for host in range(1, len(relay.hosts))]
+        return trial
 
     # Running -----------------------------------------------------------------------------------------------------
 

@@ -62,9 +62,7 @@ def test_steps_in_groups_take_few_operations_whatever_the_number_of_tensors_and_
             assert many_grouped - few_grouped == 45, optimizer
         assert found["waits"] == ([1] * 4 if optimizer == "lamb" else [0] * 4), optimizer
         (near, far), (near_grouped, far_grouped) = found["probes"]
-        assert near == far
-        assert near_grouped == far_grouped, "the probe steps as the stage does"
-        assert (near == near_grouped) == (optimizer != "nadamw"), optimizer
+        assert near == far == near_grouped == far_grouped, "the probe steps as the stage does"
 
 
 def test_sums_and_norms_of_a_large_tensor_take_the_operations_of_a_small_tensor_and_the_bits_of_the_cpu(
