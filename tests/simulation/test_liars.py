@@ -6,6 +6,7 @@ import asyncio
 import re
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -76,32 +77,31 @@ def test_what_is_saved_is_what_others_hash(tmp_path: Path, lie: Lie, optimizer: 
     assert ("second hash" in outcome.evidence) == (peers == 6)
 
 
+@pytest.mark.parametrize(
+    ("trust", "steps", "seed", "liar", "told"),
+    [
+        ({"second_owner": 1.0}, 6, 1, {"device": giving_false_means}, "second owner"),
+        ({"recount": 1.0}, 4, 2, {"build": adding_false}, "recount"),
+    ],
+)
+def test_who_gives_out_false_means_or_adds_false_gradients_is_caught(
+    tmp_path: Path, trust: dict[str, Any], steps: int, seed: int, liar: dict[str, Any], told: str
+) -> None:
+    spec = checked_spec(tmp_path, trust=TrustSection(**trust), training__steps=steps)
+    outcome = play(spec, Tokens.make(tmp_path, spec), "zeros", 0.0, seed, stage=0, **liar)
+    assert outcome.state is JobState.SUCCEEDED, outcome.reason
+    assert outcome.lies
+    assert (outcome.is_quarantined, outcome.accused) == (True, ())
+    assert told in outcome.evidence
+
+
 def test_honest_replicas_are_not_accused_although_some_are_lost(tmp_path: Path) -> None:
-    spec = checked_spec(tmp_path, 1.0, training__steps=3)
+    trust = TrustSection(spot_check=1.0, recount=1.0, second_owner=1.0, second_hash=True)
+    spec = checked_spec(tmp_path, trust=trust, training__steps=3)
     tokens = Tokens.make(tmp_path, spec)
     outcome = play(spec, tokens, "zeros", 0.0, 2, peers=5)
     assert (outcome.state, outcome.accused, outcome.caught) == (JobState.SUCCEEDED, (), None)
     assert outcome.sha256 == train_local(spec, tokens.batches(spec)).sha256
-
-
-def test_an_owner_that_gives_out_false_means_is_caught_by_a_second_one(tmp_path: Path) -> None:
-    spec = checked_spec(tmp_path, trust=TrustSection(second_owner=1.0), training__steps=6)
-    tokens = Tokens.make(tmp_path, spec)
-    outcome = play(spec, tokens, "zeros", 0.0, 1, stage=0, device=giving_false_means)
-    assert outcome.state is JobState.SUCCEEDED, outcome.reason
-    assert outcome.lies
-    assert (outcome.is_quarantined, outcome.accused) == (True, ())
-    assert "second owner" in outcome.evidence
-
-
-def test_who_adds_false_gradients_to_its_sum_is_caught_by_a_recount(tmp_path: Path) -> None:
-    spec = checked_spec(tmp_path, trust=TrustSection(recount=1.0), training__steps=4)
-    tokens = Tokens.make(tmp_path, spec)
-    outcome = play(spec, tokens, "zeros", 0.0, 2, stage=0, build=adding_false)
-    assert outcome.state is JobState.SUCCEEDED, outcome.reason
-    assert outcome.lies
-    assert (outcome.is_quarantined, outcome.accused) == (True, ())
-    assert "recount" in outcome.evidence
 
 
 @pytest.mark.parametrize("codec_name", ["int8", *others("none")])
@@ -126,16 +126,6 @@ def test_a_second_owner_gets_the_same_clipped_mean(tmp_path: Path) -> None:
     assert (clipped.state, clipped.accused, clipped.is_quarantined) == (JobState.SUCCEEDED, (), False)
     caught = play(spec, tokens, "zeros", 0.0, 1, peers=8, stage=1, device=giving_false_means)
     assert (caught.is_quarantined, caught.accused) == (True, ())
-
-
-def test_honest_owners_are_not_accused(tmp_path: Path) -> None:
-    spec = checked_spec(
-        tmp_path, trust=TrustSection(recount=1.0, second_owner=1.0, second_hash=True), training__steps=3
-    )
-    tokens = Tokens.make(tmp_path, spec)
-    outcome = play(spec, tokens, "zeros", 0.0, 2, peers=5)
-    assert (outcome.state, outcome.accused, outcome.is_quarantined) == (JobState.SUCCEEDED, (), False)
-    assert outcome.sha256 == train_local(spec, tokens.batches(spec)).sha256
 
 
 HELD_S_MAX = 150.0  # of virtual time, in all
