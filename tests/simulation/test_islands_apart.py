@@ -145,27 +145,20 @@ def test_an_envoy_that_hangs_costs_no_island_that_has_another_one() -> None:
     """The others had its proposal and waited for its word, until its island was left out. And as the envoys of all
     islands changed in step, one that hung in each of two islands kept them apart for good."""
     world = calm(SPLIT, islands=2, replicas=2)
-    exchange = world._exchange
-
-    def hanging(one: Replica, command: Exchange) -> Event | None:
-        return None if one.record.peer in ("i0-s0-0", "i1-s0-1") else exchange(one, command)
-
-    world._exchange = hanging  # type: ignore[method-assign]
+    lies(world, lambda one, command, true: None if one.record.peer in ("i0-s0-0", "i1-s0-1") else true())
     goes_on(world, 0, 1)
 
 
 def test_an_island_whose_envoy_names_what_does_not_exist_in_each_round_is_left_out() -> None:
     """Each of these rounds was void, so nobody was at fault: the whole job stalled, three times, and failed."""
     world = calm(SPLIT, islands=2, replicas=1)
-    exchange = world._exchange
 
-    def lying(one: Replica, command: Exchange) -> Event | None:
-        event = exchange(one, command)
-        if one.record.peer == "i0-s0-0" and isinstance(event, Averaged):
-            return replace(event, norms=(ParameterNorm("w", -1.0),))
-        return event
+    def lie(one: Replica, command: Exchange, true: Callable[[], Event | None]) -> Event | None:
+        event = true()
+        is_false = one.record.peer == "i0-s0-0" and isinstance(event, Averaged)
+        return replace(event, norms=(ParameterNorm("w", -1.0),)) if is_false else event
 
-    world._exchange = lying  # type: ignore[method-assign]
+    lies(world, lie)
     goes_on(world, 1)
 
 
@@ -175,21 +168,27 @@ def hello(one: Replica) -> Hello:
     return Hello(peer, 1, PROTOCOL_VERSION, "", "", "", "cpu", 1, 0, -1, JOB, one.timeline, one.version, (), stage)
 
 
-def test_an_island_whose_envoy_loses_its_session_in_each_round_is_left_out() -> None:
-    """It forgets its rounds with its session. Nobody was at fault here either."""
-    world = calm(SPLIT, islands=2, replicas=1)
-    exchange = world._exchange
+def forgets(world: World, *before: Input, most: float = math.inf) -> list[float]:
+    """After what comes `before`, an envoy of island 0 forgets its rounds and dials again; gives when it did."""
+    times = list[float]()
 
-    def forgetful(one: Replica, command: Exchange) -> Event | None:
-        peer = one.record.peer
-        if peer != "i0-s1-0":
-            return exchange(one, command)
+    def forgetful(one: Replica, command: Exchange, true: Callable[[], Event | None]) -> Event | None:
+        if one.record.peer != "i0-s1-0" or len(times) >= most:
+            return true()
+        times.append(world.now_s)
         one.commands.clear()
-        for happened in (PeerSuspect(peer, "its session broke", True), Happened(peer, hello(one))):
+        for happened in (*before, Happened(one.record.peer, hello(one))):
             world.tell(happened)
         return None
 
-    world._exchange = forgetful  # type: ignore[method-assign]
+    lies(world, forgetful)
+    return times
+
+
+def test_an_island_whose_envoy_loses_its_session_in_each_round_is_left_out() -> None:
+    """It forgets its rounds with its session. Nobody was at fault here either."""
+    world = calm(SPLIT, islands=2, replicas=1)
+    forgets(world, PeerSuspect(PeerId("i0-s1-0"), "its session broke", True))
     goes_on(world, 1)
 
 
@@ -197,21 +196,16 @@ def test_an_island_whose_envoy_loses_its_session_in_each_round_is_left_out() -> 
 def test_an_envoy_that_dials_before_its_session_is_seen_to_break_costs_no_island(before: tuple[Input, ...]) -> None:
     """A link that is cut is silent before its session breaks, and a stage server may dial first. It had forgotten its
     round and the others waited for its word, until its island was left out."""
-    world, dialled = calm(SPLIT, islands=2, replicas=1), list[PeerId]()
-    exchange = world._exchange
-
-    def forgetful(one: Replica, command: Exchange) -> Event | None:
-        if one.record.peer != "i0-s1-0" or dialled:
-            return exchange(one, command)
-        dialled.append(one.record.peer)
-        one.commands.clear()
-        for happened in (*before, Happened(one.record.peer, hello(one))):
-            world.tell(happened)
-        return None
-
-    world._exchange = forgetful  # type: ignore[method-assign]
+    world = calm(SPLIT, islands=2, replicas=1)
+    times = forgets(world, *before, most=1)
     goes_on(world, 0, 1)
-    assert dialled
+    assert len(times) == 1
+
+
+def lies(world: World, says: Callable[[Replica, Exchange, Callable[[], Event | None]], Event | None]) -> None:
+    """Envoys answer as `says`, which may ask for the true answer."""
+    exchange = world._exchange
+    world._exchange = lambda one, command: says(one, command, lambda: exchange(one, command))  # type: ignore[method-assign]
 
 
 def exchanging(shape: Shape) -> World:
@@ -269,15 +263,14 @@ def test_an_island_that_is_frozen_in_an_exchange_and_wakes_in_time_takes_part(fr
 def test_an_envoy_that_accuses_another_island_falsely_has_its_own_left_out() -> None:
     """The accused one was left out, and then the next one."""
     world = calm(SPLIT, replicas=1)
-    exchange = world._exchange
 
-    def lying(one: Replica, command: Exchange) -> Event | None:
+    def lie(one: Replica, command: Exchange, true: Callable[[], Event | None]) -> Event | None:
         accused = next((at.peer for at in command.envoys if at.peer[:2] == "i1"), None)
         if one.record.peer[:2] != "i0" or accused is None:
-            return exchange(one, command)
+            return true()
         return RoundFailed(command.timeline, command.step, command.unit, command.round, "no proposal came", accused)
 
-    world._exchange = lying  # type: ignore[method-assign]
+    lies(world, lie)
     goes_on(world, 1, 2)
 
 
@@ -285,31 +278,28 @@ def test_an_envoy_that_accuses_another_island_falsely_has_its_own_left_out() -> 
 def test_an_envoy_that_says_it_holds_another_mean_costs_its_own_island_at_most(replicas: int) -> None:
     """It failed the job of three islands in its third round. If another one can go for its island, that stays."""
     world = calm(SPLIT, replicas=replicas)
-    exchange = world._exchange
 
-    def lying(one: Replica, command: Exchange) -> Event | None:
-        event = exchange(one, command)
-        if one.record.peer == "i1-s0-0" and isinstance(event, Averaged):
-            return replace(event, digest=f"made up in round {command.round.number}")
-        return event
+    def lie(one: Replica, command: Exchange, true: Callable[[], Event | None]) -> Event | None:
+        event = true()
+        is_false = one.record.peer == "i1-s0-0" and isinstance(event, Averaged)
+        return replace(event, digest=f"made up in round {command.round.number}") if is_false else event
 
-    world._exchange = lying  # type: ignore[method-assign]
+    lies(world, lie)
     goes_on(world, *([0, 2] if replicas == 1 else [0, 1, 2]))
 
 
 def test_an_envoy_that_sends_nothing_to_one_island_after_the_other_has_one_of_them_left_out() -> None:
     """Whom it sent nothing looked like the liar, so it could have all other islands left out, one after the other."""
     world = calm(SPLIT, islands=4, replicas=1)
-    exchange = world._exchange
 
     def reaches(sender: PeerId, receiver: PeerId) -> bool:
         return int(sender[1]) != 0 or int(receiver[1]) != next(one for one in world.brain.present if one)
 
-    def lying(one: Replica, command: Exchange) -> Event | None:
+    def lie(one: Replica, command: Exchange, true: Callable[[], Event | None]) -> Event | None:
         world._reaches = (lambda *_: True) if one.record.peer[:2] == "i0" else reaches  # type: ignore[method-assign]
-        return exchange(one, command)
+        return true()
 
-    world._exchange = lying  # type: ignore[method-assign]
+    lies(world, lie)
     goes_on(world, 2, 3)
 
 
@@ -331,8 +321,7 @@ def test_the_others_have_as_long_again_once_an_island_is_lost_in_an_exchange_tha
     to blame, and the whole job stalled."""
     world = calm(SPLIT, islands=4, replicas=1)
     harm(world, 3, **BOTH_WAYS)
-    while world.brain._roster.outer_step is None:
-        world.turn()
+    world.play_until(lambda one: one.brain._roster.outer_step is not None)
     while world.watchdog.due_s() - world.now_s > 2.0:
         world.turn()
     world.kill(PeerId("i2-s0-0"))
@@ -347,8 +336,7 @@ def test_the_others_have_as_long_again_once_an_island_is_lost_in_an_exchange_tha
 def test_an_island_whose_envoys_say_nothing_is_left_out() -> None:
     """Its stage servers are heard, and answer nothing any more; others had the mean, and waited for its word."""
     world = calm(FROZEN)
-    while world.brain._roster.outer_step is None:
-        world.turn()
+    world.play_until(lambda one: one.brain._roster.outer_step is not None)
     harm(world, 1)
     while world.brain.present == (0, 1, 2) and not world.over:
         world.turn()
@@ -365,8 +353,7 @@ def test_an_island_that_hangs_in_an_exchange_is_left_out_though_a_checkpoint_is_
         world.turn()
     late = [] if is_handed_over else [save for one in world.replicas.values() if (save := withheld(one)) is not None]
     world.written = 0  # of a thousand turns
-    while world.brain._roster.outer_step is None:
-        world.turn()
+    world.play_until(lambda one: one.brain._roster.outer_step is not None)
     assert world.collecting is not None
     assert not any(world.brain.awaits(saver, saved) for saver, saved in late)
     harm(world, 1)
@@ -392,8 +379,7 @@ def test_an_island_that_hangs_is_left_out_though_others_fail_at_once_to_reach_it
     """With the defaults of both limits. The other one was left out, and the job stalled with the one that hung."""
     monkeypatch.setattr("tests.simulation.engine.islands.TIMEOUT_S", 60.0)
     world = calm(FROZEN, islands=2, replicas=1, still_s=300.0)
-    while world.brain._roster.outer_step is None:
-        world.turn()
+    world.play_until(lambda one: one.brain._roster.outer_step is not None)
     harm(world, 0)
     harm(world, 0, out=True)
     goes_on(world, 1)
