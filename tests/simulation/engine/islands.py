@@ -504,7 +504,7 @@ class World:
                 self.watchdog.moved(self.now_s)
             self.tell(inputs.Happened(one.record.peer, event))
 
-    def play_until(self, says: Callable[[World], bool], turns_max: int = 4000) -> None:
+    def play_until(self, says: Callable[[World], bool], turns_max: int = 20_000) -> None:
         for _ in range(turns_max):
             if says(self):
                 return
@@ -762,6 +762,13 @@ class World:
         event = Committed(one.timeline, step, command.version, stage, one.digest)
         one.said = [*one.said[-1:], event]
         return event
+
+
+def begun_world(shape: Shape, sites: Mapping[str, str] | None = None) -> World:
+    """A world in which each island has made a step."""
+    world = World(shape, 0, sites)
+    world.play_until(lambda one: all(one.database[island] for island in range(shape.islands)))
+    return world
 
 
 def play(shape: Shape, seed: int, turns_max: int = 20_000) -> History:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from scheduler.brain import inputs
@@ -10,7 +9,7 @@ from scheduler.brain.islands.guests import REST_TIMES, _Rest
 from swarm.job.placement import Candidate
 from swarm.types import JobState, PeerId
 from swarm.wire.messages import Follow, Loaded, LoadStage
-from tests.simulation.engine.islands import JOB, STAGES, Shape, World, exchanges
+from tests.simulation.engine.islands import JOB, STAGES, Shape, World, begun_world, exchanges
 
 SLOW_LINK = 400  # turns of a joiner: islands make many steps in the meantime
 SHAPE = Shape(replicas=1, steps=24, lease=2, fetch=SLOW_LINK)
@@ -21,17 +20,7 @@ def world(shape: Shape = SHAPE, at_berlin: str | tuple[str, ...] = "i1") -> Worl
     names = [
         f"i{i}-s{stage}-{n}" for i in range(shape.islands) for stage in range(STAGES) for n in range(shape.replicas)
     ]
-    made = World(shape, 0, {name: "berlin" if name.startswith(at_berlin) else "lyon" for name in names})
-    until(made, lambda: all(made.database[island] for island in range(shape.islands)))
-    return made
-
-
-def until(made: World, says: Callable[[], bool], turns_max: int = 20_000) -> None:
-    for _ in range(turns_max):
-        if says():
-            return
-        made.turn()
-    raise AssertionError(made.brain.waiting_for())
+    return begun_world(shape, {name: "berlin" if name.startswith(at_berlin) else "lyon" for name in names})
 
 
 def arrive(made: World, site: str = "berlin") -> PeerId:
@@ -45,7 +34,7 @@ def awaiting(shape: Shape = SHAPE) -> tuple[World, list[PeerId]]:
     made = world(shape)
     made.lose(1)
     peers = [arrive(made), arrive(made)]
-    until(made, lambda: bool(made.brain._guests.awaited))
+    made.play_until(lambda _: bool(made.brain._guests.awaited))
     return made, peers
 
 
@@ -66,9 +55,9 @@ def test_the_job_waits_for_the_guests_of_an_exchange_and_for_nobody_else_who_joi
     first = arrive(made)
     assert not awaits(made, first), "it is no island"
     second = arrive(made)
-    until(made, lambda: awaits(made, first))
+    made.play_until(lambda _: awaits(made, first))
     assert awaits(made, second)
-    until(made, lambda: made.brain.present == (0, 1))
+    made.play_until(lambda _: made.brain.present == (0, 1))
     assert not awaits(made, first)
 
 
@@ -107,9 +96,9 @@ def test_an_exchange_does_not_wait_for_guests_that_are_too_few_for_an_island() -
     made = world(Shape(replicas=1, steps=12, lease=2, fetch=1))
     made.lose(1)
     before, peer = len(exchanges(made.history, SHAPE)), arrive(made)
-    until(made, lambda: follows(made, peer))
+    made.play_until(lambda _: follows(made, peer))
     assert len(exchanges(made.history, SHAPE)) == before + 1
-    until(made, lambda: not made.brain.is_joining(peer))
+    made.play_until(lambda _: not made.brain.is_joining(peer))
     assert made.brain.present == (0,)
 
 
@@ -119,7 +108,7 @@ def test_a_guest_that_dies_holds_up_nobody() -> None:
     made.kill(peer)
     assert made.brain._guests.awaited == []
     before = steps(made)
-    until(made, lambda: steps(made) > before)
+    made.play_until(lambda _: steps(made) > before)
 
 
 def test_exchanges_wait_for_nobody_of_a_site_for_a_while_after_they_did_so_in_vain() -> None:
@@ -128,25 +117,24 @@ def test_exchanges_wait_for_nobody_of_a_site_for_a_while_after_they_did_so_in_va
     assert made.brain._guests.awaited == []
     rests_until_s = made.now_s + REST_TIMES * 30.0
     before = len(exchanges(made.history, SHAPE))
-    until(made, lambda: len(exchanges(made.history, SHAPE)) > before + 3)
+    made.play_until(lambda _: len(exchanges(made.history, SHAPE)) > before + 3)
     assert made.now_s < rests_until_s
     made.now_s = rests_until_s
-    until(made, lambda: bool(made.brain._guests.awaited))
+    made.play_until(lambda _: bool(made.brain._guests.awaited))
 
 
 def test_a_job_that_is_to_stop_waits_for_no_guest() -> None:
     made, _ = awaiting()
     made.tell(inputs.Stop(JobState.PAUSED, "enough"))
     assert made.brain._guests.awaited == []
-    until(made, lambda: made.over)
+    made.play_until(lambda _: made.over)
 
 
 def test_who_joins_the_island_of_its_own_site_or_says_no_site_fetches_at_once() -> None:
     made = world(Shape(replicas=2, steps=24, lease=2, fetch=SLOW_LINK))
     peer = arrive(made)
     assert follows(made, peer), "berlin has an island"
-    unnamed = World(Shape(replicas=1), 0)
-    until(unnamed, lambda: all(unnamed.database.values()))
+    unnamed = begun_world(Shape(replicas=1))
     assert follows(unnamed, arrive(unnamed, ""))
 
 
@@ -171,14 +159,14 @@ def test_a_site_that_was_left_out_rests_twice_as_long_each_time_and_is_forgiven_
     assert guests.bars(berlin, roster, 1400.0) == ""
     made.now_s = 1400.0
     arrive(made), arrive(made)
-    until(made, lambda: made.brain.present == (0, 1))
+    made.play_until(lambda _: made.brain.present == (0, 1))
     (island,) = (one for one in (0, 1) if roster.home(one) == "berlin")
     assert guests.leave_out(island, roster, 30.0, 2000.0).endswith("in 600 s"), "it has taken part in no exchange since"
     before = len(exchanges(made.history, SHAPE))
-    until(made, lambda: len(exchanges(made.history, SHAPE)) > before)
+    made.play_until(lambda _: len(exchanges(made.history, SHAPE)) > before)
     assert guests.resting(2599.0) == {"berlin"}, "it has to rest first"
     made.now_s = 2600.0
-    until(made, lambda: len(exchanges(made.history, SHAPE)) > before + 1)
+    made.play_until(lambda _: len(exchanges(made.history, SHAPE)) > before + 1)
     assert guests.leave_out(island, roster, 30.0, 3000.0).endswith("in 300 s")
 
 
@@ -192,31 +180,30 @@ def test_another_island_of_its_site_forgives_none_that_was_left_out() -> None:
     assert guests.leave_out(1, roster, 30.0, made.now_s).endswith("in 300 s")
     made.lose(1)
     made.now_s += 300.0
-    until(made, lambda: made.brain.present == (0, 1, 2))
+    made.play_until(lambda _: made.brain.present == (0, 1, 2))
     assert guests.leave_out(1, roster, 30.0, made.now_s).endswith("in 600 s")
     made.now_s += 600.0
     before = len(exchanges(made.history, shape))
-    until(made, lambda: len(exchanges(made.history, shape)) > before + 1)
+    made.play_until(lambda _: len(exchanges(made.history, shape)) > before + 1)
     assert guests.leave_out(1, roster, 30.0, made.now_s).endswith("in 300 s"), "it has exchanged"
 
 
 def test_without_sites_an_island_that_went_on_forgives_nobody_who_joins_it_afterwards() -> None:
     shape = Shape(replicas=2, steps=60, lease=2)
-    made = World(shape, 0)
-    until(made, lambda: all(made.database.values()))
+    made = begun_world(shape)
     made.lose(1)
-    until(made, lambda: made.brain.present == (0, 1))
+    made.play_until(lambda _: made.brain.present == (0, 1))
     guests, roster = made.brain._guests, made.brain._roster
     guests.leave_out(0, roster, 30.0, made.now_s)
     rest = guests._rests[PeerId("i0-s0-0")]
     made.lose(0)
-    until(made, lambda: len(made.database[1]) > 0 and not made.brain._roster.is_unsettled)
+    made.play_until(lambda _: len(made.database[1]) > 0 and not made.brain._roster.is_unsettled)
     made.now_s += 300.0
     peer = arrive(made, "")
     guests._rests[peer] = rest  # as if it were one of those
-    until(made, lambda: not made.brain.is_joining(peer))
+    made.play_until(lambda _: not made.brain.is_joining(peer))
     before = len(exchanges(made.history, shape))
-    until(made, lambda: len(exchanges(made.history, shape)) > before)
+    made.play_until(lambda _: len(exchanges(made.history, shape)) > before)
     assert made.brain.island_of(peer) == 1
     assert peer in guests._rests
     roster.islands[1].settings = replace(roster.islands[1].settings, timeline=roster.next_timeline(1))
@@ -232,8 +219,7 @@ def test_nobody_rests_longer_than_a_day() -> None:
 
 
 def test_without_sites_the_stage_servers_rest_that_were_left_out() -> None:
-    made = World(Shape(replicas=1), 0)
-    until(made, lambda: all(made.database.values()))
+    made = begun_world(Shape(replicas=1))
     guests, roster = made.brain._guests, made.brain._roster
     assert guests.leave_out(1, roster, 30.0, 0.0) == "its stage servers may come back in 300 s"
     assert guests.resting(1.0) == {"i1-s0-0", "i1-s1-0"}
@@ -253,5 +239,5 @@ def test_no_exchange_waits_for_who_was_on_the_way_when_its_site_was_left_out() -
         made.turn()
         assert made.brain._guests.awaited == []
     before = len(exchanges(made.history, SHAPE))
-    until(made, lambda: len(exchanges(made.history, SHAPE)) > before)
+    made.play_until(lambda _: len(exchanges(made.history, SHAPE)) > before)
     assert made.brain.present == (0,), "they are replicas there"

@@ -13,7 +13,7 @@ from scheduler.brain.state.brain_state import Mode
 from swarm.job.course import IslandCourse, OuterCourse
 from swarm.job.placement import Candidate
 from swarm.types import PeerId
-from tests.simulation.engine.islands import Shape, World
+from tests.simulation.engine.islands import Shape, begun_world
 
 NEW = PeerId("new")
 
@@ -22,10 +22,8 @@ def roster(islands: int = 2, **sites: str) -> Roster:
     """Islands of two stages x two replicas; `sites` says where those of an island (i0), or one (i0_s0_1), are."""
     named = {name.replace("_", "-"): site for name, site in sites.items()}
     peers = [f"i{i}-s{stage}-{number}" for i in range(islands) for stage in range(2) for number in range(2)]
-    world = World(Shape(islands=islands), 0, {peer: named.get(peer, named.get(peer[:2], "")) for peer in peers})
-    while not all(world.database[island] for island in range(islands)):
-        world.turn()
-    return world.brain._roster
+    sites = {peer: named.get(peer, named.get(peer[:2], "")) for peer in peers}
+    return begun_world(Shape(islands=islands), sites).brain._roster
 
 
 def test_the_home_of_an_island_is_the_site_of_most_of_its_replicas() -> None:
