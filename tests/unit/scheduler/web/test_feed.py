@@ -192,17 +192,13 @@ def test_the_past_is_read_with_speeds_between_its_rows() -> None:
     }
 
 
-def test_rows_without_a_time_have_a_loss_and_no_speed() -> None:
-    curves = Curves.read([step(1), step(2)], {})
-    assert (list(curves.loss), curves.speed) == ([1, 2], {})
-
-
 def test_a_step_that_was_seen_changes_nothing_and_an_unknown_loss_is_left_out() -> None:
-    curves = Curves.read([step(5)], {})
+    curves = Curves.read([step(4), step(5)], {})
+    assert curves.speed == {}, "rows without a time have none"
     curves.add(5, 9.0, 50.0)
     curves.add(6, nan, nan)
     curves.evaluated(0, nan)
-    assert curves.values() == {"loss": {"5": 2.0}, "validation": {}, "speed": {"5": 50.0}}
+    assert curves.values() == {"loss": {"4": 2.0, "5": 2.0}, "validation": {}, "speed": {"5": 50.0}}
 
 
 def test_a_long_curve_loses_every_second_point_and_neither_its_beginning_nor_its_end() -> None:

@@ -72,13 +72,10 @@ def test_a_job_at_work_has_its_numbers_with_the_digits_that_people_read(golden: 
     golden(as_json(jobs_values([known], [])))
 
 
-def test_jobs_that_wait_have_their_place() -> None:
-    jobs = jobs_values([view(id="x-1", state="queued"), view(id="x-2", state="queued")], ["other", "x-2", "x-1"])
+def test_jobs_that_wait_have_their_place_and_the_priority_that_somebody_gave() -> None:
+    waiting = [view(id="x-1", state="queued"), view(id="x-2", state="queued", priority=-3)]
+    jobs = jobs_values(waiting, ["other", "x-2", "x-1"])
     assert {name: job["place"] for name, job in jobs.items()} == {"x-1": 3, "x-2": 2}
-
-
-def test_only_a_priority_that_somebody_gave_is_shown() -> None:
-    jobs = jobs_values([view(id="x-1"), view(id="x-2", priority=-3)], [])
     assert [job.get("priority") for job in jobs.values()] == [None, -3]
 
 

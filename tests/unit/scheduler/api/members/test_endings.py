@@ -110,19 +110,13 @@ async def test_no_answer_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not await refuses("127.0.0.1:1")
 
 
-def test_only_the_incarnation_whose_session_broke_has_ended() -> None:
+def test_only_the_incarnation_whose_session_broke_and_that_is_not_heard_again_has_ended() -> None:
     membership = Membership()
     for incarnation in (1, 2):
         membership.hello(Hello(A, incarnation, PROTOCOL_VERSION, "0", "x:1", "", "cpu", 1, 0, -1, JobId("")), 0.0)
     membership.disconnected(A, 2, 1.0)
     assert membership.ended(A, 1, 1.0, "it is another process") == []
-    assert [one.after for one in membership.ended(A, 2, 1.0, "its process has ended")] == [PeerState.GONE]
-
-
-def test_who_is_heard_again_has_not_ended() -> None:
-    membership = Membership()
-    hello = Hello(A, 1, PROTOCOL_VERSION, "0", "x:1", "", "cpu", 1, 0, -1, JobId(""))
-    membership.hello(hello, 0.0)
-    membership.disconnected(A, 1, 1.0)
-    membership.hello(hello, 1.1)
-    assert membership.ended(A, 1, 1.2, "nobody listens") == []
+    membership.hello(Hello(A, 2, PROTOCOL_VERSION, "0", "x:1", "", "cpu", 1, 0, -1, JobId("")), 1.1)
+    assert membership.ended(A, 2, 1.2, "it is heard again") == []
+    membership.disconnected(A, 2, 1.3)
+    assert [one.after for one in membership.ended(A, 2, 1.3, "its process has ended")] == [PeerState.GONE]
