@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from scheduler.brain.explain.facts import IslandStanding
 from swarm.process.metrics import LONG_SECONDS_BUCKETS, SECONDS_BUCKETS, ProcessMetrics
 from swarm.types import IslandState, JobState, PeerState
 
@@ -32,6 +32,17 @@ ISLAND_WAITS = {IslandState.WAITING: "others", IslandState.EXCHANGING: "exchange
 _JOB_STATES = tuple(state.value for state in JobState)
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 _VERSION = re.compile(r"^\d{1,4}(\.\d{1,4}){1,3}([a-z0-9.+-]{0,16})$")
+
+
+@dataclass(frozen=True, slots=True)
+class IslandFigures:
+    """What is shown of an island; steps and exchanges of one that is lost mean nothing."""
+
+    state: IslandState
+    steps: int
+    exchanges: int
+    peers: int
+    waited_s: Mapping[IslandState, float]  # at exchanges so far, by state
 
 
 class SchedulerMetrics:
@@ -268,22 +279,22 @@ class SchedulerMetrics:
             self._raise_to(self._reroutes, (job_id, str(stage), reason if reason in REASONS else OTHER), total)
         self._raise_to(self._duplicates, (job_id,), duplicates)
 
-    def islands(self, job_id: str, islands: Sequence[IslandStanding], outer_rounds: Mapping[str, int]) -> None:
+    def islands(self, job_id: str, islands: Sequence[IslandFigures], outer_rounds: Mapping[str, int]) -> None:
         """The islands of a job at work in order, and how many rounds between them are over, by outcome."""
-        for number, island in enumerate(islands):
+        for number, one in enumerate(islands):
             of = (job_id, str(number))
             for state in IslandState:
-                self._island_state.labels(*of, state.value).set(island.state is state)
-            self._island_peers.labels(*of).set(sum(map(len, island.peers)))
-            for gauge, value in ((self._island_step, island.steps), (self._island_outer_steps, island.exchanges)):
-                if island.state is IslandState.LOST:
+                self._island_state.labels(*of, state.value).set(one.state is state)
+            self._island_peers.labels(*of).set(one.peers)
+            for gauge, value in ((self._island_step, one.steps), (self._island_outer_steps, one.exchanges)):
+                if one.state is IslandState.LOST:
                     gauge.remove_by_labels({"job_id": job_id, "island": of[1]})
                 else:
                     gauge.labels(*of).set(value)
             for counter in (self._island_dropped, self._island_forks):
                 counter.labels(*of)
             for state, reason in ISLAND_WAITS.items():
-                self._raise_to(self._island_wait, (*of, reason), island.waited_s.get(state, 0.0))
+                self._raise_to(self._island_wait, (*of, reason), one.waited_s.get(state, 0.0))
         for outcome in OUTER_OUTCOMES:
             self._raise_to(self._outer_rounds, (job_id, outcome), outer_rounds.get(outcome, 0))
 

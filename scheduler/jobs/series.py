@@ -17,7 +17,7 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
-from scheduler.metrics import SchedulerMetrics
+from scheduler.metrics import IslandFigures, SchedulerMetrics
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.job_record import JobRecord
 from swarm.types import Direction, JobId, PeerState
@@ -88,7 +88,11 @@ def _show_speeds(job: Job, metrics: SchedulerMetrics) -> None:
     metrics.speeds(job.record.id, stages, deadlines_s)
     situation = job.situation() if spec.has_outer_steps else None
     if situation is not None:
-        metrics.islands(job.record.id, situation.islands, situation.outer_rounds)
+        figures = [
+            IslandFigures(one.state, one.steps, one.exchanges, sum(map(len, one.peers)), one.waited_s)
+            for one in situation.islands
+        ]
+        metrics.islands(job.record.id, figures, situation.outer_rounds)
 
 
 async def tidy(registry: JobRegistry, membership: Membership, ports: SchedulerPorts) -> None:

@@ -8,16 +8,15 @@ from itertools import pairwise
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from scheduler.brain.explain.facts import IslandStanding
-from scheduler.metrics import PEERS_MAX, SchedulerMetrics
+from scheduler.metrics import PEERS_MAX, IslandFigures, SchedulerMetrics
 from stage_server.metrics import StageServerMetrics
 from swarm.process.metrics import SECONDS_BUCKETS
 from swarm.types import IslandState, JobState, PeerId
 from swarm.wire.messages import LinkSpeed
 
 AT_WORK = (
-    IslandStanding(0, 4, 2, ((PeerId("a"),),), ""),
-    IslandStanding(1, 5, 1, ((PeerId("b"), PeerId("c"), PeerId("d")),), "", state=IslandState.WAITING),
+    IslandFigures(IslandState.TRAINING, 4, 2, 1, {}),
+    IslandFigures(IslandState.WAITING, 5, 1, 3, {}),
 )
 
 
@@ -157,7 +156,7 @@ def test_a_lost_island_has_a_state_and_what_it_waited_and_no_step() -> None:
         return [value for of, value in samples if labels.items() <= of.items()]
 
     assert values("island_state", island="1", state="waiting") == [1.0]
-    lost = IslandStanding(1, 0, 0, (), "", state=IslandState.LOST, waited_s={IslandState.WAITING: 4.5})
+    lost = IslandFigures(IslandState.LOST, 0, 0, 0, {IslandState.WAITING: 4.5})
     for _ in range(2):
         metrics.islands("j1", [AT_WORK[0], lost], {"averaged": 2, "failed": 1})
         metrics.exchanged("j1", 0.5, [], {1: 4})
