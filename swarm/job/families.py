@@ -63,7 +63,6 @@ class Family:
     layer_norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     head_norms: tuple[str, ...] = ()  # of the width of a head
     # Cost of a layer.
-    mlp_matrices: int = 3  # gate, up, down; or up and down
     saved_attention: float = 2.25  # elements that autograd saves per element of q + 2 kv: more where more is normed
     saved_inner: float = 4.0  # and per element of the MLP's width
     attention: str = "sdpa"
@@ -171,7 +170,7 @@ _GPT_NEOX: Fields = _BASE | {
     "hidden_dropout": (float, 0.0),
 }
 # Layer norms with bias and an MLP without a gate, as before Llama.
-_Plain = partial(Family, mlp_matrices=2, norm="", padded=False)
+_Plain = partial(Family, norm="", padded=False)
 FAMILIES = {
     "llama": Family(
         _GATED | {"head_dim": (int, None), "attention_bias": (bool, False), "mlp_bias": (bool, False)},

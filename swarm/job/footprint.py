@@ -112,7 +112,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     whole = graph_bytes(spec, layers, last=last)
     kept = whole + graphs * boundary * 4 if spec.model.recompute else graphs * whole
     # While a computation runs it also needs the gradients of the widest tensors.
-    widest: int = max(spec.model.config["vocab_size"] if last else 0, layer_widths(spec).inner)
+    widest: int = max(spec.model.config["vocab_size"] if last else 0, layer_widths(spec).sizes["i"])
     return Footprint(
         weights=(4 + 2 * (1 + staleness) if lowered else 4 * (1 + staleness)) * parameters,
         optimizer=(FACTS[training.optimizer].state_bytes + momentum) * parameters,
@@ -212,7 +212,7 @@ def stage_parameters(spec: JobSpec, layers: int, *, first: bool, last: bool) -> 
     """Parameters of a stage, biases and norms rounded up."""
     config, widths = spec.model.config, layer_widths(spec)
     width: int = config["hidden_size"]
-    layer = widths.matrices + 8 * width + 2 * widths.inner
+    layer = widths.matrices + 8 * width + 2 * widths.sizes["i"]
     vocabulary: int = config["vocab_size"]
     positions: int = config["max_position_embeddings"] if FAMILIES[spec.model.family].learns_positions else 0
     embedding = (vocabulary + positions) * width
@@ -226,8 +226,9 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
     width: int = config["hidden_size"]
     vocabulary: int = config["vocab_size"]
     tokens = microbatch_tokens(spec)
-    family = FAMILIES[spec.model.family]
-    saved = 5 * width + family.saved_attention * widths.attention + family.saved_inner * widths.inner
+    family, sizes = FAMILIES[spec.model.family], widths.sizes
+    attention = sizes["q"] + 2 * sizes["k"]
+    saved = 5 * width + family.saved_attention * attention + family.saved_inner * sizes["i"]
     scores = config["num_attention_heads"] * spec.data.sequence_length
     if any(config.get(key) for key in ("attention_dropout", "attn_pdrop")):
         saved += ATTENTION_DROPOUT * scores

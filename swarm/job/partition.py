@@ -13,7 +13,7 @@ scheduler resolve specs too.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from swarm.job.families import FAMILIES
@@ -46,7 +46,7 @@ def balanced_split(spec: JobSpec, stages: int) -> tuple[int, ...]:
 def flops_per_token(spec: JobSpec) -> tuple[int, int]:
     """Multiply-adds per token of a decoder layer and of the head, forward; a sliding window counts as a full one."""
     config, widths = spec.model.config, layer_widths(spec)
-    scores = widths.queries * spec.data.sequence_length  # twice, over half of the positions (causal)
+    scores = widths.sizes["q"] * spec.data.sequence_length  # twice, over half of the positions (causal)
     return widths.matrices + scores, config["hidden_size"] * config["vocab_size"]
 
 
@@ -65,29 +65,23 @@ def microbatch_tokens(spec: JobSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerWidths:
-    """Sizes of one decoder layer: elements of its matrices, and the widths of its results per token."""
+    """Sizes of one decoder layer: those that its matrices name (`families.Matrix`), and of a head."""
 
-    matrices: int
-    queries: int
-    attention: int  # queries, keys and values
-    inner: int  # of the MLP
+    sizes: Mapping[str, int]
+    head: int
+    matrices: int  # elements of them all
 
 
 def layer_widths(spec: JobSpec) -> LayerWidths:
     """The sizes of the model's decoder layers; `spec` needs a filled model.config."""
-    config = spec.model.config
+    config, family = spec.model.config, FAMILIES[spec.model.family]
     width, heads = config["hidden_size"], config["num_attention_heads"]
-    family = FAMILIES[spec.model.family]
     # A config.json says null where the library derives a field.
-    head_width = config.get("head_dim") or family.head_dim or width // heads
+    head = config.get("head_dim") or family.head_dim or width // heads
     pairs = config.get("num_key_value_heads") or heads
     inner = config.get("n_inner") or config.get("intermediate_size") or 4 * width
-    return LayerWidths(
-        matrices=2 * width * head_width * (heads + pairs) + family.mlp_matrices * width * inner,
-        queries=heads * head_width,
-        attention=head_width * (heads + 2 * pairs),
-        inner=inner,
-    )
+    sizes = {"d": width, "q": heads * head, "k": pairs * head, "a": 3 * width, "i": inner}
+    return LayerWidths(sizes, head, sum(sizes[matrix.out] * sizes[matrix.into] for matrix in family.matrices))
 
 
 def shape_text(spec: JobSpec) -> str:

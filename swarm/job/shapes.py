@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from swarm.job.families import FAMILIES, HEAD, Family
+from swarm.job.partition import layer_widths
 from swarm.job.spec import JobSpec
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
@@ -33,24 +34,21 @@ def parameter_table(spec: JobSpec) -> Shapes:
 
 
 def _layer(spec: JobSpec) -> Shapes:
-    family, config = FAMILIES[spec.model.family], spec.model.config
-    width, heads = config["hidden_size"], config["num_attention_heads"]
-    head = config.get("head_dim") or family.head_dim or width // heads
-    pairs = config.get("num_key_value_heads") or heads
-    inner = config.get("n_inner") or config.get("intermediate_size") or 4 * width
-    widths = {"d": width, "q": heads * head, "k": pairs * head, "a": 3 * width, "i": inner}
+    family, config, widths = FAMILIES[spec.model.family], spec.model.config, layer_widths(spec)
     shapes: Shapes = {}
     for matrix in family.matrices:
-        out, into = widths[matrix.out], widths[matrix.into]
+        out, into = widths.sizes[matrix.out], widths.sizes[matrix.into]
         shapes[f"{matrix.name}.weight"] = (into, out) if family.into_first else (out, into)
         _, default = family.fields.get(matrix.bias, (bool, matrix.bias == "always"))
         if config.get(matrix.bias, default):
             shapes[f"{matrix.name}.bias"] = (out,)
-    for name, size in (*((name, width) for name in family.layer_norms), *((name, head) for name in family.head_norms)):
-        shapes |= _norm(family, name, size)
+    for name in family.layer_norms:
+        shapes |= _norm(family, name, config["hidden_size"])
+    for name in family.head_norms:
+        shapes |= _norm(family, name, widths.head)
     return shapes
 
 
 def _norm(family: Family, name: str, width: int) -> Shapes:
     names = ("weight",) if family.norm else ("weight", "bias")
-    return {f"{name}.{one}": (width,) for one in names}
+    return {f"{name}.{part}": (width,) for part in names}
