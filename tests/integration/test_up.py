@@ -12,8 +12,9 @@ import sys
 import textwrap
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import pytest
@@ -223,6 +224,15 @@ class Up:
         else:
             self.process = Forked(command, None, environ=environment, folder=here)
 
+    def stop(self, *numbers: signal.Signals) -> int:
+        """Send a signal, and each further one once it says that it is stopping; gives the exit code."""
+        first, *more = numbers or (signal.SIGINT,)
+        self.process.send_signal(first)
+        for number in more:
+            self.until("stopping")
+            self.process.send_signal(number)
+        return self.end()
+
     def until(self, words: str) -> None:
         """Read what it says up to these words."""
         assert self.process.stdout is not None
@@ -264,10 +274,19 @@ class Up:
             return False
 
 
+Start: TypeAlias = Callable[..., Up]
+
+
 @pytest.fixture
-def made() -> Iterator[list[Up]]:
+def start(here: Path) -> Iterator[Start]:
+    """Starts `swarm up` with these options."""
     ups: list[Up] = []
-    yield ups
+
+    def started(**options: object) -> Up:
+        ups.append(Up(here, **options))
+        return ups[-1]
+
+    yield started
     for up in ups:
         if up.process.poll() is None:
             up.process.kill()
@@ -276,30 +295,23 @@ def made() -> Iterator[list[Up]]:
             up.process.stdout.close()
 
 
-def _started(here: Path, made: list[Up], **options: object) -> Up:
-    made.append(Up(here, **options))
-    return made[-1]
-
-
-def test_it_shows_what_runs_where_and_stops_on_ctrl_c(here: Path, made: list[Up]) -> None:
-    up = _started(here, made, stages=2, replicas=2)
+def test_it_shows_what_runs_where_and_stops_on_ctrl_c(here: Path, start: Start) -> None:
+    up = start(stages=2, replicas=2)
     up.until("Ctrl-C stops everything")
     for words in ("mqtt://127.0.0.1:", "peer-0-id", "peer-3-id", "http://127.0.0.1:1/\n", "swarm submit FILE"):
         assert words in up.seen
     shown = {int(number) for number in re.findall(r"  process (\d+)", up.seen)}
     assert len(shown) == 5
     assert shown < {child.pid for child in psutil.Process(up.process.pid).children(recursive=True)}
-    up.process.send_signal(signal.SIGINT)
-    assert up.end() == 130
+    assert up.stop() == 130
     assert len(list(here.glob("data/peer-*/ended"))) == 4
 
 
-def test_the_first_ctrl_c_saves_jobs_and_the_next_start_goes_on_with_them(here: Path, made: list[Up]) -> None:
+def test_the_first_ctrl_c_saves_jobs_and_the_next_start_goes_on_with_them(here: Path, start: Start) -> None:
     """A job at step 46 began again at 0, as it saves every 500 steps: what one Ctrl-C ended was lost."""
-    up = _started(here, made)
+    up = start()
     up.until("Ctrl-C stops everything")
-    up.process.send_signal(signal.SIGINT)
-    assert up.end() == 130
+    assert up.stop() == 130
     assert "saving 2 jobs: old-2, never-3; once more kills" in up.seen
     for job in ("old-2", "never-3"):
         assert f"job {job} is pausing at step 118: waits for step 120\njob" in up.seen
@@ -308,7 +320,7 @@ def test_the_first_ctrl_c_saves_jobs_and_the_next_start_goes_on_with_them(here: 
     assert json.loads((here / "data" / "saved-jobs.json").read_text()) == ["old-2", "never-3"]
 
     (here / "scheduler.py").write_text((here / "scheduler.py").read_text().replace("paused = {}", PAUSED))
-    again = _started(here, made)
+    again = start()
     again.until("Ctrl-C stops everything")
     assert "job never-3 goes on from step 120" in again.seen
     assert (here / "data" / "scheduler" / "resumed").read_text() == "old-2 never-3 "
@@ -316,14 +328,13 @@ def test_the_first_ctrl_c_saves_jobs_and_the_next_start_goes_on_with_them(here: 
     again.process.kill()
 
 
-def test_a_second_ctrl_c_does_not_wait_for_jobs_and_says_from_where_they_go_on(here: Path, made: list[Up]) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_jobs_and_says_from_where_they_go_on(here: Path, start: Start) -> None:
     (here / "hangs").touch()
-    up = _started(here, made)
+    up = start()
     up.until("Ctrl-C stops everything")
     up.process.send_signal(signal.SIGINT)
     up.until("saving 2 jobs")
-    up.process.send_signal(signal.SIGINT)
-    assert up.end() == 130
+    assert up.stop() == 130
     told = (
         "job old-2 is at step 118 and not saved; the next swarm up goes on with it from step 100, its newest checkpoint"
     )
@@ -332,62 +343,54 @@ def test_a_second_ctrl_c_does_not_wait_for_jobs_and_says_from_where_they_go_on(h
     assert json.loads((here / "data" / "saved-jobs.json").read_text()) == ["old-2", "never-3"], "they may pause yet"
 
 
-def test_sigterm_is_143(here: Path, made: list[Up]) -> None:
-    up = _started(here, made)
+@pytest.mark.parametrize(
+    ("listens", "end_s", "numbers", "code"),
+    [
+        (True, 30.0, [signal.SIGTERM], 143),
+        (False, 6.0, [signal.SIGINT], 130),
+        (False, 1e6, [signal.SIGINT, signal.SIGINT], 130),
+    ],
+)
+def test_children_that_do_not_listen_are_killed_and_at_once_at_a_second_signal(
+    here: Path, start: Start, listens: bool, end_s: float, numbers: list[signal.Signals], code: int
+) -> None:
+    if not listens:
+        (here / "stubborn").touch()
+    up = start(end_s=end_s)
     up.until("Ctrl-C stops everything")
-    up.process.send_signal(signal.SIGTERM)
-    assert up.end() == 143
-
-
-def test_children_that_do_not_listen_are_killed(here: Path, made: list[Up]) -> None:
-    (here / "stubborn").touch()
-    up = _started(here, made, end_s=6.0)
-    up.until("Ctrl-C stops everything")
-    up.process.send_signal(signal.SIGINT)
-    assert up.end() == 130
-    assert len(list(here.glob("data/peer-*/ended"))) == 2
-
-
-def test_a_second_ctrl_c_kills_at_once(here: Path, made: list[Up]) -> None:
-    (here / "stubborn").touch()
-    up = _started(here, made, end_s=1e6)
-    up.until("Ctrl-C stops everything")
-    up.process.send_signal(signal.SIGINT)
-    up.until("stopping")
-    up.process.send_signal(signal.SIGINT)
-    assert up.end() == 130
+    assert up.stop(*numbers) == code
+    assert len(numbers) > 1 or len(list(here.glob("data/peer-*/ended"))) == 2
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.7, 1.2])
-def test_a_signal_while_it_starts_leaves_nobody(here: Path, made: list[Up], delay_s: float) -> None:
-    up = _started(here, made, data_dir="")
+def test_a_signal_while_it_starts_leaves_nobody(here: Path, start: Start, delay_s: float) -> None:
+    up = start(data_dir="")
     up.until("starting 2 stages")
     time.sleep(delay_s)  # spread over the start, not for luck: any moment must do
     up.look()
-    up.process.send_signal(signal.SIGTERM)
-    assert up.end() == 143
+    assert up.stop(signal.SIGTERM) == 143
     folder = re.search(r"logs in (\S+)/logs", up.seen)
     assert folder is not None
     assert not Path(folder[1]).exists()
 
 
-def test_children_die_with_a_killed_parent(here: Path, made: list[Up]) -> None:
-    up = _started(here, made)
+def test_children_die_with_a_killed_parent(here: Path, start: Start) -> None:
+    up = start()
     up.until("Ctrl-C stops everything")
     up.process.kill()
     up.end()
 
 
-def test_a_child_that_cannot_start_is_named_with_the_end_of_its_log(here: Path, made: list[Up]) -> None:
+def test_a_child_that_cannot_start_is_named_with_the_end_of_its_log(here: Path, start: Start) -> None:
     (here / "broken").touch()
-    up = _started(here, made)
+    up = start()
     assert up.end() == 1
     assert "error[E0110]: peer-1 ended with exit code 9; the end of its log:\n  | the device is on fire" in up.seen
 
 
-def test_a_stage_server_that_dies_is_started_again(here: Path, made: list[Up]) -> None:
+def test_a_stage_server_that_dies_is_started_again(here: Path, start: Start) -> None:
     """One lost stage server once took all the others, the scheduler and the broker with it."""
-    up = _started(here, made)
+    up = start()
     up.until("Ctrl-C stops everything")
     (here / "data" / "peer-1" / "here").unlink()
     (here / "dies-once").touch()
@@ -396,14 +399,13 @@ def test_a_stage_server_that_dies_is_started_again(here: Path, made: list[Up]) -
         assert up.process.poll() is None
         time.sleep(0.05)
     up.look()
-    up.process.send_signal(signal.SIGINT)
-    assert up.end() == 130
+    assert up.stop() == 130
     assert "it is started again" in up.seen
     assert len(list(here.glob("data/peer-*/ended"))) == 2
 
 
-def test_a_stage_server_that_dies_again_and_again_ends_everything(here: Path, made: list[Up]) -> None:
-    up = _started(here, made)
+def test_a_stage_server_that_dies_again_and_again_ends_everything(here: Path, start: Start) -> None:
+    up = start()
     up.until("Ctrl-C stops everything")
     (here / "dies").touch()
     assert up.end() == 1
@@ -412,27 +414,26 @@ def test_a_stage_server_that_dies_again_and_again_ends_everything(here: Path, ma
     assert "  | something gave way" in up.seen
 
 
-def test_a_slow_start_says_how_far_it_is(here: Path, made: list[Up]) -> None:
+def test_a_slow_start_says_how_far_it_is(here: Path, start: Start) -> None:
     (here / "late").touch()
-    up = _started(here, made, stages=3)
+    up = start(stages=3)
     up.until("2 of 3 stage servers attached")
     (here / "late").unlink()
     up.until("Ctrl-C stops everything")
-    up.process.send_signal(signal.SIGINT)
-    assert up.end() == 130
+    assert up.stop() == 130
 
 
-def test_a_jobs_own_error_comes_before_that_of_the_child_it_lost(here: Path, made: list[Up]) -> None:
+def test_a_jobs_own_error_comes_before_that_of_the_child_it_lost(here: Path, start: Start) -> None:
     (here / "job-fails").touch()
-    up = _started(here, made, job=str(here / "job.toml"))
+    up = start(job="job.toml")
     assert up.end() == 1
     assert 0 < up.seen.index("stage 1 lost its only replica") < up.seen.index("something gave way")
 
 
 @pytest.mark.parametrize("code", [0, 7])
-def test_with_a_job_the_exit_code_is_the_jobs(here: Path, made: list[Up], code: int) -> None:
+def test_with_a_job_the_exit_code_is_the_jobs(here: Path, start: Start, code: int) -> None:
     (here / "code").write_text(str(code))
-    up = _started(here, made, job=str(here / "job.toml"))
+    up = start(job="job.toml")
     assert up.end() == code
     assert "following the job" in up.seen
 
@@ -441,11 +442,11 @@ def test_with_a_job_the_exit_code_is_the_jobs(here: Path, made: list[Up], code: 
     ("state", "command"), [("running", "status --watch tiny-2"), ("stalled", "status"), ("paused", "resume tiny-2")]
 )
 def test_the_next_start_goes_on_with_the_open_job_of_that_name(
-    here: Path, made: list[Up], state: str, command: str
+    here: Path, start: Start, state: str, command: str
 ) -> None:
     """After Ctrl-C the same command trained a second job beside the first, and halved the speed of both."""
     (here / "open").write_text(state)
-    up = _started(here, made, job=str(here / "job.toml"))
+    up = start(job="job.toml")
     assert up.end() == 0
     assert f"going on: {command}" in up.seen
     assert "job tiny-2 is open, at step 40 of 90: going on with it, as it was submitted" in up.seen
@@ -458,11 +459,11 @@ def test_the_next_start_goes_on_with_the_open_job_of_that_name(
     [("pausing", "paused", "going on: resume tiny-2"), ("cancelling", "", "following the job")],
 )
 def test_the_next_start_waits_for_an_open_job_that_is_being_stopped(
-    here: Path, made: list[Up], stopping: str, stopped: str, then: str
+    here: Path, start: Start, stopping: str, stopped: str, then: str
 ) -> None:
     """It was followed, and a job that is paused is followed for ever."""
     (here / "open").write_text(stopping)
-    up = _started(here, made, job=str(here / "job.toml"))
+    up = start(job="job.toml")
     up.until(f"job tiny-2 is {stopping}: waiting until it has stopped")
     if stopped:
         (here / "new").write_text(stopped)
@@ -473,9 +474,9 @@ def test_the_next_start_waits_for_an_open_job_that_is_being_stopped(
     assert then in up.seen
 
 
-def test_a_scheduler_that_lists_no_jobs_is_an_error_with_a_type(here: Path, made: list[Up]) -> None:
+def test_a_scheduler_that_lists_no_jobs_is_an_error_with_a_type(here: Path, start: Start) -> None:
     (here / "open").mkdir()  # its stand-in fails
-    up = _started(here, made, job=str(here / "job.toml"))
+    up = start(job="job.toml")
     assert up.end() == 1
     assert "error[E" in up.seen
     assert "unexpected" not in up.seen
@@ -484,33 +485,27 @@ def test_a_scheduler_that_lists_no_jobs_is_an_error_with_a_type(here: Path, made
 
 @pytest.mark.parametrize("place", ["s3://bucket/runs", "/mnt/runs", ""])
 def test_its_scheduler_may_keep_checkpoints_where_the_job_of_its_user_says(
-    here: Path, made: list[Up], place: str
+    here: Path, start: Start, place: str
 ) -> None:
     (here / "job.toml").write_text(f'{JOB}[checkpoint]\ndir = "{place}"\n')
-    up = _started(here, made, job=str(here / "job.toml"))
+    up = start(job="job.toml")
     assert up.end() == 0
     flags = json.loads((here / "data/scheduler/flags").read_text())
     assert flags["checkpoint_root"] == (place or None)
     assert "@" not in flags["broker"], "every user of the machine can read the flags"
 
 
-def test_a_job_that_leaves_it_open_gets_the_stages_that_were_asked_for(here: Path, made: list[Up]) -> None:
-    up = _started(here, made, job=str(here / "job.toml"), stages=3)
+def test_a_job_that_leaves_its_shape_open_gets_the_one_that_was_asked_for(here: Path, start: Start) -> None:
+    up = start(job="job.toml", stages=3, islands=2)
     assert up.end() == 0
+    assert "starting 3 stages x 1 replica x 2 islands" in up.seen
     assert "--set pipeline.stages=2" in up.seen  # the model has two layers
-
-
-def test_a_job_without_islands_is_trained_in_as_many_as_were_asked_for(here: Path, made: list[Up]) -> None:
-    (here / "job.toml").write_text(JOB)
-    up = _started(here, made, job=str(here / "job.toml"), islands=2)
-    assert up.end() == 0
-    assert "starting 2 stages x 1 replica x 2 islands" in up.seen
     assert "--set islands.count=2 --set averaging.mode=diloco" in up.seen
-    assert len(list(here.glob("data/peer-*/ended"))) == 4
+    assert len(list(here.glob("data/peer-*/ended"))) == 6
 
 
-def test_islands_with_a_slow_link_between_them_are_sites_of_their_own(here: Path, made: list[Up]) -> None:
-    up = _started(here, made, job=str(here / "job.toml"), islands=2, between="50Mbit,100ms")
+def test_islands_with_a_slow_link_between_them_are_sites_of_their_own(here: Path, start: Start) -> None:
+    up = start(job="job.toml", islands=2, between="50Mbit,100ms")
     assert up.end() == 0
     assert "between islands: 0 B from 0 to 1, 0 B from 1 to 0" in up.seen
     flags = [json.loads((here / f"data/peer-{number}/flags").read_text()) for number in range(4)]
@@ -520,69 +515,63 @@ def test_islands_with_a_slow_link_between_them_are_sites_of_their_own(here: Path
     assert proxies == ["127.0.1.1"] * 2 + ["127.0.2.1"] * 2
 
 
-def test_ctrl_c_while_a_job_runs_ends_its_follower_too(here: Path, made: list[Up]) -> None:
+def test_ctrl_c_while_a_job_runs_ends_its_follower_too(here: Path, start: Start) -> None:
     (here / "slow").touch()
-    up = _started(here, made, job=str(here / "job.toml"))
+    up = start(job="job.toml")
     up.until("following the job")
-    up.process.send_signal(signal.SIGINT)
-    assert up.end() == 130
+    assert up.stop() == 130
 
 
-def test_a_wrong_job_file_is_found_before_anything_starts(here: Path, made: list[Up]) -> None:
+def test_a_wrong_job_file_is_found_before_anything_starts(here: Path, start: Start) -> None:
     (here / "job.toml").write_text(JOB + "stepz = 1\n")
-    up = _started(here, made, job=str(here / "job.toml"))
+    up = start(job="job.toml")
     assert up.end() == 3
     assert "stepz" in up.seen
     assert not (here / "data").exists()
 
 
-def test_the_port_of_the_scheduler_can_be_chosen_and_a_taken_one_is_told(here: Path, made: list[Up]) -> None:
+def test_the_port_of_the_scheduler_can_be_chosen_and_a_taken_one_is_told(here: Path, start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        refused = _started(here, made, port=port)
+        refused = start(port=port)
         assert refused.end() == 3
         assert f"cannot listen at 127.0.0.1:{port}: the port is in use" in refused.seen
-        usual = _started(here, made, usual_port=port)
+        usual = start(usual_port=port)
         usual.until("Ctrl-C stops everything")
         assert re.search(rf"port {port} is taken: the scheduler listens at 127.0.0.1:\d+;", usual.seen)
-        usual.process.send_signal(signal.SIGINT)
-        assert usual.end() == 130
-    chosen = _started(here, made, port=port)
+        assert usual.stop() == 130
+    chosen = start(port=port)
     chosen.until(f"scheduler   127.0.0.1:{port}")
-    chosen.process.send_signal(signal.SIGINT)
-    assert chosen.end() == 130
+    assert chosen.stop() == 130
 
 
 def test_children_do_not_inherit_the_scheduler_of_the_users_commands(
-    here: Path, made: list[Up], monkeypatch: pytest.MonkeyPatch
+    here: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWARM_SCHEDULER", "127.0.0.1:1")
     stage = (here / "stage.py").read_text()
     (here / "stage.py").write_text('import os\nassert "SWARM_SCHEDULER" not in os.environ\n' + stage)
-    up = _started(here, made)
+    up = start()
     up.until("Ctrl-C stops everything")
-    up.process.send_signal(signal.SIGINT)
-    assert up.end() == 130
+    assert up.stop() == 130
 
 
-def test_two_swarms_do_not_share_a_folder(here: Path, made: list[Up]) -> None:
-    first = _started(here, made)
+def test_two_swarms_do_not_share_a_folder(here: Path, start: Start) -> None:
+    first = start()
     first.until("Ctrl-C stops everything")
-    second = Up(here)
-    made.append(second)
+    second = start()
     out, _ = second.process.communicate(timeout=60)
     assert second.process.returncode == 10
     assert "--data-dir" in out
-    first.process.send_signal(signal.SIGINT)
-    assert first.end() == 130
+    assert first.stop() == 130
 
 
 @pytest.mark.parametrize(("loss", "code"), [(2.0, 0), (3.5, 1)])
 def test_the_demo_trains_pulls_and_samples_or_says_that_it_learned_nothing(
-    here: Path, made: list[Up], loss: float, code: int
+    here: Path, start: Start, loss: float, code: int
 ) -> None:
     (here / "loss").write_text(str(loss))
-    up = _started(here, made, demo=True)
+    up = start(demo=True)
     assert up.end() == code
     assert f"Loss {loss:.3f}" in up.seen
     assert ("def sampled(): pass" in up.seen) == (code == 0)

@@ -31,23 +31,19 @@ from swarm.limits import SPEC_BYTES_MAX, STAGES_MAX
 from tests.support.turns import UNITS_MAX, cost_s, held_up_s, unit
 
 
-def job(**training: Any) -> JobSpec:
-    config = {"num_hidden_layers": 2}
-    return parse_job({"name": "t", "model": {"config": config}, "data": {"source": "x"}, "training": training})
+def job(training: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:
+    """A small job with these values, by section."""
+    model = {"config": {"num_hidden_layers": 2}}
+    return parse_job({"name": "t", "model": model, "data": {"source": "x"}, "training": training or {}} | sections)
 
 
 @pytest.mark.parametrize(
     ("training", "warmup"), [({}, 100), ({"steps": 20}, 20), ({"steps": 20, "warmup_steps": 5}, 5)]
 )
 def test_a_short_job_warms_up_over_all_its_steps_if_nobody_says_otherwise(training: Any, warmup: int) -> None:
-    spec = job(**training)
+    spec = job(training)
     assert spec.training.warmup_steps == warmup
     assert spec_from_json(spec.model_dump_json()) == spec
-
-
-def test_a_warmup_that_a_person_made_longer_than_the_job_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match="warmup_steps = 21 is more than steps = 20"):
-        job(steps=20, warmup_steps=21)
 
 
 @pytest.mark.parametrize("key", GONE)
@@ -72,51 +68,51 @@ def test_a_value_that_is_gone_is_refused_by_name_with_what_to_do(key: str, value
     assert refused.value.hint == GONE_VALUES[key, value]
 
 
-def pipeline(**values: Any) -> JobSpec:
-    return parse_job(
-        {"name": "t", "model": {"config": {"num_hidden_layers": 2}}, "data": {"source": "x"}, "pipeline": values}
-    )
+EXACT: dict[str, Any] = {"training": {"reproducible": True}, "pipeline": {"compression": "none"}}
+CLIPPED: dict[str, Any] = {"averaging": {"aggregate": "centered_clip"}, "limits": {"min_replicas": 4}}
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("sections", "told", "hint"),
     [
-        ({"overlap": -1}, "pipeline.overlap"),
-        ({"overlap": "some"}, "pipeline.overlap"),
-        ({"overlap": 1.0}, "pipeline.overlap"),
-        ({"overlap": -0.25}, "pipeline.overlap"),
-        ({"sync_steps": -1}, "pipeline.sync_steps"),
+        ({"training": {"steps": 20, "warmup_steps": 21}}, "warmup_steps = 21 is more than steps = 20", "raise"),
+        *(({"pipeline": {"overlap": late}}, r"pipeline\.overlap", "see: ") for late in (-1, "some", 1.0, -0.25)),
+        ({"pipeline": {"sync_steps": -1}}, r"pipeline\.sync_steps", "see: "),
+        (
+            EXACT | {"pipeline": {"compression": "auto"}},
+            "measured speed of links",
+            'reproducible = true set it to "none"',
+        ),
+        (EXACT | {"averaging": {"compression": "int8"}}, "other bits for each number of replicas", 'set it to "none"'),
+        (EXACT | CLIPPED, "another gradient than the mean", 'set it to "mean"'),
+        ({"averaging": CLIPPED["averaging"]}, "at least 4 replicas of a stage", "limits.min_replicas = 4"),
+        *(
+            (EXACT | {"trust": {"spot_check": share}}, r"trust\.spot_check", "see: ")
+            for share in (-0.1, 1.5, "0.1", float("nan"))
+        ),
+        ({"trust": {"spot_check": 0.02}}, "compares results bit for bit", "set that"),
+        ({"trust": {"recount": 0.1}}, r"trust\.recount = 0\.1 compares results bit for bit", "set that"),
+        (
+            {"trust": {"second_owner": 0.1}, "averaging": {"compression": "int8"}},
+            "compression changes",
+            'set averaging.compression = "none"',
+        ),
     ],
 )
-def test_an_overlap_that_makes_no_sense_is_refused(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidConfig, match=told):
-        pipeline(**values)
-
-
-def test_a_codec_by_measured_speed_is_refused_where_bits_must_repeat() -> None:
+def test_what_contradicts_itself_is_refused_with_what_to_do(sections: dict[str, Any], told: str, hint: str) -> None:
     """Two runs measure different speeds, so their tensors would be rounded differently."""
-    with pytest.raises(InvalidConfig, match='reproducible = true set it to "none"'):
-        spec_from_json(
-            pipeline(compression="auto").model_dump_json().replace('"reproducible":false', '"reproducible":true')
-        )
+    with pytest.raises(InvalidConfig, match=told) as refused:
+        job(**sections)
+    assert hint in f"{refused.value} {refused.value.hint}"
 
 
-def test_compressed_averaging_is_refused_where_bits_must_repeat() -> None:
-    values = job(reproducible=True).model_dump(mode="json")
-    assert parse_job(values).averaging.compression == "none"
-    with pytest.raises(InvalidConfig, match="gives other bits for each number of replicas"):
-        parse_job(values | {"averaging": {"compression": "int8"}})
-
-
-def test_clipped_averaging_needs_replicas_to_compare_and_bits_that_need_not_repeat() -> None:
-    values, clipped = job().model_dump(mode="json"), {"averaging": {"aggregate": "centered_clip"}}
-    with pytest.raises(InvalidConfig, match=r"at least 4 replicas of a stage") as refused:
-        parse_job(values | clipped)
-    assert "limits.min_replicas = 4" in refused.value.hint
-    four = clipped | {"limits": {"min_replicas": 4}}
-    assert parse_job(values | four).averaging.aggregate == "centered_clip"
-    with pytest.raises(InvalidConfig, match="another gradient than the mean"):
-        parse_job(job(reproducible=True).model_dump(mode="json") | four)
+def test_nobody_is_checked_unless_the_job_file_says_so() -> None:
+    assert not job().trust.hashes_hops
+    for key in ("spot_check", "recount"):
+        assert job(**EXACT, trust={key: 0.02}).trust.hashes_hops
+    for key in ("second_hash", "second_owner"):  # of which any job's may be compared
+        assert not job(trust={key: 1 if key == "second_owner" else True}).trust.hashes_hops
+    assert job(**CLIPPED).averaging.aggregate == "centered_clip"
 
 
 @pytest.mark.parametrize(
@@ -132,59 +128,8 @@ def test_clipped_averaging_needs_replicas_to_compare_and_bits_that_need_not_repe
 def test_where_no_link_is_measured_the_smallest_exact_codec_stands_for_auto(
     dtype: str, compression: str, codec: str
 ) -> None:
-    spec = pipeline(compression=compression)
-    lowered = spec.having("model", dtype=dtype)
-    assert lowered.unmeasured_compression == codec
-
-
-def trust_job(trust: dict[str, Any], *, reproducible: bool = True) -> JobSpec:
-    return parse_job(
-        {
-            "name": "t",
-            "model": {"config": {"num_hidden_layers": 2}},
-            "data": {"source": "x"},
-            "training": {"reproducible": reproducible},
-            "pipeline": {"compression": "none"},
-            "trust": trust,
-        }
-    )
-
-
-def test_nobody_is_checked_unless_the_job_file_says_so() -> None:
-    assert not trust_job({}).trust.hashes_hops
-    assert not trust_job({"spot_check": 0.0}, reproducible=False).trust.hashes_hops
-    assert trust_job({"spot_check": 0.02}).trust.hashes_hops
-
-
-def test_what_is_saved_can_be_compared_in_every_job() -> None:
-    assert not trust_job({}).trust.second_hash
-    assert trust_job({"second_hash": True}, reproducible=False).trust.second_hash
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.5, "0.1", float("nan")])
-def test_a_share_is_a_number_between_0_and_1(value: object) -> None:
-    with pytest.raises(InvalidConfig, match=r"trust\.spot_check"):
-        trust_job({"spot_check": value})
-
-
-def test_results_that_need_not_be_equal_cannot_be_compared() -> None:
-    with pytest.raises(InvalidConfig, match=r"compares results bit for bit") as refused:
-        trust_job({"spot_check": 0.02}, reproducible=False)
-    assert "training.reproducible = true" in f"{refused.value}"
-
-
-def test_sums_that_need_not_be_equal_cannot_be_recounted() -> None:
-    with pytest.raises(InvalidConfig, match=r"trust\.recount = 0\.1 compares results bit for bit"):
-        trust_job({"recount": 0.1}, reproducible=False)
-    assert trust_job({"recount": 0.1}).trust.hashes_hops
-
-
-def test_means_that_compression_has_changed_cannot_be_compared() -> None:
-    values = {"trust": {"second_owner": 0.1}, "averaging": {"compression": "int8"}, "training": {}}
-    with pytest.raises(InvalidConfig, match=r"compression changes") as refused:
-        parse_job({"name": "t", "model": {"config": {"num_hidden_layers": 2}}, "data": {"source": "x"}, **values})
-    assert 'averaging.compression = "none"' in f"{refused.value}"
-    assert trust_job({"second_owner": 0.1}, reproducible=False).trust.second_owner == 0.1
+    spec = job(model={"config": {"num_hidden_layers": 2}, "dtype": dtype}, pipeline={"compression": compression})
+    assert spec.unmeasured_compression == codec
 
 
 LONG = "x" * (TEXT_CHARACTERS_MAX + 1)
