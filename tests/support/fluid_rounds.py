@@ -14,17 +14,19 @@ from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.all_reduce import Deadline, Mean, Reduction, run_round
 from stage_server.replica.averaging.error_feedback import ErrorFeedback
 from stage_server.replica.averaging.mailbox import Mailbox
-from swarm.types import JobId, PeerId, UnitName
-from swarm.wire.messages import Average, ParameterNorm, Slice, TensorHeader
+from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.wire.messages import Average, Member, ParameterNorm, Slice, TensorHeader
 from tests.support.devices import SimDevice
 from tests.support.sim import loop as sim
 from tests.support.sim.fluid import FluidNetwork, Line
 
+UNIT = UnitName("stage-0")
+
 
 class Sums:
-    """A stage that has accumulated something."""
+    """A stage that has accumulated what its name says, the same in every step."""
 
-    def __init__(self, name: str, elements: int, bits: int | None) -> None:
+    def __init__(self, name: str, elements: int, bits: int | None = None) -> None:
         drawn = torch.randn(elements, generator=torch.Generator().manual_seed(Random(name).getrandbits(32)))
         self.sums = drawn if bits is None else (drawn.double() * 2.0**bits).round()
 
@@ -37,6 +39,18 @@ class Sums:
 
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
         return ()
+
+
+def average_of(
+    stops: Mapping[str, int], tokens: int, *, step: int = 0, timeout_s: float = 3.0, at: str = "{}"
+) -> Average:
+    """A round of these members; each owns what lies between its stop and the one before."""
+    starts = [0, *stops.values()]
+    members = (
+        Member(PeerId(name), 1, at.format(name), start, stop, "")
+        for start, (name, stop) in zip(starts, stops.items(), strict=False)
+    )
+    return Average(0, step, UNIT, Round(1, 1), tuple(members), tokens, timeout_s)
 
 
 class Fleet:

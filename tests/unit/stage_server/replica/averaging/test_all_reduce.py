@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from stage_server.device import Device, ThreadDevice
 from stage_server.ports import ReplicaId
@@ -20,29 +18,12 @@ from stage_server.replica.averaging.mailbox import Mailbox
 from swarm.model.codec import SLICE_CODECS
 from swarm.rpc.links.peers import Moved
 from swarm.types import JobId, PeerId, Round, UnitName
-from swarm.wire.messages import Average, Member, ParameterNorm, Slice
+from swarm.wire.messages import Average, Member, Slice
 from tests.support.devices import SimDevice, noted_threads
+from tests.support.fluid_rounds import UNIT, Sums, average_of
 from tests.support.sim import loop as sim
 
-UNIT = UnitName("stage-0")
 ELEMENTS, TOKENS = 1000, 7
-
-
-class Sums:
-    """A stage that has accumulated the same in every step."""
-
-    def __init__(self, seed: int) -> None:
-        self.sums = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(seed))
-
-    def part(self, step: int, unit: UnitName) -> Tensor:
-        return self.sums
-
-    @property
-    def places(self) -> Sums:
-        return self
-
-    def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
-        return ()
 
 
 class Side:
@@ -50,7 +31,7 @@ class Side:
 
     def __init__(self, name: str, codec_name: str) -> None:
         self.me = ReplicaId(JobId("job"), PeerId(name), 1, 0)
-        self.stage: Any = Sums(Random(name).getrandbits(32))
+        self.stage: Any = Sums(name, ELEMENTS)
         self.mailbox = Mailbox(self.me.peer, 0, 1)
         self.leftovers = ErrorFeedback(codec_name)
 
@@ -68,12 +49,7 @@ class Table:
 
 
 def average(step: int, *stops: tuple[str, int]) -> Average:
-    """A round of these members; each owns what lies between its stop and the one before."""
-    members, start = [], 0
-    for name, stop in stops:
-        members.append(Member(PeerId(name), 1, f"at {name}", start, stop, ""))
-        start = stop
-    return Average(0, step, UNIT, Round(1, 1), tuple(members), TOKENS, 3.0)
+    return average_of(dict(stops), TOKENS, step=step, at="at {}")
 
 
 async def averaged(table: Table, command: Average, *, clips: bool = False, device: Device | None = None) -> list[Mean]:

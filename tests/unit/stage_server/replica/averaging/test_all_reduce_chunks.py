@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -13,24 +14,20 @@ from stage_server.brain.slices import CHUNKS_UNDER_WAY_MIN
 from stage_server.replica.averaging.all_reduce import Mean
 from swarm.errors import Refused, RoundBroken
 from swarm.model.exact_sums import mean_of_parts
-from swarm.types import JobId, PeerId, Round, UnitName
-from swarm.wire.messages import Average, Member, Slice
-from tests.support.fluid_rounds import Fleet
+from swarm.types import JobId, PeerId, Round
+from swarm.wire.messages import Average, Slice
+from tests.support.fluid_rounds import UNIT, Fleet, average_of
 from tests.support.sim.fluid import Line
 
-UNIT, TOKENS, BITS = UnitName("stage-0"), 7, 20
+TOKENS, BITS = 7, 20
 ELEMENTS = 64 * 256
 EQUAL = {"a": 64, "b": 64, "c": 64, "d": 64}
 UNEQUAL = {"a": 100, "b": 0, "c": 31, "d": 125}  # of 256 parts
 
 
 def average(shares: Mapping[str, int], timeout_s: float = 1e6) -> Average:
-    members, start = [], 0
-    for name, share in shares.items():
-        stop = start + ELEMENTS * share // 256
-        members.append(Member(PeerId(name), 1, name, start, stop, ""))
-        start = stop
-    return Average(0, 0, UNIT, Round(1, 1), tuple(members), TOKENS, timeout_s)
+    stops = (ELEMENTS * stop // 256 for stop in accumulate(shares.values()))
+    return average_of(dict(zip(shares, stops, strict=True)), TOKENS, timeout_s=timeout_s)
 
 
 def lines_of(*rates: float) -> dict[str, Line]:
