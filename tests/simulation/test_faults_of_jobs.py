@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,59 +15,38 @@ import pytest
 import torch
 
 from scheduler.api.announcer import BusAnnouncer
-from scheduler.jobs.job import Job, JobProgress
+from scheduler.jobs.job import JobProgress
 from scheduler.storage.job_record import JobRecord
 from swarm.errors import DatabaseUnavailable, InvalidConfig, JobFailed
-from swarm.job.spec import JobSpec, parse_job
+from swarm.job.spec import parse_job
 from swarm.model.stage import Stage
 from swarm.mqtt.bus import Bus
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerId, PeerState
 from swarm.wire.messages import Accumulated, Saved
-from tests.support import scenes
-from tests.support.acts import Played, played
+from tests.support.acts import Played
 from tests.support.devices import InlineDevice
-from tests.support.simulated import Rig, Tokens, small_spec, write_text
+from tests.support.scenes import Desk, of_desk
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """A running rig of two idle peers, and a job for it."""
-
-    rig: Rig
-    spec: JobSpec
-    tokens: Tokens
-
-    async def submit(self, **training: object) -> Job:
-        spec = self.spec.having("training", **training)
-        return await self.rig.jobs.submit(spec, self.tokens.of_job(), {})
-
-    async def works(self) -> None:
-        """A plain job succeeds."""
-        job = await self.submit()
-        await self.rig.finished(job)
-        assert job.record.state is JobState.SUCCEEDED, job.record.reason
+def of_two(**changes: object) -> Played:
+    """A test of a desk with two idle peers."""
+    return of_desk(2, training__steps=3, **changes)
 
 
-def of_scene(**changes: object) -> Played:
-    def run(act: Callable[[Scene], Awaitable[None]], tmp_path: Path) -> None:
-        spec = scenes.resolved(small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3, **changes))
-        tokens = Tokens.make(tmp_path, spec)
-
-        async def on(rig: Rig) -> None:
-            await act(Scene(rig, spec, tokens))
-
-        scenes.play(tokens, 2, on)
-
-    return played(run)
+async def works(desk: Desk) -> None:
+    """A plain job succeeds."""
+    job = await desk.submit()
+    await desk.rig.finished(job)
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
 
 
-@of_scene()
+@of_two()
 async def test_a_database_that_is_locked_for_a_while_costs_time_only(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One "database is locked" on a job's last state once ended the scheduler."""
-    store, loop = scene.rig.store, asyncio.get_running_loop()
+    store, loop = desk.rig.store, asyncio.get_running_loop()
     until_s = loop.time() + 6.0
     refused = 0
     for name in ("put_job", "put_commit"):
@@ -82,27 +61,23 @@ async def test_a_database_that_is_locked_for_a_while_costs_time_only(
 
         monkeypatch.setattr(store, name, flaky)
     with pytest.raises(DatabaseUnavailable):  # a job that cannot be stored is not accepted
-        await scene.submit()
+        await desk.submit()
     await asyncio.sleep(4.0)
     until_s = 0.0
-    job = await scene.submit()
-    async for view in scene.rig.jobs.watch(job):
+    job = await desk.submit()
+    async for view in desk.rig.jobs.watch(job):
         if view.record.state is JobState.RUNNING and not until_s:
             until_s = loop.time() + 6.0
     assert job.record.state is JobState.SUCCEEDED, job.record.reason
     assert refused > 3
-    told = [
-        line.message
-        for line in scene.rig.jobs.stores.logs.of(job.record.id).kept()[0]
-        if "waits for its row" in line.message
-    ]
+    told = [line for line in desk.said(job).splitlines() if "waits for its row" in line]
     assert 0 < len(told) < refused
     assert "database is locked; tries again" in told[0]
 
 
 @pytest.mark.parametrize("is_alone", [False, True])  # at its stage of the next job, until another one is idle
-@of_scene()
-async def test_a_cancelled_job_that_keeps_a_device_busy_holds_no_other_job_up(scene: Scene, is_alone: bool) -> None:
+@of_two()
+async def test_a_cancelled_job_that_keeps_a_device_busy_holds_no_other_job_up(desk: Desk, is_alone: bool) -> None:
     """A computation cannot be stopped: one of four minutes kept its stage server, which the next jobs waited for."""
     devices: list[InlineDevice] = []
 
@@ -111,12 +86,12 @@ async def test_a_cancelled_job_that_keeps_a_device_busy_holds_no_other_job_up(sc
             super().__init__(seconds)
             devices.append(self)
 
-    rig, busy = scene.rig, PeerId("a-busy")
+    rig, busy = desk.rig, PeerId("a-busy")
     rig.kill(PeerId("peer-0"))
     rig.add_peer(busy, rig.tasks, Random(0), device_type=Device)
     while [known.hello.peer for known in rig.membership.idle_peers()] != [busy, "peer-1"]:
         await asyncio.sleep(0.1)
-    first = await scene.submit()
+    first = await desk.submit()
     while first.record.state is not JobState.RUNNING:
         await asyncio.sleep(0.001)
     computing = asyncio.ensure_future(devices[0]._after(None, 240.0))
@@ -126,13 +101,13 @@ async def test_a_cancelled_job_that_keeps_a_device_busy_holds_no_other_job_up(sc
     while len(rig.membership.idle_peers()) < 3 - is_alone:
         await asyncio.sleep(0.01)
 
-    given = asyncio.ensure_future(scene.works())
+    given = asyncio.ensure_future(works(desk))
     while rig.membership.find(busy).state is not PeerState.LOADING:
         await asyncio.sleep(0.01)
     if is_alone:
         rig.add_peer(PeerId("spare"), rig.tasks, Random(1))
     await given
-    await scene.works()
+    await works(desk)
     assert not computing.done()
     assert rig.membership.find(busy).state is PeerState.GONE
     await computing
@@ -140,95 +115,95 @@ async def test_a_cancelled_job_that_keeps_a_device_busy_holds_no_other_job_up(sc
     assert rig.membership.find(busy).state is PeerState.IDLE
 
 
-@of_scene()
-async def test_a_job_that_a_swarm_cannot_train_with_islands_is_refused_before_anything_is_kept(scene: Scene) -> None:
+@of_two()
+async def test_a_job_that_a_swarm_cannot_train_with_islands_is_refused_before_anything_is_kept(desk: Desk) -> None:
     """One process can: a swarm would train the job as if it had said nothing of spot checks."""
-    values = scene.spec.model_dump(mode="json") | {"averaging": {"mode": "streaming"}}
+    values = desk.spec.model_dump(mode="json") | {"averaging": {"mode": "streaming"}}
     spec = parse_job(values | {"trust": {"spot_check": 0.5}})
     with pytest.raises(InvalidConfig, match=r"trust\.spot_check does not work in a swarm"):
-        await scene.rig.jobs.submit(spec, scene.tokens.of_job(), {})
-    assert not scene.rig.jobs.registry.all()
+        await desk.submit(spec)
+    assert not desk.rig.jobs.registry.all()
 
 
-@of_scene()
+@of_two()
 async def test_a_lie_about_saved_weights_fails_the_job_and_not_the_scheduler(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = scene.rig.parts.listener.on_event
+    real = desk.rig.parts.listener.on_event
 
     def lie(peer: PeerId, event: object) -> None:
         if isinstance(event, Saved):
             event = replace(event, parameters=(replace(event.parameters[0], dtype="strange"),))
         real(peer, event)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scene.rig.parts.listener, "on_event", lie)
-    job = await scene.submit()
-    await scene.rig.finished(job)
+    monkeypatch.setattr(desk.rig.parts.listener, "on_event", lie)
+    job = await desk.submit()
+    await desk.rig.finished(job)
     assert job.record.state is JobState.FAILED
-    assert not list(scene.tokens.root.glob("jobs/*/checkpoints/*")), "half a checkpoint was left behind"
-    monkeypatch.setattr(scene.rig.parts.listener, "on_event", real)
-    await scene.works()
+    assert not list(desk.tokens.root.glob("jobs/*/checkpoints/*")), "half a checkpoint was left behind"
+    monkeypatch.setattr(desk.rig.parts.listener, "on_event", real)
+    await works(desk)
 
 
-@of_scene()
-async def test_tokens_outside_the_vocabulary_fail_the_job_with_the_reason(scene: Scene) -> None:
+@of_two()
+async def test_tokens_outside_the_vocabulary_fail_the_job_with_the_reason(desk: Desk) -> None:
     """They once ended the stage server with an IndexError."""
-    (shard,) = scene.tokens.of_job().shards
-    path = scene.rig.jobs.stores.files.shard("", shard)
+    (shard,) = desk.tokens.of_job().shards
+    path = desk.rig.jobs.stores.files.shard("", shard)
     good = path.read_bytes()
     path.write_bytes(np.full(len(good) // 2, 60_000, dtype="<u2").tobytes())
-    job = await scene.submit()
-    await scene.rig.finished(job)
+    job = await desk.submit()
+    await desk.rig.finished(job)
     assert job.record.state is JobState.FAILED
     assert "60000" in job.record.reason
     path.write_bytes(good)
-    await scene.works()
+    await works(desk)
 
 
-@of_scene()
+@of_two()
 async def test_a_cancel_or_a_loss_while_the_loading_state_is_written_is_not_lost(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver did not exist yet: a cancelled job once ran on to succeeded, another stayed loading for ever."""
-    real = scene.rig.store.put_job
+    real = desk.rig.store.put_job
 
     async def slow(record: JobRecord) -> None:
         await asyncio.sleep(1.0 if record.state is JobState.LOADING else 0.0)
         await real(record)
 
-    monkeypatch.setattr(scene.rig.store, "put_job", slow)
-    job = await scene.submit(steps=1000)
+    monkeypatch.setattr(desk.rig.store, "put_job", slow)
+    job = await desk.submit(desk.spec.having("training", steps=1000))
     while job.record.state is not JobState.LOADING:
         await asyncio.sleep(0.01)
-    await scene.rig.jobs.cancel(job, "x" * 70_000)
-    await scene.rig.finished(job)
+    await desk.rig.jobs.cancel(job, "x" * 70_000)
+    await desk.rig.finished(job)
     assert job.record.state is JobState.CANCELLED
 
-    job = await scene.submit(steps=1000)
+    job = await desk.submit(desk.spec.having("training", steps=1000))
     while job.record.state is not JobState.LOADING:
         await asyncio.sleep(0.01)
-    scene.rig.kill(PeerId("peer-1"))
+    desk.rig.kill(PeerId("peer-1"))
     while job.record.state is JobState.LOADING:
         await asyncio.sleep(0.01)
     assert job.record.state is JobState.STALLED
     assert "peer-1" in job.record.reason
 
 
-@of_scene()
-async def test_a_step_whose_loss_is_nan_is_skipped_and_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+@of_two()
+async def test_a_step_whose_loss_is_nan_is_skipped_and_committed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """No database takes a NaN: the row was once refused for 300 s, then the job failed."""
-    real = scene.rig.parts.listener.on_event
+    real = desk.rig.parts.listener.on_event
 
     def poison(peer: PeerId, event: object) -> None:
         if isinstance(event, Accumulated) and event.stage == 1 and event.microbatch.step == 1:
             event = replace(event, finite=False, loss=math.nan)
         real(peer, event)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scene.rig.parts.listener, "on_event", poison)
-    job = await scene.submit()
-    await scene.rig.finished(job)
+    monkeypatch.setattr(desk.rig.parts.listener, "on_event", poison)
+    job = await desk.submit()
+    await desk.rig.finished(job)
     assert job.record.state is JobState.SUCCEEDED, job.record.reason
-    rows = await scene.rig.store.commits(job.record.id)
+    rows = await desk.rig.store.commits(job.record.id)
     assert [(row["skip"], row["loss"] is None) for row in rows] == [(False, False), (True, True), (False, False)]
 
 
@@ -257,30 +232,25 @@ def test_what_float16_cannot_carry_is_said_by_its_sender(
     monkeypatch.setattr(Stage, "backward", backward)
     said = f'{told}, which pipeline.compression = "float16" cannot carry: use bfloat16'
 
-    async def act(scene: Scene) -> None:
-        job = await scene.submit()
-        await scene.rig.finished(job)
+    async def act(desk: Desk) -> None:
+        job = await desk.submit()
+        await desk.rig.finished(job)
         assert job.record.state is JobState.FAILED
         assert "the gradients of all 3 steps were not finite" in job.record.reason
         assert job.record.hint.startswith(said)
-        lines = [line.message for line in scene.rig.jobs.stores.logs.of(job.record.id).kept()[0]]
-        assert f"the gradient of step 0 is not finite: the step changes no weight; {said}" in lines
+        assert f"the gradient of step 0 is not finite: the step changes no weight; {said}" in desk.said(job)
+        if output == "y":  # the reference gives each stage's output to the same codec
+            with pytest.raises(JobFailed) as failed:
+                train_local(desk.spec, desk.tokens.batches(desk.spec))
+            assert failed.value.hint == said
 
-    of_scene(pipeline__compression="float16")(act)(tmp_path=tmp_path)
-
-    if output == "y":  # the reference gives each stage's output to the same codec
-        spec = scenes.resolved(
-            small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3, pipeline__compression="float16")
-        )
-        with pytest.raises(JobFailed) as failed:
-            train_local(spec, Tokens.make(tmp_path, spec).batches(spec))
-        assert failed.value.hint == said
+    of_two(pipeline__compression="float16")(act)(tmp_path=tmp_path)
 
 
-@of_scene()
-async def test_a_peer_that_was_silent_too_long_dials_again_when_it_wakes(scene: Scene) -> None:
+@of_two()
+async def test_a_peer_that_was_silent_too_long_dials_again_when_it_wakes(desk: Desk) -> None:
     """Its connection had never broken, so it once believed that it was attached, for ever."""
-    membership = scene.rig.membership
+    membership = desk.rig.membership
     known = membership.get(PeerId("peer-0"))
     assert known is not None
     known.heard_s -= 1000.0
@@ -288,10 +258,10 @@ async def test_a_peer_that_was_silent_too_long_dials_again_when_it_wakes(scene: 
         known.heard_s, known.since_s = -1000.0, -1000.0
         assert [transition.after for transition in membership.tick(asyncio.get_running_loop().time())] == [expected]
         if expected is PeerState.GONE:
-            scene.rig.sessions.drop(PeerId("peer-0"))
+            desk.rig.sessions.drop(PeerId("peer-0"))
     while len(membership.idle_peers()) < 2:
         await asyncio.sleep(0.1)
-    await scene.works()
+    await works(desk)
 
 
 async def test_what_followers_are_told_never_raises() -> None:
