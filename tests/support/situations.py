@@ -117,6 +117,8 @@ class Calls:
             value = value_of(asked, self.names)
         except SwarmError as error:
             return [f"{type(error).__name__}: {error}"]
-        if is_kept:
+        if is_kept and "." in name:
+            setattr(value_of(name.rpartition(".")[0], self.names), name.rpartition(".")[2], value)
+        elif is_kept:
             self.names[name] = value
         return [] if value is None or is_kept else [value if isinstance(value, str) else spell(value)]
