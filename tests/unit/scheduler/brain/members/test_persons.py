@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from scheduler.brain.members.access import RULES
@@ -17,6 +19,7 @@ from scheduler.brain.members.persons import (
 )
 from swarm.errors import NotOwner, QuotaReached
 from swarm.pki.names import Role
+from tests.support.situations import Calls, Situation, beside
 
 ANN, BOB = Person(Role.SUBMITTER, "ann"), Person(Role.SUBMITTER, "bob")
 VERA, ROOT = Person(Role.VIEWER, "vera"), Person(Role.ADMIN, "root")
@@ -68,56 +71,18 @@ def test_one_person_is_promised_half_of_the_room_on_the_disk() -> None:
         check_room("submitter/ann", 10 * mib, 2 * mib, 3 * mib + 1)
 
 
-def test_one_person_submits_a_hundred_jobs_and_then_one_a_minute() -> None:
-    """A job that was cancelled at once was free for its submitter, and cost the scheduler memory for ever."""
-    submits = Submits()
-    for _ in range(100):
-        submits.check("submitter/ann", 7.0)
-        submits.take("submitter/ann", 7.0)
-    with pytest.raises(QuotaReached, match="100 jobs in a short time, and may submit 60 an hour") as caught:
-        submits.take("submitter/ann", 37.0)
-    assert caught.value.hint == "the next one may come in 30.0 s"
-    with pytest.raises(QuotaReached):
-        submits.check("submitter/ann", 66.0)
-    submits.take("admin/bob", 66.0)
-    submits.take("submitter/ann", 67.5)
-    with pytest.raises(QuotaReached):
-        submits.take("submitter/ann", 68.0)
-    allowed = 0
-    for second in range(68, 68 + 10 * 3600):
-        try:
-            submits.take("submitter/ann", float(second))
-        except QuotaReached:
-            continue
-        allowed += 1
-    assert allowed in (599, 600)
+def taken(counted: Submits | Changes, owner: str, begin_s: float, end_s: float, each: int) -> int:
+    """How many of `each` that a person asks for every second are granted."""
+    granted = 0
+    for second in range(int(end_s - begin_s) + 1):
+        for _ in range(each):
+            with suppress(QuotaReached):
+                counted.take(owner, begin_s + second)
+                granted += 1
+    return granted
 
 
-def test_a_person_has_so_many_at_once_again_after_a_pause() -> None:
-    submits = Submits()
-    for now_s in (0.0, 100 * 60.0 + 1):
-        for _ in range(100):
-            submits.take("submitter/ann", now_s)
-        with pytest.raises(QuotaReached):
-            submits.take("submitter/ann", now_s)
-
-
-def test_over_plaintext_nobody_is_known_and_nothing_is_counted() -> None:
-    submits = Submits()
-    for _ in range(1000):
-        submits.take("", 0.0)
-    submits.check("", 0.0)
-
-
-def test_one_person_changes_jobs_two_hundred_times_and_then_once_a_second() -> None:
-    """A job that was paused and resumed in turn wrote rows of its whole spec as fast as the disk took them."""
-    changes = Changes()
-    for _ in range(200):
-        changes.take("submitter/ann", 7.0)
-    with pytest.raises(QuotaReached, match="200 times in a short time, and may do it 60 times a minute") as caught:
-        changes.take("submitter/ann", 7.5)
-    assert caught.value.hint == "the next one may come in 0.5 s"
-    changes.take("submitter/bob", 7.5)
-    changes.take("submitter/ann", 8.0)
-    for _ in range(1000):
-        changes.take("", 8.0)  # over plaintext nobody is known
+@pytest.mark.parametrize("situation", beside(__file__), ids=str)
+def test_calls_are_counted_as_the_text_says(situation: Situation) -> None:
+    people = {"ann": "submitter/ann", "bob": "submitter/bob"}
+    situation.check(Calls(None, Submits=Submits, Changes=Changes, taken=taken, **people).play)
