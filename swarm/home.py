@@ -79,16 +79,16 @@ def _cache_folders() -> list[Path]:
 
 def _cache_fault(error: BaseException, roots: list[Path]) -> OSError | None:
     """What the machine says of these folders, as the error or a cause of it."""
-    one: BaseException | None = error
+    cause: BaseException | None = error
     seen = set()
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        if isinstance(one, OSError) and one.errno in _NOT_WRITTEN:
-            at = Path(os.fsdecode(one.filename)).absolute() if isinstance(one.filename, str | bytes) else None
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, OSError) and cause.errno in _NOT_WRITTEN:
+            at = Path(os.fsdecode(cause.filename)).absolute() if isinstance(cause.filename, str | bytes) else None
             inside = [root.absolute() for root in roots]
             if at is None or any(at == root or at in root.parents or root in at.parents for root in inside):
-                return one
-        one = one.__cause__ or one.__context__
+                return cause
+        cause = cause.__cause__ or cause.__context__
     return None
 
 

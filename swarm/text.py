@@ -80,7 +80,7 @@ def first_line(error: BaseException) -> str:
 
 def printable(text: str) -> str:
     """The text of others as it may be printed: nothing in it moves the cursor, hides, or runs from right to left."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def without_passwords(text: str) -> str:

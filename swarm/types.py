@@ -204,7 +204,7 @@ class Memory:
 
 def needs_text(needs: Sequence[Memory]) -> str:
     """What each stage takes, for people; neighbours that take the same together."""
-    runs = ((text, [stage for stage, _ in run]) for text, run in groupby(enumerate(needs), lambda one: str(one[1])))
+    runs = ((text, [stage for stage, _ in run]) for text, run in groupby(enumerate(needs), lambda need: str(need[1])))
     return ", ".join(
         f"stages {stages[0]} to {stages[-1]} {text} each" if stages[1:] else f"stage {stages[0]} {text}"
         for text, stages in runs

@@ -31,11 +31,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 from swarm.checkpoint.storage import MANIFEST, LocalStorage, Storage
 from swarm.errors import CheckpointDamaged, NotFound, StorageError, SwarmError
-from swarm.hf.model_folder import (
-    INDEX_NAME,
-    tensor_hashes,
-    weights_sha256,
-)
+from swarm.hf.model_folder import INDEX_NAME, tensor_hashes, weights_sha256
 from swarm.hf.safetensors_header import LENGTH_BYTES, header_bytes, parse_header
 from swarm.limits import MANIFEST_BYTES_MAX
 from swarm.long_json import read_long
@@ -175,7 +171,7 @@ def list_checkpoints(storage: Storage, job: JobId | None = None) -> tuple[list[C
             found.append(_read_manifest(storage, name, job))
         except CheckpointDamaged as error:
             faults.append(Fault(name, int(match.group(1)), error.message))
-    return sorted(found, key=lambda one: one.order), faults
+    return sorted(found, key=lambda checkpoint: checkpoint.order), faults
 
 
 def fault_of(checkpoint: Checkpoint, *, contents: bool = True, progress: Callable[[], None] = lambda: None) -> str:
@@ -193,21 +189,17 @@ def fault_of(checkpoint: Checkpoint, *, contents: bool = True, progress: Callabl
     return ""
 
 
-def newest(
-    storage: Storage, job: JobId | None = None, accept: Callable[[Checkpoint], bool] = lambda _one: True
-) -> Found:
+def newest(storage: Storage, job: JobId | None = None, accept: Callable[[Checkpoint], bool] = lambda _: True) -> Found:
     """The newest checkpoint that `accept`s and verifies, every byte read; StorageError if the root is unreadable."""
     checkpoints, faults = list_checkpoints(storage, job)
     skipped: list[Fault] = []
-    for one in reversed(checkpoints):
-        if not accept(one):
-            continue
-        reason = fault_of(one)
+    for checkpoint in filter(accept, reversed(checkpoints)):
+        reason = fault_of(checkpoint)
         if not reason:
             # A folder without a manifest tells no timeline; by its step it may have been meant to be newer.
-            skipped += [fault for fault in faults if fault.step >= one.step]
-            return Found(one, tuple(skipped))
-        skipped.append(Fault(one.name, one.step, reason))
+            skipped += [fault for fault in faults if fault.step >= checkpoint.step]
+            return Found(checkpoint, tuple(skipped))
+        skipped.append(Fault(checkpoint.name, checkpoint.step, reason))
     return Found(None, tuple(skipped + faults))
 
 
@@ -358,7 +350,7 @@ File = TypeVar("File", bound=Named)
 
 
 def island_folder(island: int, folder: str) -> str:
-    """Where a checkpoint keeps the state of each island's optimizer.
+    """The folder with an island's own state: OPTIMIZER_FOLDER or WEIGHTS_FOLDER.
 
         model/, outer/                           what all islands share
         optimizer/, weights/                     of island 0, where a job with one island has its own
@@ -367,8 +359,6 @@ def island_folder(island: int, folder: str) -> str:
     Each island loads its own state. In a job with more islands the new ones take the optimizer's states of the others,
     in turn, but no weights of theirs: what one of them has trained and not merged must not count twice, so they begin
     with the outer weights. In a job with fewer islands the rest is left out.
-
-    The folder with an island's own state: OPTIMIZER_FOLDER or WEIGHTS_FOLDER.
     """
     return folder if not island else f"islands/{island:02d}/{folder}"
 

@@ -120,10 +120,10 @@ class CheckpointWriter:
         self._files[file.path] = file
 
     def _equal(self, facts: Facts, sha256: str) -> Checkpoint | None:
-        for one in list_checkpoints(self._storage, JobId(facts.job))[0]:
-            same = (one.step, one.timeline, one.weights_sha256) == (facts.step, facts.timeline, sha256)
-            if same and bool(one.optimizer) == facts.optimizer and not fault_of(one):
-                return one
+        for known in list_checkpoints(self._storage, JobId(facts.job))[0]:
+            same = (known.step, known.timeline, known.weights_sha256) == (facts.step, facts.timeline, sha256)
+            if same and bool(known.optimizer) == facts.optimizer and not fault_of(known):
+                return known
         return None
 
 
@@ -182,19 +182,18 @@ def prune(
     checkpoints, faults = list_checkpoints(storage, job)
     removed = []
     kept = 0
-    for one in reversed(checkpoints):
-        if one.order > proven.order:
+    for listed in reversed(checkpoints):
+        if listed.order > proven.order:
             continue
-        if one.name == proven.name:
+        if listed.name == proven.name:
             kept += 1
         elif kept < keep_last:
-            kept += not fault_of(one, contents=False)
-        elif one.name not in protected and not (keep_every_steps and one.step % keep_every_steps == 0):
-            storage.remove(one.name)
-            removed.append(one.name)
-    incomplete = [fault for fault in faults if fault.step < proven.step and fault.name not in protected]
-    for fault in incomplete:
-        if not _has_manifest(storage, fault.name):
+            kept += not fault_of(listed, contents=False)
+        elif listed.name not in protected and not (keep_every_steps and listed.step % keep_every_steps == 0):
+            storage.remove(listed.name)
+            removed.append(listed.name)
+    for fault in faults:
+        if fault.step < proven.step and fault.name not in protected and not _has_manifest(storage, fault.name):
             storage.remove(fault.name)
             removed.append(fault.name)
     return removed

@@ -296,14 +296,14 @@ def _below(folder: str, pattern: Sequence[str], through: Set[tuple[int, int]] = 
             raise InvalidData(f"{folder} cannot be read: {error.strerror}", hint=_LEFT_OUT_HINT) from None
         return
     if name != "**":
-        matching = (one for one in fnmatch.filter(names, name) if name.startswith(".") or not one.startswith("."))
-        for path in (os.path.join(folder, one) for one in matching):
-            yield from _below(path, rest)
+        for entry in fnmatch.filter(names, name):
+            if name.startswith(".") or not entry.startswith("."):
+                yield from _below(os.path.join(folder, entry), rest)
         return
     if (here := (identity.st_dev, identity.st_ino)) in through:
         return
     yield from _below(folder, rest)
-    for path in (os.path.join(folder, one) for one in names if not one.startswith(".")):
+    for path in (os.path.join(folder, entry) for entry in names if not entry.startswith(".")):
         if os.path.isdir(path):
             yield from _below(path, pattern, {*through, here})
         elif not rest:
@@ -645,7 +645,8 @@ def _column_path(arrow: Any, where: str, schema: Any, text_field: str) -> list[s
         kind = fields[name]
         if arrow.types.is_null(kind):  # as writers call a column in which they have seen nothing else
             return names[:depth]
-    if not (_is_text(arrow, kind) or _is_bytes(arrow, kind)):
+    # Bytes may be UTF-8: writers that know no texts write them so.
+    if not (_holds(arrow, kind, "string") or _holds(arrow, kind, "binary")):
         raise InvalidData(f'{where}: column "{text_field}" holds {kind}, not text', hint=_other_field(texts))
     return names
 
@@ -655,21 +656,14 @@ def _text_columns(arrow: Any, fields: Any, within: str = "", depth: int = 0) -> 
     for field in fields:
         if arrow.types.is_struct(field.type) and depth < DEPTH_MAX:
             yield from _text_columns(arrow, field.type, f"{within}{field.name}.", depth + 1)
-        elif _is_text(arrow, field.type):
+        elif _holds(arrow, field.type, "string"):
             yield within + field.name
 
 
-def _is_text(arrow: Any, kind: Any) -> bool:
-    if arrow.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind))
-
-
-def _is_bytes(arrow: Any, kind: Any) -> bool:
-    """Whether the values are bytes, which may be UTF-8: writers that know no texts write them so."""
-    if arrow.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind) or arrow.types.is_binary_view(kind))
+def _holds(arrow: Any, kind: Any, what: str) -> bool:
+    """Whether a column holds values of this type, "string" or "binary", in whichever form."""
+    kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
+    return any(getattr(arrow.types, f"is_{form}")(kind) for form in (what, f"large_{what}", f"{what}_view"))
 
 
 def _column(

@@ -205,7 +205,7 @@ class HuggingFaceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         with _ruled(self._where):
             encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(one.ids, dtype=np.uint32) for one in encoded]
+        return [np.array(text.ids, dtype=np.uint32) for text in encoded]
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return dict(self._files)
@@ -229,8 +229,8 @@ class HuggingFaceTokenizer:
         """The ids that the template puts in front of a text; those behind a text are replaced by the end of text."""
         with _ruled(self._where):
             # A batch of one: only for batches does the library let other threads run, which listen for Ctrl-C.
-            (plain,) = (one.ids for one in self._tokenizer.encode_batch_fast(["a"], add_special_tokens=False))
-            (whole,) = (one.ids for one in self._tokenizer.encode_batch_fast(["a"], add_special_tokens=True))
+            plain = self._tokenizer.encode_batch_fast(["a"], add_special_tokens=False)[0].ids
+            whole = self._tokenizer.encode_batch_fast(["a"], add_special_tokens=True)[0].ids
         fits = (at for at in range(len(whole) - len(plain) + 1) if whole[at : at + len(plain)] == plain)
         return np.array(whole[: next(fits, 0)], dtype=np.uint32)
 
@@ -376,7 +376,7 @@ _PROBE = "aE 1\n\u00e9\u4e2d."
 
 
 def growth(tokenizer_json: str, where: str, library: Any) -> dict[str, int]:
-    """How many letters the rules of a tokenizer.json make of one, before the library follows them.
+    """By how many letters each text that a rule of a tokenizer.json matches grows; InvalidConfig if too far.
 
     A normalizer may put a text in the place of each match, and rules that follow one another multiply: forty that
     double a letter make 10^12 of it. The library follows them without a bound, within one call, and ends the process
@@ -385,8 +385,6 @@ def growth(tokenizer_json: str, where: str, library: Any) -> dict[str, int]:
 
     Not chosen: a process of its own with bounded memory, as for the reading of data (swarm/data/patience.py). Nor the
     rules of the library itself, because those take what grows for one step.
-
-    By how many letters each text that a rule matches grows, if it does; InvalidConfig if one becomes too much.
 
     `library` is the module `tokenizers`, for regular expressions. What cannot be read is left to it.
     """
@@ -430,8 +428,8 @@ def _rules(normalizer: object) -> Iterator[Mapping[str, Any]]:
         return
     match normalizer.get("type"), normalizer.get("normalizers"):
         case "Sequence", list(several):
-            for one in several:
-                yield from _rules(one)
+            for inner in several:
+                yield from _rules(inner)
         case _:
             yield normalizer
 

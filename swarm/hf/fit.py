@@ -4,18 +4,13 @@ The client asks before it sends a byte, `swarm train-local` before it trains, an
 here, so all say the same words. A tensor of a file is one of
 
     a parameter     with and without the trunk's name, and under the name that files of the family have for the head
-    a second head   of a tied model: not needed, as its bytes were found equal to the embedding's (swarm/hf/fit.py)
+    a second head   of a tied model: not needed if its values are the embedding's, else kept and trained apart
     a known table   that older versions of the library wrote although it follows from the config
     left over       no parameter needs it, such as the value head of reinforcement learning: left out, and named
 
 A tensor within a module that the model has (a bias that config.json denies) is not left out: a model without it
 computes something else. Not chosen: to leave all of it out as Transformers does, because a warning among many is no
 way to hear of that.
-
-Values of local weight files, as far as they decide what is trained: a second head, and a mask.
-
-config.json may tie the head to the embedding while the file holds both. If they are equal the head is a copy; if not,
-Transformers keeps both and trains them apart, and so does a job.
 """
 
 from __future__ import annotations
@@ -69,22 +64,22 @@ def fit(
     over: list[StoredTensor] = []
     head: StoredTensor | None = None
     paths: dict[str, None] = {}
-    for one in stored:
-        paths.setdefault(one.path)
-        name = _parameter(spec, one.name, shapes)
+    for tensor in stored:
+        paths.setdefault(tensor.path)
+        name = _parameter(spec, tensor.name, shapes)
         if name in found:
             first = found[name]
-            called = "" if first.name == one.name else f" (as {first.name} and {one.name})"
+            called = "" if first.name == tensor.name else f" (as {first.name} and {tensor.name})"
             raise InvalidModel(
-                f"{first.path} and {one.path} both hold {name}{called}: which one counts?",
+                f"{first.path} and {tensor.path} both hold {name}{called}: which one counts?",
                 hint="remove the file or the tensor that is not the model's",
             )
         if name:
-            found[name] = one
-        elif spec.tied and HEAD in (one.name, _head_name(spec, one.name)):
-            head = one
-        elif not is_known_table(one):
-            over.append(one)
+            found[name] = tensor
+        elif spec.tied and HEAD in (tensor.name, _head_name(spec, tensor.name)):
+            head = tensor
+        elif not is_known_table(tensor):
+            over.append(tensor)
     if head is not None and family.embedding_name in shapes:
         # The library takes the one for the other, whichever is there.
         _check(spec, head, shapes[family.embedding_name])
@@ -97,12 +92,12 @@ def fit(
             raise _missing(spec, name, over, list(paths), shapes)
     for name, shape in wanted.items():
         _check(spec, found[name], shape)
-    for one in over:
-        if module := _module_of(spec, one.name, shapes):
+    for tensor in over:
+        if module := _module_of(spec, tensor.name, shapes):
             raise InvalidModel(
-                f"{one.path} holds tensor {one.name}, which the {module} of a {spec.model.family} model of this "
+                f"{tensor.path} holds tensor {tensor.name}, which the {module} of a {spec.model.family} model of this "
                 "config.json has not",
-                hint=_MERGE if _is_adapter(one.name) else OTHER_MODEL,
+                hint=_MERGE if _is_adapter(tensor.name) else OTHER_MODEL,
             )
     tensors = {name: found[name] for name in wanted}
     return Fit(tensors, tuple(_remarks(spec, over, list(tensors.values()))), head)
@@ -120,8 +115,9 @@ def is_known_table(stored: StoredTensor) -> bool:
 
 def _remarks(spec: JobSpec, over: Sequence[StoredTensor], used: Sequence[StoredTensor]) -> Iterable[str]:
     if over:
-        yield f"left out, as no parameter of a {spec.model.family} model needs it: {_list([one.name for one in over])}"
-    if doubles := [one.name for one in used if one.dtype == "F64"]:
+        names = _list([tensor.name for tensor in over])
+        yield f"left out, as no parameter of a {spec.model.family} model needs it: {names}"
+    if doubles := [tensor.name for tensor in used if tensor.dtype == "F64"]:
         yield f"F64 becomes float32, as in Transformers: {_list(doubles)}"
 
 
@@ -164,11 +160,11 @@ def _check_layers(spec: JobSpec, stored: Sequence[StoredTensor], *, whole: bool)
     """InvalidModel if the files, all of the model's if `whole`, have another number of layers than config.json says."""
     family = FAMILIES[spec.model.family]
     number = re.compile(rf"^(?:{re.escape(family.trunk)}\.)?{re.escape(family.layers)}\.([0-9]{{1,6}})\.")
-    layers = {1 + int(found[1]) for one in stored if (found := number.search(one.name))}
+    layers = {1 + int(found[1]) for tensor in stored if (found := number.search(tensor.name))}
     held = max(layers, default=spec.layers)
     if held > spec.layers or (whole and held < spec.layers):
-        beyond = (one for one in stored if (at := number.search(one.name)) and int(at[1]) >= spec.layers)
-        example = next((f"{one.path} holds tensor {one.name}: " for one in beyond), "")
+        beyond = (tensor for tensor in stored if (at := number.search(tensor.name)) and int(at[1]) >= spec.layers)
+        example = next((f"{tensor.path} holds tensor {tensor.name}: " for tensor in beyond), "")
         raise InvalidModel(
             f"{example}config.json says num_hidden_layers = {spec.layers}, and its weights have {held}",
             hint="they are of different models: copy the whole folder again",
@@ -184,22 +180,23 @@ def _missing(
 ) -> InvalidModel:
     where = ", ".join(paths[:_NAMED]) or "no file"
     told = f"the model lacks tensor {name} (looked in {where})"
-    for one in over:
-        if _is_adapter(one.name):
-            return InvalidModel(f"{told}; {one.path} holds {one.name}", hint=_MERGE)
-    for one in over:
-        parts = one.name.split(".")
+    for tensor in over:
+        if _is_adapter(tensor.name):
+            return InvalidModel(f"{told}; {tensor.path} holds {tensor.name}", hint=_MERGE)
+    for tensor in over:
+        parts = tensor.name.split(".")
         for begin in range(1, len(parts)):
             if _parameter(spec, ".".join(parts[begin:]), shapes) == name:
                 prefix = ".".join(parts[:begin]) + "."
                 return InvalidModel(
-                    f"{told}; {one.path} holds {one.name}",
+                    f"{told}; {tensor.path} holds {tensor.name}",
                     hint=f"a wrapper put {prefix!r} before the names: save the model within it, or rename the tensors",
                 )
     module = name.rpartition(".")[0]
-    for one in over:
-        if one.name.startswith(f"{module}.") or f"{FAMILIES[spec.model.family].trunk}.{one.name}".startswith(module):
-            hint = f"{one.name} is there in its place: use weights that are not quantised or packed"
+    for tensor in over:
+        in_trunk = f"{FAMILIES[spec.model.family].trunk}.{tensor.name}"
+        if tensor.name.startswith(f"{module}.") or in_trunk.startswith(module):
+            hint = f"{tensor.name} is there in its place: use weights that are not quantised or packed"
             return InvalidModel(told, hint=hint)
     if name == HEAD:
         return InvalidModel(told, hint=f"{OTHER_MODEL}; tie_word_embeddings = true in config.json needs no head")

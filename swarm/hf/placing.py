@@ -103,7 +103,7 @@ def _fill(place: Path, part: Path, others: list[Path]) -> None:
         for path in others:
             assert old is not None
             _move(path, old / path.name, moved)
-        for path in sorted(part.iterdir(), key=lambda one: (one.name == LAST, one.name)):
+        for path in sorted(part.iterdir(), key=lambda path: (path.name == LAST, path.name)):
             _move(path, place / path.name, moved)
     except BaseException:
         for source, target in reversed(moved):
@@ -125,7 +125,7 @@ def _content(folder: Path) -> list[Path]:
     """What a person has there: parts that an interrupted process left are nothing."""
     ours = f".{folder.absolute().name}.part-"
     return sorted(
-        one.absolute() for one in folder.iterdir() if one.name not in ALWAYS_THERE and not one.name.startswith(ours)
+        path.absolute() for path in folder.iterdir() if path.name not in ALWAYS_THERE and not path.name.startswith(ours)
     )
 
 

@@ -23,14 +23,7 @@ from swarm.errors import InvalidConfig, InvalidModel, NotCached, NotFound
 from swarm.hf.fit import CAUSAL_MASK, equal_values, fit, is_causal_mask, is_known_table
 from swarm.hf.model_folder import INDEX_NAME
 from swarm.hf.own_files import check_no_pointer, is_there, read_own
-from swarm.hf.safetensors_header import (
-    CONVERT,
-    LENGTH_BYTES,
-    StoredTensor,
-    header_bytes,
-    parse_header,
-    read_header,
-)
+from swarm.hf.safetensors_header import CONVERT, LENGTH_BYTES, StoredTensor, header_bytes, parse_header, read_header
 from swarm.job.families import FAMILIES, HEAD, Family
 from swarm.job.model_config import with_overrides
 from swarm.job.positions import position_remarks
@@ -46,12 +39,7 @@ SINGLE_NAME = "model.safetensors"
 MODEL_FOLDER = "model"  # of a starting state, as in a checkpoint
 # What config.json says of files and of other programs, not of the architecture.
 _NOT_ARCHITECTURE = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "torch_dtype",
+    *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "torch_dtype"),
     "transformers_version",
 )
 _FILE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$")
@@ -213,13 +201,13 @@ def _on_hub(spec: JobSpec) -> list[tuple[StoredTensor, Path | None]] | None:
                 index = hub.fetch(*where, INDEX_NAME)
             except (InvalidModel, NotFound):
                 return None
-    elif (one := hub.cached(*where, SINGLE_NAME)) is not None:
-        return header(one.name)
+    elif hub.cached(*where, SINGLE_NAME) is not None:
+        return header(SINGLE_NAME)
     raw = _read(index, INDEX_BYTES_MAX)
     names = sorted(set(_weight_map(raw, f'{INDEX_NAME} of model.id = "{spec.model.id}"').values()))
     with ThreadPoolExecutor(HEADERS_AT_ONCE) as threads:
         headers = list(threads.map(header, names))
-    return None if None in headers else [one for found in headers if found is not None for one in found]
+    return None if None in headers else [stored for found in headers if found is not None for stored in found]
 
 
 def _own_head(

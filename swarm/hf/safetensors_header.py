@@ -138,7 +138,8 @@ def _tensor(path: str, name: str, entry: Any, begin: int) -> StoredTensor:
         ):
             pass
         case _:
-            raise _not_described(path, name)
+            called = name[:NAME_CHARACTERS_MAX]
+            raise InvalidModel(f"tensor {called} of {path} is not described by dtype, shape and offsets")
     if dtype not in ITEM_BYTES:
         raise InvalidModel(f"tensor {name} of {path} has the unknown dtype {dtype[:20]!r}", hint=CONVERT)
     if len(shape) > DIMENSIONS_MAX or not all(_is_count(size) for size in shape):
@@ -156,10 +157,6 @@ def _tensor(path: str, name: str, entry: Any, begin: int) -> StoredTensor:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value <= NUMBER_MAX
-
-
-def _not_described(path: str, name: str) -> InvalidModel:
-    return InvalidModel(f"tensor {name[:NAME_CHARACTERS_MAX]} of {path} is not described by dtype, shape and offsets")
 
 
 def _in_order(tensors: Sequence[StoredTensor]) -> Iterable[StoredTensor]:

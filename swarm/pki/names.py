@@ -75,8 +75,8 @@ def any_of(cluster: str, role: Role) -> str:
 
 def principal_of(names: Iterable[str]) -> Principal:
     """The holder of a certificate with these alternative names; NotAdmitted if they are not ours."""
-    for one in names:
-        if (found := _URI.fullmatch(one)) is not None and found["role"] in list(Role):
+    for name in names:
+        if (found := _URI.fullmatch(name)) is not None and found["role"] in list(Role):
             return Principal(found["cluster"], Role(found["role"]), found["name"])
     raise NotAdmitted("the certificate names nobody of a swarm", hint="join first: swarm login --join LINE")
 

@@ -62,7 +62,13 @@ class Audit:
 
     def write(self, actor: str, action: str, result: str, **facts: str) -> None:
         """Add a line soon; `result` is "allowed", or the code and text of an error."""
-        self._add(actor=actor, action=action, result=result, **facts)
+        line = self._line(actor=actor, action=action, result=result, **facts)
+        with self._turn:
+            if len(self._waiting) < WAITING_MAX and not self._is_closed:
+                self._waiting.append(line)
+            else:
+                self._left_out += 1
+            self._turn.notify_all()
 
     def flush(self) -> None:
         """Wait until all lines so far are on the disk, or could not be written."""
@@ -77,14 +83,8 @@ class Audit:
         self._thread.join()
         os.close(self._file)
 
-    def _add(self, **facts: str) -> None:
-        line = line_of({"time_unix_s": round(self._wall_s(), 3), **facts})
-        with self._turn:
-            if len(self._waiting) < WAITING_MAX and not self._is_closed:
-                self._waiting.append(line)
-            else:
-                self._left_out += 1
-            self._turn.notify_all()
+    def _line(self, **facts: str) -> bytes:
+        return line_of({"time_unix_s": round(self._wall_s(), 3), **facts})
 
     def _run(self) -> None:
         while True:
@@ -93,7 +93,10 @@ class Audit:
                 lines, self._is_idle = list(self._waiting), False
                 self._waiting.clear()
                 left_out, self._left_out = self._left_out, 0
-            lost = self._store([*lines, *([self._without(left_out)] if left_out else ())])
+            if left_out:
+                told = f"{counted(left_out, 'line')} left out"
+                lines.append(self._line(actor="the scheduler", action="LeftOut", result=told))
+            lost = self._store(lines)
             with self._turn:
                 self._left_out += left_out + lost if lost else 0
                 self._is_idle = True
@@ -101,10 +104,6 @@ class Audit:
                 if self._is_closed and not self._waiting:
                     return
                 self._turn.wait_for(lambda: self._is_closed, PAUSE_S)
-
-    def _without(self, count: int) -> bytes:
-        told = {"actor": "the scheduler", "action": "LeftOut", "result": f"{counted(count, 'line')} left out"}
-        return line_of({"time_unix_s": round(self._wall_s(), 3), **told})
 
     def _store(self, lines: list[bytes]) -> int:
         """Write and sync the lines; how many could not be written. A full disk must not keep an admin from acting."""
@@ -147,7 +146,7 @@ class Audit:
 
 def line_of(values: dict[str, Any]) -> bytes:
     """The line of these values, at most LINE_BYTES_MAX bytes: the longest texts are cut."""
-    line = {name: printable(one)[:LINE_BYTES_MAX] if isinstance(one, str) else one for name, one in values.items()}
+    line = {name: printable(fact)[:LINE_BYTES_MAX] if isinstance(fact, str) else fact for name, fact in values.items()}
     while len(content := json.dumps(line).encode() + b"\n") > LINE_BYTES_MAX:
         texts = [name for name in line if isinstance(line[name], str)]
         longest = max(texts, key=lambda name: len(json.dumps(line[name])))

@@ -64,8 +64,8 @@ def told(error: BaseException) -> SwarmError:
 
     In a group, a bug comes first: nothing else explains it.
     """
-    found = [_told(one) for one in leaves(error)]
-    return next((one for one in found if is_bug(one)), found[0])
+    found = list(map(_told, leaves(error)))
+    return next(filter(is_bug, found), found[0])
 
 
 def is_bug(error: SwarmError) -> bool:
@@ -128,16 +128,14 @@ def _nowhere(error: FileNotFoundError) -> SwarmError:
 def _words(error: OSError, number: int) -> str:
     full = number in (errno.ENOSPC, errno.EDQUOT)
     what = "the disk is full" if full else os.strerror(number)
-    names = [os.fsdecode(one) for one in (error.filename, error.filename2) if isinstance(one, str | bytes)]
-    shown = " and ".join(printable(one) for one in names if one)
-    if not shown:
-        return what
-    return f"{shown}: {what}"
+    files = (error.filename, error.filename2)
+    names = [printable(os.fsdecode(file)) for file in files if isinstance(file, str | bytes) and file]
+    return f"{' and '.join(names)}: {what}" if names else what
 
 
 def show(error: BaseException) -> SwarmError:
     """Print the traceback of a bug, and return the words for any error."""
-    one = told(error)
-    if is_bug(one):
+    shown = told(error)
+    if is_bug(shown):
         sys.excepthook(type(error), error, error.__traceback__)
-    return one
+    return shown

@@ -136,15 +136,8 @@ class HttpEndpoint:
         self._callers = Callers(is_loopback(host), Logins() if logins is None else logins)
         self._registry = registry
         self._door = door
-        self._listener = HttpListener(host, port, plain(self._answer), door, next_free=next_free)
-
-    def start(self) -> int:
-        """Listen and give the port; InvalidConfig if the port is busy or the address is not this machine's."""
-        return self._listener.start()
-
-    def close(self) -> None:
-        """Stop listening; requests under way are dropped. Closing twice is the same as once."""
-        self._listener.close()
+        listener = HttpListener(host, port, plain(self._answer), door, next_free=next_free)
+        self.start, self.close = listener.start, listener.close
 
     async def _answer(self, request: Request) -> Answer:
         if request.path not in ("/metrics", "/healthz", "/readyz"):

@@ -69,7 +69,7 @@ LogFormatName: TypeAlias = Annotated[str, typer.Option(help="auto, json or text.
 def run_cli(app: typer.Typer, name: str) -> NoReturn:
     """Run a command; wrong flags, our errors and the machine's are one line and a hint, a bug has its traceback too."""
     try:
-        flags = {str(one.name) for one in typer.main.get_command(app).params}
+        flags = {str(parameter.name) for parameter in typer.main.get_command(app).params}
         app(
             auto_envvar_prefix="SWARM",
             prog_name=name,
@@ -88,9 +88,9 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
 
 def fail(error: BaseException) -> NoReturn:
     """Tell a person of the error that ends the program, and exit."""
-    one = show(error)
-    print_error(one)
-    sys.exit(one.exit_code)
+    shown = show(error)
+    print_error(shown)
+    sys.exit(shown.exit_code)
 
 
 def flags_given(words: Sequence[str]) -> set[str]:
@@ -192,7 +192,7 @@ def own_addresses() -> set[str]:
 
 def _addresses_hint() -> str:
     """The addresses of this machine, for --announce."""
-    shown = sorted(one for one in own_addresses() if not ipaddress.ip_address(one).is_loopback)
+    shown = sorted(address for address in own_addresses() if not ipaddress.ip_address(address).is_loopback)
     return f"add --announce HOST:PORT; this machine has {', '.join(shown[:8]) or 'no address but loopback'}"
 
 

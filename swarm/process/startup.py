@@ -49,7 +49,7 @@ def take_any_text() -> None:
 
 def _plainly(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError), "the streams are written to"
-    return "".join(PLAIN.get(one, "?") for one in error.object[error.start : error.end]), error.end
+    return "".join(PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
 @contextmanager

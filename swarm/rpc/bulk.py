@@ -192,8 +192,8 @@ async def within_window(
 ) -> AsyncGenerator[bytes | T, None]:
     """The bytes of the chunks in pieces, each once the window has room for it; `arrived` counts those at the far end.
 
-    Other messages pass in their turn.
-    A caller that stops counting, such as one that asked and closed its side, gets the rest as fast as it reads.
+    Other messages pass in their turn. A caller that stops counting, such as one that asked and closed its side, gets
+    the rest as fast as it reads.
     """
     loop = asyncio.get_running_loop()
     heard, counted = asyncio.Event(), 0

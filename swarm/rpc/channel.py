@@ -226,9 +226,8 @@ def new_server(
 ) -> grpc.aio.Server:
     """A server whose calls pass `meter`, are parsed, and pass `guard`.
 
-    `connection_s_max`: a connection is broken after that and CONNECTION_GRACE_S, so its caller proves itself again.
-
-    What is under way on it by then is lost. `more` options take the place of the options of all servers.
+    A connection is broken after `connection_s_max` and CONNECTION_GRACE_S, so its caller proves itself again; what is
+    under way on it by then is lost. `more` options take the place of the options of all servers.
     """
     options = _changed(server_options(), more)
     if connection_s_max is not None:
@@ -239,7 +238,7 @@ def new_server(
     return grpc.aio.server(
         options=options,
         maximum_concurrent_rpcs=RPCS_MAX,
-        interceptors=[one for one in (meter, _Parsing(), guard) if one is not None],
+        interceptors=[step for step in (meter, _Parsing(), guard) if step is not None],
     )
 
 
@@ -615,12 +614,10 @@ _CAUSES = (  # of the operating system; what a peer or gRPC says itself stays as
 
 
 def explained(details: str, address: str, now_unix_s: float) -> SwarmError | None:
-    """Explains failed connections: turns gRPC's text about a TLS handshake into an error for people.
+    """The error behind gRPC's text about a connection that was never made; None if there was just no answer.
 
     gRPC has one status for all such failures (UNAVAILABLE), and quotes TLS in its text. It tells neither the name of
     the answering machine nor its clock: the certificate shown at the address does (`with_times`).
-
-    The error behind gRPC's text about a connection that was never made; None if there was just no answer.
     """
     for said, kind, message, hint in _TABLE:
         if said in details:

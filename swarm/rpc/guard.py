@@ -134,14 +134,14 @@ class Guard(Interceptor):
         self, method: str, caller: Caller, requests: AsyncIterator[Any], call: _Call
     ) -> AsyncIterator[Any]:
         is_first = True
-        async for one in requests:
+        async for request in requests:
             self._stays(caller)
             if is_first:
-                call.request = one
+                call.request = request
                 if self._witness is not None:
-                    self._witness.begins(method, caller, one)
+                    self._witness.begins(method, caller, request)
             is_first = False
-            yield one
+            yield request
 
     @asynccontextmanager
     async def _until_cut_off(self, method: str, caller: Caller, context: _Context) -> AsyncIterator[None]:

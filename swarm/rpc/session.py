@@ -444,7 +444,7 @@ async def _read_events(requests: AsyncIterator[bytes], events: Pipe[Event]) -> N
 
 
 def _events(data: bytes) -> list[Event]:
-    found = [from_event(one) for one in parts(session_pb2.Event, data)]
+    found = list(map(from_event, parts(session_pb2.Event, data)))
     for event in found:
         if isinstance(event, Hello):
             # Other stage servers will dial it, because the scheduler tells them to.
@@ -525,19 +525,17 @@ def parts(kind: Kind, data: bytes) -> Iterator[Any]:
     if len(first.more) >= TOGETHER_MAX:
         raise CorruptFrame(f"a batch has {1 + len(first.more)} messages, the limit is {TOGETHER_MAX}")
     yield first
-    for one in first.more:
-        yield parse(kind, one, EVENT_FIELDS_MAX)
+    for message in first.more:
+        yield parse(kind, message, EVENT_FIELDS_MAX)
 
 
 class MessageBatches:
-    """Messages of a session that travel together: a gRPC message costs more than a small one of ours.
+    """Writes encoded messages to a stream, as many at once as wait: a gRPC message costs more than a small one of ours.
 
-        put() --> waiting --> write_all() --first ++ more ++ more--> parts()
+        put() --> waiting --> write_all(), in a task of its own --first ++ more ++ more--> parts()
 
-    What comes while a message is being written goes with the next one. What is in no hurry waits a moment for something
-    that is. Messages keep their order, and each counts as if it had come alone.
-
-    Writes encoded messages to a stream, as many at once as wait; `write_all` does it, in a task of its own.
+    What is in no hurry waits a moment for something that is. Messages keep their order, and each counts as if it had
+    come alone.
     """
 
     def __init__(self, write: Callable[[bytes], Awaitable[None]]) -> None:

@@ -21,21 +21,13 @@ import grpc.aio
 from swarm.errors import NoWay, PeerUnavailable, RelaySilent, SwarmError
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Principal, Role
-from swarm.rpc.channel import (
-    PATIENT,
-    connect,
-    connect_to_peer,
-    connect_within,
-    through_proxy,
-)
+from swarm.rpc.channel import PATIENT, connect, connect_to_peer, connect_within, through_proxy
 from swarm.rpc.links.tunnel import Tunnel, open_tunnel
 from swarm.types import PeerId
 from swarm.wire.messages import RelayAt
 
 HANDSHAKE_S_MAX = 3.0  # with the peer, where there is no other way
 THROUGH_S_MAX = 10.0  # with a peer that has just accepted: each turn waits behind all that the relay carries
-
-
 RELAYS_OF_PEER = 2
 DIRECT_S = 0.3  # that the direct path has until relays are tried
 KEPT_S = 600.0  # that a relay is preferred, once it was needed
@@ -53,8 +45,6 @@ class Paths:
 
     A listening stage server and its dialler compute the same two relays, so no message has to name them. The hash
     spreads the replicas of a stage over the relays. Time is an argument.
-
-    One process's knowledge of the ways to others.
     """
 
     def __init__(self, relays: Sequence[RelayAt] = (), proxy: str = "", host: str = "") -> None:
@@ -71,8 +61,8 @@ class Paths:
     def relays_of(self, peer: PeerId) -> tuple[RelayAt, ...]:
         """Where a stage server listens that others cannot dial."""
 
-        def rank(one: RelayAt) -> bytes:
-            return blake2b(f"{peer} {one.name}".encode(), digest_size=8).digest()
+        def rank(relay: RelayAt) -> bytes:
+            return blake2b(f"{peer} {relay.name}".encode(), digest_size=8).digest()
 
         return tuple(sorted(self._relays, key=rank)[:RELAYS_OF_PEER])
 
@@ -85,12 +75,12 @@ class Paths:
         direct = [DIRECT] if address else []
         if peer is None:
             return direct
-        relays = sorted(self.relays_of(peer), key=lambda one: self._blamed.get(one.name, 0.0) > now_s)
+        relays = sorted(self.relays_of(peer), key=lambda relay: self._blamed.get(relay.name, 0.0) > now_s)
         name, until_s = self._won.get(peer, ("", 0.0))
         if until_s <= now_s or self._blamed.get(name, 0.0) > now_s:
             return [*direct, *relays]
-        kept = [one for one in relays if one.name == name]
-        return [*kept, *direct, *(one for one in relays if one.name != name)]
+        kept = [relay for relay in relays if relay.name == name]
+        return [*kept, *direct, *(relay for relay in relays if relay.name != name)]
 
     def carried(self, peer: PeerId, way: RelayAt, now_s: float) -> None:
         """This way led to the peer."""
@@ -105,7 +95,7 @@ class Paths:
     def blame(self, way: RelayAt, now_s: float) -> None:
         """A link broke at this relay, or it does not answer: it comes last for all peers."""
         if way != DIRECT:
-            known = {one.name for one in self._relays}
+            known = {relay.name for relay in self._relays}
             self._blamed = {name: until_s for name, until_s in self._blamed.items() if name in known}
             self._blamed[way.name] = now_s + BLAMED_S
 

@@ -43,9 +43,8 @@ PULL_S_MIN: Final = 10.0  # a caller says what it asks for within that
 ALIVE_S: Final = 0.5  # after which whoever waits is told that this process lives
 KEPT_S, KEPT_MAX, KEPT_BYTES_MAX = 60.0, 8, 64 << 20  # answers that broke off
 WINDOWS_KEPT_MAX = 64  # of callers that may ask for more, KEPT_S each
-SMALL_BYTES: Final = (
-    16 << 10
-)  # before compression: no link is measured by such tensors (stage_server/brain/link_codecs)
+# Before compression: no link is measured by such tensors (stage_server/brain/link_codecs).
+SMALL_BYTES: Final = 16 << 10
 RECEIPT_S: Final = 0.005  # how long the receipt of a small one, or how much has come, may wait for others
 
 _Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
@@ -103,7 +102,8 @@ class _PeerService:
                 now_s, held_bytes = asyncio.get_running_loop().time(), asking.held_bytes
                 kept = self._kept.take(request, asking.checksum, now_s) if held_bytes else None
                 if kept is None or held_bytes > kept[0].total_bytes:
-                    kept, held_bytes = await _alive(context, self._donor.give(request)), 0
+                    alive = partial(reply_with, context, ALIVE)
+                    kept, held_bytes = await _while_alive(self._donor.give(request), alive), 0
                 reply, payload = kept
                 try:
                     await self._give(requests, context, request.sender, reply, payload, held_bytes)
@@ -331,9 +331,7 @@ class _Kept:
         self._forget(now_s)
         if 0 < reply.total_bytes <= KEPT_BYTES_MAX:
             self._answers[request, reply.checksum] = reply, payload, now_s + KEPT_S
-        while (
-            len(self._answers) > KEPT_MAX or sum(one.total_bytes for one, *_ in self._answers.values()) > KEPT_BYTES_MAX
-        ):
+        while len(self._answers) > KEPT_MAX or self._bytes() > KEPT_BYTES_MAX:
             del self._answers[next(iter(self._answers))]
 
     def take(self, request: StateRequest, checksum: str, now_s: float) -> tuple[StateReply, bytes | memoryview] | None:
@@ -342,24 +340,18 @@ class _Kept:
         found = self._answers.pop((request, checksum), None)
         return None if found is None else found[:2]
 
+    def _bytes(self) -> int:
+        return sum(reply.total_bytes for reply, _, _ in self._answers.values())
+
     def _forget(self, now_s: float) -> None:
-        self._answers = {key: one for key, one in self._answers.items() if one[2] > now_s}
+        self._answers = {key: answer for key, answer in self._answers.items() if answer[2] > now_s}
 
 
 _Made = TypeVar("_Made")
 
 
-async def _alive(context: _Context, making: Awaitable[_Made]) -> _Made:
-    """What is being made, while the caller hears that this process lives."""
-
-    async def tell() -> None:
-        await reply_with(context, ALIVE)
-
-    return await _while_alive(making, tell)
-
-
 async def _while_alive(waiting: Awaitable[_Made], tell: Callable[[], Awaitable[None]]) -> _Made:
-    """Wait, and `tell` now and then."""
+    """Wait, and `tell` the caller now and then that this process lives."""
     task = asyncio.ensure_future(waiting)
     try:
         while not (await asyncio.wait({task}, timeout=ALIVE_S))[0]:

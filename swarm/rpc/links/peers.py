@@ -32,13 +32,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import grpc
 import grpc.aio
 
-from swarm.errors import (
-    ERROR_BY_CODE,
-    CorruptFrame,
-    PeerUnavailable,
-    SwarmError,
-    leaves,
-)
+from swarm.errors import ERROR_BY_CODE, CorruptFrame, PeerUnavailable, SwarmError, leaves
 from swarm.pki.identity import Wallet
 from swarm.rpc import passes
 from swarm.rpc.channel import check_address, public_error, translate, write
@@ -64,8 +58,6 @@ PROBE_S: Final = 0.5  # after which a link on which nothing is under way is trie
 _LEAST_CHARGE_BYTES: Final = 1 << 10  # so that tensors without payload are bounded too
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
-
-
 Moved: TypeAlias = Callable[[], None]
 
 
@@ -262,7 +254,7 @@ class GrpcPeerLinks:
 
     def cut_off(self, peer: PeerId) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._shunned = {one: until_s for one, until_s in self._shunned.items() if until_s > now_s}
+        self._shunned = {name: until_s for name, until_s in self._shunned.items() if until_s > now_s}
         self._shunned[peer] = now_s + SHUNNED_S
         for pull in [pull for pull, to in self._pulls.items() if to == peer and not pull.expired()]:
             pull.reschedule(0.0)
