@@ -41,7 +41,9 @@ A replica's log of past commits, bounded in bytes: per step the averaged gradien
       record of step   4   5   6   7        takes a state from version 4 to 5, ..., 7 to 8
                        └ reach              a state of version 4 or newer can be brought up to date
 
-The oldest records go when the bytes run out. The log knows only their sizes; the flow keeps their contents.
+It keeps nothing until another replica may need it. A joiner's first request comes before the chunk is read that the
+records bring up to date, so the log begins early enough. The oldest records go when the bytes run out. The log knows
+only their sizes; the flow keeps their contents.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ from swarm.types import PeerId
 
 MISSING = -1  # version of a chunk that has not arrived
 DIGESTS_KEPT = 8  # versions whose agreed digests are remembered
+WANTED_COMMITS = 10  # a chunk that lacks more is pulled again, since that is fewer bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,8 +457,12 @@ class CommitLog:
         assert limit_bytes >= 0
         self._limit_bytes = limit_bytes
         self._sizes: deque[int] = deque()
-        self._version = version
+        self._version = self._wanted_until = version
         self.size_bytes = 0
+
+    def want(self) -> None:
+        """Another replica may need records: keep those of the next WANTED_COMMITS."""
+        self._wanted_until = self._version + WANTED_COMMITS
 
     @property
     def version(self) -> int:
@@ -475,7 +482,8 @@ class CommitLog:
         self._version = step + 1
         self._sizes.append(size_bytes)
         self.size_bytes += size_bytes
-        while self.size_bytes > self._limit_bytes:
+        is_wanted = step < self._wanted_until
+        while self._sizes and (self.size_bytes > self._limit_bytes or not is_wanted):
             self.size_bytes -= self._sizes.popleft()
         return range(before, self.reach)
 

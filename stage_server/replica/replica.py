@@ -206,6 +206,8 @@ class Replica:
     def _average(self, command: messages.Average) -> None:
         if command.step < self.cells.version:
             return
+        if len(command.members) > 1:
+            self.donor.share()
         is_new = self._rounds.take(command)
         if command.ahead and is_new:
             self._carry_out(self.cells.seal_when(command.step, expected_set(command, self.me.peer)))

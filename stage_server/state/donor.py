@@ -139,8 +139,14 @@ class Donor:
         size_bytes = sum(4 * gradient.numel() for gradient in gradients.values())
         return commit.step, Record(commit.learning_rate, commit.scale, commit.skip, gradients), size_bytes
 
+    def share(self) -> None:
+        """Other replicas may miss the next commits and ask for their records."""
+        self._log.want()
+
     def committed(self, step: int, record: Record, size_bytes: int) -> None:
-        """Remember a commit that has been applied."""
+        """Remember a commit that has been applied, if anybody may ask for it."""
+        if self._assignment.course.is_outer(step):  # the replicas of other islands may
+            self.share()
         self._records[step] = record
         for old in self._log.append(step, size_bytes):
             self._records.pop(old, None)
@@ -153,6 +159,7 @@ class Donor:
             raise StaleMessage(f"this replica serves stage {stage} of job {job}, timeline {timeline}")
         if request.chunk >= len(self._chunks):
             raise Refused(f"stage {request.stage} has {len(self._chunks)} chunks, asked for was {request.chunk}")
+        self.share()  # before a chunk is read: what follows its version is kept
         part = "records" if request.part == "records" else "state"
         if self._served[part] >= SERVED_MAX:
             raise RetryElsewhere(f"{self._served[part]} are being served already")

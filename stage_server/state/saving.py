@@ -18,7 +18,6 @@ from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState, files_of, parameter_hashes
 from swarm.process.logs import Logger
-from swarm.process.malloc import trim_malloc
 from swarm.types import Pieces
 from swarm.wire.messages import Hashed, HashStage, ParameterHash, Saved, SaveStage, StateFile, StoreHeader
 
@@ -32,7 +31,6 @@ def capture(command: SaveStage | HashStage, stage: Stage, device: Device) -> Awa
     def copy() -> InitialState:
         if stage.version != command.version:
             raise StaleMessage(f"asked for version {command.version}, this replica holds {stage.version}")
-        trim_malloc()  # other threads cannot use what backward has freed
         return stage.capture(optimizer=command.optimizer)
 
     return device.run(copy)

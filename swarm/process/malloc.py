@@ -17,16 +17,17 @@ LOOK_S = 1.0
 GROWN_BYTES, AGAIN_S = 64 << 20, 5.0
 GROWN_BUSY_BYTES, PAUSE_BUSY_S = 1 << 30, 60.0  # a step that faults its buffers in again takes longer
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
 _MIB = 1 << 20
 
 
 def tune_malloc() -> bool:
-    """Keep freed tensor buffers in the process; returns whether the C library agreed.
+    """Keep freed tensor buffers in the process, in one heap for all threads; returns whether the C library agreed.
 
     glibc maps each large buffer anew and gives it back when freed, so every tensor received or encoded faults in all
     its pages: 10-60 % of the data plane's speed. The price is that freed memory stays with the process until
-    `trim_malloc` is called. To be called once, early, by `__main__`. Only glibc on Linux; elsewhere it does nothing.
+    `trim_malloc` is called. With a heap for each thread, sums could not use what graphs have left. To be called once,
+    before the first thread. Only glibc on Linux; elsewhere it does nothing.
     """
     libc = _glibc()
     if libc is None:
@@ -34,7 +35,12 @@ def tune_malloc() -> bool:
     mallopt = libc.mallopt
     # Older glibc refuses a threshold over 32 MiB: take that then.
     threshold = mallopt(_M_MMAP_THRESHOLD, 1024 * _MIB) or mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)
-    return bool(threshold and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(_M_TOP_PAD, 64 * _MIB))
+    return bool(
+        threshold
+        and mallopt(_M_ARENA_MAX, 1)
+        and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        and mallopt(_M_TOP_PAD, 64 * _MIB)
+    )
 
 
 def trim_malloc() -> bool:

@@ -108,6 +108,8 @@ class World:
 
     def answer(self, ask: AskChunk | AskRecords, *, damage: bool = False) -> None:
         donor = self.donors.get(ask.donor)
+        if donor is not None:
+            donor.log.want()
         if donor is None:
             self.take(self.rejoin.failed(ask.ticket, self.now_s))
         elif isinstance(ask, AskChunk):

@@ -190,6 +190,7 @@ def test_the_newest_records_that_fit_are_kept(sizes: list[int], limit: int, firs
     kept: dict[int, int] = {}
     for step, size in enumerate(sizes, first):
         kept[step] = size
+        log.want()
         for dropped in log.append(step, size):
             assert dropped == min(kept)
             del kept[dropped]
@@ -203,6 +204,7 @@ def test_the_newest_records_that_fit_are_kept(sizes: list[int], limit: int, firs
 
 def test_it_gives_the_records_that_it_has_and_says_when_it_does_not_reach_back() -> None:
     log = CommitLog(30, 4)
+    log.want()
     for step in range(4, 9):
         log.append(step, 10)
     assert (log.reach, log.version) == (6, 9)
@@ -215,6 +217,7 @@ def test_it_gives_the_records_that_it_has_and_says_when_it_does_not_reach_back()
 
 def test_a_record_over_the_limit_leaves_an_empty_log_and_is_dropped_itself() -> None:
     log = CommitLog(10)
+    log.want()
     log.append(0, 5)
     assert log.append(1, 11) == range(2)
     assert (log.reach, log.version, log.size_bytes) == (2, 2, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from stage_server.brain.rejoin import TensorSize, cut
+from stage_server.brain.rejoin import WANTED_COMMITS, TensorSize, cut
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.state.donor import SERVED_MAX, Donor, Record, chunks_of, names_of, pack_records, unpack_records
 from stage_server.state.joiner import missed_record
@@ -106,6 +106,7 @@ async def test_a_donor_gives_its_state_and_the_records_of_its_log(tmp_path: Path
     spec = spec_of(tmp_path)
     stage = Stage(spec, 0, CPU)
     donor = donor_of(stage)
+    donor.share()
     for step in range(3):
         commit(stage, step, skip=step == 1, donor=donor)
     (chunk,) = chunks_of(stage)
@@ -124,9 +125,41 @@ async def test_a_donor_gives_its_state_and_the_records_of_its_log(tmp_path: Path
         await donor.give(request("state", chunk=1))
 
 
+class CommittingDevice(InlineDevice):
+    """A device that commits a step right behind the first work that it is given."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        super().__init__(lambda: 0.0)
+        self._step = step
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        result, step = super().run(work), self._step
+        self._step = lambda: None
+        step()
+        return result
+
+
+async def test_nothing_is_logged_until_a_joiner_asks_and_then_all_that_its_chunk_lacks(tmp_path: Path) -> None:
+    """Two averaged gradients were held for joiners that never came: 8 bytes for each parameter."""
+    stage = Stage(spec_of(tmp_path), 0, CPU)
+    device = CommittingDevice(lambda: commit(stage, 2, donor=donor))
+    donor = Donor(assignment_of(stage, "donor"), stage, device, 1 << 30)
+    for step in range(2):
+        commit(stage, step, donor=donor)
+    assert not donor._records
+    reply, _ = await donor.give(request("state"))
+    assert reply.version == 2, "the commit came right behind the chunk"
+    for step in range(3, 2 + WANTED_COMMITS):
+        commit(stage, step, donor=donor)
+    assert list(donor._records) == list(range(2, 2 + WANTED_COMMITS))
+    commit(stage, 2 + WANTED_COMMITS, donor=donor)
+    assert not donor._records, "nobody has asked since"
+
+
 async def test_a_log_is_bounded_in_bytes_and_says_where_it_begins(tmp_path: Path) -> None:
     stage = Stage(spec_of(tmp_path), 0, CPU)
     donor = donor_of(stage, log_bytes=0)
+    donor.share()
     for step in range(5):
         commit(stage, step, donor=donor)
     reply, payload = await donor.give(request("records", start=2, stop=5))
@@ -146,7 +179,7 @@ async def test_other_islands_get_the_records_of_outer_steps_and_nothing_else(tmp
         commit(stage, step, donor=donor)
     for timeline in (6, 7, 8, 6 + 3 * TIMELINES_MAX):
         reply, _ = await donor.give(replace(request("records", start=2, stop=3), timeline=timeline))
-        assert (reply.version, reply.reach) == (3, 0)
+        assert (reply.version, reply.reach) == (3, 2), "inner steps are not kept for them"
     of_others = [
         replace(request("records", start=1, stop=2), timeline=6),
         replace(request("records", start=1, stop=3), timeline=6),
@@ -189,6 +222,7 @@ async def test_a_record_that_says_that_nothing_changed_is_not_believed(tmp_path:
     network = SimNetwork(Random(1))
     for name, skip in (("liar", True), ("honest", False)):
         donor = donor_of(Stage(spec_of(tmp_path), 0, CPU))
+        donor.share()
         donor.committed(*donor.record(Commit(0, 0, 1, (), RATE, 0.5, skip), {} if skip else means(stage, 0)))
         network.add_receiver(name, None, donor=donor)  # type: ignore[arg-type]
     donors = [Hop(PeerId(name), 1, 0, name) for name in ("liar", "honest")]
