@@ -17,7 +17,7 @@ import torch
 
 from stage_server.device import ThreadDevice, watch_memory
 from stage_server.metrics import StageServerMetrics
-from stage_server.options import StageServerOptions
+from stage_server.options import MemoryShare, StageServerOptions
 from stage_server.ports import HubPolicy, MemoryBudget
 from stage_server.session.gate import PassGate
 from stage_server.session.relays import KnownRelays, RelayListener
@@ -26,12 +26,15 @@ from swarm.errors import InvalidConfig, RoleForbids, SwarmError
 from swarm.limits import Bucket
 from swarm.listening import LOOPBACK, check_free, host_for
 from swarm.model.runtime import (
+    CONTEXT_BYTES,
     choose_device,
     describe_device,
     free_bytes,
+    is_gpu,
     is_slow_at_bfloat16,
     limit_memory,
     total_bytes,
+    use,
     used_bytes,
 )
 from swarm.mqtt import topics
@@ -71,7 +74,8 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
     """
     tune_malloc()
     device_name = choose_device(options.device)
-    offered = _offered(options, device_name)
+    use(device_name)  # for what arrives on this thread
+    offered = _offered(options.max_memory, device_name)
     threads = options.threads or min(torch.get_num_threads(), cores())  # torch knows OMP_NUM_THREADS, and no quota
     product = metadata.version("swarm-stages")
     metrics = StageServerMetrics(product, PROTOCOL_VERSION)
@@ -135,15 +139,17 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         await stage_server.serve()
 
 
-def _offered(options: StageServerOptions, device: torch.device) -> Memory:
+def _offered(max_memory: MemoryShare, device: torch.device) -> Memory:
     """The memory of the device, and of the host beside a GPU, that jobs may take."""
     free = free_bytes(device)
-    memory_bytes = options.max_memory.of(free, total_bytes(device))
+    memory_bytes = max_memory.of(free, total_bytes(device))
     if memory_bytes > free:
         log = get_logger("stage-server")
         log.warning("--max-memory is more than is free now", max_memory=size(memory_bytes), free=size(free))
-    host_bytes = options.max_memory.of_host(free_bytes(torch.device("cpu"))) if device.type == "cuda" else 0
-    return Memory(memory_bytes, host_bytes)
+    if not is_gpu(device):
+        return Memory(memory_bytes, 0)
+    host_bytes = max_memory.of_host(free_bytes(torch.device("cpu")))
+    return Memory(max(0, memory_bytes - CONTEXT_BYTES), host_bytes)
 
 
 async def _enrolled(

@@ -19,16 +19,13 @@ import torch
 
 from stage_server.metrics import StageServerMetrics
 from swarm.errors import OutOfMemory
-from swarm.model.runtime import release_memory
+from swarm.model.runtime import is_gpu, is_out_of_memory, release_memory, use
 from swarm.process.logs import Logger
 from swarm.text import size
 
 T = TypeVar("T")
 
 ASIDE_THREADS = 3
-
-# How torch says so where it has no class for it: the CPU's allocator, CUDA and MPS, cuBLAS.
-_OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +63,14 @@ class ThreadDevice:
 
     def __init__(self, name: torch.device, threads: int) -> None:
         self.name = name
-        # torch keeps the number of OpenMP threads per calling thread, so it is set where the work runs.
-        self._executor = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="compute", initializer=torch.set_num_threads, initargs=(threads,)
-        )
+
+        def begin() -> None:  # torch keeps the number of OpenMP threads, and the GPU, per thread
+            torch.set_num_threads(threads)
+            use(name)
+
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute", initializer=begin)
         # Several, so that averaging does not wait for a checkpoint's files.
-        self._aside = ThreadPoolExecutor(
-            max_workers=ASIDE_THREADS,
-            thread_name_prefix="aside",
-            initializer=torch.set_num_threads,
-            initargs=(threads,),
-        )
+        self._aside = ThreadPoolExecutor(max_workers=ASIDE_THREADS, thread_name_prefix="aside", initializer=begin)
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(self._executor, _guarded, work, self.name)
@@ -99,9 +93,8 @@ def _guarded(work: Callable[[], T], device: torch.device) -> T:
     """The result of `work`; OutOfMemory if the device has none left, however torch says so."""
     try:
         return work()
-    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError, as is the CPU allocator's
-        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not known and not any(words in str(error) for words in _OUT_OF_MEMORY):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         where, setting = "", "model.recompute = true"
         if device.type != "cpu" and (isinstance(error, MemoryError) or "CPUAllocator" in str(error)):
@@ -110,6 +103,18 @@ def _guarded(work: Callable[[], T], device: torch.device) -> T:
             f"{where}{device} has no memory left: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             hint=f"use more stages, lower training.microbatch_sequences or pipeline.max_in_flight, or set {setting}",
         ) from error
+
+
+def with_room(work: Callable[[], T], device: torch.device) -> T:
+    """The result of work that may be done twice: a GPU without memory gets a second try, as a neighbour may have had it
+    for a moment."""
+    try:
+        return work()
+    except RuntimeError as error:
+        if not (is_gpu(device) and is_out_of_memory(error)):
+            raise
+    release_memory(device)  # here, since the traceback has held tensors
+    return work()
 
 
 def _clocked(work: Callable[[], T]) -> Timed[T]:

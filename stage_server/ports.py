@@ -94,8 +94,9 @@ class MemoryBudget:
 
     @classmethod
     def of(cls, offered: Memory) -> MemoryBudget:
-        """Outputs are held in the memory of the host."""
-        return cls(max((offered.host_bytes or offered.device_bytes) // HOLD_SHARE, HOLD_BYTES_MIN), offered)
+        """Outputs are held in the memory of the host: beside a GPU in blocks of up to twice their size."""
+        held_bytes = offered.host_bytes // 2 or offered.device_bytes
+        return cls(max(held_bytes // HOLD_SHARE, HOLD_BYTES_MIN), offered)
 
     def log_bytes(self, assignment: Assignment) -> int:
         """Bytes for the log of past commits: a share of the memory that the stage is not expected to need."""

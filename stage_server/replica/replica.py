@@ -26,7 +26,7 @@ from stage_server.brain.held_outputs import HeldOutputs
 from stage_server.brain.link_codecs import LinkCodecs
 from stage_server.brain.neighbours import Claim, ClaimStatus, EarlyInputs, Neighbours
 from stage_server.brain.work_queue import WorkQueue
-from stage_server.device import Timed
+from stage_server.device import Timed, with_room
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.admission import HeaderChecks
 from stage_server.replica.averaging.all_reduce import Mean, Reduction
@@ -415,7 +415,7 @@ class Replica:
             packed = None if y is None else pack(y, codec_name)
             return packed, loss, self._commitments.digest(None if packed is None else packed.payload)
 
-        return self._device.timed(forward)
+        return self._device.timed(lambda: with_room(forward, self._device.name))
 
     def _backward(self, work: cell.Compute) -> Awaitable[Timed[Made]]:
         microbatch = work.microbatch

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import CorruptFrame
-from swarm.model.runtime import SentAhead, received, send_ahead, to_device, to_host
+from swarm.model.runtime import SentAhead, is_gpu, received, send_ahead, to_device, to_host
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 Shape: TypeAlias = tuple[int, ...]
@@ -226,7 +226,7 @@ class Arrived:
 def arrived(payload: Payload, dtype: str, shape: Sequence[int], codec: str, device: torch.device) -> Arrived:
     """The tensor that `encode` described, for a device; CorruptFrame if the parts disagree."""
     sized = _sized(payload, encoded_bytes(dtype, shape, codec), codec, shape)
-    return Arrived(_landed(sized, pinned=device.type == "cuda"), tuple(shape), codec, device)
+    return Arrived(_landed(sized, pinned=is_gpu(device)), tuple(shape), codec, device)
 
 
 def decode(payload: Payload, dtype: str, shape: Sequence[int], codec: str) -> Tensor:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm.model.runtime import read
+from swarm.model.runtime import beside, read, to_device
 
 Integers: TypeAlias = NDArray[np.int64]
 Numbers = TypeVar("Numbers", Tensor, Integers)
@@ -40,23 +41,50 @@ _LOW = 0xFFFFFFFF
 
 
 def digest_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """The digest of named tensors of 4-byte elements, as 32 hexadecimal digits; the host waits once for each device."""
-    named = [(name, tensor, tensor.device.type == "cpu") for name, tensor in tensors]
-    here = iter(_digests_here([tensor for _, tensor, is_here in named if is_here]))
-    elsewhere = iter(read([_digest(tensor) for _, tensor, is_here in named if not is_here]))
+    """The digest of named tensors of 4-byte elements, as 32 hexadecimal digits; the host waits once for each device.
+
+    A GPU makes it beside what is queued later. What it reads must stay as it is until then.
+    """
+    named = list(tensors)
+    numbers = dict[int, int]()
+    for device in dict.fromkeys(tensor.device for _, tensor in named):
+        places = [place for place, (_, tensor) in enumerate(named) if tensor.device == device]
+        held = [named[place][1] for place in places]
+        made = _digests_here(held) if device.type == "cpu" else _digests_there(held, device)
+        numbers.update(zip(places, made, strict=True))
     state = xxhash.xxh3_128()
-    for name, tensor, is_here in named:
-        number = next(here) if is_here else int(next(elsewhere))
-        state.update(f"{name!r} {tensor.dtype} {tuple(tensor.shape)} {number}\n".encode())
+    for place, (name, tensor) in enumerate(named):
+        state.update(f"{name!r} {tensor.dtype} {tuple(tensor.shape)} {numbers[place]}\n".encode())
     return state.hexdigest()
 
 
-def _digest(tensor: Tensor) -> Tensor:
-    """The digest of one tensor, a 0-dim int64 on its device."""
+def _digests_there(tensors: Sequence[Tensor], device: torch.device) -> list[int]:
+    """The digests of tensors on another device: of all small ones together, of each larger one by itself."""
+    small = [place for place, tensor in enumerate(tensors) if tensor.numel() < ROW]
+    large = [place for place, tensor in enumerate(tensors) if tensor.numel() >= ROW]
+    groups = [small[start : start + ROWS_ELSEWHERE] for start in range(0, len(small), ROWS_ELSEWHERE)]
+    with beside(device):
+        made = [_digests_of_small([tensors[place] for place in group]) for group in groups]
+        made += [_digest_of_large(tensors[place]) for place in large]
+        numbers = dict(zip(small + large, map(int, read(made)), strict=True))
+    return [numbers[place] for place in range(len(tensors))]
+
+
+def _digests_of_small(tensors: Sequence[Tensor]) -> Tensor:
+    """The digests of tensors of one row, 1-D int64: the rows are filled up with zeros, which add nothing."""
+    device, sizes = tensors[0].device, [tensor.numel() for tensor in tensors]
+    flat = torch.cat([*map(_bits, tensors), torch.zeros(1, dtype=torch.int32, device=device)])
+    begins = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    bounds = to_device(torch.tensor([begins, sizes]), device).unsqueeze(2)
+    places = torch.arange(max(sizes), device=device)
+    rows = flat.take(torch.where(places < bounds[1], places + bounds[0], sum(sizes)))
+    return _mix((rows.to(torch.int64) * _factors(device)[: len(places)]).sum(dim=1))
+
+
+def _digest_of_large(tensor: Tensor) -> Tensor:
+    """The digest of a tensor of a row or more, a 0-dim int64 on its device."""
     elements = _bits(tensor)
     factors, whole = _factors(elements.device), elements.numel() // ROW
-    if not whole:
-        return _mix((elements.to(torch.int64) * factors[: elements.numel()]).sum())
     rows = elements[: whole * ROW].view(-1, ROW)
     # Products need 64 bits, so the elements are widened first.
     groups = [rows[start : start + ROWS_ELSEWHERE] for start in range(0, whole, ROWS_ELSEWHERE)]
@@ -76,8 +104,6 @@ def _digests_here(tensors: Sequence[Tensor]) -> list[int]:
             row = elements[start : start + ROW]
             places.append(place)
             hashes.append(np.einsum("k,k->", row, factors[: row.size]))
-    if not begins:
-        return []
     terms = _terms(np.array(hashes, np.int64), np.array(places))
     return [int(one) for one in np.add.reduceat(terms, begins)]
 

@@ -134,7 +134,7 @@ def squared_norms(tensors: Iterable[Tensor]) -> list[float]:
         if flat.device.type == "mps":  # has no float64
             flat = flat.cpu()
         sums.append(_block_sums(flat))
-    totals = iter(read([block for blocks in sums for block in blocks.unbind()]))
+    totals = iter(read(sums))
     # Not with sum(), which rounds otherwise from Python 3.12 on.
     return [reduce(add, islice(totals, len(blocks)), 0.0) for blocks in sums]
 
@@ -174,8 +174,10 @@ def _fold(wide: Wide) -> Wide:
     length = len(wide)
     while length > 1:
         half = length // 2
-        wide[:half] += wide[half : 2 * half]
+        head = wide[:half]
+        head += wide[half : 2 * half]
         if length % 2:
-            wide[:1] += wide[length - 1 : length]
+            first = wide[:1]
+            first += wide[length - 1 : length]
         length = half
     return wide[:1]

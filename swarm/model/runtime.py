@@ -11,9 +11,11 @@ Decision: docs/decisions/035.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import psutil
 import torch
@@ -21,6 +23,23 @@ from torch import Tensor
 
 from swarm.errors import InvalidConfig
 from swarm.process.malloc import trim_malloc
+
+GPUS: dict[str, Any] = {"cuda": torch.cuda}  # torch's module for each kind of GPU; tests add one that is not there
+CONTEXT_BYTES = 512 << 20  # of a GPU that each process takes beside its tensors
+
+# How torch says so where it has no class for it: the CPU's allocator, CUDA and MPS, cuBLAS.
+_OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether the device has streams, memory of its own, and pinned memory of the host beside it."""
+    return device.type in GPUS
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that a device, or the host, has no memory left."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or (isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY))
 
 
 def choose_device(name: str) -> torch.device:
@@ -53,6 +72,12 @@ def describe_device(device: torch.device) -> str:
     return str(device)
 
 
+def use(device: torch.device) -> None:
+    """Make this thread use a GPU: on another one, what it pins and queues would make a context on the first."""
+    if is_gpu(device):
+        _gpu(device).set_device(device)
+
+
 def configure(device: torch.device, *, threads: int | None, reproducible: bool) -> None:
     """Set torch up; call it on the thread that will compute, before anything is computed.
 
@@ -62,8 +87,8 @@ def configure(device: torch.device, *, threads: int | None, reproducible: bool) 
     """
     if threads is not None:
         torch.set_num_threads(threads)
+    use(device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # per thread, as well
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.use_deterministic_algorithms(reproducible)
@@ -104,20 +129,22 @@ def send_ahead(
     A GPU copies and makes on a stream of its own, beside what it computes; in the background only if the memory is
     pinned. If the GPU is full, or the device is not a GPU, both stay where the tensor is.
     """
-    if device.type != "cuda":
+    if not is_gpu(device):
         return SentAhead(made(tensor))
     try:
-        copies = _copy_stream(device)
-        with torch.cuda.stream(copies):
+        copies = _stream(device, "ahead")
+        with _gpu(device).stream(copies):
             return SentAhead(made(tensor.to(device, non_blocking=True)), copies.record_event())
-    except RuntimeError:  # full, as a rule: there may be room when it is needed, or the fault shows then
-        return SentAhead(made(tensor))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return SentAhead(made(tensor))  # there may be room when it is needed
 
 
 def received(sent: SentAhead) -> Tensor:
     """The tensor, ready for this thread's next computations: the device waits for the copy, the host does not."""
     if sent.copied is not None:
-        computations = torch.cuda.current_stream(sent.tensor.device)
+        computations = _gpu(sent.tensor.device).current_stream(sent.tensor.device)
         computations.wait_event(sent.copied)
         sent.tensor.record_stream(computations)
     return sent.tensor
@@ -125,7 +152,7 @@ def received(sent: SentAhead) -> Tensor:
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device; the host does not wait for the copy. Do not write to `tensor` afterwards."""
-    if device.type == "cuda" and tensor.device != device:
+    if is_gpu(device) and tensor.device != device:
         tensor = received(send_ahead(tensor, device))
     return tensor.to(device, non_blocking=device.type not in ("cpu", "mps"))
 
@@ -138,6 +165,11 @@ class SentBack:
     device: torch.device
     copied: torch.cuda.Event | None = None
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the tensor can be read without a wait."""
+        return self.device.type == "cpu"
+
 
 def send_back(tensor: Tensor) -> SentBack:
     """Begin to copy a tensor to the CPU, without waiting. One that lies there already is not copied. Do not write to
@@ -146,11 +178,11 @@ def send_back(tensor: Tensor) -> SentBack:
     A GPU copies on a stream of its own as soon as the tensor is computed, beside what is computed after it.
     """
     device = tensor.device
-    if device.type != "cuda":
+    if not is_gpu(device):
         return SentBack(tensor.to("cpu", non_blocking=True), device)
-    copies = _stream_back(device)
-    copies.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(copies):
+    copies = _stream(device, "back")
+    copies.wait_stream(_gpu(device).current_stream(device))
+    with _gpu(device).stream(copies):
         there = tensor.to("cpu", non_blocking=True)  # torch takes pinned memory for a copy that does not block
         copied = copies.record_event()
     tensor.record_stream(copies)  # its memory is given to nobody before it is copied
@@ -168,33 +200,55 @@ def to_host(*tensors: Tensor | SentBack) -> tuple[Tensor, ...]:
     return tuple(one.tensor for one in sent)
 
 
+def await_copy(sent: SentBack) -> None:
+    """Let this thread's next computations wait until the tensor is copied: they may write to it. The host goes on."""
+    if sent.copied is not None:
+        _gpu(sent.device).current_stream(sent.device).wait_event(sent.copied)
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host, for a GPU in memory from which it is copied in the background."""
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor) if is_gpu(device) else tensor
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """What is queued within runs behind what this thread has queued, and beside what comes after it.
+
+    The host must wait for its results before anything that it reads is written to or freed.
+    """
+    if not is_gpu(device):
+        yield
+        return
+    stream = _stream(device, "beside")
+    stream.wait_stream(_gpu(device).current_stream(device))
+    with _gpu(device).stream(stream):
+        yield
+
+
 def read(numbers: Sequence[Tensor]) -> list[float]:
-    """The values of 0-dim tensors, in order; the host waits once for each device that holds some."""
-    places: dict[torch.device, list[int]] = {}
-    for place, number in enumerate(numbers):
-        places.setdefault(number.device, []).append(place)
-    values = [0.0] * len(numbers)
-    for held in places.values():
-        (together,) = to_host(torch.stack([numbers[place] for place in held]))
-        for place, value in zip(held, together.tolist(), strict=True):
-            values[place] = value
-    return values
+    """The values of 0-dim and 1-D tensors, in order; the host waits once for each device that holds some."""
+    held: dict[torch.device, list[Tensor]] = {}
+    for number in numbers:
+        held.setdefault(number.device, []).append(number.reshape(-1))
+    values = {device: iter(to_host(torch.cat(some))[0].tolist()) for device, some in held.items()}
+    return [next(values[number.device]) for number in numbers for _ in range(number.numel())]
 
 
 @lru_cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
+def _stream(device: torch.device, _purpose: str) -> Any:
+    """A stream of its own: a GPU copies in both directions at once, beside what it computes."""
+    return _gpu(device).Stream(device)
 
 
-@lru_cache
-def _stream_back(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # a GPU copies in both directions at once
+def _gpu(device: torch.device) -> Any:
+    return GPUS[device.type]
 
 
 def synchronise(device: torch.device) -> None:
     """Wait until the device has done what this thread has queued."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+    if is_gpu(device):
+        _gpu(device).current_stream(device).synchronize()
     elif device.type == "mps":
         torch.mps.synchronize()
 
@@ -205,8 +259,8 @@ def synchronise(device: torch.device) -> None:
 def free_bytes(device: torch.device) -> int:
     """Memory that is free now, with all other users of the device counted."""
     available = int(psutil.virtual_memory().available)
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    if is_gpu(device):
+        return int(_gpu(device).mem_get_info(device)[0])
     if device.type == "mps":  # the GPU's share of the machine's memory
         return max(0, min(available, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()))
     return available
@@ -215,15 +269,15 @@ def free_bytes(device: torch.device) -> int:
 def total_bytes(device: torch.device) -> int:
     """Memory of the device, free or not."""
     total = int(psutil.virtual_memory().total)
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
+    if is_gpu(device):
+        return int(_gpu(device).mem_get_info(device)[1])
     return min(total, torch.mps.recommended_max_memory()) if device.type == "mps" else total
 
 
 def used_bytes(device: torch.device) -> int:
     """Memory that this process holds on the device; on the CPU the process as a whole."""
-    if device.type == "cuda":
-        return int(torch.cuda.memory_reserved(device))
+    if is_gpu(device):
+        return int(_gpu(device).memory_reserved(device))
     if device.type == "mps":
         return int(torch.mps.driver_allocated_memory())
     return int(psutil.Process().memory_info().rss)
@@ -231,17 +285,19 @@ def used_bytes(device: torch.device) -> int:
 
 def limit_memory(device: torch.device, size_bytes: int) -> None:
     """Limit this process to `size_bytes` of a GPU, so that its neighbours keep theirs; does nothing on the CPU."""
-    if device.type == "cuda":
-        total = int(torch.cuda.mem_get_info(device)[1])
-        torch.cuda.set_per_process_memory_fraction(min(1.0, size_bytes / total), device)
+    if is_gpu(device):
+        total = int(_gpu(device).mem_get_info(device)[1])
+        _gpu(device).set_per_process_memory_fraction(min(1.0, size_bytes / total), device)
 
 
 def release_memory(device: torch.device) -> None:
     """Give memory that nothing uses any more back to the device and to the system, for the other processes there."""
     # Whatever is still in a reference cycle, such as a traceback that holds a frame, may hold tensors.
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if is_gpu(device):
+        _gpu(device).empty_cache()
+        if torch.accelerator.is_available():
+            getattr(torch.accelerator, "empty_host_cache", bool)()  # pinned memory; older versions of torch keep it
     elif device.type == "mps":
         torch.mps.empty_cache()
     trim_malloc()

@@ -48,11 +48,26 @@ from swarm.model.islands.outer import Merge, OuterWeights
 from swarm.model.islands.proposals import Proposals
 from swarm.model.later import Products
 from swarm.model.optimizers import Optimizer
-from swarm.model.runtime import send_back, step_device, sum_device, to_device, to_host
+from swarm.model.runtime import (
+    SentAhead,
+    SentBack,
+    await_copy,
+    is_gpu,
+    pinned,
+    received,
+    send_ahead,
+    send_back,
+    step_device,
+    sum_device,
+    to_device,
+    to_host,
+)
 from swarm.model.state import InitialState, raw_bytes
 from swarm.model.weights import Weights
 from swarm.types import TIED_UNIT, Microbatch, UnitName
 from swarm.wire.messages import ParameterNorm
+
+STAGED_BYTES = 1 << 28  # of parameters that are on the host at once, where the optimizer runs there
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +234,8 @@ class Stage:
         self._graphs: dict[Microbatch, _Graph] = {}
         self._owed: dict[Microbatch, _Owed] = {}
         self._sums: dict[int, Sums] = {}
+        self._leaving: dict[UnitUse, tuple[Tensor, SentBack]] = {}  # sums that a GPU still copies
+        self._ahead: dict[UnitName, tuple[Tensor, SentAhead]] = {}  # means for the next `apply`
         self._optimizer = Optimizer(
             spec.training, ((name, each.to(self._step_device)) for name, each in newest.items())
         )
@@ -376,26 +393,42 @@ class Stage:
     def void(self, step: int) -> None:
         """Forget the sums of a step: every microbatch of it must be accumulated again."""
         self._sums.pop(step, None)
+        self._leaving.clear()
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    def part(self, step: int, unit: UnitName) -> Tensor:
+    def part(self, step: int, unit: UnitName) -> Tensor | SentBack:
         """This replica's sums of a unit, 1-D on the CPU: float64 grid integers (reproducible mode) or float32.
 
-        Zeros if nothing was accumulated. It may share memory with the sums: read it only while the step is sealed, and
-        never write to it. Where one stage holds both uses of the tied weight it is the sum of the two (in float32 this
-        addition rounds, so without reproducible mode one stage and several agree on tied weights to rounding only).
+        From a GPU they are on their way, so that the compute thread need not wait. Zeros if nothing was accumulated. It
+        may share memory with the sums: read it only while the step is sealed, and never write to it. Where one stage
+        holds both uses of the tied weight it is the sum of the two (in float32 this addition rounds, so without
+        reproducible mode one stage and several agree on tied weights to rounding only).
         """
-        return self.part_of(self._sums.get(step, {}), unit)
+        return self._part(self._sums.get(step, {}), unit)
 
     def part_of(self, sums: Sums, unit: UnitName) -> Tensor:
-        """As `part`, of other sums."""
-        uses = [use for use in self.places.uses if use.unit == unit]
-        held = [sums[use] for use in uses if use in sums]
+        """As `part`, of other sums; they are there."""
+        return to_host(self._part(sums, unit))[0]
+
+    def _part(self, sums: Sums, unit: UnitName) -> Tensor | SentBack:
+        held = [(use, sums[use]) for use in self.places.uses if use.unit == unit and use in sums]
         if not held:
             return torch.zeros(self.units[unit].elements, dtype=exact_sums.sum_dtype(self._bits))
-        (part,) = to_host(held[0] if len(held) == 1 else held[0] + held[1])
-        return part
+        use, total = held[0]
+        sent = send_back(total if len(held) == 1 else total + held[1][1])
+        if sent.is_here:
+            return sent.tensor
+        if len(held) == 1:
+            self._leaving[use] = total, sent
+        return sent
+
+    def expect(self, unit: UnitName, mean: Tensor) -> Tensor:
+        """Begin to copy a mean to the GPU that will apply it, from any thread; gives the mean to use from now on."""
+        mean = pinned(mean, self._step_device)
+        if is_gpu(self._step_device):
+            self._ahead[unit] = mean, send_ahead(mean, self._step_device)
+        return mean
 
     def apply(
         self, step: int, means: Mapping[UnitName, Tensor], *, learning_rate: float, scale: float, skip: bool
@@ -412,6 +445,7 @@ class Stage:
         parameters = {name: self.weights.to_step(name, step) for name in self.weights.newest()}
         if not skip:
             self._step(parameters.items(), self._gradients(means), learning_rate, scale)
+        self._ahead.clear()
         self.weights.changed(parameters, step + 1)
         self.weights.settle(step + 1)
         if self.proposals is not None:
@@ -554,16 +588,22 @@ class Stage:
         names = [name for name in sorted(newest) if not (self._spec.tied and name == HEAD)]
         is_behind_merge = course is not None and course.is_outer(self.version - 1)  # then none is late
         older = self.weights.older() if optimizer and not is_behind_merge else {}
+        groups: list[Mapping[str, Tensor]] = [
+            {name: newest[name] if outer is None else outer.anchor(name) for name in names},
+            {name: older[name] for name in names if older},
+            {name: outer.momentum(name) for name in names if optimizer} if outer is not None else {},
+            {name: newest[name] for name in names if is_apart},
+        ]
+        states = {name: self._optimizer.state_of(name) for name in (names if optimizer else ())}
+        weights, previous, momentum, trained, *held = _copies([*groups, *states.values()])
+        optimizer_state = dict(zip(states, held, strict=True))
         return InitialState(
             version=self.version,
-            weights={name: _clone(newest[name] if outer is None else outer.anchor(name)) for name in names},
-            previous={name: _clone(older[name]) for name in names if older},
-            optimizer={
-                name: {key: _clone(tensor) for key, tensor in self._optimizer.state_of(name).items()}
-                for name in (names if optimizer else ())
-            },
-            momentum={name: _clone(outer.momentum(name)) for name in names if optimizer} if outer is not None else {},
-            trained={name: _clone(newest[name]) for name in names if is_apart},
+            weights=weights,
+            previous=previous,
+            optimizer=optimizer_state,
+            momentum=momentum,
+            trained=trained,
         )
 
     # Inside ----------------------------------------------------------------------------------------------------------
@@ -626,6 +666,9 @@ class Stage:
                 sums[use] = torch.zeros(
                     layout.elements, dtype=exact_sums.sum_dtype(self._bits), device=self._sum_device
                 )
+            total, sent = self._leaving.get(use, (None, None))
+            if sent is not None and total is sums[use]:  # the step was sealed, and is not any more
+                await_copy(sent)
             for name, offset, _ in module_names(use, layout):
                 gradient = gradients[name]
                 exact_sums.accumulate(sums[use][offset : offset + gradient.numel()], gradient, self._bits)
@@ -634,20 +677,43 @@ class Stage:
     def _step(
         self, parameters: Iterable[tuple[str, Tensor]], gradients: Mapping[str, Tensor], rate: float, scale: float
     ) -> None:
-        """Run the optimizer on its device; parameters that lie elsewhere visit it one after the other."""
+        """Run the optimizer on its device; parameters that lie elsewhere visit it, as many as fit in STAGED_BYTES."""
         if self._step_device == self.device:
             self._optimizer.step(parameters, gradients, rate, scale)
             return
-        for name, parameter in parameters:
-            there = parameter.detach().to(self._step_device)
-            self._optimizer.step([(name, there)], gradients, rate, scale)
-            parameter.copy_(there)
+        for group in _staged(parameters):
+            there = to_host(*(parameter.detach() for _, parameter in group))
+            named = [(name, tensor) for (name, _), tensor in zip(group, there, strict=True)]
+            self._optimizer.step(named, gradients, rate, scale)
+            for (_, parameter), tensor in zip(group, there, strict=True):
+                parameter.copy_(tensor, non_blocking=True)
 
     def _gradients(self, means: Mapping[UnitName, Tensor]) -> dict[str, Tensor]:
         """The averaged gradient of every parameter, as views of `means`; both uses of a tied weight get the same."""
-        return self.places.gradients_of({unit: to_device(means[unit], self._step_device) for unit in self.units})
+        return self.places.gradients_of({unit: self._there(unit, means[unit]) for unit in self.units})
+
+    def _there(self, unit: UnitName, mean: Tensor) -> Tensor:
+        expected, sent = self._ahead.get(unit, (None, None))
+        return received(sent) if sent is not None and expected is mean else to_device(mean, self._step_device)
 
 
-def _clone(tensor: Tensor) -> Tensor:
-    """A float32 copy on the CPU."""
-    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+def _staged(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """Groups of parameters of at most STAGED_BYTES; a larger one is a group by itself."""
+    group: list[tuple[str, Tensor]] = []
+    for name, parameter in parameters:
+        if group and sum(held.nbytes for _, held in group) + parameter.nbytes > STAGED_BYTES:
+            yield group
+            group = []
+        group.append((name, parameter))
+    if group:
+        yield group
+
+
+def _copies(groups: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Float32 copies on the CPU; the host waits once for all."""
+    sent = [send_back(tensor.detach()) for group in groups for tensor in group.values()]
+    there = iter(
+        tensor.to(torch.float32, copy=one.is_here).contiguous()
+        for tensor, one in zip(to_host(*sent), sent, strict=True)
+    )
+    return [{name: next(there) for name in group} for group in groups]

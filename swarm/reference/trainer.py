@@ -48,7 +48,7 @@ from swarm.job.spec import JobSpec
 from swarm.model.codec import overflows, round_trip
 from swarm.model.compiled import compile_layers
 from swarm.model.exact_sums import mean_of_parts
-from swarm.model.runtime import choose_device, configure
+from swarm.model.runtime import choose_device, configure, to_host
 from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, read_initial, weights_file
 from swarm.process.cores import cores
@@ -361,7 +361,7 @@ def _means(stages: Sequence[Stage], spec: JobSpec, step: int, tokens: int) -> di
     """The averaged gradient of every unit; one process is the only replica of all stages."""
     bits = spec.training.fixed_point_bits if spec.training.reproducible else None
     return {
-        unit: mean_of_parts([stages[member].part(step, unit) for member in members], tokens, bits)
+        unit: mean_of_parts(to_host(*(stages[member].part(step, unit) for member in members)), tokens, bits)
         for unit, members in unit_names(len(stages), spec.tied).items()
     }
 

@@ -6,6 +6,8 @@ In a process of its own, because torch takes in a device only before it first co
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +21,14 @@ from swarm.model.digests import digest_of
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.optimizers import OPTIMIZERS
 from swarm.model.probe import probe_digest
-from swarm.model.runtime import to_device
+from swarm.model.runtime import received, send_ahead, send_back, to_device, to_host
 from swarm.model.stage import Stage
+from swarm.model.state import parameter_hashes
 from swarm.types import Microbatch
-from tests.support.far_device import Far, far_device
+from tests.support.far_streams import Far, far_device
 
 CPU = torch.device("cpu")
+CALLS = ("wait_event", "wait_stream", "record_stream", "synchronize")  # each is made for one copy or for both
 MICROBATCH = Microbatch(0, 0, 0)
 TOKENS = torch.arange(32, dtype=torch.int32).view(2, 16)
 OPTIMIZERS_COUNTED: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in OPTIMIZERS} | {
@@ -53,10 +57,16 @@ def main() -> None:
             "decoded": {name: _decoded(far, name) for name in codec.CODECS},
             "groups": {name: _groups(far, values) for name, values in OPTIMIZERS_COUNTED.items()},
             "large tensors": [_large(far, blocks) for blocks in (2, 40)],
+            "launches": {power: _launches(far, 1 << power) for power in (16, 20, 24)},
+            "copies to the host": _copies(far),
+            "a step on the host": _step_on_host(far),
+            "unsealed": _unsealed(far),
             "not finite": _not_finite(far),
             "snapshot": _snapshot(far),
             "digests": _digests(far),
         }
+    counted["races"] = far.races
+    counted["planted"] = {call: [_planted(scene, call) for scene in (_ahead, _back)] for call in ("", *CALLS)}
     print(json.dumps(counted))
 
 
@@ -150,12 +160,102 @@ def _step(far: Far, layers: int, values: dict[str, Any], dtype: str = "float32")
     stage = _stage(layers=layers, training=values, config={"tie_word_embeddings": True}, dtype=dtype)
     _microbatch(far, stage)
     bits = 30 if values.get("reproducible", True) else None
-    means = {unit: mean_of_parts([stage.part(0, unit)], 64, bits) for unit in stage.units}
+    means = {unit: mean_of_parts([*to_host(stage.part(0, unit))], 64, bits) for unit in stage.units}
     for unit, mean in means.items():
+        means[unit] = stage.expect(unit, mean)
         stage.places.squared_norms(unit, mean)
     stage.apply(0, means, learning_rate=1e-2, scale=0.9, skip=False)
     stage.digest()
     return far.taken()
+
+
+def _copies(far: Far) -> dict[str, Any]:
+    """The waits of the compute thread for a part, and for a checkpoint, which must stay as it was."""
+    stage = _stage()
+    _microbatch(far, stage)
+    sent = [stage.part(0, unit) for unit in stage.units]
+    found: dict[str, Any] = {"part": far.taken()}
+    parts = to_host(*sent)
+    far.taken()
+    before = stage.capture(optimizer=True)
+    found["capture"] = far.taken()
+    means = {unit: mean_of_parts([part], 64, 30) for unit, part in zip(stage.units, parts, strict=True)}
+    hashes = [parameter_hashes(before)]
+    stage.apply(0, means, learning_rate=1e-2, scale=0.9, skip=False)
+    hashes += [parameter_hashes(before), parameter_hashes(stage.capture(optimizer=True))]
+    far.taken()
+    return found | {"stays": hashes[0] == hashes[1] != hashes[2]}
+
+
+def _step_on_host(far: Far) -> dict[str, Any]:
+    """The waits of an optimizer's step on the host, and whether its bits are those of a stage that lives there."""
+    states = []
+    for device in (CPU, far_device()):
+        stage = Stage(_spec(), 0, device, step_on="cpu")
+        means = {unit: torch.linspace(-1.0, 1.0, layout.elements) for unit, layout in stage.units.items()}
+        far.taken()
+        stage.apply(0, means, learning_rate=1e-2, scale=0.9, skip=False)
+        states.append((far.taken(), stage.digest()))
+    far.taken()
+    return {"waits": states[1][0], "same bits": states[0][1] == states[1][1]}
+
+
+def _unsealed(far: Far) -> bool:
+    """Whether a step that is not sealed any more keeps what its part was while it was copied."""
+    stage = _stage()
+    _microbatch(far, stage)
+    sent = [stage.part(0, unit) for unit in stage.units]
+    again = Microbatch(0, 0, 1)
+    stage.forward(again, 0, portion=0, tokens=TOKENS)
+    stage.backward(again, _boundary(stage, 3))
+    to_host(*sent)
+    far.taken()
+    return not far.races
+
+
+def _launches(far: Far, elements: int) -> dict[str, int]:
+    """Launches for one tensor of so many elements."""
+    there = torch.linspace(-1.0, 1.0, elements).to(far_device())
+    sums = torch.zeros(elements, dtype=torch.float64).to(far_device())
+    works: dict[str, Callable[[], object]] = {
+        "accumulate": lambda: exact_sums.accumulate(sums, there, 30),
+        "norms": lambda: exact_sums.squared_norms([there]),
+        "digest": lambda: digest_of([("a", there)]),
+    }
+    for name, values in {
+        "sgd": {"optimizer": "sgd", "momentum": 0.9},
+        "adamw": {},
+        "lookahead": {"lookahead": 0.5},
+    }.items():
+        made = optimizers.Optimizer(_spec(training=values).training, [("a", there)])
+        works[name] = partial(made.step, [("a", there)], {"a": there.clone()}, 1e-3, 0.5)
+    few = [(f"{place}", there[: 16 + place]) for place in range(200)]
+    works["small digests"] = lambda: digest_of(few)
+    found = {}
+    for name, work in works.items():
+        before = far.launches
+        work()
+        found[name] = far.launches - before
+    far.taken()
+    return found
+
+
+def _planted(scene: Callable[[Far], None], call: str) -> list[str]:
+    """The races of a scene in which a call is forgotten."""
+    with Far(deaf=call) as far:
+        scene(far)
+    return far.races
+
+
+def _ahead(far: Far) -> None:
+    """A tensor is sent ahead, used, and freed, while the device still works."""
+    received(send_ahead(torch.ones(3), far_device())).add(1)
+
+
+def _back(far: Far) -> None:
+    """A tensor is computed, sent back, and freed; then the host reads the copy."""
+    sent = send_back(torch.ones(3, device=far_device()) + 1)
+    to_host(sent)[0].add(1)
 
 
 def _groups(far: Far, values: dict[str, Any]) -> dict[str, list[Any]]:
@@ -200,7 +300,11 @@ def _not_finite(far: Far) -> dict[str, Any]:
     far.taken()
     _, finite = stage.backward(MICROBATCH, torch.full(stage.boundary_shape(), torch.inf))
     waits = far.taken()
-    return {"finite": finite, "waits": waits, "added": any(bool(stage.part(0, unit).any()) for unit in stage.units)}
+    return {
+        "finite": finite,
+        "waits": waits,
+        "added": any(bool(to_host(stage.part(0, unit))[0].any()) for unit in stage.units),
+    }
 
 
 def _snapshot(far: Far) -> list[str]:

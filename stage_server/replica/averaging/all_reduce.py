@@ -43,6 +43,7 @@ from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import NoWay, Refused, RoundBroken, SwarmError
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.robust import Share, clipped_mean
+from swarm.model.runtime import to_host
 from swarm.model.stage import Stage
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import PeerId, UnitName
@@ -79,14 +80,14 @@ async def run_round(
     """
     meter = mailbox.meter(command)
     left, codec_name = leftovers.lend(command.unit, command.step), leftovers.codec_name
-    part = await device.run(lambda: stage.part(command.step, command.unit))  # behind any Void that came before
+    part = await _part(stage, command, device)
     own = _own(command.members, me.peer)
     chunks = _chunks(command, me.peer, part.numel())
     lossy, lost = codec_name != "none", None
     unused = reduction.clips and own.microbatches == 0  # owners leave such a part out, and leftovers with it
-    sent, kept = ((), left) if unused else (left, ())
+    fed, kept = ((), left) if unused else (left, ())
     if lossy:
-        part, lost = await device.aside(lambda: (together(part, sent), torch.zeros_like(part)))
+        part, lost = await device.aside(lambda: (together(part, fed), torch.zeros_like(part)))
     others = [member for member in command.members if member.peer != me.peer]
 
     async def arrived(sender: Member, chunk: SliceChunk, *, averaged: bool) -> Tensor:
@@ -144,6 +145,12 @@ async def run_round(
     return await device.aside(lambda: _assemble(stage, command.unit, in_order, lost, kept, *facts))
 
 
+async def _part(stage: Stage, command: Average, device: Device) -> Tensor:
+    """This replica's sums; a GPU goes on computing while they are copied."""
+    part = await device.run(lambda: stage.part(command.step, command.unit))  # behind any Void that came before
+    return part if isinstance(part, Tensor) else (await device.aside(lambda: to_host(part)))[0]
+
+
 def _chunks(command: Average, me: PeerId, elements: int) -> dict[PeerId, tuple[SliceChunk, ...]]:
     """The chunks of each member's slice; one that does not travel if there is one member alone."""
     members = command.members
@@ -172,7 +179,7 @@ def _assemble(
     all_began_s: float,
 ) -> Mean:
     left = together(lost, kept) if lost is not None and kept else lost
-    gradient = joined(means)
+    gradient = stage.expect(unit, joined(means))
     digest = xxhash.xxh3_128_hexdigest(gradient.cpu().numpy().data)
     return Mean(gradient, digest, stage.places.squared_norms(unit, gradient), left, rates, all_began_s)
 

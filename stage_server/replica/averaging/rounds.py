@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.second_owner import answer_to, reduce_again, send_part
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.model.islands.exchange import proposal_bytes
+from swarm.model.runtime import to_host
 from swarm.model.stage import Stage
 from swarm.types import PeerId, Round, RoundFault, UnitName
 from swarm.wire.messages import AbortRound, Average, Averaged, Commit, Exchange, Recheck, RoundFailed
@@ -116,7 +116,11 @@ class RoundRunner:
         average, me, ports = known.command, self._me, self._ports
         if isinstance(average, Exchange):
             return
-        part, deadline = partial(self._stage.part, command.step, command.unit), Deadline(average.timeout_s)
+        deadline = Deadline(average.timeout_s)
+
+        def part() -> Tensor:
+            return to_host(self._stage.part(command.step, command.unit))[0]
+
         if me.peer == command.verifier:
             self.mailbox.expect(average, command.owner, deadline.moved)
         else:

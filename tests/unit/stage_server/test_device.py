@@ -7,13 +7,30 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from stage_server.device import PATIENCE_S, WATCH_S, DeviceDrain, ThreadDevice, watch_memory
+from stage_server import app
+from stage_server.device import PATIENCE_S, WATCH_S, DeviceDrain, ThreadDevice, watch_memory, with_room
 from stage_server.metrics import StageServerMetrics
+from stage_server.options import MemoryShare
 from swarm.errors import OutOfMemory
+from swarm.model.runtime import CONTEXT_BYTES, GPUS
 from swarm.process.logs import get_logger
-from swarm.types import PROTOCOL_VERSION
+from swarm.types import PROTOCOL_VERSION, Memory
 from tests.support.devices import InlineDevice, SimDevice
 from tests.support.sim import loop as sim
+
+
+class Gpu:
+    """torch's module for a GPU that is not there; notes which threads use it."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+        self.emptied = 0
+
+    def set_device(self, device: torch.device) -> None:
+        self.threads.add(threading.current_thread().name.partition("_")[0])
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
 
 
 def starve(error: Exception) -> None:
@@ -33,8 +50,9 @@ def starve(error: Exception) -> None:
     ],
 )
 async def test_every_way_of_running_out_of_memory_names_the_memory_and_a_way_out(
-    name: str, error: Exception, on_host: bool
+    name: str, error: Exception, on_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(GPUS, "cuda", Gpu())
     device = ThreadDevice(torch.device(name), 1)
     short = "the host of cuda" if on_host and name == "cuda" else name
     with pytest.raises(OutOfMemory, match=f"^{short} has no memory left") as caught:
@@ -42,6 +60,48 @@ async def test_every_way_of_running_out_of_memory_names_the_memory_and_a_way_out
     assert "microbatch_sequences" in caught.value.hint
     assert ("optimizer_on" in caught.value.hint) == (short != name)
     device.close()
+
+
+async def test_all_threads_use_the_gpu_on_which_the_stage_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the second GPU of a machine the other threads made contexts on the first."""
+    monkeypatch.setitem(GPUS, "cuda", gpu := Gpu())
+    device = ThreadDevice(torch.device("cuda", 1), 1)
+    await device.run(lambda: None)
+    await device.aside(lambda: None)
+    assert gpu.threads == {"compute", "aside"}
+    device.close()
+
+
+@pytest.mark.parametrize(("name", "tries"), [("cpu", 1), ("cuda", 2)])
+def test_a_gpu_without_memory_gets_one_more_try(name: str, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time ended the job, though a neighbour may have had the memory for a moment."""
+    monkeypatch.setitem(GPUS, "cuda", gpu := Gpu())
+    tried: list[bool] = []
+
+    def work() -> None:
+        tried.append(True)
+        starve(torch.OutOfMemoryError("CUDA out of memory"))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        with_room(work, torch.device(name))
+    assert (len(tried), gpu.emptied) == (tries, tries - 1)
+
+
+def test_a_fault_of_a_gpu_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GPUS, "cuda", gpu := Gpu())
+    with pytest.raises(RuntimeError, match="illegal"):
+        with_room(lambda: starve(RuntimeError("CUDA error: an illegal memory access")), torch.device("cuda"))
+    assert gpu.emptied == 0
+
+
+def test_a_gpu_is_offered_without_what_each_process_takes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on tensors alone let each process take half a GiB more than it offered."""
+    monkeypatch.setattr(app, "free_bytes", lambda device: 10 << 30)
+    monkeypatch.setattr(app, "total_bytes", lambda device: 16 << 30)
+    share = MemoryShare.parse("8GiB")
+
+    assert app._offered(share, torch.device("cpu")) == Memory(8 << 30, 0)
+    assert app._offered(share, torch.device("cuda", 0)).device_bytes == (8 << 30) - CONTEXT_BYTES
 
 
 async def test_another_error_stays_what_it_is() -> None:

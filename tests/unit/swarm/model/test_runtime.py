@@ -67,8 +67,8 @@ class Scripted:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
-    monkeypatch.setattr(runtime, "_copy_stream", lambda device: Stream("copies", made))
-    monkeypatch.setattr(runtime, "_stream_back", lambda device: Stream("copies back", made))
+    names = {"ahead": "copies", "back": "copies back"}
+    monkeypatch.setattr(runtime, "_stream", lambda device, purpose: Stream(names[purpose], made))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(made.append(f"on {stream.name}")))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("computations", made))
     return made
@@ -149,6 +149,12 @@ def test_a_full_gpu_is_told_of_when_the_tensor_is_needed_not_when_it_arrives(
     assert received(send_ahead(tensor, GPU, made_of)) == [tensor]
     with pytest.raises(type(full)):
         to_device(tensor, GPU)
+
+
+def test_a_fault_of_a_gpu_shows_at_once_and_is_not_taken_for_a_full_gpu(calls: list[str]) -> None:
+    tensor: Any = Scripted(torch.device("cpu"), calls, RuntimeError("CUDA error: an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal"):
+        send_ahead(tensor, GPU)
 
 
 @pytest.mark.parametrize("name", ["cpu", "mps"])

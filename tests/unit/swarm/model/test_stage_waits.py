@@ -76,6 +76,41 @@ def test_sums_and_norms_of_a_large_tensor_take_the_operations_of_a_small_tensor_
     assert many["operations"] == few["operations"]
 
 
+def test_launches_do_not_grow_with_the_elements_of_a_tensor(counted: Any) -> None:
+    """A GPU takes 5 us for each launch: digests of 100 tensors took 2,480, and lay in front of the next microbatch."""
+    bounds = {"accumulate": 6, "norms": 40, "sgd": 12, "adamw": 12, "lookahead": 12, "digest": 25, "small digests": 30}
+    for power, found in counted["launches"].items():
+        assert found.keys() == bounds.keys()
+        assert all(found[name] <= bounds[name] for name in bounds), (power, found)
+
+
+def test_a_part_waits_beside_the_compute_thread_and_a_checkpoint_waits_once(counted: Any) -> None:
+    """A checkpoint took two waits a tensor, and a part kept microbatches waiting while gigabytes were copied."""
+    found = counted["copies to the host"]
+    assert (found["part"], len(found["capture"])) == ([], 1)
+    assert found["stays"], "what was captured is no copy"
+
+
+def test_an_optimizer_on_the_host_waits_once_for_many_parameters_and_has_the_bits_of_a_cpu(counted: Any) -> None:
+    assert counted["a step on the host"] == {"waits": ["event"], "same bits": True}
+
+
+def test_no_stream_uses_memory_before_it_is_ready_or_after_it_is_free(counted: Any) -> None:
+    assert counted["races"] == []
+    assert counted["unsealed"]
+
+
+def test_each_call_between_streams_that_is_forgotten_is_found(counted: Any) -> None:
+    found = {call: [bool(races) for races in scenes] for call, scenes in counted["planted"].items()}
+    assert found == {
+        "": [False, False],
+        "wait_event": [True, False],
+        "wait_stream": [False, True],
+        "record_stream": [True, True],
+        "synchronize": [False, True],
+    }
+
+
 def test_a_gradient_that_does_not_fit_is_noticed_on_the_device_and_nothing_is_added(counted: Any) -> None:
     found = counted["not finite"]
     assert (found["finite"], found["added"]) == (False, False)
