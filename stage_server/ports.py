@@ -16,7 +16,7 @@ from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from swarm.errors import NotAllowed
 from swarm.job.course import PLAIN, Course
-from swarm.job.footprint import stage_footprint
+from swarm.job.footprint import owed_room, stage_footprint
 from swarm.job.islands import course_of, island_spec
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.model.stage import Stage
@@ -107,6 +107,10 @@ class MemoryBudget:
         if self.offered.host_bytes:
             left_bytes = self.offered.host_bytes - need.host_bytes
         return min(LOG_BYTES_MAX, max(0, left_bytes) // LOG_SHARE)
+
+    def owed_room(self, assignment: Assignment) -> int:
+        """How many microbatches may owe the gradients of their weights."""
+        return owed_room(assignment.spec, assignment.command.split, assignment.command.stage, self.offered)
 
 
 @dataclass(frozen=True, slots=True)

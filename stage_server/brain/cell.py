@@ -12,6 +12,9 @@ nearer. Repair is therefore the same path as the first run. The rules, which the
   R2 x and the weights -> forward, y is pushed    R5 what is missing is asked of the neighbour that has it
   R3 g and the graph -> backward, added once      R6 Void forgets; a cell that is no longer on its route is dropped
 
+A backward may be split: its first part gives dx, adds nothing, and can be withdrawn like a forward. The cell then owes
+the gradient of its weights, which the second part adds. A cell that is forgotten owes nothing.
+
 The numbers of a microbatch do not depend on the replica that computes them, so an input that is held stays valid for
 every later route. Only *sums* must be told apart, by attempts: the greatest void attempt is the step's floor.
 
@@ -21,9 +24,10 @@ Rules for the flow that carries the actions out
    there now and before any `Compute` that is returned later. So a Void that meets a running backward cannot leave a
    contribution in the sums. The result of that backward is recognised by its ticket and dropped.
 2. Before the flow puts an order on the device it calls `begin(work)`. None means that the order was withdrawn;
-   otherwise the flow runs the order that it got back (`accumulate` may have changed). Every order that was begun ends
-   in exactly one `computed_forward` or `computed_backward`. An order that was not begun can always be withdrawn. An
-   accumulating backward that was begun cannot: the cell stays and reports, and the ledger settles the two holders.
+   otherwise the flow runs the order that it got back (`accumulate` and `part` may have changed). Every order that was
+   begun ends in exactly one `computed_forward` or `computed_backward`. An order that was not begun can always be
+   withdrawn. An accumulating backward that was begun cannot: the cell stays and reports, and the ledger settles the two
+   holders.
 3. The flow first keeps y or dx and then carries out what `computed_*` returned. Outputs are held until `Forget`,
    `DropOutput`, or until the flow calls `evicted`. A finished backward consumes graph, x and g, but not tokens and
    targets.
@@ -38,7 +42,8 @@ Decision: docs/decisions/007.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import TypeAlias
 
 from swarm.types import Direction, Hop, Microbatch, PeerId, set_digest
@@ -47,6 +52,14 @@ from swarm.wire.messages import Accumulated, Forwarded, ReportedCell, Route
 EARLY_CELLS_MAX = 4096  # cells that hold inputs or askers, but have no route yet
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
+
+
+class Gradients(Enum):
+    """The gradients that a backward computes."""
+
+    ALL = auto()
+    INPUTS = auto()  # dx; what the weights need is kept
+    WEIGHTS = auto()  # the gradient of the weights, of what was kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,7 @@ class Compute:
     version: int
     accumulate: bool
     ticket: int  # names this order: results of withdrawn orders are recognised and dropped
+    part: Gradients = Gradients.ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +160,7 @@ class Cell:
     used: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))  # was here, consumed
     asked: dict[Direction, tuple[PeerId, int]] = field(default_factory=dict)  # of whom, and their attempt
     graph: bool = False
+    owed: bool = False  # dx was computed, and what the weights' gradient needs is kept
     output: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))
     pushed: dict[Direction, int] = field(default_factory=lambda: dict.fromkeys(Direction, 0))  # our attempt then
     askers: dict[Direction, dict[PeerId, Hop]] = field(default_factory=lambda: {side: {} for side in Direction})
@@ -160,8 +175,13 @@ class Cell:
 
     @property
     def is_adding(self) -> bool:
-        """A backward that will add to the sums is on the device."""
+        """What will add to the sums is on the device."""
         return self.begun and self.order is not None and self.order.accumulate
+
+    @property
+    def is_splitting(self) -> bool:
+        """A backward that will leave the weights owed is on the device."""
+        return self.begun and self.order is not None and self.order.part is Gradients.INPUTS
 
 
 class CellTable:
@@ -336,17 +356,23 @@ class CellTable:
 
     # The device --------------------------------------------------------------------------------------------------
 
-    def begin(self, work: Compute) -> Compute | None:
-        """The computation to run now for an order; None if the order was withdrawn."""
+    def begin(self, work: Compute, *, split: bool = False) -> Compute | None:
+        """The computation to run now for an order; None if the order was withdrawn.
+
+        With `split` a backward that is to be added gives dx first, if a neighbour waits for that.
+        """
         cell = self._ordered(work)
         if cell is None or cell.begun:
             return None
         if work.direction is BACKWARD:
-            accumulate = self._wants_sum(cell)
-            if not accumulate and not self._wants_output(cell, BACKWARD):
+            accumulate = self._adds(cell, work.part)
+            wants_dx = work.part is Gradients.ALL and self._wants_output(cell, BACKWARD)
+            if not accumulate and not wants_dx:
                 cell.order = None
                 return None
-            cell.order = Compute(work.microbatch, BACKWARD, work.version, accumulate, work.ticket)
+            if split and accumulate and wants_dx:
+                work = replace(work, part=Gradients.INPUTS)
+            cell.order = replace(work, accumulate=accumulate and work.part is not Gradients.INPUTS)
         cell.begun = True
         return cell.order
 
@@ -365,18 +391,26 @@ class CellTable:
         return (*report, *self._advance(cell))
 
     def computed_backward(self, work: Compute, finite: bool, seconds: float, wait_s: float = 0.0) -> tuple[Action, ...]:
-        """A backward that was begun is done, and dx (if any) is held; if not `finite`, nothing was added."""
+        """A backward that was begun is done, and dx (if any) is held; if not `finite`, nothing was added.
+
+        A wait for which no neighbour waited, that of weights which came later, is not reported.
+        """
         cell = self._ordered(work)
         if cell is None:
-            return (DropOutput(work.microbatch, BACKWARD),)
+            return () if work.part is Gradients.WEIGHTS else (DropOutput(work.microbatch, BACKWARD),)
         cell.order, cell.begun = None, False
-        cell.graph = False
-        cell.output[BACKWARD] = self.stage > 0
-        for side in Direction:
-            cell.used[side] = True
-            cell.input[side] = self.stage == 0 and side is FORWARD  # tokens stay
-        cell.asked.clear()
-        cell.backward_s, cell.wait_s = cell.backward_s + seconds, cell.wait_s + wait_s
+        cell.backward_s += seconds
+        if work.part is Gradients.WEIGHTS:
+            cell.owed = False
+        else:
+            cell.wait_s += wait_s
+            cell.owed = cell.owed or work.part is Gradients.INPUTS
+            cell.graph = False
+            cell.output[BACKWARD] = self.stage > 0
+            for side in Direction:
+                cell.used[side] = True
+                cell.input[side] = self.stage == 0 and side is FORWARD  # tokens stay
+            cell.asked.clear()
         report: tuple[Action, ...] = ()
         if work.accumulate:
             assert not cell.reported, f"{cell.microbatch} would be added twice"
@@ -406,6 +440,11 @@ class CellTable:
             ReportedCell(cell.microbatch, cell.attempt, cell.reported, cell.finite, cell.loss, cell.stamp)
             for cell in cells
         )
+
+    def owed(self) -> int:
+        """How many microbatches owe the gradient of their weights, or will once the device is done."""
+        cells = [cell for step in self._cells for cell in self._cells[step].values()]
+        return sum(cell.owed or cell.is_splitting for cell in cells)
 
     def newest_attempt(self) -> int:
         """The greatest known attempt of any open step; only a hop with a greater one counts."""
@@ -461,7 +500,10 @@ class CellTable:
                 assert not (cell.mine and cell.route is None), cell
                 if cell.order is not None:
                     assert self.holds(cell.order.version), cell
-                    assert cell.input[FORWARD] if cell.order.direction is FORWARD else cell.graph, cell
+                    has_inputs = cell.input[FORWARD] if cell.order.direction is FORWARD else cell.graph
+                    assert cell.owed if cell.order.part is Gradients.WEIGHTS else has_inputs, cell
+                    assert not (cell.order.accumulate and cell.order.part is Gradients.INPUTS), cell
+                assert not (cell.owed and cell.reported), cell
                 if cell.mine or cell.reported:
                     for side in Direction:
                         assert not (cell.output[side] and cell.askers[side]), f"unanswered: {cell}"
@@ -473,13 +515,15 @@ class CellTable:
         if cell.route is None or not (cell.mine or cell.reported):
             return ()
         actions: list[Action] = [*self._send(cell, FORWARD), *self._send(cell, BACKWARD)]
-        if cell.order is not None:
-            return tuple(actions)
+        if cell.order is not None and (cell.begun or cell.order.part is not Gradients.WEIGHTS):
+            return tuple(actions)  # but weights that wait make way for what a neighbour waits for
         if self._wants_forward(cell):
             if cell.input[FORWARD] and self.holds(cell.route.version):
                 actions.append(self._place_order(cell, FORWARD))
         elif self._wants_backward(cell) and (cell.input[BACKWARD] or self.stage == self.stages - 1):
             actions.append(self._place_order(cell, BACKWARD))
+        if cell.order is None and self._adds(cell, Gradients.WEIGHTS):
+            actions.append(self._place_order(cell, BACKWARD, Gradients.WEIGHTS))
         for side in Direction:
             actions += self._ask_once(cell, side)
         return tuple(actions)
@@ -493,8 +537,12 @@ class CellTable:
             return False
         return bool(cell.askers[side]) or (cell.mine and cell.pushed[side] < cell.attempt)
 
+    def _adds(self, cell: Cell, part: Gradients = Gradients.ALL) -> bool:
+        """Whether the gradient is wanted, and this part of a backward would add it."""
+        return self._wants_sum(cell) and cell.owed is (part is Gradients.WEIGHTS)
+
     def _wants_backward(self, cell: Cell) -> bool:
-        return self._wants_sum(cell) or self._wants_output(cell, BACKWARD)
+        return self._adds(cell) or self._wants_output(cell, BACKWARD)
 
     def _wants_forward(self, cell: Cell) -> bool:
         return self._wants_output(cell, FORWARD) or (self._wants_backward(cell) and not cell.graph)
@@ -505,11 +553,11 @@ class CellTable:
             return False
         return self._wants_forward(cell) if side is FORWARD else self._wants_backward(cell)
 
-    def _place_order(self, cell: Cell, side: Direction) -> Compute:
+    def _place_order(self, cell: Cell, side: Direction, part: Gradients = Gradients.ALL) -> Compute:
         assert cell.route is not None
         self._tickets += 1
-        accumulate = side is BACKWARD and self._wants_sum(cell)
-        cell.order = Compute(cell.microbatch, side, cell.route.version, accumulate, self._tickets)
+        accumulate = side is BACKWARD and self._adds(cell, part)
+        cell.order = Compute(cell.microbatch, side, cell.route.version, accumulate, self._tickets, part)
         return cell.order
 
     def _send(self, cell: Cell, side: Direction) -> list[Action]:

@@ -1,19 +1,19 @@
 """Orders ready computations for the device: by turn, then the older step, then the lower index.
 
     turn 0  backward, as it frees a graph and feeds the stages before this one
-    turn 1  forward
+    turn 1  forward; behind all forwards of a step the weights that its backwards left, for which only its commit waits
 
 Where only some microbatches of a step are late (`pipeline.overlap`), the late ones come behind the others, in turns 2
 and 3: they were fed before the commit that the others waited for, and the next commit waits for the way of those others
 through all stages and back. The last stage does not tell them apart. A backward there is ready when its forward is
-done, so taken first it leaves one graph at a time.
+done, so taken first it leaves one graph at a time. The late forwards of the next step come behind the weights anyway.
 """
 
 from __future__ import annotations
 
 import heapq
 
-from stage_server.brain.cell import Compute
+from stage_server.brain.cell import Compute, Gradients
 from swarm.types import Direction, Microbatch
 
 ORDERS_MAX = 8192
@@ -26,7 +26,8 @@ class WorkQueue:
         """`late_behind`: late microbatches come behind the others."""
         self._limit, self._late_behind = limit, late_behind
         self._orders: dict[Microbatch, Compute] = {}
-        self._heap: list[tuple[int, int, int, int]] = []  # (turn, step, index, ticket); may hold discarded ones
+        # (turn, step, whether it is the weights, index, ticket); may hold discarded ones
+        self._heap: list[tuple[int, int, bool, int, int]] = []
         self._tickets: dict[int, Microbatch] = {}
 
     def put(self, work: Compute) -> bool:
@@ -36,7 +37,8 @@ class WorkQueue:
         self.discard(work.microbatch)
         self._orders[work.microbatch] = work
         self._tickets[work.ticket] = work.microbatch
-        heapq.heappush(self._heap, (self._turn(work), work.microbatch.step, work.microbatch.index, work.ticket))
+        step, index, is_weights = work.microbatch.step, work.microbatch.index, work.part is Gradients.WEIGHTS
+        heapq.heappush(self._heap, (self._turn(work), step, is_weights, index, work.ticket))
         return True
 
     def take(self) -> Compute | None:
@@ -59,7 +61,7 @@ class WorkQueue:
 
     def _turn(self, work: Compute) -> int:
         is_late = self._late_behind and work.version < work.microbatch.step
-        return (work.direction is Direction.FORWARD) + 2 * is_late
+        return (work.direction is Direction.FORWARD or work.part is Gradients.WEIGHTS) + 2 * is_late
 
     def __len__(self) -> int:
         return len(self._orders)

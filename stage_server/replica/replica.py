@@ -25,6 +25,7 @@ from stage_server.brain.commitments import Commitments
 from stage_server.brain.held_outputs import HeldOutputs
 from stage_server.brain.link_codecs import LinkCodecs
 from stage_server.brain.neighbours import Claim, ClaimStatus, EarlyInputs, Neighbours
+from stage_server.brain.splitting import Splitting
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.device import Timed, with_room
 from stage_server.ports import Assignment, ReplicaPorts
@@ -100,6 +101,7 @@ class Replica:
         self._queue = WorkQueue(late_behind=some_are_late and me.stage < assignment.stages - 1)
         self._ready = asyncio.Event()
         self._begun, self._begun_max = 0, 2 if some_are_late else 1  # orders on the device
+        self._splitting = Splitting(ports.budget.owed_room(assignment))
         self._queued_s: dict[Microbatch, float] = {}
         self._batches: dict[Microbatch, Ids] = {}
         self._inputs: dict[tuple[Microbatch, Direction], SentAhead] = {}
@@ -245,6 +247,7 @@ class Replica:
             self._reports.fail(error)
             return
         self._metrics.device_busy(applied.seconds)
+        self._splitting.committed(asyncio.get_running_loop().time(), applied.seconds)
         self.donor.committed(*applied.result)
         self._reports.tell(command, self._stage)
 
@@ -358,7 +361,7 @@ class Replica:
 
     def _begin(self, work: cell.Compute) -> None:
         queued_s = self._queued_s.pop(work.microbatch)
-        work_now = self.cells.begin(work)
+        work_now = self.cells.begin(work, split=self._splitting.next(work, self.cells.owed()))
         if work_now is None:
             return
         try:
@@ -381,13 +384,16 @@ class Replica:
     def _made(self, work: cell.Compute, queued_s: float, done: Timed[Made]) -> None:
         microbatch, side, (output, value, digest) = work.microbatch, work.direction, done.result
         waited_s = max(0.0, asyncio.get_running_loop().time() - queued_s - done.seconds)  # here and on the device
-        self._commitments.made(microbatch, side, digest)
-        if output is not None and output.overflows:
-            self._commitments.overflowed(microbatch, side)
-        self._hold(microbatch, side, output)
-        self.links.computed(side, done.seconds)
-        self._metrics.waited(self.me.stage, side.value, waited_s)
-        self._metrics.computed(self.me.stage, side.value, done.seconds)
+        label = "weights" if work.part is cell.Gradients.WEIGHTS else side.value
+        if work.part is not cell.Gradients.WEIGHTS:
+            self._commitments.made(microbatch, side, digest)
+            if output is not None and output.overflows:
+                self._commitments.overflowed(microbatch, side)
+            self._hold(microbatch, side, output)
+            self.links.computed(side, done.seconds)
+        self._splitting.computed(work, done.seconds)
+        self._metrics.waited(self.me.stage, label, waited_s)
+        self._metrics.computed(self.me.stage, label, done.seconds)
         if side is Direction.FORWARD:
             self._carry_out(self.cells.computed_forward(work, value, done.seconds, waited_s))
         else:
@@ -419,13 +425,16 @@ class Replica:
 
     def _backward(self, work: cell.Compute) -> Awaitable[Timed[Made]]:
         microbatch = work.microbatch
+        if work.part is cell.Gradients.WEIGHTS:
+            return self._device.timed(lambda: (None, self._stage.weigh(microbatch), ""))
+        keep = work.part is cell.Gradients.INPUTS
         sent = self._inputs.pop((microbatch, Direction.BACKWARD), None)
         codec_name = self._codec_for(microbatch, Direction.BACKWARD)
 
         def backward() -> Made:
             g = None if sent is None else received(sent)
             encoded, finite = self._stage.backward(
-                microbatch, g, accumulate=work.accumulate, encode=lambda dx: encode(dx, codec_name)
+                microbatch, g, accumulate=work.accumulate, keep=keep, encode=lambda dx: encode(dx, codec_name)
             )
             packed = None if encoded is None else pack_encoded(encoded, self._stage.boundary_shape(), codec_name)
             return packed, finite, self._commitments.digest(None if packed is None else packed.payload)

@@ -17,16 +17,17 @@
 
 Where the device is the host, as on a CPU, both come out of one memory.
 
-The log grows with what is left: a stage server lets it take a share of the memory that it offers beyond this estimate
-(LOG_SHARE in stage_server/ports.py), since more records only save a joiner some transfers. All but graphs, inputs and
-outputs are counted per parameter. Graphs were measured: what autograd saves in one decoder layer is, per token,
-about 5 D + a (q + 2 kv) + m I elements of 4 bytes (D width, q and kv widths of the attention, I width of the MLP; a and
-m per family), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T. With bfloat16 autocast
-it is up to 0.8 of that, and every graph keeps its own copy of the cast weights; with bfloat16_parameters it is up to
-0.73, without copies. tests/unit/swarm/job/test_footprint.py compares the estimate with measured graphs. MARGIN covers
-the waste of allocators. What any job loads, 60 to 100 MiB, is not counted, so a stage of less than 1 GiB may pass its
-estimate; stages of 2 to 5 GiB took 0.76 to 1.00 of it (docs/benchmarks.md). On one H100 tensors on the device took 0.55
-to 0.72 of the estimate for it, and what the allocator kept for them 0.75 to 0.83.
+What is left also holds what microbatches keep for gradients of weights that come later (`owed_room`), of one microbatch
+for each stage at most. The log grows with what is left: a stage server lets it take a share of the memory that it
+offers beyond this estimate (LOG_SHARE in stage_server/ports.py), since more records only save a joiner some transfers.
+All but graphs, inputs and outputs are counted per parameter. Graphs were measured: what autograd saves in one decoder
+layer is, per token, about 5 D + a (q + 2 kv) + m I elements of 4 bytes (D width, q and kv widths of the attention, I
+width of the MLP; a and m per family), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T.
+With bfloat16 autocast it is up to 0.8 of that, and every graph keeps its own copy of the cast weights; with
+bfloat16_parameters it is up to 0.73, without copies. tests/unit/swarm/job/test_footprint.py compares the estimate with
+measured graphs. MARGIN covers the waste of allocators. What any job loads, 60 to 100 MiB, is not counted, so a stage of
+less than 1 GiB may pass its estimate; stages of 2 to 5 GiB took 0.76 to 1.00 of it (docs/benchmarks.md). On one H100
+tensors on the device took 0.55 to 0.72 of the estimate for it, and what the allocator kept for them 0.75 to 0.83.
 
 Decision: docs/decisions/017.
 """
@@ -53,6 +54,7 @@ SHARES = {"float32": 1.0, "bfloat16": 0.8, LOWERED: 0.75}
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
 ATTENTION_DROPOUT = 4.0
 HIDDEN_DROPOUT = 3.0
+OWED_SHARE = 0.8  # of a graph: what a microbatch keeps for gradients of weights that come later
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,24 @@ def flight_room(spec: JobSpec, stage: int, offer: Memory) -> int:
     if not offer.device_bytes:
         return max(least, most)
     return max(least, bisect_left(range(1, most + 1), True, key=lambda count: not fits(count)))
+
+
+def owed_room(spec: JobSpec, split: Sequence[int], stage: int, offer: Memory) -> int:
+    """How many microbatches may owe a replica the gradients of their weights: one for each stage, if memory holds them.
+
+    `spec` is the island's. The first stage, whose dx nobody waits for, and compiled layers owe none.
+    """
+    if stage == 0 or spec.model.compile:
+        return 0
+    needed = stage_footprint(spec, split[stage], stage, len(split))
+    rooms = range(1, len(split) + 1)
+    return bisect_left(rooms, True, key=lambda count: not offer.holds(_with_owed(spec, split[stage], needed, count)))
+
+
+def _with_owed(spec: JobSpec, layers: int, needed: Footprint, owed: int, ahead: int = 0) -> Memory:
+    """`needed`, with inputs that come `ahead`, and what is kept of microbatches that owe gradients of weights."""
+    kept = math.ceil(MARGIN * owed * OWED_SHARE * graph_bytes(spec, layers, last=False))
+    return Memory(needed.memory.device_bytes + ahead + kept, needed.memory.host_bytes)
 
 
 def stage_parameters(spec: JobSpec, layers: int, *, first: bool, last: bool) -> int:

@@ -66,6 +66,7 @@ from stage_server.brain.cell import (
     Emit,
     Forget,
     ForgetSums,
+    Gradients,
     Report,
     Sealed,
 )
@@ -234,6 +235,7 @@ class Server:
         self.inputs: dict[tuple[Microbatch, Direction], str] = {}
         self.outputs: dict[tuple[Microbatch, Direction], str] = {}
         self.graphs: set[Microbatch] = set()
+        self.owed: set[Microbatch] = set()  # gradients of weights that come later
         self.sums: dict[int, Counter[int]] = {}
         self.averages: dict[tuple[int, UnitName], Average] = {}
         self.waiting: list[Average] = []
@@ -369,7 +371,9 @@ class Server:
 
     def take(self) -> None:
         work = self.intake.take()
-        begun = self.cells.begin(work) if work is not None else None
+        begun = None
+        if work is not None:
+            begun = self.cells.begin(work, split=self.world.splits.random() < 0.5)
         if begun is not None:
             self.running += 1
             self.device.append(begun)
@@ -381,12 +385,14 @@ class Server:
                 self.results.append(self.forward(job) if job.direction is FORWARD else self.backward(job))
             case Forget(microbatch):
                 self.graphs.discard(microbatch)
+                self.owed.discard(microbatch)
             case ForgetSums(step):
                 self.sums.pop(step, None)
             case Average(step=step):
                 self.results.append((job, Counter(self.sums.get(step, Counter()))))
             case Commit(step=step):
                 self.sums.pop(step, None)
+                self.owed = {microbatch for microbatch in self.owed if microbatch.step > step}
                 self.weights = job.version
                 self.digest = f"{self.digest}, {step} {job.skip}"
                 self.committed.append(Committed(0, step, job.version, self.stage, self.digest))
@@ -408,9 +414,13 @@ class Server:
     def backward(self, work: Compute) -> tuple[Compute, str, float]:
         shape, microbatch = self.world.shape, work.microbatch
         step, index = microbatch.step, microbatch.index
-        assert microbatch in self.graphs, f"no graph of {microbatch} at {self.peer}"
-        self.graphs.discard(microbatch)
-        if self.stage < shape.stages - 1:
+        needed = self.owed if work.part is Gradients.WEIGHTS else self.graphs
+        assert microbatch in needed, f"nothing is kept for {work} at {self.peer}"
+        needed.discard(microbatch)
+        if work.part is Gradients.INPUTS:
+            assert microbatch not in self.owed, "its gradient would come twice"
+            self.owed.add(microbatch)
+        if work.part is not Gradients.WEIGHTS and self.stage < shape.stages - 1:
             g = self.inputs.pop((microbatch, BACKWARD), None)
             assert g in (shape.dx(self.stage + 1, step, index), None)
         if work.accumulate and (step, self.stage, index) not in shape.not_finite:
@@ -426,12 +436,13 @@ class Server:
         self.running -= 1
         microbatch, side = first.microbatch, first.direction
         ends = (self.stage == self.world.shape.stages - 1) if side is FORWARD else (self.stage == 0)
-        if not ends:
+        if not ends and first.part is not Gradients.WEIGHTS:
             self.outputs[microbatch, side] = rest[0]
         if side is FORWARD:
             self.carry_out(self.cells.computed_forward(first, rest[1], 0.25))
         else:
             finite = (microbatch.step, self.stage, microbatch.index) not in self.world.shape.not_finite
+            finite = finite or first.part is Gradients.INPUTS
             self.carry_out(self.cells.computed_backward(first, finite, 0.5))
 
     def part_read(self, average: Average, part: Counter[int]) -> None:
@@ -474,6 +485,7 @@ class World:
 
     def __init__(self, shape: Shape, rng: Random) -> None:
         self.shape, self.rng = shape, rng
+        self.splits = Random(0)  # which backwards give dx first
         self.judge, self.twin = Judge(shape), Twin()
         self.now_s = 0.0
         self.servers: dict[PeerId, Server] = {}

@@ -339,6 +339,7 @@ class _Flight:
     """A microbatch on its first route."""
 
     fed_s: float
+    back_s: float = 0.0  # when the first stage was done
     work_s: tuple[float, ...] = ()  # of the stages that are done
     busy_s: float = 0.0  # computed or waiting for a device, at all of them
 
@@ -351,9 +352,10 @@ class FlightWindow:
 
         (travel + work at all stages) / work at the busiest stage
 
-    microbatches in flight, and one more for each stage lets them come unevenly. The least travel of the newest
-    microbatches counts, so waiting on a busy link widens nothing. The window is never wider than the memory of the
-    replicas of any stage, as far as that is known.
+    microbatches in flight, and one more for each stage lets them come unevenly. Weights that a stage computes later
+    count as its work, though they are done beside the flight, which they shorten by as much. The least travel of the
+    newest microbatches counts, so waiting on a busy link widens nothing. The window is never wider than the memory of
+    the replicas of any stage, as far as that is known.
     """
 
     def __init__(self, state: BrainState) -> None:
@@ -393,12 +395,14 @@ class FlightWindow:
         flight = self._flights.get((step, index))
         if flight is None:
             return
+        if event.stage == 0:
+            flight.back_s = now_s
         work_s = event.forward_s + event.backward_s
         flight.work_s += (work_s,)
         flight.busy_s += work_s + event.wait_s
         if len(flight.work_s) == self._stages:
             del self._flights[step, index]
-            self._travels_s.append(max(0.0, now_s - flight.fed_s - flight.busy_s))
+            self._travels_s.append(max(0.0, flight.back_s - flight.fed_s - flight.busy_s))
             self._works_s.append(tuple(sorted(flight.work_s, reverse=True)))
             self._widen()
 

@@ -65,6 +65,8 @@ class OpenStep:
     fed: int = 0
     held: int = 0  # entries with a holder
     open: int = 0  # microbatches that were fed and lack a holder at some stage
+    away: set[int] = field(default_factory=set)  # of these, all but those that only lack gradients of weights
+    moved: set[int] = field(default_factory=set)  # away until no stage lacks a holder: a hop is done again
     left: list[int] = field(default_factory=list)  # stages that still lack a holder, per microbatch
     orphans: dict[int, set[int]] = field(default_factory=dict)  # fed, but without hop: index -> stages
     doubles: set[tuple[int, int]] = field(default_factory=set)  # (stage, index) with two holders
@@ -76,6 +78,12 @@ class OpenStep:
     def count(self) -> int:
         """The step's microbatches."""
         return len(self.left)
+
+    def done_again(self, index: int) -> None:
+        """A hop of the microbatch was lost."""
+        self.moved.add(index)
+        if self.left[index]:
+            self.away.add(index)
 
 
 class Ledger:
@@ -138,6 +146,7 @@ class Ledger:
         assert len(hops) == self.stages
         opened.fed += 1
         opened.open += 1
+        opened.away.add(index)
         for stage, hop in enumerate(hops):
             self._give(opened, stage, index, hop)
         self.tell(step, index, "fed: " + ", ".join(f"stage {s} to {hop.peer}" for s, hop in enumerate(hops)), now_s)
@@ -188,7 +197,9 @@ class Ledger:
                 opened.left[index] -= 1
             if len(entry.holders) > 1:
                 opened.doubles.add((stage, index))
-        opened.open = sum(1 for left in opened.left[: opened.fed] if left)
+        opened.away.update(index for index, left in enumerate(opened.left[: opened.fed]) if left)
+        opened.moved.update(opened.away)
+        opened.open = len(opened.away)
 
     def at_work(self, step: int, stage: int, index: int) -> PeerId | None:
         """The last replica asked to compute this orphan whose work on it is not void; None if there is none."""
@@ -242,6 +253,8 @@ class Ledger:
         opened.held += 1
         opened.left[index] -= 1
         opened.open -= not opened.left[index]
+        if not opened.left[index] or (stage == 0 and index not in opened.moved):
+            opened.away.discard(index)
         return Verdict.COUNTED
 
     # Repair ------------------------------------------------------------------------------------------------------
@@ -290,6 +303,7 @@ class Ledger:
                     opened.held -= 1
                     opened.open += not opened.left[index]
                     opened.left[index] += 1
+                    opened.done_again(index)
                     self.replayed[stage] += 1
             elif not named:
                 continue
@@ -414,8 +428,12 @@ class Ledger:
         return [next(iter(entry.holders.values())).loss for entry in self._steps[step].entries[-1]]
 
     def in_flight(self) -> int:
-        """Microbatches that were fed and lack a holder at some stage."""
-        return sum(opened.open for opened in self._steps.values())
+        """Microbatches that were fed and have not come back to the first stage.
+
+        A stage may send dx on and compute the gradients of its weights later, when nothing else waits. A microbatch
+        that lacks only these keeps no graph anywhere.
+        """
+        return sum(len(opened.away) for opened in self._steps.values())
 
     def left(self, until: int) -> int:
         """Microbatches of open steps up to this one that lack a holder at some stage, or were not fed."""
@@ -483,7 +501,10 @@ class Ledger:
         for opened in self._steps.values():
             entries = list(self._entries(opened))
             assert opened.held == sum(1 for _, _, entry in entries if entry.holders)
-            assert opened.open == sum(1 for left in opened.left[: opened.fed] if left)
+            lacking = {index for index, left in enumerate(opened.left[: opened.fed]) if left}
+            assert opened.open == len(lacking)
+            back = {index for index in lacking - opened.moved if opened.entries[0][index].holders}
+            assert opened.away == lacking - back
             assert opened.doubles == {(stage, index) for stage, index, entry in entries if len(entry.holders) > 1}
             for stage, index, entry in entries:
                 for peer, one in entry.holders.items():
@@ -516,6 +537,7 @@ class Ledger:
         if entry.hop.peer not in entry.holders:
             self._count_outstanding(entry.hop.peer, -1)
         entry.hop = None
+        opened.done_again(index)
         opened.surprises += 1
         opened.orphans.setdefault(index, set()).add(stage)
 

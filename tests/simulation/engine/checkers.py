@@ -38,6 +38,7 @@ from tests.simulation.engine.history import (
     RowStored,
     Started,
     SumsDropped,
+    Weighed,
 )
 
 
@@ -252,7 +253,7 @@ def added_once(history: History, _: Facts) -> Iterator[str]:
                     del added[key]
             case SumsDropped(step=step):
                 added[replica, step] = set()
-            case Backwarded(added=True, microbatch=microbatch):
+            case Backwarded(added=True, microbatch=microbatch) | Weighed(added=True, microbatch=microbatch):
                 if microbatch.index in added[replica, microbatch.step]:
                     yield f"I9 {_who(record)} added {microbatch} twice"
                 added[replica, microbatch.step].add(microbatch.index)

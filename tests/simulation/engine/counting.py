@@ -33,7 +33,7 @@ from swarm.job.spec import JobSpec
 from swarm.model.families import stored_name
 from swarm.model.later import PutOff
 from swarm.model.stage import Stage
-from tests.simulation.engine.history import Applied, Backwarded, Built, Fetched, Forwarded, SumsDropped
+from tests.simulation.engine.history import Applied, Backwarded, Built, Fetched, Forwarded, SumsDropped, Weighed
 
 NUMBERS = 4  # that pass through
 WIDTH = 2 + NUMBERS  # of boundary tensors: t and m before them
@@ -268,6 +268,11 @@ def watched(base: type[Stage], watch: Watch) -> type[Stage]:
             output = hash_of(dx) if dx is not None else "end"
             watch(Backwarded(self.stage, microbatch, accumulate and finite, source, output))
             return dx, finite
+
+        def weigh(self, microbatch: Any) -> bool:
+            finite: bool = super().weigh(microbatch)
+            watch(Weighed(self.stage, microbatch, finite))
+            return finite
 
         def void(self, step: int) -> None:
             super().void(step)

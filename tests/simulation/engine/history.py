@@ -121,6 +121,15 @@ class Backwarded:
 
 
 @dataclass(frozen=True, slots=True)
+class Weighed:
+    """A replica computed the gradients that a backward had left; `added` as there."""
+
+    stage: int
+    microbatch: Microbatch
+    added: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SumsDropped:
     """A replica forgot what it had added for a step (also after the optimizer used it)."""
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage_server.brain.cell import Compute
+from stage_server.brain.cell import Compute, Gradients
 from stage_server.brain.work_queue import WorkQueue
 from swarm.types import Direction, Microbatch
 
 F, B = Direction.FORWARD, Direction.BACKWARD
 
 
-def order(step: int, index: int, direction: Direction = F, ticket: int = 0, *, late: bool = False) -> Compute:
+def order(
+    step: int,
+    index: int,
+    direction: Direction = F,
+    ticket: int = 0,
+    *,
+    late: bool = False,
+    part: Gradients = Gradients.ALL,
+) -> Compute:
     ticket = ticket or 1 + 100 * step + 2 * index + (direction is B)
-    return Compute(Microbatch(0, step, index), direction, step - late, False, ticket)
+    return Compute(Microbatch(0, step, index), direction, step - late, False, ticket, part)
+
+
+def weights(step: int, index: int, *, late: bool = False) -> Compute:
+    return order(step, index, B, late=late, part=Gradients.WEIGHTS)
 
 
 def drain(intake: WorkQueue) -> list[Compute]:
@@ -45,6 +57,20 @@ def test_late_microbatches_fill_the_gaps_that_the_others_leave() -> None:
     for work in reversed(wanted):
         assert intake.put(work)
     assert drain(intake) == wanted
+
+
+def test_weights_come_behind_their_step_and_before_the_late_ones_of_the_next() -> None:
+    """The commit waits for them, and for nothing of the next step."""
+    last = [order(1, 4, B), order(2, 1, B, late=True), order(1, 5), weights(1, 0), order(2, 0, late=True)]
+    before = [
+        *(order(1, 4, B), order(1, 5), weights(1, 0)),
+        *(order(2, 1, B, late=True), weights(1, 3, late=True), order(2, 0, late=True), weights(2, 2, late=True)),
+    ]
+    for wanted, behind in ((last, False), (before, True)):
+        intake = WorkQueue(late_behind=behind)
+        for work in reversed(wanted):
+            assert intake.put(work)
+        assert drain(intake) == wanted
 
 
 def test_a_newer_order_of_a_microbatch_replaces_the_older() -> None:
