@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
+from scheduler.api.announcer import BusAnnouncer
 from scheduler.api.health import Health
 from scheduler.api.job_service import JobService
 from scheduler.api.members.admission import Gatekeeper
@@ -109,7 +109,7 @@ async def serve(options: SchedulerOptions) -> None:
 
         broker = await stack.enter_async_context(local_broker()) if options.broker == "embedded" else options.broker
         bus = None if broker == "none" else _bus(options, broker, database, metrics)
-        announcer: Announcer = NoAnnouncer() if bus is None else BusAnnouncer(bus, options.swarm)
+        announcer = Announcer() if bus is None else BusAnnouncer(bus, options.swarm)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         admission = None if options.insecure else await _gatekeeper(options, database, metrics, log, stack)

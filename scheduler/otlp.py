@@ -74,7 +74,7 @@ class MicrobatchExporter:
         self._provider.shutdown()
 
     def _step(self, job: JobId, step: int, spans: Sequence[TracedSpan], to_unix_s: float) -> None:
-        for index in sorted({one.index for one in spans if one.index >= 0}):
+        for index in sorted({span.index for span in spans if span.index >= 0}):
             if is_drawn(job, step, index, self._ratio):
                 self._microbatch(job, step, index, list(of_microbatch(spans, index)), to_unix_s)
 
@@ -83,7 +83,7 @@ class MicrobatchExporter:
             return round((at_s + to_unix_s) * _NS)
 
         about: dict[str, str | int] = {"swarm.job_id": job, "swarm.step": step, "swarm.microbatch": index}
-        begin_s, end_s = min(one.begin_s for one in spans), max(one.end_s for one in spans)
+        begin_s, end_s = min(span.begin_s for span in spans), max(span.end_s for span in spans)
         whole = self._tracer.start_span("microbatch", Context(), start_time=ns(begin_s), attributes=about)
         inside = trace.set_span_in_context(whole, Context())
         for one in spans:
@@ -98,8 +98,8 @@ class MicrobatchExporter:
 def of_microbatch(spans: Iterable[TracedSpan], index: int) -> Iterable[TracedSpan]:
     """The spans of a microbatch: its own, and those in which its gradients were averaged and applied."""
     spans = list(spans)
-    route = {one.track for one in spans if one.index == index}
-    return (one for one in spans if one.index == index or (one.index < 0 and one.track in route | {SCHEDULER}))
+    route = {span.track for span in spans if span.index == index}
+    return (span for span in spans if span.index == index or (span.index < 0 and span.track in route | {SCHEDULER}))
 
 
 def is_drawn(job: JobId, step: int, index: int, ratio: float) -> bool:

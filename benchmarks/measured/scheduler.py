@@ -39,12 +39,12 @@ from rich.table import Table
 
 from benchmarks.measured.modelled_fleet import Fleet
 from scheduler.api import sessions
-from scheduler.api.announcer import NoAnnouncer
 from scheduler.assembly import assemble
 from scheduler.brain.inputs import Happened, ReplicaRecord, RowDurable, Start, Tick
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import Fail, Output, Send, Stopped, WriteCommit
 from scheduler.brain.settings import BrainSettings, RebalanceSettings
+from scheduler.jobs.job import Announcer
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database
@@ -304,7 +304,7 @@ class Whole:
         try:
             async with asyncio.TaskGroup() as tasks:
                 stores = Stores.under(folder, database)
-                ports = SchedulerPorts(stores, NoAnnouncer(), metrics, Random(shape.seed), time.time, log)
+                ports = SchedulerPorts(stores, Announcer(), metrics, Random(shape.seed), time.time, log)
                 scheduler = assemble(ports, tasks)
                 await scheduler.load()
                 attach = _attach_of(scheduler.sessions)

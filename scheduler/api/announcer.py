@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scheduler.jobs.job import JobProgress
+from scheduler.jobs.job import Announcer, JobProgress
 from scheduler.storage.job_record import JobRecord
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
@@ -13,7 +13,7 @@ from swarm.types import JobId
 REASON_CHARACTERS_MAX = 1000
 
 
-class BusAnnouncer:
+class BusAnnouncer(Announcer):
     """Retains one message per job: its state and how far it is."""
 
     def __init__(self, bus: Bus, swarm: str) -> None:
@@ -36,13 +36,3 @@ class BusAnnouncer:
 
     def job_removed(self, job: JobId) -> None:
         self._bus.announce(topics.job(job, self._swarm), {})
-
-
-class NoAnnouncer:
-    """For a scheduler without a broker."""
-
-    def job_changed(self, record: JobRecord, progress: JobProgress) -> None:
-        pass
-
-    def job_removed(self, job: JobId) -> None:
-        pass

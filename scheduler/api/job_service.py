@@ -180,8 +180,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     def _explain_peer(self, known: Peer) -> pb.Explanation:
         job = self._jobs.registry.get(known.job)
-        idle = next((one for one in self._jobs.idle() if one.peer == known.hello.peer), None)
-        waiting = {one.record.id: one.record.reason for one in self._jobs.registry.waiting()}
+        idle = next((idle for idle in self._jobs.idle() if idle.peer == known.hello.peer), None)
+        waiting = {waits.record.id: waits.record.reason for waits in self._jobs.registry.waiting()}
         now_s = asyncio.get_running_loop().time()
         facts = [*explain_peer(known, job.situation() if job is not None else None, idle, waiting, now_s)]
         if self._relays is not None:
@@ -251,7 +251,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectReply:
         waste = await self._jobs.removal.collect(dry_run=request.dry_run)
-        return pb.CollectReply(waste=fitting(pb.Waste(**asdict(one)) for one in waste))
+        return pb.CollectReply(waste=fitting(pb.Waste(**asdict(wasted)) for wasted in waste))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> AsyncIterator[pb.DrainView]:
         reason = request.reason[:REASON_CHARACTERS_MAX] or "drained by its user"
@@ -272,7 +272,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         async with self._reading():
             job = self._job("Verify" if request.verify else "Checkpoints", request.job)
             shown = await self._jobs.stores.checkpoints.shown(job.record, job.spec, verify=request.verify)
-            return pb.CheckpointList(checkpoints=[checkpoint_view(*one) for one in shown])
+            return pb.CheckpointList(checkpoints=[checkpoint_view(*checkpoint) for checkpoint in shown])
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> AsyncIterator[pb.StepList]:
         job = self._job("History", request.job)
@@ -295,7 +295,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         async with self._following() as place:  # each has a file open
             checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, first.step)
             window = Window(asyncio.get_running_loop().time())
-            chunks, arrived = self._files(checkpoint, first.start), (one.arrived async for one in requests)
+            chunks, arrived = self._files(checkpoint, first.start), (request.arrived async for request in requests)
             async with aclosing(within_window(chunks, arrived, window)) as pieces:
                 async for piece in pieces:
                     chunk = pb.FileChunk(payload=piece) if isinstance(piece, bytes) else pb.FileChunk(header=piece)

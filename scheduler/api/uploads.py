@@ -151,8 +151,8 @@ class Uploads:
 
     def _check_room(self, owner: str, wanted_bytes: int, free: int) -> None:
         """QuotaReached or InvalidData if the file does not fit beside the running uploads."""
-        promised_to_it = sum(one.promised_bytes for one in self._open if one.owner == owner)
-        promised = sum(one.promised_bytes for one in self._open)
+        promised_to_it = sum(upload.promised_bytes for upload in self._open if upload.owner == owner)
+        promised = sum(upload.promised_bytes for upload in self._open)
         if free - promised - wanted_bytes < UPLOAD_DISK_RESERVE_BYTES:
             raise InvalidData(
                 f"a file of {size(wanted_bytes)} does not fit: {size(free)} free, {size(promised)} of them promised",
@@ -160,7 +160,7 @@ class Uploads:
             )
         files, held_bytes = self._files.taken_by(owner)
         held_bytes += sum(part.size_bytes for (whose, _), part in self._parts.items() if whose == owner)
-        files += sum(one.counts for one in self._open if one.owner == owner)
+        files += sum(upload.counts for upload in self._open if upload.owner == owner)
         room = free - (promised - promised_to_it) - UPLOAD_DISK_RESERVE_BYTES + held_bytes
         check_room(owner, room, promised_to_it, wanted_bytes, held_bytes, files)
 
@@ -189,20 +189,20 @@ class Uploads:
 
     async def _end_silent(self, upload: _Upload) -> None:
         """End an earlier upload of this file whose line broke unnoticed, so that this one goes on where it was."""
-        for one in [one for one in self._open if one is not upload and one.key == upload.key]:
-            arrived_bytes = one.arrived_bytes
-            await asyncio.wait({one.task}, timeout=SILENT_S)
-            if one.arrived_bytes == arrived_bytes:
-                one.task.cancel()
-                await asyncio.wait({one.task})
+        for other in [other for other in self._open if other is not upload and other.key == upload.key]:
+            arrived_bytes = other.arrived_bytes
+            await asyncio.wait({other.task}, timeout=SILENT_S)
+            if other.arrived_bytes == arrived_bytes:
+                other.task.cancel()
+                await asyncio.wait({other.task})
 
     def _take_part(self, upload: _Upload, first: pb.ShardChunk) -> _PartialUpload:
         """What to go on with: what is kept of this file if the sender resumes, or nothing yet."""
         now_s = asyncio.get_running_loop().time()
         found = self._parts.pop(upload.key, None)
-        old = [one for one, part in self._parts.items() if now_s - part.since_s > PARTS_KEPT_S]
-        for one in old:
-            self._parts.pop(one).path.unlink(missing_ok=True)
+        old = [key for key, part in self._parts.items() if now_s - part.since_s > PARTS_KEPT_S]
+        for key in old:
+            self._parts.pop(key).path.unlink(missing_ok=True)
         if found is not None and first.resumes:
             return found
         if found is not None:

@@ -93,7 +93,7 @@ class Overview:
 
     def job_facts(self, job: Job) -> list[Fact]:
         """Why the job waits, or what limits its speed."""
-        peers = [one for one in self.membership.peers() if one.job == job.record.id]
+        peers = [peer for peer in self.membership.peers() if peer.job == job.record.id]
         facts = explain_job(self.jobs.standing(job), job.situation(), self.jobs.idle(), job.clock_s(), peers)
         if job.waiting is not None:
             facts += self.queue().facts(job.record.id)
@@ -185,7 +185,7 @@ def _peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> 
         address=" ".join(filter(None, (hello.address, way))),
         pace_s=brain.pace_s(hello.peer) if brain is not None else 0.0,
         outstanding=brain.outstanding(hello.peer) if brain is not None else 0,
-        links=[named(pb.LinkView, one) for one in peer.links],
+        links=[named(pb.LinkView, link) for link in peer.links],
         island=f"{island_at(job, hello.peer)}" if job is not None and job.spec.has_outer_steps else "",
     )
 
@@ -202,7 +202,7 @@ def step_trace(job: Job, step: int, now_unix_s: float) -> pb.StepTrace:
     wanted = newest if step == 0 else step - 1
     spans = [] if wanted is None else trace.spans(wanted)
     if wanted is None or not spans:
-        known = [one + 1 for one in trace.steps()]
+        known = [made + 1 for made in trace.steps()]
         told = f"steps {known[0]} to {known[-1]} are known" if known else "no step is known yet"
         asked = f"step {step} of" if step else "a complete step of"
         hint = f"for the newest: swarm trace {job.record.id}"

@@ -83,10 +83,10 @@ class Allocator:
     def _look_again_s(self) -> float | None:
         """When to look again although nothing has happened; None: never."""
         waiting = [job.waiting for job in self._registry.all() if job.waiting is not None]
-        pauses_s = [one.tries_again_s - now_s() for one in waiting]
-        pauses_s += [one.fewer.at_s - now_s() for one in waiting if one.fewer is not None]
+        pauses_s = [wait.tries_again_s - now_s() for wait in waiting]
+        pauses_s += [wait.fewer.at_s - now_s() for wait in waiting if wait.fewer is not None]
         idle_s = [LOOK_AGAIN_S] if self._membership.idle_peers() else []
-        return min((one for one in pauses_s + idle_s if one > 0.0), default=None)
+        return min((pause_s for pause_s in pauses_s + idle_s if pause_s > 0.0), default=None)
 
     def _waiting(self, job: Job, peers: int) -> PendingJob:
         """The job as the brain sees it, if `peers` peers are available to it, with the stages of all islands."""
@@ -139,7 +139,7 @@ class Allocator:
         if job.spec.island_count == 1:
             return unfit
         stages = len(job.spec.split)
-        return unfit | {one.hello.peer for one in self._membership.peers() if one.hello.pinned_stage >= stages}
+        return unfit | {peer.hello.peer for peer in self._membership.peers() if peer.hello.pinned_stage >= stages}
 
     def _is_idle(self, peer: PeerId) -> bool:
         known = self._membership.get(peer)
@@ -164,7 +164,7 @@ class Allocator:
                 return Decision(None, unfit)
             sent = {**loading, **coming}
             if isinstance(run.brain, IslandsBrain):
-                sites = {one: known.hello.site for one in sent if (known := self._membership.get(one))}
+                sites = {peer: known.hello.site for peer in sent if (known := self._membership.get(peer))}
                 return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent, sites)
             return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent)
 
@@ -174,7 +174,7 @@ class Allocator:
             job.record.id,
             needs(model_costs(job.spec), split, 1 + sum(map(len, job.stages.values())) // len(islands)),
             job.spec.limits.min_replicas,
-            tuple(min(staying[one * len(split) + stage] for one in islands) for stage in range(len(split))),
+            tuple(min(staying[island * len(split) + stage] for island in islands) for stage in range(len(split))),
             run.replicas_at_start,
             where,
             self._left(job, len(here)),
@@ -254,8 +254,8 @@ class Allocator:
         """Start the job, if that is possible; the job as the brain saw it."""
         assert job.waiting is not None
         reserved, unfit = self._peers.reservations.now(now_s()), self._all_unfit(job)
-        idle = {one.hello.peer: one for one in self._membership.idle_peers()}
-        turn.only({one for one in self._candidates(idle.values()) if one.peer not in reserved})
+        idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
+        turn.only({candidate for candidate in self._candidates(idle.values()) if candidate.peer not in reserved})
         pending = self._waiting(job, sum(peer not in unfit for peer in idle))
         decision = turn.offer(pending)
         if not pending.looks:
@@ -328,7 +328,7 @@ class Allocator:
     def _are_free(self, hellos: Mapping[PeerId, Hello]) -> bool:
         """Whether these peers, as they were then, can be given a stage still."""
         reserved = self._peers.reservations.now(now_s())
-        idle = {one.hello.peer: one.hello for one in self._membership.idle_peers()}
+        idle = {peer.hello.peer: peer.hello for peer in self._membership.idle_peers()}
         return all(idle.get(peer) is hello and peer not in reserved for peer, hello in hellos.items())
 
 
@@ -360,4 +360,4 @@ def _replica(hello: Hello, stage: int, spec: JobSpec) -> ReplicaRecord:
 
 def _describe(peers: Mapping[PeerId, int]) -> str:
     stages = sorted(set(peers.values()))
-    return "; ".join(f"stage {stage}: {', '.join(one for one in peers if peers[one] == stage)}" for stage in stages)
+    return "; ".join(f"stage {stage}: {', '.join(peer for peer in peers if peers[peer] == stage)}" for stage in stages)

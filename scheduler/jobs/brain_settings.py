@@ -54,7 +54,7 @@ def brain_settings(
         work=tuple(max(1.0, float(flops)) for flops in stage_flops(spec, split)),
         compiles=spec.model.compile,
         steps_on_host=training.step_on == "cpu",
-        state_bytes=tuple(one.weights + one.optimizer for one in footprints),
+        state_bytes=tuple(footprint.weights + footprint.optimizer for footprint in footprints),
         on_stall=spec.limits.on_stall,
         spot_check=spec.trust.spot_check,
         recount=spec.trust.recount,

@@ -38,7 +38,7 @@ async def history(
     evaluated = await evaluations(database, record)
     async for rows in _rows(database, record, spec, every or 1, first=after):
         made = [_made(row, evaluated) for row in rows if row["step"] >= after]
-        wanted = [one for one in made if one.step % (every or 1) == 0]
+        wanted = [step for step in made if step.step % (every or 1) == 0]
         if wanted:
             after = wanted[-1].step
         yield wanted
@@ -56,7 +56,7 @@ async def thinned(database: Database, record: JobRecord, spec: JobSpec, every: i
 async def evaluations(database: Database, record: JobRecord) -> dict[int, float]:
     """The validation losses that count, by the steps committed before each."""
     found = await database.evaluations(record.id)
-    return {one.version: one.loss for one in found if checkpoint_counts(one.timeline, one.version, record.first_steps)}
+    return {row.version: row.loss for row in found if checkpoint_counts(row.timeline, row.version, record.first_steps)}
 
 
 async def _rows(

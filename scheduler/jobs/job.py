@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from scheduler.brain.explain.facts import Situation, machines_lost, reason_at_work
 from scheduler.brain.fleet.allocation import Fewer, UnfitPeers
@@ -29,10 +29,11 @@ SPEED_STEPS = 8
 LOSS_SHOWN_S = 600.0  # of stage servers that a job does without, or has again
 
 
-class Announcer(Protocol):
-    """Tells followers on the broker; the hint may get lost."""
+class Announcer:
+    """Tells followers on the broker, where there is one; the hint may get lost."""
 
-    def job_changed(self, record: JobRecord, progress: JobProgress) -> None: ...
+    def job_changed(self, record: JobRecord, progress: JobProgress) -> None:
+        """Show the job as it is now."""
 
     def job_removed(self, job: JobId) -> None:
         """Drop the job's announcements: it ended long ago, or is gone."""

@@ -58,7 +58,7 @@ class JobRemoval:
 
     async def load(self) -> None:
         """Know what an earlier start has not removed whole."""
-        self._unfinished = {one.id: one for one in await self._ports.stores.database.removals()}
+        self._unfinished = {job.id: job for job in await self._ports.stores.database.removals()}
         self._registry.on_ended = self._make_room
 
     async def remove(self, job: Job, *, expires: bool = False) -> Removed:
@@ -163,9 +163,9 @@ class JobRemoval:
 
     async def _make_room(self, ended: Job) -> None:
         """Remove the oldest ended jobs without weights of the job's owner beyond ENDED_OF_ONE_MAX; its log says so."""
-        for one in await self._remove_surplus(ended.record.owner):
+        for gone in await self._remove_surplus(ended.record.owner):
             told = f"the newest {ENDED_OF_ONE_MAX} ended jobs of a person that have no weights are kept"
-            self._registry.say(ended, "info", f"job {one} was removed: {told}")
+            self._registry.say(ended, "info", f"job {gone} was removed: {told}")
 
     async def _remove_surplus(self, owner: str | None = None) -> list[JobId]:
         """Remove such jobs of one owner, or of all. Returns the removed jobs."""
@@ -188,7 +188,7 @@ class JobRemoval:
             return []
         jobs = {job.record.id: job for job in self._registry.all()}
         found = expired([_held(job) for job in jobs.values()], self._keep_s, self._ports.wall_s())
-        return [jobs[one] for one in found[:EXPIRED_AT_ONCE]]
+        return [jobs[job] for job in found[:EXPIRED_AT_ONCE]]
 
     async def _used(self, without: Set[JobId] = frozenset()) -> set[Path]:
         """The uploaded files that jobs name."""

@@ -87,7 +87,7 @@ class JobRunner:
         record, course, database = job.record, course_of(job.spec, life.timeline), self.ports.stores.database
         rows = await database.last_rows(record.id, life.timeline, count=2)
         found = await database.evaluations(record.id)
-        evaluated = {one.version for one in found if one.timeline == record.timeline}
+        evaluated = {row.version for row in found if row.timeline == record.timeline}
         committed = rows[-1].step + 1 if rows else life.first_version
         if job.spec.has_outer_steps:  # people are told inner steps
             newest = range(max(0, committed - 2), committed + 1)
@@ -116,7 +116,7 @@ class JobRunner:
     async def _drive(self, job: Job, run: JobRun, begin: Begin, *, trained: bool = False) -> None:
         sha256 = ""
         begins = begin.begins if isinstance(begin, EachIsland) else (begin,)
-        at_start = not trained and not any(isinstance(one, Resumed) for one in begins)
+        at_start = not trained and not any(isinstance(start, Resumed) for start in begins)
         try:
             run.sink = await self._make_sink(job, run.driver, at_start=at_start)
             if not self.registry.relays_here:

@@ -57,7 +57,7 @@ class CheckpointFiles:
 
     def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
         """The requested bytes; NotFound, Refused, or CheckpointDamaged if they are gone."""
-        file = _requested((one for one in self.checkpoint.files if one.path.endswith(".safetensors")), request)
+        file = _requested((stored for stored in self.checkpoint.files if stored.path.endswith(".safetensors")), request)
 
         def failed(why: str) -> CheckpointDamaged:
             return CheckpointDamaged(f"{file.path} of {self.checkpoint.name} {why}")

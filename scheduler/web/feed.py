@@ -169,7 +169,7 @@ class Feed:
         job = _chosen(registry, reference)
         read = None if job is None else await self._about(job)  # the only wait: all that follows is of one moment
         queue, all_jobs, pool = overview.queue(), registry.all(), overview.membership.peers()
-        jobs = [overview.job(one, spec=False, queue=queue) for one in _newest(all_jobs, job)]
+        jobs = [overview.job(listed, spec=False, queue=queue) for listed in _newest(all_jobs, job)]
         peers = [overview.peer(peer) for peer in _first(pool, job)]
         is_admin = person.role is Role.ADMIN
         who = {"role": person.role.value, "name": person.name}

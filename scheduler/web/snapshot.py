@@ -75,10 +75,10 @@ def job_values(
         "facts": [{"topic": fact.topic, "text": fact.text[:TEXT_MAX]} for fact in facts],
     }
     if situation is not None and situation.islands:
-        return values | {"islands": {str(one.number): _island(view, one, peers) for one in situation.islands}}
+        return values | {"islands": {str(island.number): _island(view, island, peers) for island in situation.islands}}
     return values | {
         "stages": {str(stage.stage): _stage(stage, situation, peers) for stage in view.stages},
-        "timeline": {} if situation is None else {str(one.step): _times(one) for one in situation.steps},
+        "timeline": {} if situation is None else {str(step.step): _times(step) for step in situation.steps},
     }
 
 
@@ -114,8 +114,8 @@ def _stage(stage: pb.StageView, situation: Situation | None, peers: Mapping[str,
     if situation.limiting() == stage.stage:
         values["limits"] = True
     standings = situation.of_stage(stage.stage)
-    values["replicas"] = {one.peer: _replica(one.peer, peers, one) for one in standings}
-    joiners = [one.peer for one in situation.joiners if one.stage == stage.stage]
+    values["replicas"] = {standing.peer: _replica(standing.peer, peers, standing) for standing in standings}
+    joiners = [joiner.peer for joiner in situation.joiners if joiner.stage == stage.stage]
     values["replicas"] |= {peer: _replica(peer, peers, None) | {"health": "joining"} for peer in joiners}
     return values
 

@@ -92,8 +92,8 @@ class RelayService:
     def welcomed(self, welcome: Welcome) -> None:
         self._key = welcome.pass_key
         self._ahead_s = welcome.unix_s - asyncio.get_running_loop().time()
-        for one in welcome.cut_off:
-            self.cut_off(one)
+        for order in welcome.cut_off:
+            self.cut_off(order)
 
     def cut_off(self, order: CutOff) -> None:
         """End what a stage server has here that was revoked."""
@@ -230,10 +230,10 @@ async def _all(pumps: Iterable[Coroutine[Any, Any, None]], broken: asyncio.Event
         async with asyncio.timeout_at(ends_s):
             while under_way:
                 done, _ = await asyncio.wait({*under_way, breaking}, return_when=asyncio.FIRST_COMPLETED)
-                if breaking in done or any(one.cancelled() for one in done):
+                if breaking in done or any(task.cancelled() for task in done):
                     raise PeerUnavailable("the link was broken off")
-                for one in done:
-                    one.result()
+                for task in done:
+                    task.result()
                 under_way -= done
     except TimeoutError:
         raise PeerUnavailable("the pass with which the link was dialled has ended") from None

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from scheduler.api.announcer import NoAnnouncer
 from scheduler.assembly import assemble
 from scheduler.brain.explain.facts import IslandStanding
 from scheduler.brain.settings import DEADLINES
+from scheduler.jobs.job import Announcer
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import SHOW_S, _show_speeds, show, tidy
 from scheduler.metrics import IslandFigures, SchedulerMetrics
@@ -31,7 +31,7 @@ def _lines(metrics: SchedulerMetrics, name: str) -> list[str]:
     return [line for line in generate_latest(metrics.registry).decode().splitlines() if f'"{name}"' in line]
 
 
-class Cleared(NoAnnouncer):
+class Cleared(Announcer):
     """Notes of which jobs nobody is told any more."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def test_a_restarted_scheduler_shows_the_jobs_that_it_knows(tmp_path: Path) -> N
         metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
         ports = SchedulerPorts(
             Stores.under(tmp_path, rig.store),
-            NoAnnouncer(),
+            Announcer(),
             metrics,
             Random(2),
             lambda: WALL_START_UNIX_S,

@@ -11,13 +11,12 @@ from random import Random
 
 import sqlalchemy as sa
 
-from scheduler.api.announcer import NoAnnouncer
 from scheduler.api.members.passes import Issuer
 from scheduler.api.sessions import Sessions
 from scheduler.assembly import Scheduler, assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
-from scheduler.jobs.job import Job
+from scheduler.jobs.job import Announcer, Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, _next_epoch
@@ -237,7 +236,7 @@ class Rig:
         async with asyncio.TaskGroup() as tasks:
             self.ports = ports = SchedulerPorts(
                 Stores.under(self.tokens.root, self.store, record=self.record),
-                NoAnnouncer(),
+                Announcer(),
                 self.metrics,
                 Random(self.rng.random()),
                 lambda: WALL_START_UNIX_S + loop.time(),

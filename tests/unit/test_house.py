@@ -29,6 +29,7 @@ COVERED_BY = {
     "unit/swarm/model/test_optimizers.py": ("swarm/job/optimizers",),
     "integration/test_client.py": (*("client/completion", "client/flags", "client/transfer/*", "client/verbs/*"),),
     "integration/test_api.py": ("client/api",),
+    "integration/test_broker.py": ("scheduler/api/announcer",),
     "integration/test_up.py": ("client/up/*",),
     "property/test_exactly_once.py": (
         *("scheduler/brain/inputs", "scheduler/brain/outputs", "scheduler/brain/parts"),

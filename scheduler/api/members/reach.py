@@ -59,14 +59,14 @@ class Reach:
         loop, places = asyncio.get_running_loop(), asyncio.Semaphore(AT_A_TIME)
         async with asyncio.TaskGroup() as tasks:
             while True:
-                present = [one for one in self._membership.peers() if one.state is not PeerState.GONE]
-                hellos = [one.hello for one in present]
-                unreached = tuple(sorted(one.hello.peer for one in present if one.unreached))
+                present = [peer for peer in self._membership.peers() if peer.state is not PeerState.GONE]
+                hellos = [peer.hello for peer in present]
+                unreached = tuple(sorted(peer.hello.peer for peer in present if peer.unreached))
                 if unreached != self._unreached:
                     self._unreached = unreached
                     self._on_change(unreached)
                 own = own_addresses()
-                is_mixed = not all(is_here(self._origin(one), own) for one in hellos)
+                is_mixed = not all(is_here(self._origin(hello), own) for hello in hellos)
                 here = {hello.peer for hello in hellos}
                 self._tried = {peer: tried for peer, tried in self._tried.items() if peer in here}
                 for hello in hellos:

@@ -64,8 +64,8 @@ class CheckpointCatalog:
         schemes: Set[str] = SCHEMES,
     ) -> None:
         self._root = root
-        self._others = tuple(one for one in others if isinstance(one, Path))
-        self._urls = tuple(url_parts(one, schemes) for one in others if isinstance(one, str))
+        self._others = tuple(root for root in others if isinstance(root, Path))
+        self._urls = tuple(url_parts(root, schemes) for root in others if isinstance(root, str))
         self._schemes = schemes
         self._verifying = False
         self.executor = executor
@@ -143,7 +143,7 @@ class CheckpointCatalog:
                 found, _ = list_checkpoints(self.storage(spec, record.id), record.id)
             except (StorageError, InvalidConfig):
                 return None
-            counting = [one for one in found if checkpoint_counts(one.timeline, one.step, record.first_steps)]
+            counting = [saved for saved in found if checkpoint_counts(saved.timeline, saved.step, record.first_steps)]
             return counting[-1] if counting else None
 
         return await run_blocking(self.executor, look)
@@ -173,19 +173,19 @@ class CheckpointCatalog:
             return Found(found.checkpoint, found.skipped + lost)
         wanted = _step(which)
         present = list_checkpoints(storage, record.id)[0]
-        candidates = [one for one in present if one.step == wanted]
+        candidates = [checkpoint for checkpoint in present if checkpoint.step == wanted]
         if isinstance(start, Checkpoint) and start.step == wanted:
             candidates.insert(0, start)
         if not candidates:
-            steps_there = ", ".join(str(step) for step in sorted({one.step for one in present})) or "none"
+            steps_there = ", ".join(str(step) for step in sorted({checkpoint.step for checkpoint in present})) or "none"
             raise NotFound(
                 f"job {record.id} has no checkpoint at step {wanted}; there are: {steps_there}",
                 hint=f"list them with: swarm checkpoints {record.id}",
             )
         faults = []
-        for one in reversed(candidates):
-            if not (fault := fault_of(one)):
-                return Found(one, ())
+        for checkpoint in reversed(candidates):
+            if not (fault := fault_of(checkpoint)):
+                return Found(checkpoint, ())
             faults.append(fault)
         raise CheckpointDamaged(
             f"the checkpoint at step {wanted} of job {record.id} cannot be used: {faults[0]}",
@@ -228,14 +228,14 @@ class CheckpointCatalog:
         def look() -> Checkpoint:
             found, _ = list_checkpoints(self.storage(spec, record.id), record.id)
             if which in ("", LATEST):
-                whole = [one for one in found if checkpoint_counts(one.timeline, one.step, record.first_steps)]
+                whole = [saved for saved in found if checkpoint_counts(saved.timeline, saved.step, record.first_steps)]
             else:
-                whole = [one for one in found if one.step == _step(which)]
-            for one in reversed(whole):
-                if not fault_of(one, contents=False):
-                    return one
+                whole = [checkpoint for checkpoint in found if checkpoint.step == _step(which)]
+            for checkpoint in reversed(whole):
+                if not fault_of(checkpoint, contents=False):
+                    return checkpoint
             if found:
-                steps = ", ".join(str(one.step) for one in found)
+                steps = ", ".join(str(checkpoint.step) for checkpoint in found)
                 raise NotFound(
                     f"job {record.id} has no checkpoint {which or LATEST!r} that can be read; there are steps: {steps}",
                     hint=f"see what is wrong with: swarm checkpoints {record.id} --verify",

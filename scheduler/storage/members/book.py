@@ -263,7 +263,7 @@ class Members:
 
     def tokens(self) -> list[Token]:
         """The tokens that can still be used, the newest first."""
-        live = [one for one in self._tokens.values() if one.uses_left and one.expires_unix_s > self._wall_s()]
+        live = [token for token in self._tokens.values() if token.uses_left and token.expires_unix_s > self._wall_s()]
         return sorted(live, key=lambda token: -token.created_unix_s)
 
     async def revoke_token(self, id: str) -> Token:
@@ -279,11 +279,11 @@ class Members:
     async def revoke(self, name: str, reason: str) -> Member:
         """Take a member out: NAME, or ROLE/NAME where several roles know the name. It counts from the next call on."""
         role, _, plain = name.rpartition("/")
-        found = [one for one in self._members.values() if one.name == plain and role in ("", one.role)]
+        found = [member for member in self._members.values() if member.name == plain and role in ("", member.role)]
         if len(found) != 1:
             if not found:
                 raise NotFound(f'there is no member "{name[:80]}"', hint="list them with: swarm identity ls")
-            several = [f"{one.role}/{one.name}" for one in found]
+            several = [f"{member.role}/{member.name}" for member in found]
             raise NotFound(
                 f'"{name}" is the name of several: {", ".join(several)}',
                 hint=f"say which, with its role: swarm identity revoke {several[0]}",
@@ -321,8 +321,8 @@ class Members:
             await self._database.write(
                 lambda connection: connection.execute(sa.delete(_TOKENS).where(_TOKENS.c.id.in_(ids)))
             )
-        for one in ids:
-            del self._tokens[one]
+        for id in ids:
+            del self._tokens[id]
 
 
 def _no_more(principal: Principal) -> CertificateEnded:

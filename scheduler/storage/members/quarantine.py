@@ -32,7 +32,7 @@ class Quarantine:
     async def load(self) -> None:
         """Read what earlier scheduler starts have found."""
         for row in await self._store.select(sa.select(_TABLE)):
-            strikes = tuple(Strike(**one) for one in json.loads(row["strikes_json"]))
+            strikes = tuple(Strike(**strike) for strike in json.loads(row["strikes_json"]))
             self._records[PeerId(row["peer"])] = TrustRecord(strikes, row["since_unix_s"])
 
     def record(self, peer: PeerId) -> TrustRecord:
@@ -58,7 +58,7 @@ class Quarantine:
                 row = sa.delete(_TABLE).where(_TABLE.c.peer == peer)
                 await self._store.write(lambda connection: connection.execute(row))
             else:
-                strikes = json.dumps([asdict(one) for one in record.strikes])
+                strikes = json.dumps([asdict(strike) for strike in record.strikes])
                 values = {"peer": peer, "since_unix_s": record.since_unix_s, "strikes_json": strikes}
                 await self._store.write(lambda connection: put(connection, _TABLE, values))
 

@@ -18,12 +18,11 @@ from typing import Any, BinaryIO
 
 import structlog
 
-from scheduler.api.announcer import NoAnnouncer
 from scheduler.api.sessions import COMMANDS_WAITING_MAX
 from scheduler.assembly import Scheduler, assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
-from scheduler.jobs.job import Job
+from scheduler.jobs.job import Announcer, Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoints.catalog import CheckpointCatalog
@@ -216,7 +215,7 @@ class World(Observer):
         async with asyncio.TaskGroup() as tasks:
             ports = SchedulerPorts(
                 replace(plain, checkpoints=FaultyCatalog(self.root, self, side.process)),
-                NoAnnouncer(),
+                Announcer(),
                 SchedulerMetrics("0", PROTOCOL_VERSION),
                 Random(f"{epoch}/{self._compute.random()}"),
                 lambda: WALL_START_UNIX_S + loop.time(),

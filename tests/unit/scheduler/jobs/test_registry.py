@@ -8,9 +8,8 @@ from random import Random
 import pytest
 import sqlalchemy as sa
 
-from scheduler.api.announcer import NoAnnouncer
 from scheduler.brain.explain.facts import Holder
-from scheduler.jobs.job import Job
+from scheduler.jobs.job import Announcer, Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.restart import spec_of
@@ -34,7 +33,7 @@ def registry(folder: Path, jobs: Iterable[Job] = ()) -> JobRegistry:
     metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
     log = get_logger("test")
     made = JobRegistry(
-        SchedulerPorts(Stores.under(folder, database), NoAnnouncer(), metrics, Random(1), lambda: 0.0, log)
+        SchedulerPorts(Stores.under(folder, database), Announcer(), metrics, Random(1), lambda: 0.0, log)
     )
     for one in jobs:
         made.add(one)
