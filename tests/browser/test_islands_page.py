@@ -44,7 +44,7 @@ def browser(fleet: Cluster, tmp_path: Path) -> Iterator[Browser]:
     with Browser(tmp_path) as browser:
         browser.look()
         browser.open(f"http://{fleet.scheduler.ready['http']}/")
-        until("the islands are drawn", lambda: browser.run("return document.querySelectorAll('.island').length") == 2)
+        until("the islands are drawn", lambda: browser.count(".island") == 2)
         yield browser
 
 
@@ -53,8 +53,7 @@ def exchanges(browser: Browser) -> int:
 
 
 def test_each_island_has_its_stages_and_says_how_far_it_is(browser: Browser) -> None:
-    titles = "return [...document.querySelectorAll('.island > h4')].map((node) => node.textContent)"
-    assert browser.run(titles) == ["Island 0", "Island 1"]
+    assert browser.texts(".island > h4") == ["Island 0", "Island 1"]
     stages = "return [...document.querySelectorAll('.island')].map((one) => one.querySelectorAll('.stage h5').length)"
     assert browser.run(stages) == [2, 2]
     served = "return [...document.querySelectorAll('.stage')].map((one) => one.querySelectorAll('.replica').length)"
@@ -85,17 +84,12 @@ def test_prometheus_is_told_how_far_each_island_is(fleet: Cluster) -> None:
 
 
 def test_the_steps_of_each_island_are_drawn_with_its_outer_steps(browser: Browser) -> None:
-    def names() -> list[str]:
-        found: list[str] = browser.run(
-            "return [...document.querySelectorAll('#timeline text')].map((t) => t.textContent)"
-        )
-        return found
-
-    assert [name for name in names() if name.startswith("Island")] == ["Island 0", "Island 1"]
-    until("outer steps of both are among them", lambda: names().count("outer") >= 2)
-    assert browser.run("return document.querySelectorAll('#timeline rect').length") > 4
-    rows = "return [...document.querySelectorAll('#steps tbody th')].map((node) => node.textContent)"
-    until("so they are in the table", lambda: {"outer of island 0", "outer of island 1"} <= set(browser.run(rows)))
+    names = browser.texts("#timeline text")
+    assert [name for name in names if name.startswith("Island")] == ["Island 0", "Island 1"]
+    until("outer steps of both are among them", lambda: browser.texts("#timeline text").count("outer") >= 2)
+    assert browser.count("#timeline rect") > 4
+    rows = {"outer of island 0", "outer of island 1"}
+    until("so they are in the table", lambda: rows <= set(browser.texts("#steps tbody th")))
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -104,13 +98,6 @@ def test_it_can_be_read_and_a_phone_shows_it_without_scrolling_sideways(browser:
     assert [found for found in browser.contrasts() if found[0] < 4.5] == []
     browser.look(width=375, height=700, dark=dark)
     assert browser.run("return document.documentElement.scrollWidth") <= 375
-    levels: list[int] = browser.run(
-        "return [...document.querySelectorAll('h1, h2, h3, h4, h5')].filter((node) => node.getClientRects().length)"
-        ".map((node) => Number(node.tagName[1]))"
-    )
+    levels = browser.levels()
     assert all(after <= before + 1 for before, after in pairwise(levels)), levels
-    unnamed = """
-    return [...document.querySelectorAll('section, article')].filter(
-      (node) => !document.getElementById(node.getAttribute('aria-labelledby'))).length
-    """
-    assert browser.run(unnamed) == 0
+    assert browser.unnamed() == 0

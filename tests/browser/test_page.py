@@ -6,7 +6,6 @@ import signal
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -70,17 +69,15 @@ def test_the_page_moves_while_a_job_trains(fleet: Cluster, browser: Browser) -> 
     until("more steps are shown", lambda: step(browser) > first + 3)
     until("the curve grows", lambda: points(browser, "#loss") > drawn)
     assert points(browser, "#speed") > 0
-    assert browser.run("return document.querySelectorAll('.stage').length") == 2
-    assert browser.run("return document.querySelectorAll('.replica').length") == 4
-    assert browser.run("return document.querySelectorAll('#timeline rect').length") > 4
+    assert (browser.count(".stage"), browser.count(".replica")) == (2, 4)
+    assert browser.count("#timeline rect") > 4
     assert "No. 1 in the queue" in browser.text("#jobs")
     assert "evaluation after step" in browser.text("#news")
     assert browser.complaints() == [], "nothing breaks its policy, nothing is missing"
 
 
 def test_another_job_is_chosen_with_the_keyboard_and_stays_in_the_address(browser: Browser) -> None:
-    waiting = browser.run("return [...document.querySelectorAll('#jobs a')].map((a) => a.textContent)")
-    second = next(name for name in waiting if name.startswith("second"))
+    second = next(name for name in browser.texts("#jobs a") if name.startswith("second"))
     focus = "return document.activeElement.textContent"
     for _ in range(10):
         browser.press(TAB)
@@ -96,27 +93,20 @@ def test_another_job_is_chosen_with_the_keyboard_and_stays_in_the_address(browse
 
 
 def test_the_page_has_headings_landmarks_and_tables_that_say_what_they_are(browser: Browser) -> None:
-    headings: list[Any] = browser.run(
-        "return [...document.querySelectorAll('h1, h2, h3, h4')].filter((node) => node.getClientRects().length)"
-        ".map((node) => Number(node.tagName[1]))"
-    )
+    headings = browser.levels()
     assert headings[0] == 1
     assert all(after <= before + 1 for before, after in pairwise(headings)), headings
-    assert browser.run("return [...document.querySelectorAll('main, header, footer')].length") == 3
-    unnamed = """
-    return [...document.querySelectorAll('section, article')].filter(
-      (node) => !document.getElementById(node.getAttribute('aria-labelledby'))).length
-    """
-    assert browser.run(unnamed) == 0
-    without_role = "return document.querySelectorAll('table.cards :is(td, th, tr, tbody, thead):not([role])').length"
-    assert browser.run(without_role) == 0, "shown as cards, they are a table only by their roles"
-    assert browser.run("return document.querySelectorAll('table:not(:has(caption))').length") == 0
+    assert browser.count("main, header, footer") == 3
+    assert browser.unnamed() == 0
+    without_role = browser.count("table.cards :is(td, th, tr, tbody, thead):not([role])")
+    assert without_role == 0, "shown as cards, they are a table only by their roles"
+    assert browser.count("table:not(:has(caption))") == 0
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_texts_stand_out_from_what_is_behind_them(browser: Browser, dark: bool) -> None:
     browser.look(dark=dark)
-    until("the stages are drawn", lambda: browser.run("return document.querySelectorAll('.replica').length") > 0)
+    until("the stages are drawn", lambda: browser.count(".replica"))
     contrasts = browser.contrasts()
     assert len(contrasts) > 60
     assert [found for found in contrasts if found[0] < 4.5] == []
@@ -124,13 +114,13 @@ def test_texts_stand_out_from_what_is_behind_them(browser: Browser, dark: bool) 
 
 def test_a_phone_shows_all_without_scrolling_sideways(browser: Browser) -> None:
     browser.look(width=375, height=700)
-    until("the stages are drawn", lambda: browser.run("return document.querySelectorAll('.replica').length") > 0)
+    until("the stages are drawn", lambda: browser.count(".replica"))
     assert browser.run("return document.documentElement.scrollWidth") <= 375
 
 
 def test_who_prefers_less_motion_sees_nothing_glide(browser: Browser) -> None:
     glides = "return getComputedStyle(document.querySelector('.load span')).transitionDuration"
-    until("the stages are drawn", lambda: browser.run("return document.querySelectorAll('.replica').length") > 0)
+    until("the stages are drawn", lambda: browser.count(".replica"))
     assert browser.run(glides) == "0.3s"
     browser.look(calm=True)
     assert browser.run(glides) == "0s"

@@ -18,7 +18,6 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.data.corpus import tokenise
-from swarm.errors import Refused, StaleMessage
 from swarm.job.spec import JobSpec
 from swarm.limits import (
     FILES_MAX,
@@ -34,7 +33,7 @@ from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import PROTOCOL_VERSION, JobId, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
-from swarm.wire.messages import Event, FetchRequest, Hello, Logged, StoreHeader
+from swarm.wire.messages import Event, Hello, Logged
 from tests.support.processes import Cluster
 from tests.support.simulated import small_spec, write_text
 
@@ -97,14 +96,6 @@ def test_a_checkpoint_folder_makes_the_scheduler_dial_nobody(cluster: Cluster, s
         assert "127.0.0.1" not in text
         with pytest.raises(TimeoutError):
             trap.accept()
-
-
-def test_a_checkpoint_folder_is_below_those_of_the_scheduler(cluster: Cluster, tmp_path: Path) -> None:
-    code, text = refused(
-        cluster, lambda: cluster.jobs.Submit(request(cluster, checkpoint__dir=str(tmp_path)), timeout=60)
-    )
-    assert (code, "may keep checkpoints" in text) == ("E0300", True)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_job_that_is_too_large_is_refused_before_it_is_stored(cluster: Cluster) -> None:
@@ -211,24 +202,6 @@ def test_log_lines_for_jobs_of_others_are_dropped_and_a_flood_holds_nobody_up(cl
         lines = list(cluster.jobs.Logs(pb.LogsRequest(job=job.id, stage=-1), timeout=60))
         assert [line.message for line in lines if "forged" in line.message] == []
         assert late_s < TURN_S_MAX
-    finally:
-        cluster.jobs.Cancel(pb.CancelRequest(job=job.id, no_checkpoint=True), timeout=60)
-
-
-def test_files_of_a_job_are_not_for_those_without_a_session(cluster: Cluster) -> None:
-    job = cluster.jobs.Submit(request(cluster), timeout=60)
-    store = StoreHeader(JobId(job.id), PeerId("nobody"), 1, 0, 0, 0, 1, "model/model-00001-of-00001.safetensors")
-
-    async def attack() -> None:
-        link = GrpcSchedulerLink(cluster.address)
-        with pytest.raises(StaleMessage, match="has no session"):
-            await link.store(store, b"x")
-        with pytest.raises(Refused, match="has no session"):
-            await anext(link.fetch(FetchRequest(JobId(job.id), 0, "model/config.json", 0, 1)))
-        await link.close()
-
-    try:
-        asyncio.run(attack())
     finally:
         cluster.jobs.Cancel(pb.CancelRequest(job=job.id, no_checkpoint=True), timeout=60)
 

@@ -106,6 +106,30 @@ class Browser:
         """Of each text that is seen its contrast, and how it begins."""
         return [(float(ratio), str(text)) for ratio, text in self.run(CONTRASTS)]
 
+    def levels(self) -> list[int]:
+        """The levels of the headings that are shown, in their order."""
+        return [
+            int(level)
+            for level in self.run(
+                "return [...document.querySelectorAll('h1, h2, h3, h4, h5')]"
+                ".filter((node) => node.getClientRects().length).map((node) => node.tagName[1])"
+            )
+        ]
+
+    def unnamed(self) -> int:
+        """How many sections and articles have no heading of their own."""
+        return self.count(
+            "section, article", "(node) => !document.getElementById(node.getAttribute('aria-labelledby'))"
+        )
+
+    def count(self, selector: str, where: str = "() => true") -> int:
+        """How many elements there are for which a function of JavaScript is true."""
+        return int(self.run(f"return [...document.querySelectorAll(arguments[0])].filter({where}).length", selector))
+
+    def texts(self, selector: str) -> list[str]:
+        """What the elements say."""
+        return list(self.run("return [...document.querySelectorAll(arguments[0])].map((n) => n.textContent)", selector))
+
     def complaints(self) -> list[str]:
         """What the browser had to say about the page since it was last asked."""
         entries = self._call("POST", f"{self._session}/se/log", {"type": "browser"})
