@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import Replica
 from stage_server.state.loading import build_stage
 from swarm.types import Hop, JobId, Microbatch, PeerId, UnitName
-from swarm.wire.messages import Event, LoadStage, Route, TensorHeader
+from swarm.wire.messages import Event, Route, TensorHeader
 from tests.support.acts import Played, played
 from tests.support.devices import InlineDevice
-from tests.support.ports import ports_of
+from tests.support.ports import assignment_of, ports_of
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork
 from tests.support.specs import tiny_spec
@@ -62,15 +61,12 @@ def play(
         pipeline={"overlap": overlap, "compression": "none"},
         trust=trust or {},
     )
-    split = spec.pipeline.split
-    assert split != "auto"
 
     async def main() -> None:
         network, events, neighbour = SimNetwork(Random(0)), list[Event](), Neighbour()
         network.add_receiver("at before", neighbour)
         async with asyncio.TaskGroup() as tasks:
-            command = LoadStage(JOB, 0, stages - 1, split, 0, spec.model_dump_json())
-            assignment = Assignment(command, spec, ReplicaId(JOB, ME, 1, stages - 1))
+            assignment = assignment_of(spec, stages - 1)
             ports = ports_of(InlineDevice(lambda: 0.01), network.peer_links("at me"), events.append, tasks)
             stage, loaded = await build_stage(assignment, ports)
             units = tuple((one.unit, one.elements) for one in loaded.units)

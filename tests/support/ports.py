@@ -1,18 +1,22 @@
-"""The ports of a replica that is neither given state by a scheduler nor saved."""
+"""A replica's assignment, and its ports if it is neither given state by a scheduler nor saved."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
-from stage_server.ports import JobTasks, ReplicaPorts
+from stage_server.ports import Assignment, JobTasks, ReplicaId, ReplicaPorts
+from swarm.job.spec import JobSpec
 from swarm.process.logs import get_logger
 from swarm.rpc.links.peers import PeerLinks
-from swarm.types import PROTOCOL_VERSION, Pieces
-from swarm.wire.messages import Event, FetchRequest, StoreHeader
+from swarm.types import PROTOCOL_VERSION, JobId, PeerId, Pieces
+from swarm.wire.messages import Event, FetchRequest, LoadStage, StoreHeader
+
+JOB = JobId("job")
 
 
 async def _store(header: StoreHeader, payload: Pieces) -> str:
@@ -21,6 +25,12 @@ async def _store(header: StoreHeader, payload: Pieces) -> str:
 
 def _fetch(request: FetchRequest) -> AsyncGenerator[bytes, None]:
     raise AssertionError("nothing is fetched here")
+
+
+def assignment_of(spec: JobSpec, stage: int = 0, peer: str = "me", **fields: Any) -> Assignment:
+    """A stage of a resolved job, as a stage server is told to load it; `fields` of LoadStage."""
+    command = replace(LoadStage(JOB, 0, stage, spec.split, 0, spec.model_dump_json()), **fields)
+    return Assignment(command, spec, ReplicaId(JOB, PeerId(peer), 1, stage))
 
 
 def ports_of(

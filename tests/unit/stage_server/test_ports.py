@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from stage_server.ports import LOG_BYTES_MAX, LOG_SHARE, Assignment, HubPolicy, MemoryBudget, ReplicaId
+from stage_server.ports import LOG_BYTES_MAX, LOG_SHARE, HubPolicy, MemoryBudget
 from swarm.errors import NotAllowed
 from swarm.job.footprint import stage_footprint
-from swarm.types import JobId, Memory, PeerId
-from swarm.wire.messages import LoadStage
+from swarm.types import Memory
+from tests.support.ports import assignment_of
 from tests.support.specs import tiny_spec
 
 MIB = 1 << 20
 
 
-def assignment() -> Assignment:
-    spec = tiny_spec()
-    command = LoadStage(JobId("job"), 0, 0, (2,), 0, spec.model_dump_json())
-    return Assignment(command, spec, ReplicaId(JobId("job"), PeerId("p"), 1, 0))
-
-
 def test_the_log_of_commits_takes_a_share_of_what_the_stage_leaves_on_offer() -> None:
-    given = assignment()
+    given = assignment_of(tiny_spec())
     needed = stage_footprint(given.spec, 2, 0, 1).total_bytes
     assert MemoryBudget.of(Memory(needed + 100 * MIB)).log_bytes(given) == 100 * MIB // LOG_SHARE
     assert MemoryBudget.of(Memory(needed - 1)).log_bytes(given) == 0
@@ -35,7 +29,7 @@ def test_held_outputs_have_room_even_where_little_is_on_offer() -> None:
 
 def test_what_lies_in_the_hosts_memory_is_not_taken_from_the_devices() -> None:
     """Eight devices of 80 GB in one box held 140 GB of outputs in its host's memory, a quarter of what is theirs."""
-    given = assignment()
+    given = assignment_of(tiny_spec())
     need = stage_footprint(given.spec, 2, 0, 1).memory
     small_host = Memory(80 << 30, need.host_bytes + 100 * MIB)
     assert MemoryBudget.of(small_host).log_bytes(given) == 100 * MIB // LOG_SHARE

@@ -59,9 +59,7 @@ ADDRESS = "scheduler"
 
 def load(job: JobId = JOB, spec_json: str = "", stages: int = 2) -> LoadStage:
     spec = tiny_spec(stages)
-    split = spec.pipeline.split
-    assert split != "auto"
-    return LoadStage(job, 0, stages - 1, split, 0, spec_json or spec.model_dump_json())
+    return LoadStage(job, 0, stages - 1, spec.split, 0, spec_json or spec.model_dump_json())
 
 
 Script = Callable[["Session"], Awaitable[None]]

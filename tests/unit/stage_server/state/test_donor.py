@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from stage_server.brain.rejoin import WANTED_COMMITS, TensorSize, cut
-from stage_server.ports import Assignment, ReplicaId
 from stage_server.state.donor import SERVED_MAX, Donor, Record, chunks_of, names_of, pack_records, unpack_records
 from stage_server.state.joiner import missed_record
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage
@@ -20,8 +19,9 @@ from swarm.job.course import TIMELINES_MAX, IslandCourse, OuterCourse
 from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
 from swarm.types import Hop, JobId, PeerId
-from swarm.wire.messages import Commit, LoadStage, StateRequest
+from swarm.wire.messages import Commit, StateRequest
 from tests.support.devices import InlineDevice
+from tests.support.ports import assignment_of
 from tests.support.scenes import resolved
 from tests.support.sim.network import SimNetwork
 from tests.support.simulated import small_spec, stale, write_text
@@ -47,13 +47,8 @@ def commit(stage: Stage, step: int, *, skip: bool = False, donor: Donor | None =
         donor.committed(*donor.record(Commit(0, step, step + 1, (), RATE, 0.5, skip), {} if skip else gradients))
 
 
-def assignment_of(stage: Stage, peer: str) -> Assignment:
-    command = LoadStage(JobId("job"), 0, 0, (3,), 0, "")
-    return Assignment(command, stage._spec, ReplicaId(JobId("job"), PeerId(peer), 1, 0))
-
-
 def donor_of(stage: Stage, log_bytes: int = 1 << 30) -> Donor:
-    return Donor(assignment_of(stage, "donor"), stage, InlineDevice(lambda: 0.0), log_bytes)
+    return Donor(assignment_of(stage._spec, peer="donor"), stage, InlineDevice(lambda: 0.0), log_bytes)
 
 
 def request(part: str, chunk: int = 0, start: int = 0, stop: int = 0) -> StateRequest:
@@ -143,7 +138,7 @@ async def test_nothing_is_logged_until_a_joiner_asks_and_then_all_that_its_chunk
     """Two averaged gradients were held for joiners that never came: 8 bytes for each parameter."""
     stage = Stage(spec_of(tmp_path), 0, CPU)
     device = CommittingDevice(lambda: commit(stage, 2, donor=donor))
-    donor = Donor(assignment_of(stage, "donor"), stage, device, 1 << 30)
+    donor = Donor(assignment_of(stage._spec, peer="donor"), stage, device, 1 << 30)
     for step in range(2):
         commit(stage, step, donor=donor)
     assert not donor._records
@@ -171,9 +166,8 @@ async def test_a_log_is_bounded_in_bytes_and_says_where_it_begins(tmp_path: Path
 async def test_other_islands_get_the_records_of_outer_steps_and_nothing_else(tmp_path: Path) -> None:
     """The donor lives on timeline 7, the second of three islands; steps 2 and 5 are outer ones."""
     stage = Stage(spec_of(tmp_path), 0, CPU)
-    command = LoadStage(JobId("job"), 7, 0, (3,), 0, "")
-    course, me = OuterCourse(IslandCourse(4, 2, 3, 1)), ReplicaId(JobId("job"), PeerId("donor"), 1, 0)
-    assignment = Assignment(command, stage._spec, me, course, 3)
+    assignment = assignment_of(stage._spec, peer="donor", timeline=7)
+    assignment = replace(assignment, course=OuterCourse(IslandCourse(4, 2, 3, 1)), islands=3)
     donor = Donor(assignment, stage, InlineDevice(lambda: 0.0), 1 << 30)
     for step in range(3):
         commit(stage, step, donor=donor)
@@ -226,7 +220,8 @@ async def test_a_record_that_says_that_nothing_changed_is_not_believed(tmp_path:
         donor.committed(*donor.record(Commit(0, 0, 1, (), RATE, 0.5, skip), {} if skip else means(stage, 0)))
         network.add_receiver(name, None, donor=donor)  # type: ignore[arg-type]
     donors = [Hop(PeerId(name), 1, 0, name) for name in ("liar", "honest")]
-    record = await missed_record(0, assignment_of(stage, "joiner"), donors, stage, network.peer_links("joiner"))
+    joiner = assignment_of(stage._spec, peer="joiner")
+    record = await missed_record(0, joiner, donors, stage, network.peer_links("joiner"))
     assert not record.skip
     assert record.gradients.keys() == dict(stage.parameter_sizes()).keys()
     await network.close()

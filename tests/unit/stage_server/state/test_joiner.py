@@ -7,16 +7,15 @@ from pathlib import Path
 
 import torch
 
-from stage_server.ports import Assignment, ReplicaId
 from stage_server.state.donor import Donor
 from stage_server.state.joiner import JoinClient
 from swarm.errors import PeerUnavailable
 from swarm.model.stage import Stage
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import Hop, JobId, PeerId
-from swarm.wire.messages import Event, Follow, Loaded, LoadStage, StateReply, StateRequest
+from swarm.wire.messages import Event, Follow, Loaded, StateReply, StateRequest
 from tests.support.devices import InlineDevice
-from tests.support.ports import ports_of
+from tests.support.ports import assignment_of, ports_of
 from tests.support.scenes import resolved
 from tests.support.sim.loop import run
 from tests.support.simulated import small_spec, write_text
@@ -44,12 +43,10 @@ class BadLinks:
 
 def test_a_donor_is_asked_again_although_the_job_stands_still(tmp_path: Path) -> None:
     """All asks to the only donor had failed, and the end of its pause was waited for only once a commit was made."""
-    spec = small_spec(write_text(tmp_path), pipeline__stages=1)
-    spec = resolved(spec)
+    spec = resolved(small_spec(write_text(tmp_path), pipeline__stages=1))
     device = InlineDevice(lambda: 0.001)
     stage = Stage(spec, 0, torch.device("cpu"))
-    command = LoadStage(JOB, 0, 0, spec.pipeline.split, 0, "", join=JOIN)
-    assignment = Assignment(command, spec, ReplicaId(JOB, PeerId("me"), 1, 0))
+    assignment = assignment_of(spec, join=JOIN)
     told: list[Event] = []
 
     async def join() -> None:

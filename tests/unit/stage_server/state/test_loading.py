@@ -16,18 +16,18 @@ import structlog
 import torch
 
 from stage_server.device import ThreadDevice
-from stage_server.ports import Assignment, ReplicaId
+from stage_server.ports import Assignment
 from stage_server.replica.replica import Replica
 from stage_server.state import donor, loading
 from stage_server.state.loading import SIGN_OF_LIFE, build_stage, load_initial
 from swarm.errors import InvalidModel, OutOfMemory
 from swarm.model import compiled, state
 from swarm.model.stage import Places, Stage
-from swarm.types import JobId, PeerId, UnitName
-from swarm.wire.messages import Commit, Committed, Event, FetchRequest, LoadStage, StateFile
+from swarm.types import UnitName
+from swarm.wire.messages import Commit, Committed, Event, FetchRequest, StateFile
 from tests.support.devices import InlineDevice, noted_threads
 from tests.support.long_headers import LONG
-from tests.support.ports import ports_of
+from tests.support.ports import assignment_of, ports_of
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork
 from tests.support.turns import UNITS_MAX, event_loop
@@ -48,11 +48,7 @@ class SlowCompiler(InlineDevice):
 
 
 def compiling_assignment() -> Assignment:
-    spec = spec_of(2, compile=True, training={"reproducible": False})
-    split = spec.pipeline.split
-    assert split != "auto"
-    command = LoadStage(JobId("job"), 0, 1, split, 0, spec.model_dump_json())
-    return Assignment(command, spec, ReplicaId(JobId("job"), PeerId("me"), 1, 1))
+    return assignment_of(spec_of(2, compile=True, training={"reproducible": False}), stage=1)
 
 
 def loaded(backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -135,11 +131,7 @@ async def test_what_takes_long_for_hundreds_of_layers_is_not_done_on_the_event_l
     cutting = noted_threads(monkeypatch, donor, "cut")
     looking = noted_threads(monkeypatch, Stage, "state_bytes")
     taking_apart = noted_threads(monkeypatch, Places, "gradients_of")
-    spec = spec_of(1, training={"reproducible": False})
-    split = spec.pipeline.split
-    assert split != "auto"
-    command = LoadStage(JobId("job"), 0, 0, split, 0, spec.model_dump_json())
-    assignment = Assignment(command, spec, ReplicaId(JobId("job"), PeerId("me"), 1, 0))
+    assignment = assignment_of(spec_of(1, training={"reproducible": False}))
     device = ThreadDevice(torch.device("cpu"), 1)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -169,11 +161,8 @@ async def test_no_header_of_a_model_holds_up_the_heartbeats_of_a_stage_server(
     parsing = noted_threads(monkeypatch, state, "parse_header")
     header = LONG[kind]
     content = len(header).to_bytes(8, "little") + header + bytes(1 << 15)
-    spec = spec_of(1, training={"reproducible": False})
-    split = spec.pipeline.split
-    assert split != "auto"
     files = (StateFile("model/model.safetensors", len(content), ""),)
-    command = LoadStage(JobId("job"), 0, 0, split, 0, spec.model_dump_json(), files=files)
+    assignment = assignment_of(spec_of(1, training={"reproducible": False}), files=files)
 
     async def fetch(request: FetchRequest) -> AsyncGenerator[bytes, None]:
         yield content[request.start : request.stop]
@@ -185,7 +174,7 @@ async def test_no_header_of_a_model_holds_up_the_heartbeats_of_a_stage_server(
             ports = replace(ports_of(device, links, lambda _: None, tasks), fetch=fetch)
             async with event_loop() as held_up:
                 with pytest.raises(InvalidModel):
-                    await load_initial(command, spec, ports)
+                    await load_initial(assignment.command, assignment.spec, ports)
     finally:
         device.close()
     assert len(parsing) == 1
