@@ -43,7 +43,7 @@ class JobBrain:
     def __init__(self, settings: BrainSettings, rng: Random, course: Course = PLAIN) -> None:
         self.settings = settings
         self.course = course
-        self._parts = Parts.of(settings, rng, course)
+        self._parts = Parts(settings, rng, course)
         self._state = self._parts.state
         self._now_s = -math.inf  # when the newest input came
         self._clock = StepClock()

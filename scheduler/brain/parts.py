@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
 
 from scheduler.brain.checkpoint.collection import CheckpointCollector
@@ -21,50 +20,31 @@ from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState, Mode
 from scheduler.brain.state.step import Phase, StepRun
 from scheduler.brain.trust.audits import audits_of
-from scheduler.brain.trust.inquiry import ReplicaAudit
 from swarm.job.course import Course
 from swarm.types import PeerId
 from swarm.wire.messages import Evaluated, Event, Loaded, Saved
 
 
-@dataclass(frozen=True, slots=True)
 class Parts:
     """Each part decides one thing. All share the state, and each knows only parts above it in this list."""
 
-    state: BrainState  # mode, replicas, steps, ledger
-    saving: CheckpointSchedule  # when to save, when to stop
-    evaluations: Evaluations  # the loss on the validation split
-    loads: Loads  # what each replica has to do
-    loading: Loading  # what fits together
-    dispatch: Dispatch  # which replica computes which microbatch
-    rounds: Rounds  # averaging of full steps
-    commits: Commits  # rows, and whether all replicas made their commits
-    collector: CheckpointCollector  # replicas that hand over a checkpoint
-    audits: tuple[ReplicaAudit, ...]  # find replicas that give wrong numbers
-    moves: Moves  # replicas that change stages
-    admission: Admission  # peers that join
-    departures: Departures  # replicas that leave or are lost
-    reattach: Reattach  # replicas that come back
-
-    @classmethod
-    def of(cls, settings: BrainSettings, rng: Random, course: Course) -> Parts:
-        state = BrainState.of(settings, course)
-        saving = CheckpointSchedule(settings.saving, len(settings.split), settings.first_step, settings.steps, course)
-        evaluations = Evaluations(settings, course)
-        loads, loading = Loads(state), Loading(state)
-        dispatch = Dispatch(state, loads, evaluations, rng)
-        rounds = Rounds(state, loading.elements)
-        commits = Commits(state, evaluations, rng)
-        collector = CheckpointCollector(state, saving)
-        audits = audits_of(state, saving, collector, rng)
-        moves = Moves(state, loads)
-        admission = Admission(state, loading, dispatch, commits, moves, rng)
-        departures = Departures(state, saving, evaluations, dispatch, rounds, commits, collector)
-        reattach = Reattach(state, evaluations, dispatch, rounds, commits)
-        return cls(
-            state, saving, evaluations, loads, loading, dispatch, rounds, commits, collector, audits, moves, admission,
-            departures, reattach,
-        )  # fmt: skip
+    def __init__(self, settings: BrainSettings, rng: Random, course: Course) -> None:
+        self.state = state = BrainState(settings, course)  # mode, replicas, steps, ledger
+        stages, first = len(settings.split), settings.first_step
+        self.saving = CheckpointSchedule(settings.saving, stages, first, settings.steps, course)  # and when to stop
+        self.evaluations = Evaluations(settings, course)  # the loss on the validation split
+        self.loads = Loads(state)  # what each replica has to do
+        self.loading = Loading(state)  # what fits together
+        self.dispatch = Dispatch(state, self.loads, self.evaluations, rng)  # which replica computes which microbatch
+        self.rounds = Rounds(state, self.loading.elements)  # averaging of full steps
+        self.commits = Commits(state, self.evaluations, rng)  # rows, and whether all replicas made their commits
+        self.collector = CheckpointCollector(state, self.saving)  # replicas that hand over a checkpoint
+        self.audits = audits_of(state, self.saving, self.collector, rng)  # find replicas that give wrong numbers
+        self.moves = Moves(state, self.loads)  # replicas that change stages
+        self.admission = Admission(state, self.loading, self.dispatch, self.commits, self.moves, rng)  # peers that join
+        work = (self.evaluations, self.dispatch, self.rounds, self.commits)
+        self.departures = Departures(state, self.saving, *work, self.collector)  # replicas that leave or are lost
+        self.reattach = Reattach(state, *work)  # replicas that come back
 
     @property
     def is_idle(self) -> bool:

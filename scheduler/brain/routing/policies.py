@@ -17,13 +17,14 @@ Decisions: docs/decisions/042, 120.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 from random import Random
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from scheduler.brain.state.links import Links
 from swarm.text import counted
@@ -80,7 +81,19 @@ class StageLoad:
         return lanes
 
 
-class RoutingPolicy(Protocol):
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What `choose` is asked, once each stage has a replica with credit."""
+
+    loads: Sequence[StageLoad]
+    now_s: float
+    rng: Random
+    to_do: float
+    of_step: float
+    links: Links | None
+
+
+class RoutingPolicy:
     """A way to choose routes. `choose` changes nothing; the other calls say what happened, and may be ignored."""
 
     def add(self, peer: PeerId, stage: int) -> None:
@@ -110,6 +123,12 @@ class RoutingPolicy(Protocol):
         microbatch's step and older steps. `links`: given while any link fails; a route then has as few failing links
         as can be.
         """
+        if lacking := _lacking(loads):
+            return Decision(None, lacking)
+        return self._choose(_Asked(loads, now_s, rng, to_do, of_step, links))
+
+    @abstractmethod
+    def _choose(self, asked: _Asked) -> Decision[tuple[PeerId, ...]]: ...
 
 
 AS_GOOD = 1.1  # of the least completion: smaller differences mean nothing, as paces and queues are estimates
@@ -133,26 +152,17 @@ class LeastCompletion(RoutingPolicy):
         self._count += 1
         self._given[peer] = self._count
 
-    def choose(
-        self,
-        loads: Sequence[StageLoad],
-        now_s: float,
-        rng: Random,
-        to_do: float = math.inf,
-        of_step: float = 0.0,
-        links: Links | None = None,
-    ) -> Decision[tuple[PeerId, ...]]:
+    def _choose(self, asked: _Asked) -> Decision[tuple[PeerId, ...]]:
+        loads, links, rng = asked.loads, asked.links, asked.rng
         if links is not None:
-            return choose_route(loads, now_s, rng, links.cost_s, links.touches)
+            return choose_route(loads, asked.now_s, rng, links.cost_s, links.touches)
         ranked = [load.ranked for load in loads]
-        if not all(ranked):
-            return Decision(None, _lacking(loads) or "")
         if sum(load.lanes.is_unequal for load in loads) > 1:
-            path = self._like_to_like(loads, to_do, of_step, rng)
+            path = self._like_to_like(loads, asked.to_do, asked.of_step, rng)
         else:
             path = tuple(self._next(load, soonest, rng) for load, soonest in zip(loads, ranked, strict=True))
         cost_s = sum(soonest[0][0] for soonest in ranked)
-        return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
+        return Decision(path, f"expected to finish in {cost_s:.3g} s at {asked.now_s:.3f}: {' > '.join(path)}")
 
     def _like_to_like(
         self, loads: Sequence[StageLoad], to_do: float, of_step: float, rng: Random
@@ -200,16 +210,8 @@ class LeastCompletion(RoutingPolicy):
 class Uniform(RoutingPolicy):
     """Any replica, with equal probability: the baseline that knows nothing."""
 
-    def choose(
-        self,
-        loads: Sequence[StageLoad],
-        now_s: float,
-        rng: Random,
-        to_do: float = math.inf,
-        of_step: float = 0.0,
-        links: Links | None = None,
-    ) -> Decision[tuple[PeerId, ...]]:
-        return _by_stage(loads, links, lambda peers: _one_of(peers, rng), "at random")
+    def _choose(self, asked: _Asked) -> Decision[tuple[PeerId, ...]]:
+        return _by_stage(asked, lambda peers: _one_of(peers, asked.rng), "at random")
 
 
 IWRR_NEWEST = 0.1
@@ -264,16 +266,8 @@ class Iwrr(RoutingPolicy):
         turns.decayed_s = IWRR_NEWEST * seconds / units + (1.0 - IWRR_NEWEST) * turns.decayed_s
         turns.weight = IWRR_NEWEST + (1.0 - IWRR_NEWEST) * turns.weight
 
-    def choose(
-        self,
-        loads: Sequence[StageLoad],
-        now_s: float,
-        rng: Random,
-        to_do: float = math.inf,
-        of_step: float = 0.0,
-        links: Links | None = None,
-    ) -> Decision[tuple[PeerId, ...]]:
-        return _by_stage(loads, links, lambda peers: self._next(peers, rng), "next in the weighted round")
+    def _choose(self, asked: _Asked) -> Decision[tuple[PeerId, ...]]:
+        return _by_stage(asked, lambda peers: self._next(peers, asked.rng), "next in the weighted round")
 
     def _next(self, peers: Sequence[PeerId], rng: Random) -> PeerId:
         # A removed replica is offered only if a route must keep it.
@@ -304,19 +298,15 @@ def choose_route(
 
     Source: stochastic wiring, SWARM (arXiv 2301.11913) section 3.2; shared load instead of private heaps is ours.
     """
-    if (lacking := _lacking(loads)) is not None:
+    if lacking := _lacking(loads):
         return Decision(None, lacking)
     path, cost_s = _cheapest_path(_with_credit(loads), link_s, has_costly, rng)
     return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
 
 
-def _by_stage(
-    loads: Sequence[StageLoad], links: Links | None, pick: Callable[[Sequence[PeerId]], PeerId], how: str
-) -> Decision[tuple[PeerId, ...]]:
+def _by_stage(asked: _Asked, pick: Callable[[Sequence[PeerId]], PeerId], how: str) -> Decision[tuple[PeerId, ...]]:
     """Pick one replica of each stage after the other, among those with which the route has the fewest failing links."""
-    if (lacking := _lacking(loads)) is not None:
-        return Decision(None, lacking)
-    pools = [[replica.peer for replica in pool] for pool in _with_credit(loads)]
+    links, pools = asked.links, [[replica.peer for replica in pool] for pool in _with_credit(asked.loads)]
     path: list[PeerId] = []
     if links is None:
         path = [pick(peers) for peers in pools]
@@ -340,14 +330,14 @@ def _with_credit(loads: Sequence[StageLoad]) -> list[list[ReplicaLoad]]:
     return [[replica for replica in load.replicas if replica.has_credit] for load in loads]
 
 
-def _lacking(loads: Sequence[StageLoad]) -> str | None:
-    """Why no route is possible; None if each stage has a replica with credit."""
+def _lacking(loads: Sequence[StageLoad]) -> str:
+    """Why no route is possible; empty if each stage has a replica with credit."""
     for load in loads:
         if not any(replica.has_credit for replica in load.replicas):
             replicas = counted(len(load.replicas), "replica")
             full = f"no credit left at {replicas}" if load.replicas else "no replica"
             return f"stage {load.stage}: {full}"
-    return None
+    return ""
 
 
 def _cheapest_path(

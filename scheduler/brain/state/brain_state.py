@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
@@ -61,33 +60,22 @@ TRANSITIONS: dict[tuple[Mode, ModeEvent], Mode] = {
 }
 
 
-@dataclass(slots=True)
 class BrainState:
     """The course, replicas, steps, contributions, peers that join, failing links, and outputs not handed out yet."""
 
-    settings: BrainSettings
-    course: Course
-    pool: Pool
-    progress: Progress
-    ledger: Ledger
-    joiners: Joiners
-    links: Links
-    outbox: Outbox
-    mode: Mode = Mode.WAITING
-    resumed: Resumed | None = None  # what an earlier scheduler start left
-    census: RestartCensus | None = None  # while gathering
-    relays_here: bool = True  # any relay of the swarm
-    unreached: tuple[PeerId, ...] = ()  # by the scheduler
-
-    @classmethod
-    def of(cls, settings: BrainSettings, course: Course) -> BrainState:
-        """The state of a job that has not begun."""
-        stages = len(settings.split)
-        pool = Pool(stages)
-        usual = settings.microbatches
-        ledger = Ledger(settings.timeline, stages, usual, lambda step: course.microbatches(step, usual))
-        outbox = Outbox(settings.job, pool)
-        return cls(settings, course, pool, Progress(settings.first_step), ledger, Joiners(), Links(), outbox)
+    def __init__(self, settings: BrainSettings, course: Course) -> None:
+        self.settings, self.course = settings, course
+        stages, usual = len(settings.split), settings.microbatches
+        self.pool = Pool(stages)
+        self.progress = Progress(settings.first_step)
+        self.ledger = Ledger(settings.timeline, stages, usual, lambda step: course.microbatches(step, usual))
+        self.joiners, self.links = Joiners(), Links()
+        self.outbox = Outbox(settings.job, self.pool)
+        self.mode = Mode.WAITING
+        self.resumed: Resumed | None = None  # what an earlier scheduler start left
+        self.census: RestartCensus | None = None  # while gathering
+        self.relays_here = True  # any relay of the swarm
+        self.unreached: tuple[PeerId, ...] = ()  # by the scheduler
 
     def version_of(self, step: int, index: int) -> int:
         """The weights that a microbatch is computed with."""

@@ -34,7 +34,7 @@ ROOM = 100
 def window_of(*rooms: int, overlap: int = 4, max_in_flight: int | None = None) -> FlightWindow:
     """Two stages of one replica for each of `rooms`; a microbatch takes 0.1 s at each."""
     made = Swarm({A: 0, C: 1}, microbatches=32, overlap=overlap, max_in_flight=max_in_flight)
-    state = BrainState.of(made.brain.settings, PLAIN)
+    state = BrainState(made.brain.settings, PLAIN)
     for stage in range(2):
         for number, room in enumerate(rooms):
             name = PeerId(f"{stage}-{number}")
@@ -67,7 +67,7 @@ def test_what_was_measured_long_ago_is_forgotten() -> None:
 def test_the_memory_of_those_who_get_no_work_holds_nothing() -> None:
     """Once it counted for as long as no other replica joined, so a survivor was given what two could hold."""
     made = Swarm({A: 0, B: 0, C: 1}, microbatches=32, overlap=0)
-    state = BrainState.of(made.brain.settings, PLAIN)
+    state = BrainState(made.brain.settings, PLAIN)
     for name, stage in ((A, 0), (B, 0), (C, 1)):
         state.pool.add(ReplicaRecord(name, 1, "", stage, room=12 if stage == 0 else ROOM))
     window = FlightWindow(state)
@@ -107,7 +107,7 @@ def test_the_stage_with_the_fewest_replicas_bounds_what_there_is_before_anything
     room: int, expected: int
 ) -> None:
     """Three replicas of the first stage were given twelve at once, of which the one of the last could hold four."""
-    state = BrainState.of(Swarm({A: 0, C: 1}, microbatches=32, overlap=0).brain.settings, PLAIN)
+    state = BrainState(Swarm({A: 0, C: 1}, microbatches=32, overlap=0).brain.settings, PLAIN)
     for name, stage in (("0-0", 0), ("0-1", 0), ("0-2", 0), ("1-0", 1)):
         state.pool.add(ReplicaRecord(PeerId(name), 1, "", stage, room=room))
     window = FlightWindow(state)

@@ -26,7 +26,7 @@ def books() -> BrainState:
         "overlap": 0, "max_in_flight": None, "units": {}, "grad_clip_norm": 0.0, "averaging_timeout_s": 1.0,
         "fail_on_nonfinite": False, "learning_rate": lambda step: 0.1, "tokens_of": lambda step: 8,
     }  # fmt: skip
-    made = BrainState.of(BrainSettings(**values), PLAIN)
+    made = BrainState(BrainSettings(**values), PLAIN)
     for peer, stage in ((A, 0), (B, 0), (C, 1)):
         made.pool.add(ReplicaRecord(peer, 1, "", stage))
     return made

@@ -18,7 +18,7 @@ A, B = PeerId("a"), PeerId("b")
 
 def made() -> tuple[Strikes, Parts]:
     swarm = Swarm(("abc",))
-    parts = Parts.of(swarm.settings, Random(0), PLAIN)
+    parts = Parts(swarm.settings, Random(0), PLAIN)
     for replica in swarm.replicas.values():
         parts.state.pool.add(swarm.record(replica.peer, replica.stage))
     return Strikes(parts.state), parts
