@@ -109,8 +109,8 @@ class Presence:
             except TimeoutError:
                 continue
             found = parse_announcement(payload)
-            if found == ours or (found is not None and self._is_ours(found) and found.epoch > ours.epoch):
-                answers.found()  # a later start on our database has fenced us off
+            if found == ours:
+                answers.found()
                 continue
             instead, times = found.address if found is not None else "", times + 1
             answers.lost(loop.time())

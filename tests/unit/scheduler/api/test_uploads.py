@@ -264,6 +264,8 @@ async def test_nobody_goes_on_with_what_another_person_left(one: Uploads) -> Non
         await one.put(sending(b"wrong", BREAKS), mallory)
     assert await one.put(sending(CONTENT), alice, told.arrived) == SHA256
     assert told == [0, len(CONTENT)]
+    assert await one.put(sent(), mallory) == SHA256, "who does not resume begins at the first byte"
+    assert [path.name for path in one.path(mallory.owner, SHA256).parent.iterdir()] == [f"{SHA256}.bin"]
 
 
 async def test_a_sender_that_dials_again_goes_on_before_its_old_line_is_known_to_be_broken(
@@ -290,17 +292,6 @@ async def test_an_upload_for_which_there_is_no_room_now_is_kept_as_long_as_any(
     one: Uploads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file stayed on the disk, and nobody could go on with it."""
-    with pytest.raises(asyncio.CancelledError):
-        await one.put(sending(CONTENT[:4], BREAKS))
-    (part,) = one._parts.values()
-    monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES)
-    with pytest.raises(InvalidData, match="does not fit"):
-        await one.put(sending(BREAKS))
-    assert list(one._parts.values()) == [part]
-    assert part.path.read_bytes() == CONTENT[:4]
-
-
-async def test_what_broke_off_is_kept_from_then_on_however_long_it_was_under_way(one: Uploads) -> None:
     breaks = asyncio.Event()
     long = asyncio.create_task(one.put(sending(CONTENT[:4], breaks, BREAKS)))
     await asyncio.sleep(0.05)
@@ -309,7 +300,12 @@ async def test_what_broke_off_is_kept_from_then_on_however_long_it_was_under_way
     with pytest.raises(asyncio.CancelledError):
         await long
     (part,) = one._parts.values()
-    assert part.since_s >= broke_s
+    assert part.since_s >= broke_s, "it is kept from then on, however long it was under way"
+    monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES)
+    with pytest.raises(InvalidData, match="does not fit"):
+        await one.put(sending(BREAKS))
+    assert list(one._parts.values()) == [part]
+    assert part.path.read_bytes() == CONTENT[:4]
 
 
 async def test_few_broken_uploads_are_kept_and_the_oldest_of_him_who_has_most_makes_room(
@@ -353,14 +349,6 @@ async def test_what_is_kept_of_broken_uploads_counts_towards_the_half_of_the_dis
         await one.put(sent_as(*numbered(1, 31)), EVE)
     await one.put(sent_as(*numbered(1, 30)), EVE)
     await one.put(sent_as(*numbered(1, 31)), ANN)
-
-
-async def test_who_does_not_resume_begins_at_the_first_byte(one: Uploads, tmp_path: Path) -> None:
-
-    with pytest.raises(asyncio.CancelledError):
-        await one.put(sending(CONTENT[:3], BREAKS))
-    assert await one.put(sent()) == SHA256
-    assert len(list((tmp_path / "shards").iterdir())) == 1
 
 
 async def test_all_of_an_upload_is_written_aside_from_the_event_loop(

@@ -309,15 +309,13 @@ def test_a_job_that_goes_on_begins_without_an_island_once_it_has_waited_for_it(t
     assert scene.jobs[0].record.reason == "2 peers for 2 stages in 1 of 2 islands"
     assert scene.begun == [[A, B], []]
 
-
-def test_a_job_begins_with_all_its_islands_if_there_are_stage_servers_for_them(tmp_path: Path, clock: Clock) -> None:
-    scene = Scene([went_on(spec(tmp_path, 1, **ISLANDS))])
-    scene.join(A)
-    assert scene.turn() == {}
+    both = Scene([went_on(spec(tmp_path, 1, **ISLANDS))])
+    both.join(A)
+    assert both.turn() == {}
     clock.now_s = 1e6
-    scene.join(B)
-    assert scene.turn() == {"job": [A, B]}
-    assert scene.begun == [[A], [B]]
+    both.join(B)
+    assert both.turn() == {"job": [A, B]}
+    assert both.begun == [[A], [B]], "there are stage servers for all its islands"
 
 
 def test_whoever_leaves_while_a_job_waits_lets_it_wait_anew(tmp_path: Path, clock: Clock) -> None:
