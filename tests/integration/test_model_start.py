@@ -187,45 +187,38 @@ def test_random_builds_the_same_architecture_from_the_seed(tmp_path: Path) -> No
 # How much is read -----------------------------------------------------------------------------------------------------
 
 
-def read(spec: JobSpec, stage: int, folder: Path) -> StateReading:
-    """Read a stage's state as a stage server does; gives the reading."""
+def read(spec: JobSpec, stage: int, folder: Path) -> tuple[StateReading, int]:
+    """Read a stage's state as a stage server does; gives the reading, and how many spans it asked for."""
     files = {file.path: file for file in weight_files(spec)}
     assert {file.location.parent for file in files.values()} == {folder}
-    reading = StateReading(spec, stage, [StateFile(path, file.size_bytes, "") for path, file in files.items()])
-    for span in reading.spans():
+    reading, spans = (
+        StateReading(spec, stage, [StateFile(name, file.size_bytes, "") for name, file in files.items()]),
+        0,
+    )
+    for spans, span in enumerate(reading.spans(), 1):
         for chunk in read_span(files[span.path].location, span.start, span.stop):
-            reading.feed(chunk)
-    return reading
+            for byte in range(0, len(chunk), 1000):
+                reading.feed(chunk[byte : byte + 1000])
+    return reading, spans
 
 
 @pytest.mark.parametrize("shard", ["20KB", "5GB"])
-def test_a_stage_reads_headers_and_its_own_tensors_and_no_other_byte(shard: str, tmp_path: Path) -> None:
+def test_a_stage_reads_headers_and_its_own_tensors_in_few_spans_and_no_other_byte(shard: str, tmp_path: Path) -> None:
     save(tmp_path / "hf", "llama", dtype=torch.bfloat16, shard=shard)
     spec = spec_of(tmp_path / "hf", stages=3)
     paths = [file.location for file in weight_files(spec)]
     assert len(paths) == 1 if shard == "5GB" else len(paths) > 3
     headers = sum(8 + int.from_bytes(path.read_bytes()[:8], "little") for path in paths)
     for stage in range(3):
-        reading = read(spec, stage, tmp_path / "hf")
+        reading, _ = read(spec, stage, tmp_path / "hf")
         elements = sum(torch.Size(shape).numel() for shape in parameter_shapes(spec, stage).values())
         assert reading.read_bytes == headers + 2 * elements
         assert reading.total_bytes == sum(path.stat().st_size for path in paths)
         assert reading.state().weights.keys() == parameter_shapes(spec, stage).keys()
-
-
-def test_adjacent_tensors_are_one_span(tmp_path: Path) -> None:
-    save(tmp_path / "hf", "llama")
-    spec = spec_of(tmp_path / "hf")
-    (file,) = weight_files(spec)
-    reading = StateReading(spec, 0, [StateFile(file.path, file.size_bytes, "")])
-    spans = []
-    for span in reading.spans():
-        spans.append(span)
-        for chunk in read_span(file.location, span.start, span.stop):
-            for byte in range(0, len(chunk), 1000):
-                reading.feed(chunk[byte : byte + 1000])
-    assert len(spans) == 3  # length, header, tensors
-    assert sha256_of([Stage(spec, 0, CPU, reading.state())]) == sha256_of(build_stages(spec, CPU))
+    whole = spec_of(tmp_path / "hf")
+    reading, spans = read(whole, 0, tmp_path / "hf")
+    assert spans == 3 * len(paths), "of each file its length, its header, and its tensors in one"
+    assert sha256_of([Stage(whole, 0, CPU, reading.state())]) == sha256_of(build_stages(whole, CPU))
 
 
 # A checkpoint's state -------------------------------------------------------------------------------------------------
@@ -286,57 +279,42 @@ def test_training_goes_on_from_a_checkpoint_at_another_cut_with_the_same_bits(
         assert sha256_of(again) == sha256_of(stages)
 
 
-def test_optimizer_files_are_checked_whole(tmp_path: Path) -> None:
+# Bad folders; configs and headers are in unit/swarm/hf/test_pretrained.py and property/test_safetensors_header.py -----
+
+
+def test_a_checkpoint_whose_files_are_damaged_missing_or_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "hf")
     spec = spec_of(tmp_path / "hf", stages=2)
     stages = build_stages(spec, CPU)
     train_step(stages, spec, batches_of(spec), PLAIN.at(0))
     checkpoint(spec, stages, tmp_path / "saved")
     files = listed(tmp_path / "saved")
-    hashes = [hashlib.sha256(file.location.read_bytes()).hexdigest() for file in files]
+    where = {file.path: file.location for file in files}
+    hashes = {path: hashlib.sha256(location.read_bytes()).hexdigest() for path, location in where.items()}
 
     def load(wrong: str) -> InitialState:
-        told = [
-            StateFile(file.path, file.size_bytes, "0" * 64 if file.path == wrong else sha256)
-            for file, sha256 in zip(files, hashes, strict=True)
-        ]
-        return read_told(spec, 1, told, {file.path: file.location for file in files})
+        """The last stage's state, where a file is another than the checkpoint says."""
+        said = [StateFile(file.path, file.size_bytes, (hashes | {wrong: "0" * 64})[file.path]) for file in files]
+        reading = StateReading(spec, 1, said)
+        for span in reading.spans():
+            for chunk in read_span(where[span.path], span.start, span.stop):
+                reading.feed(chunk)
+        return reading.state()
 
     assert load("").optimizer
     load("optimizer/embed.safetensors")  # another stage's
     for path in ("optimizer/layer-0002.safetensors", "optimizer/head.safetensors"):
         with pytest.raises(InvalidModel, match=f"{path} has sha256"):
             load(path)
-
-
-def read_told(spec: JobSpec, stage: int, files: list[StateFile], where: dict[str, Path]) -> InitialState:
-    reading = StateReading(spec, stage, files)
-    for span in reading.spans():
-        for chunk in read_span(where[span.path], span.start, span.stop):
-            reading.feed(chunk)
-    return reading.state()
-
-
-def test_a_checkpoint_of_another_optimizer_or_with_a_file_missing_is_refused(tmp_path: Path) -> None:
-    save(tmp_path / "hf")
-    spec = spec_of(tmp_path / "hf")
-    stages = build_stages(spec, CPU)
-    train_step(stages, spec, batches_of(spec), PLAIN.at(0))
-    checkpoint(spec, stages, tmp_path / "saved")
-    files = listed(tmp_path / "saved")
-    other = spec_of(tmp_path / "hf", training__optimizer="sgd")
+    other = spec_of(tmp_path / "hf", stages=2, training__optimizer="sgd")
     with pytest.raises(InvalidModel, match="sgd keeps"):
-        Stage(other, 0, CPU, read_files(other, 0, files))
+        Stage(other, 1, CPU, read_files(other, 1, files))
     with pytest.raises(InvalidModel, match=r"lacks optimizer/head\.safetensors"):
-        read_files(spec, 0, [file for file in files if "head" not in file.path])
-    path = tmp_path / "saved" / "optimizer" / "head.safetensors"
-    tensors = load_file(path)
-    save_file({name: value for name, value in tensors.items() if "@previous" not in name}, path)
+        read_files(spec, 1, [file for file in files if "head" not in file.path])
+    path = where["optimizer/head.safetensors"]
+    save_file({name: value for name, value in load_file(path).items() if "@previous" not in name}, path)
     with pytest.raises(InvalidModel, match="previous weights, but not of"):
-        read_files(spec, 0, listed(tmp_path / "saved"))
-
-
-# Bad folders; configs and headers are in unit/swarm/hf/test_pretrained.py and property/test_safetensors_header.py -----
+        read_files(spec, 1, listed(tmp_path / "saved"))
 
 
 def as_index(folder: Path, **weight_map: Any) -> None:

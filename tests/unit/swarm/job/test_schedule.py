@@ -18,6 +18,7 @@ def training(**values: Any) -> TrainingSection:
 def test_warm_up_rises_in_equal_steps_and_ends_at_the_full_rate() -> None:
     rates = [learning_rate(training(), step) for step in range(10)]
     assert rates == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert learning_rate(training(steps=10), 9) == pytest.approx(1.0), "a job of warm-up only"
 
 
 @pytest.mark.parametrize(
@@ -30,47 +31,47 @@ def test_schedule_meets_its_middle_and_its_end(schedule: str, middle: float, end
     assert learning_rate(values, 110) == pytest.approx(end)
 
 
-def test_a_job_of_warm_up_only_has_a_rate_at_every_step() -> None:
-    assert learning_rate(training(steps=10), 9) == pytest.approx(1.0)
+@pytest.mark.parametrize(
+    ("squared", "limit", "norm", "scale"),
+    [
+        ([9.0, 16.0], 1.0, 5.0, pytest.approx(0.2, rel=1e-6)),
+        ([0.25], 1.0, 0.5, 1.0),
+        ([1e6], 0.0, 1e3, 1.0),
+        ([], 1.0, 0.0, 1.0),
+    ],
+)
+def test_clip_brings_the_norm_to_the_limit_if_there_is_one(
+    squared: list[float], limit: float, norm: float, scale: float
+) -> None:
+    assert clip(squared, limit) == (norm, scale)
 
 
-def test_clip_brings_the_norm_to_the_limit() -> None:
-    norm, scale = clip([9.0, 16.0], 1.0)
-    assert norm == 5.0
-    assert norm * scale == pytest.approx(1.0, rel=1e-6)
-
-
-def test_small_gradients_and_no_limit_are_not_clipped() -> None:
-    assert clip([0.25], 1.0) == (0.5, 1.0)
-    assert clip([1e6], 0.0) == (1e3, 1.0)
-    assert clip([], 1.0) == (0.0, 1.0)
-
-
-def test_norm_does_not_depend_on_the_order_of_parameters() -> None:
+def test_norm_does_not_depend_on_the_order_of_parameters_and_is_not_finite_with_a_part_that_is_not() -> None:
     values = [1e16, 1.0, -0.0, 3.7, 1e-8] * 7
     assert clip(values, 0.0) == clip(sorted(values), 0.0)
     assert clip(values, 0.0)[0] == math.sqrt(math.fsum(values))
-
-
-@pytest.mark.parametrize("squared", [[1.0, math.inf], [1.0, math.nan], [1e308, 1e308]])
-def test_a_norm_with_a_part_that_is_not_finite_is_not_finite(squared: list[float]) -> None:
-    assert not math.isfinite(clip(squared, 1.0)[0])
+    for broken in ([1.0, math.inf], [1.0, math.nan], [1e308, 1e308]):
+        assert not math.isfinite(clip(broken, 1.0)[0])
 
 
 @pytest.mark.parametrize(
-    ("in_a_row", "fault"),
-    [(1, ""), (9, ""), (10, "10 steps in a row were not finite"), (30, "all 30 steps were not finite")],
+    ("in_a_row", "steps", "fault"),
+    [
+        (1, 30, ""),
+        (9, 30, ""),
+        (10, 30, "10 steps in a row were not finite"),
+        (30, 30, "all 30 steps were not finite"),
+        (1, 1, "the only step were not finite"),
+        (2, 2, "all 2 steps were not finite"),
+        (1, 2, ""),
+    ],
 )
-def test_many_steps_in_a_row_that_are_not_finite_end_a_job(in_a_row: int, fault: str) -> None:
-    found = not_finite_fault(in_a_row + 1, in_a_row, steps=30, most=10)
+def test_steps_that_are_not_finite_end_a_job_if_they_are_many_in_a_row_or_all(
+    in_a_row: int, steps: int, fault: str
+) -> None:
+    found = not_finite_fault(in_a_row + 1, in_a_row, steps=steps, most=10)
     assert fault in found
     assert bool(found) == bool(fault)
-
-
-def test_a_job_whose_steps_were_all_not_finite_has_failed_however_short_it_is() -> None:
-    assert not_finite_fault(0, 1, steps=1, most=10)
-    assert not_finite_fault(1, 2, steps=2, most=10)
-    assert not not_finite_fault(1, 1, steps=2, most=10)
 
 
 @pytest.mark.parametrize(
