@@ -22,15 +22,9 @@ async def step_s(run: Run, steps: int) -> list[float]:
     return took_s
 
 
-def total(run: Run, name: str, **labels: str) -> float:
-    """The sum of a counter's series with these labels."""
-    samples = [sample for metric in run.rig.metrics.registry.collect() for sample in metric.samples]
-    return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())
-
-
 def given(run: Run, peer: PeerId) -> float:
     """Hops that the peer was given so far."""
-    return total(run, "swarm_route_decisions_total", stage="0", peer=peer)
+    return run.total("swarm_route_decisions_total", stage="0", peer=peer)
 
 
 @pytest.mark.usefixtures("late_soon")
@@ -49,7 +43,7 @@ async def test_a_slow_replica_is_routed_around_and_used_again(run: Run) -> None:
         await step_s(run, 1)
     await step_s(run, 3)
     figures["after"] = given(run, peer) - before
-    figures["late"] = total(run, "swarm_reroutes_total", reason="timeout")
+    figures["late"] = run.total("swarm_reroutes_total", reason="timeout")
     await run.succeeds()
     assert figures["slow"] <= 1.3 * figures["healthy"], figures
     assert figures["late"] > 0, "what it had begun was given to others"

@@ -132,6 +132,11 @@ class Run:
         pools = [[peer for peer in pool if peer in self.rig.servers] for pool in self.job.stages.values()]
         return [peer for pool in pools if len(pool) > 1 for peer in pool]
 
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of a counter's series with these labels."""
+        samples = [sample for metric in self.rig.metrics.registry.collect() for sample in metric.samples]
+        return sum(found.value for found in samples if found.name == name and labels.items() <= found.labels.items())
+
     async def restart_scheduler(self) -> None:
         """Kill the scheduler, and start one on its database."""
         await self.rig.kill_scheduler()
@@ -172,8 +177,7 @@ def training(peers: int, seed: int, **changes: Any) -> Played:
 
 def replayed(run: Run) -> float:
     """How many microbatches were computed again."""
-    samples = [sample for metric in run.rig.metrics.registry.collect() for sample in metric.samples]
-    return sum(sample.value for sample in samples if sample.name == "swarm_microbatches_replayed_total")
+    return run.total("swarm_microbatches_replayed_total")
 
 
 def add_peer(run: Run, name: str, **options: Any) -> PeerId:
