@@ -26,7 +26,7 @@ from swarm.limits import RELAY_CHUNK_BYTES, RELAY_IDLE_S_MAX
 from swarm.pki.names import Role
 from swarm.relay.budget import Budget
 from swarm.relay.metrics import RelayMetrics
-from swarm.relay.switchboard import Opening, Switchboard
+from swarm.relay.switchboard import Listening, Opening, Switchboard
 from swarm.rpc import passes
 from swarm.rpc.channel import answering, reply_with
 from swarm.rpc.guard import CALLER, Caller
@@ -46,13 +46,6 @@ def may_relay(caller: Caller, method: str) -> None:
     """Only stage servers may call a relay; their passes say which."""
     if caller.principal.role is not Role.STAGE_SERVER:
         raise RoleForbids(f"{caller.principal} is no stage server and may not call {method.rpartition('/')[2]}")
-
-
-@dataclass(eq=False, slots=True)
-class _Line:
-    """The line to a listening stage server: the openings that it should accept; None ends the line."""
-
-    openings: asyncio.Queue[Opening | None] = field(default_factory=asyncio.Queue)
 
 
 @dataclass(eq=False, slots=True)
@@ -77,7 +70,7 @@ class RelayService:
         budget: Budget | None = None,
     ) -> None:
         """`on_bytes` sees all that is carried and may change it, to prove that the ends notice."""
-        self._board: Switchboard[_Line] = Switchboard(cluster)
+        self._board = Switchboard(cluster)
         self._metrics = metrics
         self._on_bytes = on_bytes
         self._budget = budget or Budget()
@@ -113,7 +106,7 @@ class RelayService:
 
     async def listen(self, requests: AsyncIterator[bytes], context: _Context) -> None:
         async with answering(context):
-            peer, line = _caller(), _Line()
+            peer, line = _caller(), Listening()
             older = self._board.listen(peer, line)
             if older is not None:
                 older.openings.put_nowait(None)
@@ -129,7 +122,7 @@ class RelayService:
                 reading.cancel()
                 self._board.hang_up(peer, line)
 
-    async def _hear(self, peer: PeerId, line: _Line, requests: AsyncIterator[bytes]) -> None:
+    async def _hear(self, peer: PeerId, line: Listening, requests: AsyncIterator[bytes]) -> None:
         """The passes of one that listens, as they are renewed."""
         try:
             async for data in requests:

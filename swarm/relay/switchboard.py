@@ -9,23 +9,15 @@ pass, and none to stage servers of another job.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Generic, TypeVar
 
 from swarm.errors import NoPass, PeerUnavailable, Refused, RetryElsewhere, Revoked
 from swarm.limits import RELAY_LINKS_MAX, RELAY_LINKS_OF_ONE_MAX
 from swarm.types import PeerId
 from swarm.wire.messages import Pass
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Listening(Generic[T]):
-    line: T
-    shown: Pass | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +29,20 @@ class Opening:
     to: PeerId
 
 
-class Switchboard(Generic[T]):
-    """The switchboard of one relay. `T` is the line to a listening stage server, which is only passed on here."""
+@dataclass(eq=False, slots=True)
+class Listening:
+    """The line to a listening stage server: the openings that it should accept; None ends the line."""
+
+    openings: asyncio.Queue[Opening | None] = field(default_factory=asyncio.Queue)
+    shown: Pass | None = None
+
+
+class Switchboard:
+    """The switchboard of one relay; lines are only passed on here."""
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
-        self._listening: dict[PeerId, _Listening[T]] = {}
+        self._listening: dict[PeerId, Listening] = {}
         self._waiting: dict[str, Opening] = {}
         self._links: Counter[PeerId] = Counter()  # that wait or stand, by the one that listens
         self._of_one: Counter[tuple[PeerId, PeerId]] = Counter()  # the same, by who dialled and who listens
@@ -54,29 +54,26 @@ class Switchboard(Generic[T]):
 
     # Who listens ------------------------------------------------------------------------------------------------
 
-    def listen(self, peer: PeerId, line: T) -> T | None:
-        """The peer listens on this line; gives the older one that it replaces."""
+    def listen(self, peer: PeerId, line: Listening) -> Listening | None:
+        """The peer listens on this line; gives the older line that it replaces."""
         older = self._listening.get(peer)
-        self._listening[peer] = _Listening(line)
-        return None if older is None else older.line
+        self._listening[peer] = line
+        return older
 
-    def show(self, peer: PeerId, line: T, shown: Pass | None, now_unix_s: float) -> None:
+    def show(self, peer: PeerId, line: Listening, shown: Pass | None, now_unix_s: float) -> None:
         """The pass of the peer from now on; None: it serves nothing. NoPass, Revoked."""
         if shown is not None:
             self._check(shown, peer, now_unix_s)
-        listening = self._listening.get(peer)
-        if listening is not None and listening.line is line:
-            listening.shown = shown
+        line.shown = shown
 
-    def hang_up(self, peer: PeerId, line: T) -> None:
+    def hang_up(self, peer: PeerId, line: Listening) -> None:
         """The line has ended."""
-        listening = self._listening.get(peer)
-        if listening is not None and listening.line is line:
+        if self._listening.get(peer) is line:
             del self._listening[peer]
 
     # Who is put through -----------------------------------------------------------------------------------------
 
-    def connect(self, caller: PeerId, shown: Pass, to: PeerId, now_unix_s: float) -> tuple[Opening, T]:
+    def connect(self, caller: PeerId, shown: Pass, to: PeerId, now_unix_s: float) -> tuple[Opening, Listening]:
         """A new link that waits for `to`, and the line that announces it to `to`.
 
         NoPass, Revoked; PeerUnavailable if `to` does not listen for the job; RetryElsewhere if it has too many links.
@@ -96,7 +93,7 @@ class Switchboard(Generic[T]):
         self._waiting[opening.connection] = opening
         self._links[to] += 1
         self._of_one[caller, to] += 1
-        return opening, listening.line
+        return opening, listening
 
     def accept(self, caller: PeerId, connection: str) -> Opening:
         """The link that was offered to the caller; Refused for another's link, or one that was accepted."""
@@ -111,11 +108,10 @@ class Switchboard(Generic[T]):
         self._links -= Counter((opening.to,))
         self._of_one -= Counter(((opening.shown.peer, opening.to),))
 
-    def cut_off(self, peer: PeerId, unix_s: float) -> T | None:
+    def cut_off(self, peer: PeerId, unix_s: float) -> Listening | None:
         """Make all passes of a revoked peer void that were issued until then. Returns its line, if it listens."""
         self._cut[peer] = max(unix_s, self._cut.get(peer, 0.0))
-        listening = self._listening.pop(peer, None)
-        return None if listening is None else listening.line
+        return self._listening.pop(peer, None)
 
     def _check(self, shown: Pass, holder: PeerId, now_unix_s: float) -> None:
         if shown.cluster != self._cluster:
