@@ -56,8 +56,8 @@ class IslandsBrain:
         self.settings = settings[0]
         self.courses = tuple(courses)
         islands = [
-            JobBrain(replace(one, pause_on_nonfinite=False), Random(rng.getrandbits(64)), course)
-            for one, course in zip(settings, courses, strict=True)
+            JobBrain(replace(own, pause_on_nonfinite=False), Random(rng.getrandbits(64)), course)
+            for own, course in zip(settings, courses, strict=True)
         ]
         self._rng = rng
         self._roster = Roster(islands, self.courses, least)

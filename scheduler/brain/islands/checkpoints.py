@@ -101,7 +101,7 @@ class JointCheckpoints:
             return None
         lowest = joint.islands[0]
         first = joint.whole[lowest]
-        if other := next((one for one in sorted(joint.whole) if joint.whole[one] != first), None):
+        if other := next((island for island in sorted(joint.whole) if joint.whole[island] != first), None):
             fault = f"islands {lowest} and {other} handed over different weights"
             return CheckpointNotKept(part.version, "peer", fault)
         return PublishCheckpoint(part.version, first)

@@ -200,7 +200,7 @@ class Roster:
         for peer, stage in coming.items():  # as if all came now
             if not any(brain.is_joining(peer) or brain.stage_of(peer) is not None for brain in islands.values()):
                 site = sites.get(peer, "")
-                able = self._open_to(site, (n for n in islands if any(sites.get(one) == site for one in sent[n])))
+                able = self._open_to(site, (n for n in islands if any(sites.get(at) == site for at in sent[n])))
                 island = next(island for island in self.neediest([stage], sent) if island in (able or islands))
                 sent[island][peer] = stage
                 if site == idle.site:

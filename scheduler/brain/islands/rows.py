@@ -104,7 +104,7 @@ class Rows:
                 made.append(together(of, self.timeline, at))
             behind = [fork for fork in forks if fork.version == step + 1]
             self._note(step, took_part, behind, shares.get(step + 1, ()))
-            at_work = {**took_part, **{one.timeline % len(self._courses): one.timeline for one in behind}}
+            at_work = {**took_part, **{fork.timeline % len(self._courses): fork.timeline for fork in behind}}
             begun = self._courses[0].inner_steps(step + 1)
         for (timeline, at), row in sorted(inner.items(), key=lambda item: (item[0][1], item[1].timeline)):
             island = self._island(row)
