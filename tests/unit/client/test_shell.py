@@ -37,25 +37,17 @@ def test_words_of_others_in_an_error_do_nothing_to_a_terminal(capsys: pytest.Cap
         ([], {}, DEFAULT_SCHEDULER),
         (["10.77.0.1:7950"], {"scheduler": "far:7950"}, "far:7950"),
         (["10.77.0.1:7950"], {"insecure": True}, DEFAULT_SCHEDULER),
+        (["10.77.0.1:7950"], {"profile": "lab"}, "lab:7950"),
     ],
-    ids=["the only one", "one of two", "none", "another is named", "plaintext"],
+    ids=["the only one", "one of two", "none", "another is named", "plaintext", "the config file names one"],
 )
-def test_the_scheduler_of_whoever_joined_one_swarm_is_that(
+def test_the_scheduler_of_whoever_joined_one_swarm_is_that_unless_another_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, joined: list[str], given: dict[str, object], used: str
 ) -> None:
     """After `swarm login`, `swarm ls` said that no scheduler answers at 127.0.0.1:7950, and to start one."""
     monkeypatch.setattr("swarm.pki.profiles.memberships", lambda: joined)
-    shell = Shell(config=str(tmp_path / "none.toml"))
+    (tmp_path / "config.toml").write_text('[profile.lab]\nscheduler = "lab:7950"\n')
+    shell = Shell(config=str(tmp_path / "config.toml"))
     shell.take(**given)
     shell.settle()
     assert shell.scheduler == used
-
-
-def test_a_scheduler_of_the_users_config_file_wins_over_a_membership(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("swarm.pki.profiles.memberships", lambda: ["10.77.0.1:7950"])
-    (tmp_path / "config.toml").write_text('[profile.default]\nscheduler = "lab:7950"\n')
-    shell = Shell(config=str(tmp_path / "config.toml"))
-    shell.settle()
-    assert shell.scheduler == "lab:7950"
