@@ -71,8 +71,11 @@ def load(stage: int) -> LoadStage:
 @at_desk
 async def test_a_pass_comes_before_the_stage_that_it_is_for(side: Side) -> None:
     release = Release(JOB, "another takes it")
+    side.membership.assign(Q, JobId("ended"), 0, 0.0)
+    for peer in (P, Q, PeerId("nobody")):
+        side.passes.renew(peer)
     side.passes.send(P, release)
-    assert side.told(P) == [release]
+    assert (side.told(P), side.told(Q)) == ([release], []), "whoever serves nothing has no pass"
     side.membership.assign(P, JOB, 2, 0.0)
     side.passes.send(P, load(2))
     first, second = side.told(P)
@@ -80,15 +83,6 @@ async def test_a_pass_comes_before_the_stage_that_it_is_for(side: Side) -> None:
     assert isinstance(first, TakePass)
     issued = UNIX_S
     assert read(first.token, KEY.public) == Pass("cluster", JOB, 4, P, 7, 2, 3, issued, issued + PASS_LIFE_S)
-
-
-@at_desk
-async def test_whoever_serves_nothing_has_no_pass(side: Side) -> None:
-    side.passes.renew(P)
-    side.passes.renew(PeerId("nobody"))
-    side.membership.assign(Q, JobId("ended"), 0, 0.0)
-    side.passes.renew(Q)
-    assert side.told(P) == side.told(Q) == []
 
 
 @at_desk

@@ -90,7 +90,7 @@ async def stage_server(name: str, address: str = "127.0.0.1:0") -> AsyncIterator
 
 
 @pytest.mark.usefixtures("_on_several_machines")
-async def test_one_that_does_not_answer_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_does_not_answer_at_its_address_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool()
     async with stage_server("a") as address:
         pool.attach(address)
@@ -103,12 +103,8 @@ async def test_one_that_does_not_answer_is_told_and_tried_again(monkeypatch: pyt
     assert "--announce" in facts["network"]
     async with stage_server("a", address):
         await pool.until("")
-
-
-@pytest.mark.usefixtures("_on_several_machines")
-async def test_another_one_at_its_address_is_not_it() -> None:
-    pool = Pool()
     async with stage_server("b") as address:
+        pool = Pool()
         pool.attach(address)
         await pool.until("does not answer")
 
