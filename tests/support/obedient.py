@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -199,30 +199,20 @@ class Swarm:
     def restart(self) -> None:
         """The scheduler was killed; all that was on its way is lost, and the replicas dial the next one."""
         committed = len(self.rows)
-        self.settings = BrainSettings(
-            **{name: getattr(self.settings, name) for name in self.settings.__slots__} | {"epoch": 4}
-        )
+        self.settings = replace(self.settings, epoch=4)
         self.brain, self.inbox = JobBrain(self.settings, Random(7)), deque()
         known = {one.peer: one.stage for one in self.replicas.values() if one.peer not in self.released}
         self.step(Resumed(known, committed, tuple(self.rows[-2:]), set(self.evaluated), 10.0))
 
     def hello(self, peer: PeerId) -> Hello:
         one = self.replicas[peer]
-        cells = tuple(
-            ReportedCell(
-                microbatch,
-                attempt,
-                microbatch.index in one.sums.get(microbatch.step, ()),
-                True,
-                self.loss_of(one, microbatch),
-            )
-            for microbatch, attempt in sorted(one.attempts.items())
-            if microbatch.step >= one.version
-        )
-        top = max(one.attempts.values(), default=0)
-        return Hello(
-            peer, 1, 1, "0", f"at {peer}", "", "cpu", 1, 1, -1, JOB, 1, one.version, cells, one.stage, top
-        )  # fmt: skip
+        cells = []
+        for microbatch, attempt in sorted(one.attempts.items()):
+            if microbatch.step >= one.version:
+                is_added = microbatch.index in one.sums.get(microbatch.step, ())
+                cells.append(ReportedCell(microbatch, attempt, is_added, True, self.loss_of(one, microbatch)))
+        held = (JOB, 1, one.version, tuple(cells), one.stage, max(one.attempts.values(), default=0))
+        return Hello(peer, 1, 1, "0", f"at {peer}", "", "cpu", 1, 1, -1, *held)
 
     # The replicas ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from scheduler.brain.routing.stragglers import (
 )
 from scheduler.brain.settings import DeadlineSettings
 from swarm.types import Direction, PeerId
+from tests.support.situations import Calls, Situation, beside
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 DEADLINES_SETTINGS = DeadlineSettings()
@@ -51,11 +53,6 @@ def test_a_deadline_that_no_sample_can_raise_is_the_same_without_sorting_them(sl
         assert deadline_s(samples, DEADLINES_SETTINGS) == max(DEADLINES_SETTINGS.min_s, full_s)
 
 
-def test_before_eight_completions_all_patience_is_granted() -> None:
-    assert deadline_s([1.0] * 7, DEADLINES_SETTINGS) == 120.0
-    assert Deadlines(DEADLINES_SETTINGS).of(3, BACKWARD) == 120.0
-
-
 def test_a_deadline_is_computed_anew_when_an_eighth_of_its_samples_is_new() -> None:
     """It was after each completion: an eighth of what the brain did for a hop, with 1,000 peers."""
     deadlines, samples = Deadlines(DEADLINES_SETTINGS), [9.0, 11.0] * 8
@@ -79,25 +76,6 @@ def test_who_asks_for_a_deadline_does_not_change_it() -> None:
         asked.of(0, FORWARD)
         asked.due_s()
     assert asked.of(0, FORWARD) == alone.of(0, FORWARD) != 2.6
-
-
-def test_stages_and_directions_are_measured_apart() -> None:
-    deadlines = measured(2.0)
-    assert deadlines.of(0, FORWARD) == pytest.approx(2.6)
-    assert deadlines.of(0, BACKWARD) == deadlines.of(1, FORWARD) == 120.0
-
-
-def test_a_hop_past_its_deadline_is_told_once_by_name() -> None:
-    deadlines = measured(2.0)
-    deadlines.began(hop(1), 10.0)
-    deadlines.began(hop(2, peer=PeerId("b")), 11.0)
-    assert deadlines.due_s() == pytest.approx(12.6)
-    assert deadlines.expired(12.5) == []
-    (late,) = deadlines.expired(12.7)
-    assert late.hop == hop(1)
-    assert late.reason == "a has had forward of 0.1 at stage 0 for 2.7 s; others take less than 2.6 s"
-    assert deadlines.expired(12.7) == []
-    assert deadlines.watched() == [hop(2, peer=PeerId("b"))]
 
 
 def test_a_hop_that_completes_after_its_deadline_still_widens_it() -> None:
@@ -126,20 +104,6 @@ def test_if_everything_became_slower_at_once_the_deadline_doubles_until_somethin
     assert deadlines.of(0, FORWARD) == pytest.approx(2.6)
 
 
-def test_what_is_forgotten_neither_expires_nor_counts() -> None:
-    deadlines = measured(2.0)
-    deadlines.began(hop(1, peer=PeerId("b")), 0.0)
-    deadlines.began(hop(2, step=4), 0.0)
-    deadlines.began(hop(3, step=5), 0.0)
-    deadlines.forget_peer(PeerId("b"))
-    deadlines.forget_step(4)
-    assert deadlines.watched() == [hop(3, step=5)]
-    deadlines.done(hop(2, step=4), 100.0)
-    assert deadlines.of(0, FORWARD) == pytest.approx(2.6)
-    assert [late.hop for late in deadlines.expired(100.0)] == [hop(3, step=5)]
-    assert deadlines.due_s() is None
-
-
 def test_a_hop_has_expired_when_it_is_due_to_the_bit() -> None:
     """The difference of two times may round to less than the deadline that was added."""
     for tenths in range(1, 100):
@@ -155,46 +119,6 @@ SETTINGS = DeadlineSettings(k=6.0, min_s=1.0, max_s=10.0)
 
 def watched(lateness: Stragglers) -> list[tuple[int, Direction, PeerId]]:
     return [(hop.stage, hop.direction, hop.peer) for hop in lateness._deadlines.watched()]
-
-
-def test_one_replica_of_a_route_has_its_turn_at_a_time() -> None:
-    lateness = Stragglers(SETTINGS)
-    lateness.routed(0, 0, [A, B, C], [False] * 3, 0.0)
-    assert watched(lateness) == [(0, Direction.FORWARD, A)]
-    lateness.forwarded(0, 0, 0, B, 0.0)  # of an older route
-    lateness.forwarded(0, 0, 0, A, 1.0)
-    assert watched(lateness) == [(1, Direction.FORWARD, B)]
-    lateness.forwarded(0, 1, 0, B, 2.0)
-    assert watched(lateness) == [(2, Direction.FORWARD, C)]
-    lateness.accumulated(0, 2, 0, C, 3.0)
-    assert watched(lateness) == [(1, Direction.BACKWARD, B)]
-    lateness.accumulated(0, 1, 0, B, 4.0)
-    assert watched(lateness) == [(0, Direction.BACKWARD, A)]
-    lateness.accumulated(0, 0, 0, A, 5.0)
-    assert watched(lateness) == []
-    lateness.forget_step(0)
-    lateness.forwarded(0, 0, 0, A, 6.0)  # late news
-
-
-def test_a_successor_computes_forward_again_if_its_predecessor_has() -> None:
-    lateness = Stragglers(SETTINGS)
-    lateness.routed(3, 1, [A, B, C], [False] * 3, 0.0)
-    for stage, peer in enumerate((A, B)):
-        lateness.forwarded(3, stage, 1, peer, 1.0)
-    lateness.accumulated(3, 2, 1, C, 2.0)
-    lateness.routed(3, 1, [A, D, C], [False, False, True], 3.0)
-    assert watched(lateness) == [(1, Direction.FORWARD, D)]
-    lateness.forwarded(3, 1, 1, D, 4.0)
-    assert watched(lateness) == [(1, Direction.BACKWARD, D)], "the stage behind has done its part before"
-
-
-def test_a_contribution_that_is_void_is_awaited_again() -> None:
-    lateness = Stragglers(SETTINGS)
-    lateness.routed(0, 0, [A, B], [False, False], 0.0)
-    lateness.forwarded(0, 0, 0, A, 0.0)
-    lateness.accumulated(0, 1, 0, B, 0.0)
-    lateness.routed(0, 0, [A, B], [False, False], 1.0)
-    assert watched(lateness) == [(0, Direction.BACKWARD, A), (1, Direction.FORWARD, B)]
 
 
 def test_a_turn_that_takes_much_longer_than_others_is_told_once() -> None:
@@ -221,3 +145,11 @@ def test_a_turn_that_takes_much_longer_than_others_is_told_once() -> None:
     lateness.routed(1, 0, [C, B], [False, False], 101.0)
     lateness.forget_peer(C)
     assert watched(lateness) == []
+
+
+@pytest.mark.parametrize("situation", beside(__file__), ids=str)
+def test_turns_are_watched_as_the_text_says(situation: Situation) -> None:
+    known = {"deadline_s": deadline_s, "measured": measured, "hop": hop, "watched": watched, "SHORT": SETTINGS}
+    classes: dict[str, Any] = {"Deadlines": Deadlines, "Stragglers": Stragglers, **Direction.__members__}
+    classes["reasons"] = lambda overdue: [late.reason for late in overdue]
+    situation.check(Calls(None, SETTINGS=DEADLINES_SETTINGS, **known, **classes).play)
