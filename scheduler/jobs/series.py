@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -31,18 +31,6 @@ SHOW_S = 2.0
 def is_over(record: JobRecord, now_unix_s: float) -> bool:
     """Whether the job ended so long ago that its series can go."""
     return record.state.is_final and now_unix_s - record.since_unix_s >= JOB_KEPT_S
-
-
-class MetricExpiry:
-    """Remembers since when each peer has been away."""
-
-    def __init__(self) -> None:
-        self._since_s: dict[str, float] = {}
-
-    def over(self, known: Iterable[str], here: Set[str], now_s: float) -> list[str]:
-        """The known peers that have been away for long enough; must be called regularly."""
-        self._since_s = {peer: self._since_s.get(peer, now_s) for peer in known if peer not in here}
-        return sorted(peer for peer, since_s in self._since_s.items() if now_s - since_s >= PEER_KEPT_S)
 
 
 async def show(
@@ -97,7 +85,7 @@ def _show_speeds(job: Job, metrics: SchedulerMetrics) -> None:
 
 async def tidy(registry: JobRegistry, membership: Membership, ports: SchedulerPorts) -> None:
     """Remove expired series, and messages about jobs that the broker retains; once a minute, forever."""
-    expiry, silent = MetricExpiry(), set[JobId]()
+    silent, away_s = set[JobId](), dict[str, float]()  # since when each peer has been away
     loop, metrics = asyncio.get_running_loop(), ports.metrics
     while True:
         over = {job.record.id for job in registry.all() if is_over(job.record, ports.wall_s())}
@@ -106,6 +94,9 @@ async def tidy(registry: JobRegistry, membership: Membership, ports: SchedulerPo
             ports.announcer.job_removed(job_id)
         silent = over
         here = {peer.hello.peer for peer in membership.peers() if peer.state is not PeerState.GONE}
-        for name in expiry.over(metrics.known_peers, here, loop.time()):
-            metrics.forget_peer(name)
+        now_s = loop.time()
+        away_s = {peer: away_s.get(peer, now_s) for peer in metrics.known_peers if peer not in here}
+        for peer, since_s in away_s.items():
+            if now_s - since_s >= PEER_KEPT_S:
+                metrics.forget_peer(peer)
         await asyncio.sleep(TIDY_S)
