@@ -220,12 +220,12 @@ class Dispatch:
             return
         pools = self._loads.by_stage()
         if any_fails:
-            reached = [tuple(one for one in pool if not self._state.links.touches(one.peer)) for pool in pools]
-            usable = [any(one.has_credit for one in pool) for pool in reached]
+            reached = [tuple(load for load in pool if not self._state.links.touches(load.peer)) for pool in pools]
+            usable = [any(load.has_credit for load in pool) for pool in reached]
             pools = [reached[stage] if usable[stage] else pool for stage, pool in enumerate(pools)]
         for turn in self._evaluations.feed(pools, self._window.most):
             replicas = [self._state.pool[peer].replica for peer in turn.peers]
-            hops = tuple(Hop(one.peer, one.incarnation, turn.attempt, one.address) for one in replicas)
+            hops = tuple(Hop(of.peer, of.incarnation, turn.attempt, of.address) for of in replicas)
             batch = EvaluationBatch(self._state.settings.timeline, turn.version, turn.index)
             for peer in (*turn.peers, *turn.displaced):
                 self._state.outbox.send(peer, Evaluate(batch, hops))

@@ -392,7 +392,8 @@ class Ledger:
 
     def is_finite(self, step: int) -> bool:
         """No contribution of the step was reported as not finite."""
-        return all(one.finite for _, _, entry in self._entries(self._steps[step]) for one in entry.holders.values())
+        entries = (entry for _, _, entry in self._entries(self._steps[step]))
+        return all(added.finite for entry in entries for added in entry.holders.values())
 
     def sets(self, step: int) -> dict[PeerId, frozenset[int]]:
         """Indexes that must be in the sum of each replica that holds any."""
@@ -457,10 +458,7 @@ class Ledger:
 
     def contributions(self) -> Counter[PeerId]:
         """How many microbatches of the open and the two last closed steps each replica holds or held."""
-        counted = Counter[PeerId]()
-        for one in [*self._shares.values(), *map(self._contributions, self._steps.values())]:
-            counted.update(one)
-        return counted
+        return sum([*self._shares.values(), *map(self._contributions, self._steps.values())], Counter[PeerId]())
 
     def has_changed(self, peer: PeerId) -> bool:
         """Whether the peer's outstanding hops changed since `take_changed`."""
