@@ -13,8 +13,9 @@ import torch
 
 from client.cli import run
 from swarm.checkpoint.reader import open_folder
-from swarm.job.outer_log import OUTER_LOG, read
+from swarm.job.outer_log import OUTER_LOG, OuterRecord, read
 from swarm.job.resolve import Basis, resolve
+from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.chaos.harmed_stage_server import write_harm
@@ -24,30 +25,50 @@ from tests.support.simulated import Tokens, small_spec, write_text
 WAIT_S_MAX = 120.0
 
 
+def job_of(folder: Path, **changes: object) -> tuple[JobSpec, Tokens]:
+    """Two islands of two stages."""
+    changes = {
+        "islands__count": 2,
+        "averaging__mode": "diloco",
+        "outer__every_steps": 4,
+        "pipeline__stages": 2,
+        "training__global_batch_sequences": 8,
+    } | changes
+    spec = resolve(small_spec(write_text(folder), **changes), Basis(257))
+    return spec, Tokens.make(folder / "tokens", spec)
+
+
+def placed_in(folder: Path, island: int) -> str:
+    """What the log of the scheduler says of the stage servers that an island got first."""
+    placed = (folder / "scheduler.log").read_text().partition("placed: ")[2]
+    return placed.partition(f"island {island}: ")[2].partition("\n")[0]
+
+
+def succeeds_as_one_process(
+    cluster: Cluster, job: str, folder: Path, spec: JobSpec, tokens: Tokens
+) -> list[OuterRecord]:
+    """The job ends with the bits of one process that repeats its outer log, which this gives."""
+    view = cluster.succeeds(job)
+    assert run(["pull", job, str(folder / "model"), "--scheduler", cluster.address]) == 0
+    log = list(read((folder / "model" / OUTER_LOG).read_bytes()))
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log)
+    assert (view.weights_sha256, view.loss) == (expected.sha256, expected.losses[-1])
+    return log
+
+
 @pytest.mark.timeout(900)
 def test_a_job_with_too_few_islands_goes_on_from_its_checkpoint_bitwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes: dict[str, object] = {
-        "islands__count": 2,
-        "islands__min": 2,
-        "averaging__mode": "diloco",
-        "outer__every_steps": 4,
-        "pipeline__stages": 2,
-        "training__steps": 48,
-        "training__global_batch_sequences": 8,
-        "checkpoint__every_steps": 6,
-        "config__tie_word_embeddings": True,
-    }
-    spec = resolve(small_spec(write_text(tmp_path), **changes), Basis(257))
-    tokens = Tokens.make(tmp_path / "tokens", spec)
+    spec, tokens = job_of(
+        tmp_path, islands__min=2, training__steps=48, checkpoint__every_steps=6, config__tie_word_embeddings=True
+    )
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
     with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(4)
         job = cluster.submit(spec, tokens.manifest)
         until(lambda: view_of(cluster, job.id).checkpoint_step > 0)
-        placed = (tmp_path / "scheduler.log").read_text().partition("placed: ")[2].partition("island 1: ")[2]
-        lost = re.findall(r"stage [01]: ([\w-]+)", placed.partition("\n")[0])
+        lost = re.findall(r"stage [01]: ([\w-]+)", placed_in(tmp_path, 1))
         assert len(lost) == 2
         for peer in lost:
             cluster.servers[peer].kill(signal.SIGKILL)
@@ -81,37 +102,22 @@ def test_a_job_with_too_few_islands_goes_on_from_its_checkpoint_bitwise(
 @pytest.mark.parametrize("restart", [False, True], ids=["", "and-the-scheduler-too"])
 def test_an_island_is_killed_whole_and_begins_anew_bitwise(tmp_path: Path, restart: bool) -> None:
     """Over TLS, with passes: who goes over to another island is let in there."""
-    changes: dict[str, object] = {
-        "islands__count": 2,
-        "averaging__mode": "diloco",
-        "outer__every_steps": 4,
-        "pipeline__stages": 2,
-        "training__steps": 60,
-        "training__global_batch_sequences": 8,
-        "checkpoint__every_steps": 6,
-    }
-    spec = resolve(small_spec(write_text(tmp_path), **changes), Basis(257))
-    tokens = Tokens.make(tmp_path / "tokens", spec)
+    spec, tokens = job_of(tmp_path, training__steps=60, checkpoint__every_steps=6)
     with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(8)
         job = cluster.submit(spec, tokens.manifest)
         until(lambda: view_of(cluster, job.id).step > 5)
-        placed = (tmp_path / "scheduler.log").read_text().partition("placed: ")[2].partition("island 1: ")[2]
-        lost = [peer for peer in cluster.servers if peer in placed.partition("\n")[0]]
+        lost = [peer for peer in cluster.servers if peer in placed_in(tmp_path, 1)]
         assert len(lost) == 4
         for peer in lost:
             cluster.servers[peer].kill(signal.SIGKILL)
         if restart:
             cluster.restart_scheduler()
-        view = cluster.succeeds(job.id)
-        assert "stalled" not in (tmp_path / "scheduler.log").read_text(), "it was not taken back"
-        assert run(["pull", job.id, str(tmp_path / "model"), "--scheduler", cluster.address]) == 0
-    log = read((tmp_path / "model" / OUTER_LOG).read_bytes())
+        log = succeeds_as_one_process(cluster, job.id, tmp_path, spec, tokens)
+    assert "stalled" not in (tmp_path / "scheduler.log").read_text(), "it was not taken back"
     assert log[0].islands == (0,)
     assert [one.begins for one in log if one.begins] == [{1: 0}]
     assert log[-1].after_step < 60, "both islands are there in the end"
-    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log)
-    assert (view.weights_sha256, view.loss) == (expected.sha256, expected.losses[-1])
 
 
 @pytest.mark.timeout(900)
@@ -119,19 +125,9 @@ def test_a_job_that_lost_all_its_islands_goes_on_with_the_one_that_comes_back_bi
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It waited for the other one for ever."""
-    changes: dict[str, object] = {
-        "islands__count": 2,
-        "averaging__mode": "diloco",
-        "averaging__timeout_s": 10.0,
-        "outer__every_steps": 4,
-        "pipeline__stages": 2,
-        "training__steps": 48,
-        "training__global_batch_sequences": 8,
-        "checkpoint__every_steps": 4,
-        "limits__no_progress_s": 20.0,
-    }
-    spec = resolve(small_spec(write_text(tmp_path), **changes), Basis(257))
-    tokens = Tokens.make(tmp_path / "tokens", spec)
+    spec, tokens = job_of(
+        tmp_path, averaging__timeout_s=10.0, training__steps=48, checkpoint__every_steps=4, limits__no_progress_s=20.0
+    )
     with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(4)
         job = cluster.submit(spec, tokens.manifest)
@@ -147,12 +143,8 @@ def test_a_job_that_lost_all_its_islands_goes_on_with_the_one_that_comes_back_bi
         cluster.wait_for_step(job.id, back_to + 1)
         assert run(["islands", job.id, "--scheduler", cluster.address]) == 0
         assert "no stage servers were there for it when the job went on" in " ".join(capsys.readouterr().out.split())
-        view = cluster.succeeds(job.id)
-        assert run(["pull", job.id, str(tmp_path / "model"), "--scheduler", cluster.address]) == 0
-    log = read((tmp_path / "model" / OUTER_LOG).read_bytes())
+        log = succeeds_as_one_process(cluster, job.id, tmp_path, spec, tokens)
     assert [(one.islands, one.begins) for one in log if one.after_step > back_to] == [((0,), {})] * (12 - back_to // 4)
-    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log)
-    assert (view.weights_sha256, view.loss) == (expected.sha256, expected.losses[-1])
 
 
 def view_of(cluster: Cluster, job: str) -> Any:
@@ -168,28 +160,19 @@ def until(says: Any) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_slow_island_trains_less_of_each_step_bitwise(tmp_path: Path) -> None:
-    changes: dict[str, object] = {
-        "islands__count": 2,
-        "islands__shares": "speed",
-        "averaging__mode": "diloco",
-        "outer__every_steps": 4,
-        "pipeline__stages": 1,
-        "training__steps": 40,
-        "training__global_batch_sequences": 16,
-        "training__microbatch_sequences": 1,
-    }
-    spec = resolve(small_spec(write_text(tmp_path), **changes), Basis(257))
-    tokens = Tokens.make(tmp_path / "tokens", spec)
+    spec, tokens = job_of(
+        tmp_path,
+        islands__shares="speed",
+        pipeline__stages=1,
+        training__steps=40,
+        training__global_batch_sequences=16,
+        training__microbatch_sequences=1,
+    )
     with Cluster(tmp_path, "--grace", "8") as cluster:
         cluster.add_servers(2, module="tests.chaos.harmed_stage_server")
         job = cluster.submit(spec, tokens.manifest)
         until(lambda: view_of(cluster, job.id).step > 1)
-        slow = (tmp_path / "scheduler.log").read_text().partition("placed: ")[2].partition("island 1: ")[2]
-        peer = next(one for one in cluster.servers if one in slow.partition("\n")[0])
+        peer = next(one for one in cluster.servers if one in placed_in(tmp_path, 1))
         write_harm(tmp_path / f"server-{list(cluster.servers).index(peer)}", slow=8.0)
-        view = cluster.succeeds(job.id)
-        assert run(["pull", job.id, str(tmp_path / "model"), "--scheduler", cluster.address]) == 0
-    log = read((tmp_path / "model" / OUTER_LOG).read_bytes())
+        log = succeeds_as_one_process(cluster, job.id, tmp_path, spec, tokens)
     assert any(one.shares and one.shares[0] > one.shares[1] for one in log), log
-    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log)
-    assert (view.weights_sha256, view.loss) == (expected.sha256, expected.losses[-1])
