@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from benchmarks.measured.gpu import (
     main,
     model_flops,
     parameters,
+    run_parts,
     side_by_side,
     table,
 )
@@ -85,12 +88,25 @@ def test_pipelines_of_torch_and_of_a_swarm_learn_what_one_process_learns(tmp_pat
         assert way.loss == pytest.approx(one_process, abs=0.05)
 
 
+def test_a_part_that_fails_is_named_and_the_others_go_on() -> None:
+    def fails() -> Iterator[str]:
+        yield "one"
+        raise AssertionError("other bits")
+
+    out = StringIO()
+    assert run_parts({"first": fails(), "second": iter(["two"])}, [out]) == ["first"]
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "first    one"
+    assert "AssertionError: other bits" in lines
+    assert lines[-3:] == ["first    FAILED after 0 s", "second   two", "second   ended after 0 s"]
+
+
 def test_a_device_that_decodes_as_the_host_is_told_of_no_codec() -> None:
     assert decoded_otherwise(CPU) == []
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"), [((), '"cuda" is not on this machine'), (("--device", "cpu"), "no CUDA GPU")]
+    ("flags", "words"), [((), '"cuda" is not on this machine'), (("--device", "cpu"), "is no GPU")]
 )
 def test_without_a_gpu_it_says_so_and_ends_with_3(
     flags: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
