@@ -351,10 +351,10 @@ M = [
     Run(f"{MEMORY} --microbatch 2 --runs 5", "--steps 2", "--steps 3"),
     Run(f"{MEMORY} --microbatch 8 --microbatches 6 --runs 3", "--steps 1", "--steps 3"),
 ]
-M_TEXTS = {"parameters": "parameters take as much as graphs", "graphs": "graphs take most"}
+M_TEXTS = {"parameters": ("parameters take as much as graphs", 1.55), "graphs": ("graphs take most", 1.3)}
 M_MEASURES = tuple(
-    Measure(key, f"memory at the peak, worse of two stages, {text}", "what the job's tensors take", 1.3, at_most=True)
-    for key, text in M_TEXTS.items()
+    Measure(key, f"memory at the peak, worse of two stages, {text}", "what the job's tensors take", aim, at_most=True)
+    for key, (text, aim) in M_TEXTS.items()
 )
 
 

@@ -6,12 +6,13 @@ A scheduler and stages x replicas stage servers, as real processes on loopback, 
 resident memory is read while it is idle, then its peak until the last commit but one, and its peak with the checkpoint
 that ends the job. What is more than idle is compared with the sum of what the job cannot do without, by
 swarm/job/footprint.py: weights in all their versions, the optimizer's state, the sums of the steps that may be open,
-the graphs of the microbatches in flight, outputs that are held and inputs that wait. The aim is at most 1.3 times that.
+the graphs of the microbatches in flight, outputs that are held and inputs that wait. The aim is at most 1.3 times that,
+or 1.55 times where parameters take as much as graphs.
 
-What is beside the sum: gradients as backward gives them, averaging, the averaged gradients of past commits, which are
-kept for peers that join, whatever Python and torch load when they first compute, and what the allocator keeps. By
-default each stage server offers so little memory (`--offer`, in times of the estimate) that only the two newest commits
-are kept; the more it offers, the more it keeps.
+What is beside the sum: gradients as backward gives them, averaging, whatever Python and torch load when they first
+compute, and what the allocator keeps; with `--replicas` also the averaged gradients of past commits, which are kept for
+replicas that miss one. By default each stage server offers so little memory (`--offer`, in times of the estimate) that
+only the two newest commits are kept; the more it offers, the more it keeps.
 
 The peak is the kernel's, for which the memory of pages that are shared with other processes counts too. Linux only.
 """
@@ -101,7 +102,7 @@ def footprints(spec: JobSpec, replicas: int) -> list[Footprint]:
 
 
 def table(taken: Sequence[Taken]) -> Table:
-    shown = Table(title="resident MiB", caption="ratio: of peak less idle to `needed`; the aim is 1.3")
+    shown = Table(title="resident MiB", caption="ratio: of peak less idle to `needed`")
     read = ("needed", "estimate", "idle", "training", "ratio", "with save", "ratio", "of estimate")
     for name in ("stage", *PARTS, *read):
         shown.add_column(name, justify="right")
