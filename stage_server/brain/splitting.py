@@ -18,7 +18,8 @@ from swarm.types import Direction
 
 WINDOW = 8  # backwards that take turns, to measure both ways
 PERIOD = 64  # the next backwards are measured after so many
-GAIN = 0.6  # a little less than the share of the gaps that weights fill
+GAIN = 0.2  # weights fill more of the gaps, but on a processor that others use as well a split costs them too
+TRIED_MAX = 1.6  # what costs more fits in no gap
 
 
 class Splitting:
@@ -38,7 +39,7 @@ class Splitting:
             return False
         turn = self._count % PERIOD
         self._count += 1
-        is_tried = turn < WINDOW and self._cost() <= 1.0 + GAIN  # else no gap is wide enough
+        is_tried = turn < WINDOW and self._cost() <= TRIED_MAX
         return (bool(turn % 2) if is_tried else self.pays) and owed < self._held_max
 
     @property
