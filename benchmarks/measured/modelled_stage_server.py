@@ -4,7 +4,9 @@
 
 The product's own program, its processes, sessions, links and rounds; only that a forward and a backward take S seconds
 each, and the optimizer its own, on any machine: what the tiny model's own computation leaves of them is slept on the
-compute thread. So a dozen of them share two cores, and what is measured is the protocol and not an accelerator.
+compute thread. So a dozen of them share two cores, and what is measured is the protocol and not an accelerator. The
+two parts of a split backward take half of that each, as in torch's schedule ZBV; with --whole, before FLAGS, none is
+split. With S 0 the computations take their own time.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from stage_server.lean_imports import lean_imports
 
 with lean_imports():
     from stage_server.__main__ import cli
+    from stage_server.brain.splitting import Splitting
     from swarm.model.stage import Stage
 from swarm.process.lifecycle import run_cli
 
@@ -23,8 +26,12 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--compute", compute_s, "--step", step_s, *rest]:
             takes(Stage, "forward", float(compute_s))
-            takes(Stage, "backward", float(compute_s))
+            takes(Stage, "backward", lambda *_, keep=False, **__: float(compute_s) / (2 if keep else 1))
+            takes(Stage, "weigh", float(compute_s) / 2)
             takes(Stage, "apply", float(step_s))
+            if rest[:1] == ["--whole"]:
+                Splitting.next = lambda *_: False  # type: ignore[method-assign]
+                del rest[0]
             sys.argv = ["stage_server", *rest]
             run_cli(cli, "swarm stage-server")
         case _:

@@ -17,6 +17,8 @@ Ways to train the same model on the same tokens, from the same weights, with as 
                   stages on each
     loopback      as overlap, on loopback while the others are behind a link
     insecure      as swarm, with --insecure: without TLS and passes
+    whole         as swarm, but no stage server splits a backward
+    wholelap      as overlap, likewise
 
 All processes are started first and wait. Then the ways take turns, every round in another order, so that a noisy
 machine disturbs all alike: compare ratios within a round, not tokens/s of different runs. Speed is counted from commit
@@ -45,7 +47,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -76,9 +78,12 @@ SWARMS: dict[str, Callable[[JobSpec], JobSpec]] = {
     "int8": partial(overlapping, compression="int8"),
     "loopback": overlapping,
     "insecure": lambda spec: spec,
+    "whole": lambda spec: spec,
+    "wholelap": overlapping,
 }
-OVERLAPPING = ("overlap", "int8", "loopback")
-APART = ("loopback", "insecure")  # each with processes of its own
+OVERLAPPING = ("overlap", "int8", "loopback", "wholelap")
+WHOLE = ("whole", "wholelap")  # they share processes
+APART = ("loopback", "insecure", *WHOLE)  # with processes of their own
 WAYS = ("local", *SWARMS, *RANKED)
 DEFAULT = ("local", "swarm", "1f1b")
 
@@ -188,11 +193,15 @@ def _measure(options: argparse.Namespace, folder: Path, console: Console) -> lis
         if own := [way for way in options.ways if way in SWARMS and way not in APART]:
             swarms = dict.fromkeys(own, Swarm(fleet, folder, options, hosts=hosts, modelled=modelled))
         for way in [way for way in APART if way in options.ways]:
+            if way in WHOLE and (shared := [swarms[one] for one in WHOLE if one in swarms]):
+                swarms[way] = shared[0]
+                continue
             (folder / way).mkdir()
             apart = stack.enter_context(Fleet(folder / way))
             at = Hosts() if way == "loopback" else hosts
             insecure = way == "insecure"
-            swarms[way] = Swarm(apart, folder / way, options, hosts=at, insecure=insecure, modelled=modelled)
+            compute = modelled if way not in WHOLE else replace(modelled or Modelled(0.0, 0.0), whole=True)
+            swarms[way] = Swarm(apart, folder / way, options, hosts=at, insecure=insecure, modelled=compute)
         rivals = Rivals([way for way in options.ways if way in RIVALS], fleet, folder, job, options, hosts, modelled)
         for swarm in dict.fromkeys(swarms.values()):
             stack.enter_context(swarm.connect(spec, manifest))

@@ -384,7 +384,7 @@ class Swarm:
                     now_s,
                     _cpu_s(server.pid),
                     forward_s=sample(text, compute % "forward"),
-                    backward_s=sample(text, compute % "backward"),
+                    backward_s=sample(text, compute % "backward") + sample(text, compute % "weights"),
                     averaging_s=sample(text, r'swarm_averaging_duration_seconds_sum\{stage="\d+"\}'),
                 )
             )
