@@ -19,6 +19,7 @@ from swarm.types import Direction
 WINDOW = 8  # backwards that take turns, to measure both ways
 PERIOD = 64  # the next backwards are measured after so many
 GAIN = 0.2  # weights fill more of the gaps, but on a processor that others use as well a split costs them too
+IDLE_MIN = 0.2  # with less, what was measured on a busy processor says too little
 TRIED_MAX = 1.6  # what costs more fits in no gap
 
 
@@ -45,7 +46,7 @@ class Splitting:
     @property
     def pays(self) -> bool:
         """Whether splitting gains more than it costs, by what was measured."""
-        return 0.0 < self._cost() <= 1.0 + GAIN * self._idle
+        return self._idle >= IDLE_MIN and 0.0 < self._cost() <= 1.0 + GAIN * self._idle
 
     def _cost(self) -> float:
         """Both parts over one call; 0 if not all were measured."""
