@@ -94,7 +94,7 @@ def resolve(spec: JobSpec, basis: Basis) -> JobSpec:
 
 
 def choose(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
-    """The resolved spec, and for people what it does otherwise because of memory and links, each behind a "; "."""
+    """The resolved spec, and for people what memory and links have changed in it, each behind a "; "."""
     resolved, lighter = _fitted(*_for_sites(spec, basis))
     links = ""
     if spec.pipeline.overlap == "auto" and not resolved.has_outer_steps:

@@ -206,6 +206,11 @@ def await_copy(sent: SentBack) -> None:
         _gpu(sent.device).current_stream(sent.device).wait_event(sent.copied)
 
 
+def copy_into(target: Tensor, tensor: Tensor) -> None:
+    """Write a tensor of the host into one of a device. Only for a GPU does torch keep its memory until it is copied."""
+    target.copy_(tensor, non_blocking=is_gpu(target.device))
+
+
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host, for a GPU in memory from which it is copied in the background."""
     return torch.empty_like(tensor, pin_memory=True).copy_(tensor) if is_gpu(device) else tensor

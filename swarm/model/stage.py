@@ -52,6 +52,7 @@ from swarm.model.runtime import (
     SentAhead,
     SentBack,
     await_copy,
+    copy_into,
     is_gpu,
     pinned,
     received,
@@ -686,7 +687,7 @@ class Stage:
             named = [(name, tensor) for (name, _), tensor in zip(group, there, strict=True)]
             self._optimizer.step(named, gradients, rate, scale)
             for (_, parameter), tensor in zip(group, there, strict=True):
-                parameter.copy_(tensor, non_blocking=True)
+                copy_into(parameter, tensor)
 
     def _gradients(self, means: Mapping[UnitName, Tensor]) -> dict[str, Tensor]:
         """The averaged gradient of every parameter, as views of `means`; both uses of a tied weight get the same."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarm.model import runtime
-from swarm.model.runtime import received, send_ahead, send_back, to_device, to_host
+from swarm.model.runtime import copy_into, received, send_ahead, send_back, to_device, to_host
 
 GPU = torch.device("cuda", 0)
 
@@ -59,6 +59,9 @@ class Scripted:
             raise self.full
         self.calls.append("copy" if non_blocking else "blocking copy")
         return Scripted(device, self.calls)
+
+    def copy_(self, source: Scripted, *, non_blocking: bool = False) -> None:
+        self.calls.append("copy" if non_blocking else "blocking copy")
 
     def record_stream(self, stream: Stream) -> None:
         self.calls.append(f"memory kept for {stream.name}")
@@ -161,3 +164,13 @@ def test_a_fault_of_a_gpu_shows_at_once_and_is_not_taken_for_a_full_gpu(calls: l
 def test_nothing_is_sent_ahead_to_other_devices(name: str) -> None:
     tensor = torch.ones(3)
     assert received(send_ahead(tensor, torch.device(name))) is tensor
+
+
+@pytest.mark.parametrize(("device", "copy"), [(GPU, "copy"), (torch.device("mps"), "blocking copy")])
+def test_only_a_gpu_copies_in_the_background_from_memory_that_is_given_back(
+    calls: list[str], device: torch.device, copy: str
+) -> None:
+    target: Any = Scripted(device, calls)
+    source: Any = Scripted(torch.device("cpu"), calls)
+    copy_into(target, source)
+    assert calls == [copy]
