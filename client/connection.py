@@ -296,9 +296,9 @@ class Scheduler:
     ) -> Iterator[T]:
         """A stream to its end, over as many calls as it takes; `begin` begins one that goes on behind what has come.
 
-        SchedulerUnreachable once the scheduler has not answered for `patience_s`. With `counts`, only an item that does
-        is an answer, and before the first there is no patience. Where too many call, it waits for a place; without
-        `say`, which hears of both, Crowded once that has taken CROWDED_S_MAX.
+        SchedulerUnreachable once the scheduler has not answered for `patience_s`. With `counts`, only the items that it
+        accepts are answers, and a failure before the first answer ends the stream. Where too many call, it waits for a
+        place. `say` hears of both waits; without it, Crowded once the wait for a place has taken CROWDED_S_MAX.
         """
         has_come = counts is None
         lost_s: float | None = None

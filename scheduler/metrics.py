@@ -334,7 +334,7 @@ class SchedulerMetrics:
         self._routed.labels(str(stage), self._bounded(peer)).inc()
 
     def peers(self, counts: Mapping[tuple[str, int | None, str], int], stages: Mapping[str, int]) -> None:
-        """How many peers are in each (job id, stage, state), or ("", None, state); an empty one of `stages` shows 0."""
+        """How many peers are in each (job id, stage, state), or ("", None, state); an empty stage shows 0."""
         groups = {("", "")} | {(job, str(stage)) for job, count in stages.items() for stage in range(count)}
         for series in [series for series in self._peer_counts if series[:2] not in groups]:
             self._peers.remove(*series)

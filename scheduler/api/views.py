@@ -220,7 +220,7 @@ def step_trace(job: Job, step: int, now_unix_s: float) -> pb.StepTrace:
 
 
 def checkpoint_view(checkpoint: Checkpoint | Fault, fault: str) -> pb.CheckpointView:
-    """A checkpoint, and what is wrong with it; of one without a manifest that can be read, only its step is known."""
+    """A checkpoint and what is wrong with it. Without a readable manifest only its step is known."""
     if isinstance(checkpoint, Fault):
         return pb.CheckpointView(step=checkpoint.step, loss=math.nan, fault=fault)
     return named(pb.CheckpointView, checkpoint, optimizer=bool(checkpoint.optimizer), fault=fault)

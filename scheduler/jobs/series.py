@@ -36,7 +36,7 @@ def is_over(record: JobRecord, now_unix_s: float) -> bool:
 async def show(
     registry: JobRegistry, ports: SchedulerPorts, folder: Path, look: Callable[[Job], None] | None = None
 ) -> None:
-    """Keep speeds, lateness of the event loop and free bytes in `folder` up to date, and show `look` jobs; forever."""
+    """Keep speeds, the event loop's lateness and free bytes in `folder` up to date; `look` sees each job. Forever."""
     loop, metrics = asyncio.get_running_loop(), ports.metrics
     late_s = 0.0
     while True:

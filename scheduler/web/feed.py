@@ -144,7 +144,7 @@ class Feed:
     _read: OrderedDict[str, _Read] = field(default_factory=OrderedDict)
 
     async def enter(self, certificate: bytes | None) -> Person:
-        """The visitor with this certificate (DER), or without one; the error of `entrance` for who may not look."""
+        """The visitor with this certificate (DER), or without one; the error of `entrance` if it may not look."""
         return self._entrance(certificate)
 
     async def look(self, certificate: bytes | None, reference: str) -> Look:

@@ -193,8 +193,9 @@ class CheckpointCatalog:
         )
 
     async def shown(self, record: JobRecord, spec: JobSpec, *, verify: bool) -> list[tuple[Checkpoint | Fault, str]]:
-        """All of a job's checkpoints, oldest first, then those without a manifest that can be read, each with what is
-        wrong with it; with `verify` every byte is read. StorageError.
+        """All checkpoints of a job, each with its fault or "": oldest first, then those without a readable manifest.
+
+        With `verify` every byte is read. StorageError.
 
         NotAllowed for a second verification: they would take all threads that serve files.
         """
