@@ -235,7 +235,7 @@ class Stage:
         self._graphs: dict[Microbatch, _Graph] = {}
         self._owed: dict[Microbatch, _Owed] = {}
         self._sums: dict[int, Sums] = {}
-        self._leaving: dict[UnitUse, tuple[Tensor, SentBack]] = {}  # sums that a GPU still copies
+        self._leaving: dict[int, SentBack] = {}  # what a GPU may still copy, by the `id` of sums
         self._ahead: dict[UnitName, tuple[Tensor, SentAhead]] = {}  # means for the next `apply`
         self._optimizer = Optimizer(
             spec.training, ((name, each.to(self._step_device)) for name, each in newest.items())
@@ -393,8 +393,8 @@ class Stage:
 
     def void(self, step: int) -> None:
         """Forget the sums of a step: every microbatch of it must be accumulated again."""
-        self._sums.pop(step, None)
-        self._leaving.clear()
+        for total in self._sums.pop(step, {}).values():
+            self._leaving.pop(id(total), None)
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
@@ -406,23 +406,22 @@ class Stage:
         holds both uses of the tied weight it is the sum of the two (in float32 this addition rounds, so without
         reproducible mode one stage and several agree on tied weights to rounding only).
         """
-        return self._part(self._sums.get(step, {}), unit)
+        sums = self._sums.get(step, {})
+        part = self._part(sums, unit)
+        if isinstance(part, SentBack):
+            self._leaving |= {id(total): part for use, total in sums.items() if use.unit == unit}
+        return part
 
     def part_of(self, sums: Sums, unit: UnitName) -> Tensor:
         """As `part`, of other sums; they are there."""
         return to_host(self._part(sums, unit))[0]
 
     def _part(self, sums: Sums, unit: UnitName) -> Tensor | SentBack:
-        held = [(use, sums[use]) for use in self.places.uses if use.unit == unit and use in sums]
+        held = [sums[use] for use in self.places.uses if use.unit == unit and use in sums]
         if not held:
             return torch.zeros(self.units[unit].elements, dtype=exact_sums.sum_dtype(self._bits))
-        use, total = held[0]
-        sent = send_back(total if len(held) == 1 else total + held[1][1])
-        if sent.is_here:
-            return sent.tensor
-        if len(held) == 1:
-            self._leaving[use] = total, sent
-        return sent
+        sent = send_back(held[0] if len(held) == 1 else held[0] + held[1])
+        return sent.tensor if sent.is_here else sent
 
     def expect(self, unit: UnitName, mean: Tensor) -> Tensor:
         """Begin to copy a mean to the GPU that will apply it, from any thread; gives the mean to use from now on."""
@@ -667,8 +666,7 @@ class Stage:
                 sums[use] = torch.zeros(
                     layout.elements, dtype=exact_sums.sum_dtype(self._bits), device=self._sum_device
                 )
-            total, sent = self._leaving.get(use, (None, None))
-            if sent is not None and total is sums[use]:  # the step was sealed, and is not any more
+            if (sent := self._leaving.get(id(sums[use]))) is not None:  # the step was sealed, and is not any more
                 await_copy(sent)
             for name, offset, _ in module_names(use, layout):
                 gradient = gradients[name]

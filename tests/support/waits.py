@@ -205,6 +205,7 @@ def _unsealed(far: Far) -> bool:
     stage = _stage()
     _microbatch(far, stage)
     sent = [stage.part(0, unit) for unit in stage.units]
+    stage.void(1)  # of another step, as a commit does
     again = Microbatch(0, 0, 1)
     stage.forward(again, 0, portion=0, tokens=TOKENS)
     stage.backward(again, _boundary(stage, 3))
