@@ -789,6 +789,7 @@ def test_no_scheduler_is_exit_4_and_says_what_to_do(swarm: Any) -> None:
         ("sto",),
         ("status",),
         ("submit",),
+        ("submit", "job.toml", "--priority", "101"),
         ("logs", "x", "--level", "loud"),
         ("logs", "x", "--since", "yesterday"),
         ("up", "--stages", "0"),

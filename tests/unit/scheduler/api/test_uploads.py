@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,12 +16,12 @@ import pytest
 
 from scheduler.api import uploads
 from scheduler.api.uploads import Uploads
-from scheduler.brain.members import persons
+from scheduler.brain.members import persons, places
 from scheduler.brain.members.persons import ANYBODY, Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.checkpoint.storage import Files
-from swarm.errors import InvalidData, NotAllowed, QuotaReached
+from swarm.errors import Crowded, InvalidData, NotAllowed, QuotaReached
 from swarm.pki.names import Role
 from swarm.wire import jobs_pb2 as pb
 
@@ -111,6 +112,31 @@ async def test_uploads_at_a_time_are_bounded_for_one_person_and_for_all(
     go_on.set()
     assert await asyncio.gather(*waiting) == [SHA256, SHA256]
     assert await one.put(sent()) == SHA256
+
+
+async def test_the_slowest_upload_of_who_has_most_gives_its_place_up_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two persons sent a byte now and then of sixteen files each, and nobody else sent any for days."""
+    monkeypatch.setattr(uploads, "UPLOADS_MAX", 2)
+    monkeypatch.setattr(places, "PLACE_WAIT_S", 0.2)
+    one, told, go_on = await made(tmp_path), Told(), asyncio.Event()
+    faster = asyncio.create_task(one.put(sending(b"another ", go_on, b"file", content=b"another file"), EVE))
+    slower = asyncio.create_task(one.put(sending(CONTENT[:4], go_on, CONTENT[4:]), EVE))
+    while sorted(upload.arrived_bytes for upload in one._open) != [4, 8]:
+        await asyncio.sleep(0.01)
+    while True:
+        with suppress(Crowded):
+            assert await one.put(sent(), ANN) == SHA256
+            break
+        await asyncio.sleep(0.02)
+    with pytest.raises(Crowded, match="others, who had fewer"):
+        await slower
+    assert not faster.done()
+    assert await one.put(sending(CONTENT[4:]), EVE, told.arrived) == SHA256
+    assert told == [4, len(CONTENT)]
+    go_on.set()
+    await faster
 
 
 async def test_a_disk_is_never_promised_twice(one: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
