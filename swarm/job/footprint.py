@@ -194,16 +194,18 @@ def host_step_s(spec: JobSpec) -> float:
 def flight_room(spec: JobSpec, stage: int, offer: Memory) -> int:
     """How many microbatches in flight the memory of a replica holds; at least the estimated ones.
 
-    A device is to have room for their inputs too, which come ahead. `spec` is a resolved job's.
+    A device is to have room for their inputs too, which come ahead, and for what is owed. `spec` is a resolved job's.
     """
     spec = island_spec(spec)
     split = spec.split
     least, most = 2 * len(split), spec.training.microbatches * (1 + spec.pipeline.staleness)
 
+    owed = owed_room(spec, split, stage, offer)
+
     def fits(count: int) -> bool:
         needed = stage_footprint(spec.having("pipeline", max_in_flight=count), split[stage], stage, len(split))
         ahead = needed.inputs if offer.host_bytes else 0
-        return offer.holds(Memory(needed.memory.device_bytes + ahead, needed.memory.host_bytes))
+        return offer.holds(_with_owed(spec, split, stage, needed, owed, ahead))
 
     if not offer.device_bytes:
         return max(least, most)
@@ -219,13 +221,17 @@ def owed_room(spec: JobSpec, split: Sequence[int], stage: int, offer: Memory) ->
         return 0
     needed = stage_footprint(spec, split[stage], stage, len(split))
     rooms = range(1, len(split) + 1)
-    return bisect_left(rooms, True, key=lambda count: not offer.holds(_with_owed(spec, split[stage], needed, count)))
+    return bisect_left(rooms, True, key=lambda count: not offer.holds(_with_owed(spec, split, stage, needed, count)))
 
 
-def _with_owed(spec: JobSpec, layers: int, needed: Footprint, owed: int, ahead: int = 0) -> Memory:
-    """`needed`, with inputs that come `ahead`, and what is kept of microbatches that owe gradients of weights."""
-    kept = math.ceil(MARGIN * owed * OWED_SHARE * graph_bytes(spec, layers, last=False))
-    return Memory(needed.memory.device_bytes + ahead + kept, needed.memory.host_bytes)
+def _with_owed(spec: JobSpec, split: Sequence[int], stage: int, needed: Footprint, owed: int, ahead: int = 0) -> Memory:
+    """`needed`, with inputs that come `ahead`, and what is kept of microbatches that owe gradients of weights.
+
+    The last stage also keeps the gradient of its head: the head's product is not put off.
+    """
+    head = spec.model.config["vocab_size"] * spec.model.config["hidden_size"] if stage == len(split) - 1 else 0
+    kept = OWED_SHARE * graph_bytes(spec, split[stage], last=False) + (2 if spec.model.dtype == LOWERED else 4) * head
+    return Memory(needed.memory.device_bytes + ahead + math.ceil(MARGIN * owed * kept), needed.memory.host_bytes)
 
 
 def stage_parameters(spec: JobSpec, layers: int, *, first: bool, last: bool) -> int:

@@ -11,9 +11,12 @@ import torch
 from swarm.job.families import FAMILIES
 from swarm.job.footprint import (
     MARGIN,
+    OWED_SHARE,
+    flight_room,
     graph_bytes,
     memory_by_stages,
     memory_text,
+    owed_room,
     stage_footprint,
     stage_parameters,
 )
@@ -21,7 +24,7 @@ from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.text import size
-from swarm.types import Microbatch
+from swarm.types import Memory, Microbatch
 from tests.support.llamas import resolved
 
 GIB = 1 << 30
@@ -82,6 +85,35 @@ def test_graphs_are_estimated_a_little_too_high(family: str, keys: list[str], dt
         measured = kept_bytes(Stage(dropping, number, torch.device("cpu")), 300)
         assert not keys or measured > kept_bytes(Stage(spec, number, torch.device("cpu")), 300)
         assert 1.0 <= graph_bytes(dropping, layers, last=number == 1) / measured < (1.7 if keys else 1.6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16_parameters"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_head_is_counted_in_how_many_microbatches_may_owe_weights(family: str, dtype: str) -> None:
+    small, microbatch = spec_of(family, dtype), Microbatch(0, 0, 0)
+    for vocabulary in (300, 30000):
+        spec = small.having("model", config=small.model.config | {"vocab_size": vocabulary})
+        stage = Stage(spec, 1, torch.device("cpu"))
+        ids = torch.zeros(stage.boundary_shape()[:2], dtype=torch.long)
+        stage.forward(microbatch, 0, portion=0, x=torch.randn(stage.boundary_shape()), tokens=ids, targets=ids)
+        stage.backward(microbatch, keep=True)
+        owed = stage._owed[microbatch]
+        kept = {each.untyped_storage() for pair in owed.products.values() for each in pair}
+        kept |= {gradient.untyped_storage() for gradient in owed.gradients.values()}
+        least = stage_footprint(spec, 1, 1, 2).memory
+        one = sum({storage.data_ptr(): storage.nbytes() for storage in kept}.values())
+        assert owed_room(spec, (2, 1), 1, Memory(least.device_bytes + one, least.host_bytes)) == 0
+        assert owed_room(spec, (2, 1), 1, Memory(least.device_bytes + 6 * one, least.host_bytes)) == 2
+        assert owed_room(spec, (2, 1), 0, Memory(1 << 40)) == 0, "nobody waits for its dx"
+
+
+def test_microbatches_in_flight_leave_room_for_those_that_owe_weights() -> None:
+    spec, offer = spec_of(pipeline={"split": (1, 1, 1)}), Memory(12 << 20, 1 << 30)
+    most = flight_room(spec, 1, offer)
+    assert 6 < most < 64
+    needed = stage_footprint(spec.having("pipeline", max_in_flight=most), 1, 1, 3)
+    owed_bytes = 3 * OWED_SHARE * graph_bytes(spec, 1, last=False)
+    assert needed.memory.device_bytes + needed.inputs + owed_bytes <= offer.device_bytes
 
 
 @pytest.mark.parametrize("family", FAMILIES)
