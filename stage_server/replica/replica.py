@@ -98,10 +98,14 @@ class Replica:
             incarnation=me.incarnation,
         )
         some_are_late = 0 < spec.overlap < spec.training.microbatches
-        self._queue = WorkQueue(late_behind=some_are_late and me.stage < assignment.stages - 1)
+        owed_max = ports.budget.owed_room(assignment)
+        self._queue = WorkQueue(
+            late_behind=some_are_late and me.stage < assignment.stages - 1,
+            patience=4 * max(1, owed_max),  # forwards and backwards of twice as many as may owe
+        )
         self._ready = asyncio.Event()
         self._begun, self._begun_max = 0, 2 if some_are_late else 1  # orders on the device
-        self._splitting = Splitting(ports.budget.owed_room(assignment))
+        self._splitting = Splitting(owed_max)
         self._queued_s: dict[Microbatch, float] = {}
         self._batches: dict[Microbatch, Ids] = {}
         self._inputs: dict[tuple[Microbatch, Direction], SentAhead] = {}

@@ -73,6 +73,17 @@ def test_weights_come_behind_their_step_and_before_the_late_ones_of_the_next() -
         assert drain(intake) == wanted
 
 
+def test_weights_wait_for_a_bounded_number_of_later_orders() -> None:
+    intake = WorkQueue(patience=3)
+    for index in range(9):
+        intake.put(order(0, index))
+    for index in (10, 11, 12):
+        intake.put(weights(0, index))
+    intake.discard(Microbatch(0, 0, 11))
+    taken = [work.microbatch.index for work in drain(intake)]
+    assert taken == [0, 1, 2, 10, 12, 3, 4, 5, 6, 7, 8]
+
+
 def test_a_newer_order_of_a_microbatch_replaces_the_older() -> None:
     intake = WorkQueue()
     intake.put(order(0, 0, ticket=1))
