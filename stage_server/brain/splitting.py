@@ -4,8 +4,9 @@ The bits are the same either way, so each replica decides for itself, by what it
 
     (dx + weights) / one call  <=  1 + GAIN x idle
 
-Idle is the share of the last step in which this replica's device had nothing to do. A split fills a part of that, but
-takes a little longer, above all on a CPU, where what is kept falls out of the cache. So a busy CPU does not split.
+Idle is the share of the last step in which this replica's device had nothing to do, or would have had without splits.
+A split fills a part of that, but takes a little longer, above all on a CPU, where what is kept falls out of the cache.
+So a busy CPU does not split.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Splitting:
     def committed(self, now_s: float, seconds: float) -> None:
         """A step ended, with `seconds` of the device for its commit."""
         busy_s = self._busy_s + seconds
+        gaps = 2.0 if self.pays else 1.0  # splits have filled about half of them; else every other step would split
         if self._since_s is not None and now_s > self._since_s:
-            self._idle = max(0.0, 1.0 - busy_s / (now_s - self._since_s))
+            self._idle = gaps * max(0.0, 1.0 - busy_s / (now_s - self._since_s))
         self._since_s, self._busy_s = now_s, 0.0

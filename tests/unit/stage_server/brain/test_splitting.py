@@ -47,6 +47,18 @@ def test_a_split_pays_where_the_device_has_gaps_and_never_where_it_is_busy(step_
     assert splitting.next(BACKWARD, 0) is pays
 
 
+def test_gaps_that_splits_have_filled_do_not_end_splitting() -> None:
+    splitting, now_s, pays = Splitting(4), 0.0, []
+    splitting.committed(now_s, 0.0)
+    for part, seconds in ((Gradients.ALL, 2.0), (Gradients.INPUTS, 1.0), (Gradients.WEIGHTS, 1.05)):
+        splitting.computed(part_of(part), seconds)
+    for idle in (0.28, 0.15, 0.05, 0.15, 0.28):
+        now_s += 100.0
+        splitting.committed(now_s, 100.0 * (1.0 - idle) - 4.05 * (not pays))
+        pays.append(splitting.pays)
+    assert pays == [True, True, False, False, True]
+
+
 def test_what_is_owed_is_bounded_and_only_whole_backwards_are_split() -> None:
     splitting = Splitting(2)
     stepped(splitting, 100.0)
