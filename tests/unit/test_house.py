@@ -236,9 +236,11 @@ def claims() -> list[tuple[str, str]]:
 
 
 def names(file: str) -> set[str]:
-    """The tests that a file defines, or the titles of its situations; empty if there is no such file."""
+    """The tests that a file defines, or the titles of situations that are played; empty if there is no such file."""
     if file.endswith(".txt"):
-        return {f"test_{one.title.replace(' ', '_')}" for one in situations(ROOT / file)}
+        is_played = "beside(__file__)" in (ROOT / file).with_suffix(".py").read_text(encoding="utf-8")
+        played = [one for one in situations(ROOT / file) if is_played and "\n> " in f"\n{one.text}"]
+        return {f"test_{one.title.replace(' ', '_')}" for one in played}
     nodes = nodes_of(ROOT / file) if (ROOT / file).exists() else ()
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
