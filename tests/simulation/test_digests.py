@@ -35,7 +35,7 @@ from tests.support.effort import ALL
 
 DIGESTS = Path(__file__).parents[1] / "transcripts" / "digests.json"
 TABLES = {name.lower(): table for name, table in vars(shapes).items() if isinstance(table, dict) and name.isupper()}
-FEW = ("lost lonely 3", "guests streaming 5", "stopping slow 7", "outer_steps all-of-these 1")
+FEW = ("plays lost-lonely 3", "plays guests-streaming 5", "plays stopping-slow 7", "plays all-of-these 1")
 
 
 def plays() -> dict[str, Callable[[], object]]:
