@@ -70,7 +70,7 @@ async def test_a_job_that_never_gets_further_fails_in_the_end(scene: Scene, monk
     await scene.until(JobState.FAILED)
     record = scene.job.record
     assert record.error_code == NoProgress.code
-    assert record.reason.endswith(f"; {STUCK_MAX} times in a row")
+    assert f"; {STUCK_MAX} times in a row" in record.reason
     assert "raise limits.no_progress_s" in record.hint
     assert f"swarm resume {record.id}" in record.hint
 

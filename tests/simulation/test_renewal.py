@@ -58,7 +58,7 @@ def test_certificates_of_five_seconds_are_renewed_in_time(
         def wall_s() -> float:
             return began_unix_s + loop.time()
 
-        monkeypatch.setattr(admission, "time", SimpleNamespace(time=wall_s))
+        monkeypatch.setattr(admission, "time", SimpleNamespace(time=wall_s, monotonic=loop.time))
         database = await Database.open(database_url(tmp_path), None)
         gatekeeper = await Gatekeeper.open(tmp_path, database, get_logger("test"), LIFE_S)
         gatekeeper.wallet._wall_s = wall_s

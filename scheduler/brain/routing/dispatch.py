@@ -164,7 +164,7 @@ class Dispatch:
     def feed(self, now_s: float, *, new_steps: bool) -> None:
         """Feed microbatches in order, older steps first, while there is room in flight and their weights are made."""
         progress, ledger = self._state.progress, self._state.ledger
-        while ledger.in_flight() < self._window.most:
+        while ledger.away() < self._window.most:
             unfed = ((step, ledger.unfed(step)) for step in ledger.open_steps())
             step, index = next(((s, i) for s, i in unfed if i is not None), (progress.next, 0))
             opens = step == progress.next
@@ -281,7 +281,7 @@ class Dispatch:
         ]
         ledger, links = self._state.ledger, self._state.links
         failing = links if links.any(now_s) else None
-        to_do = ledger.in_flight() + self._to_feed()
+        to_do = ledger.away() + self._to_feed()
         decision = self._policy.choose(loads, now_s, self._rng, to_do, ledger.left(until=step), failing)
         self._why_not = "" if decision.plan else decision.reason
         return decision.plan

@@ -429,7 +429,11 @@ class Ledger:
         return [next(iter(entry.holders.values())).loss for entry in self._steps[step].entries[-1]]
 
     def in_flight(self) -> int:
-        """Microbatches that were fed and have not come back to the first stage.
+        """Microbatches that were fed and lack a holder at some stage."""
+        return sum(opened.open for opened in self._steps.values())
+
+    def away(self) -> int:
+        """Microbatches in flight that have not come back to the first stage.
 
         A stage may send dx on and compute the gradients of its weights later, when nothing else waits. A microbatch
         that lacks only these keeps no graph anywhere.
