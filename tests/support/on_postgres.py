@@ -27,7 +27,6 @@ SQLITE_ALONE = frozenset({
     "test_a_database_that_cannot_be_used_is_an_error_with_its_cause",
     "test_a_missing_driver_is_named_with_the_extra_that_installs_it",
     "test_a_database_url_that_cannot_be_used_is_refused_with_what_can",
-    "test_a_database_that_takes_no_write_changes_nothing",
     "test_an_error_about_a_database_leaves_out_its_passwords",
     "test_the_database_is_in_its_data_folder_whatever_the_folder_is_called",
     "test_a_database_that_an_earlier_version_put_elsewhere_is_named",
