@@ -94,6 +94,16 @@ MODELLED = "--width 64 --layers 4 --sequence 512 --microbatch 2 --compute 0.04"
 MODELLED_WAYS = ",".join(("swarm", "overlap", *TORCH))
 P1M = [Run(f"{SPEED} --ways {MODELLED_WAYS} {MODELLED}", "--rounds 3 --steps 6", "--rounds 7 --steps 10")]
 P1M_TEXTS = {"modelled": "modelled compute"}
+P1M4_WAYS = "swarm,whole,overlap,wholelap,1f1b,zbv"
+P1M4_SHAPE = "--stages 4 --width 64 --layers 8 --sequence 64 --microbatch 2 --compute 0.08 --warmup 3"
+P1M4 = [Run(f"{SPEED} --ways {P1M4_WAYS} {P1M4_SHAPE}", "--rounds 2 --steps 5", "--rounds 7 --steps 10")]
+P1M4_MEASURES = [
+    Measure("swarm/1f1b", "tokens/s without overlap, 4 stages, modelled compute", "1F1B", 1.12),
+    Measure("swarm/zbv", "tokens/s without overlap, 4 stages, modelled compute", "ZBV", 0.95),
+    Measure("swarm/whole", "tokens/s without overlap, 4 stages, modelled compute", "no backward split"),
+    Measure("overlap/1f1b", "tokens/s with overlap, 4 stages, modelled compute", "1F1B", 1.35),
+    Measure("overlap/wholelap", "tokens/s with overlap, 4 stages, modelled compute", "no backward split"),
+]
 
 
 def _p1_measures(texts: Mapping[str, str], *more: str) -> list[Measure]:
@@ -118,6 +128,16 @@ def _read_p1(texts: Mapping[str, str], more: Sequence[str], printed: Sequence[An
             pairs = (("overlap", "1f1b"), ("overlap", "best"), ("swarm", "1f1b"), *(("overlap", way) for way in more))
             for way, other in pairs:
                 values.setdefault(f"{model}/{way}/{other}", []).append(speeds[way] / speeds[other])
+    return values
+
+
+def _read_p1m4(printed: Sequence[Any]) -> Values:
+    values: Values = {measure.key: [] for measure in P1M4_MEASURES}
+    for one in printed[0]["rounds"]:
+        speeds = _speeds(one)
+        for key, ratios in values.items():
+            way, _, other = key.partition("/")
+            ratios.append(speeds[way] / speeds[other])
     return values
 
 
@@ -430,6 +450,7 @@ ROWS = (
         partial(_read_p1, MODEL_TEXTS, ["local"]),
     ),
     Row("P1M", "the same, modelled compute", P1M, _p1_measures(P1M_TEXTS), partial(_read_p1, P1M_TEXTS, [])),
+    Row("P1M4", "the same, 4 stages", P1M4, P1M4_MEASURES, _read_p1m4),
     Row("P2", "unequal replicas", P2, P2_MEASURES, _read_p2, network=True),
     Row(
         "P3",

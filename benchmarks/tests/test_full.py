@@ -31,7 +31,20 @@ ROOT = Path(__file__).parents[2]
 HERE = Circumstances("2026-01-02 03:04", 2, "a processor", 0.5)
 LEAST, MOST = Measure("least", "speed", "1F1B", 1.5), Measure("most", "time", "gloo", 1.5, at_most=True)
 TIMED = {"tokens_per_s": 100.0}
-WAYS = ("local", "swarm", "overlap", "int8", "gpipe", "1f1b", "interleaved", "zbv", "loopback", "hivemind")
+WAYS = (
+    "local",
+    "swarm",
+    "overlap",
+    "int8",
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zbv",
+    "loopback",
+    "hivemind",
+    "whole",
+    "wholelap",
+)
 ROUND = {"rounds": [{"ways": dict.fromkeys(WAYS, TIMED)}] * 2}
 NAMES = ("synchronous AdamW", "synchronous, lookahead", "a quarter late", "half late (auto)")
 GOALS = {goal: {name: [2.0, None] for name in NAMES} for goal in ("75%", "100%")}
@@ -46,6 +59,7 @@ PRINTED: dict[str, list[Any]] = {
     "L2": [None, MODELLED],
     "P1": [ROUND] * 2,
     "P1M": [ROUND],
+    "P1M4": [ROUND],
     "P2": [{"kept": [0.9, 1.0]}] * 6,
     "P3": [ROUND] * 3,
     "P3S": [ROUND] * 3,
