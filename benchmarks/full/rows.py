@@ -133,8 +133,8 @@ def _read_p1(texts: Mapping[str, str], more: Sequence[str], printed: Sequence[An
 
 def _read_p1m4(printed: Sequence[Any]) -> Values:
     values: Values = {measure.key: [] for measure in P1M4_MEASURES}
-    for one in printed[0]["rounds"]:
-        speeds = _speeds(one)
+    for turn in printed[0]["rounds"]:
+        speeds = _speeds(turn)
         for key, ratios in values.items():
             way, _, other = key.partition("/")
             ratios.append(speeds[way] / speeds[other])

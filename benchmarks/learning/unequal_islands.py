@@ -80,7 +80,7 @@ def job(way: Way, seed: int, steps: int, every: int, source: str) -> JobSpec:
 
 def curve(spec: JobSpec, batches: Batches) -> Curve:
     """Train once: the loss at each evaluation, and when that is."""
-    speeds = [1 / one for one in STEP_S] if spec.islands.shares == "speed" else ()
+    speeds = [1 / seconds for seconds in STEP_S] if spec.islands.shares == "speed" else ()
     trained = train_local(spec, batches, speeds=speeds)
     return [(_time_s(spec, trained, at), one.loss) for at, one in enumerate(trained.evaluations)]
 

@@ -1,4 +1,4 @@
-"""A swarm on one GPU: are its bits those of one process, and how fast is it beside plain torch?
+"""A swarm on one GPU: does it give the bits of one process, and how fast is it beside plain torch?
 
     python -m benchmarks.measured.gpu [--device cuda] [--stages 2 4] [--layers 16] [--width 2048] [--steps 5] ...
 
@@ -315,7 +315,7 @@ def _same_bits(options: argparse.Namespace, device: torch.device, ways: Sequence
         what = f"{dtype}, compression {compression}"
         yield f"{what}: swarm {ours[:16]}, one process {theirs[:16]}: {verdict(ours, theirs)}"
     if differ:
-        raise AssertionError("the weights differ from those of one process")
+        raise AssertionError("the weights are not the weights of one process")
 
 
 def _speeds(

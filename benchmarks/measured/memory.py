@@ -9,8 +9,8 @@ swarm/job/footprint.py: weights in all their versions, the optimizer's state, th
 the graphs of the microbatches in flight, outputs that are held and inputs that wait. The aim is at most 1.3 times that,
 or 1.55 times where parameters take as much as graphs.
 
-What is beside the sum: gradients as backward gives them, averaging, whatever Python and torch load when they first
-compute, and what the allocator keeps; with `--replicas` also the averaged gradients of past commits, which are kept for
+The sum leaves out gradients as backward gives them, averaging, what Python and torch load when they first compute, and
+what the allocator keeps; with `--replicas` also the averaged gradients of past commits, which are kept for
 replicas that miss one. By default each stage server offers so little memory (`--offer`, in times of the estimate) that
 only the two newest commits are kept; the more it offers, the more it keeps.
 

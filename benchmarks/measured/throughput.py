@@ -193,7 +193,7 @@ def _measure(options: argparse.Namespace, folder: Path, console: Console) -> lis
         if own := [way for way in options.ways if way in SWARMS and way not in APART]:
             swarms = dict.fromkeys(own, Swarm(fleet, folder, options, hosts=hosts, modelled=modelled))
         for way in [way for way in APART if way in options.ways]:
-            if way in WHOLE and (shared := [swarms[one] for one in WHOLE if one in swarms]):
+            if way in WHOLE and (shared := [swarms[other] for other in WHOLE if other in swarms]):
                 swarms[way] = shared[0]
                 continue
             (folder / way).mkdir()
