@@ -47,7 +47,7 @@ def board_values(board: Board) -> dict[str, Any]:
         "jobs": [job_values(job) for job in board.jobs],
         "peers": [peer_values(peer) for peer in board.peers],
         "focus": board.focus.id if board.focus is not None else None,
-        "facts": [] if board.why is None else [{"topic": one.topic, "text": one.text} for one in board.why.facts],
+        "facts": [] if board.why is None else [{"topic": fact.topic, "text": fact.text} for fact in board.why.facts],
     }
 
 
@@ -106,7 +106,7 @@ def _focus(board: Board, job: Job) -> list[RenderableType]:
 def _replicas(board: Board, job: Job) -> RenderableType:
     """A row for each replica, in order of islands and stages; a stage without any has one too."""
     by_id = {peer.id: peer for peer in board.peers}
-    islands = [(str(one.island), set(one.peers)) for one in job.islands]
+    islands = [(str(island.island), set(island.peers)) for island in job.islands]
     rows = []
     for name_of_island, members in islands or [("", set())]:
         for stage in job.stages:

@@ -150,8 +150,8 @@ def _nobody(address: str) -> SchedulerUnreachable:
 
 def _another(address: str) -> str:
     """The flag that names another scheduler that this person joined."""
-    joined = [one for one in memberships() if one != address]
-    return " or ".join(f"--scheduler {one}" for one in joined[:MEMBERSHIPS_TOLD_MAX]) or "--scheduler HOST:PORT"
+    joined = [other for other in memberships() if other != address]
+    return " or ".join(f"--scheduler {other}" for other in joined[:MEMBERSHIPS_TOLD_MAX]) or "--scheduler HOST:PORT"
 
 
 def _stranger(address: str) -> WrongSwarm:

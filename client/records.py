@@ -226,7 +226,7 @@ def _check(is_sound: bool, what: str) -> None:
 
 def file_name(text: str) -> str:
     """The name of a job as a file name; CorruptFrame if it leads elsewhere: the scheduler is not trusted."""
-    if text in ("", ".", "..") or any(one in text for one in "/\\\0"):
+    if text in ("", ".", "..") or any(character in text for character in "/\\\0"):
         raise CorruptFrame(f"the scheduler sent a job named {text!r}", hint="do not trust this scheduler")
     return text
 
@@ -248,7 +248,7 @@ _PARTS = {pb.LinkView: Link, pb.StageView: Stage, pb.IslandView: Island, pb.Fact
 
 def record(kind: type[Kind], message: Any) -> Kind:
     """The message as a value of `kind`, which has fields of the same names."""
-    return kind(**{one.name: _value(getattr(message, one.name)) for one in message.DESCRIPTOR.fields})
+    return kind(**{field.name: _value(getattr(message, field.name)) for field in message.DESCRIPTOR.fields})
 
 
 def _value(value: Any) -> Any:
@@ -256,4 +256,4 @@ def _value(value: Any) -> Any:
         return value
     if hasattr(value, "items"):
         return dict(value)
-    return tuple(record(_PARTS[type(one)], one) if type(one) in _PARTS else one for one in value)
+    return tuple(record(_PARTS[type(item)], item) if type(item) in _PARTS else item for item in value)

@@ -281,7 +281,7 @@ def read_profile(path: Path, name: str, *, is_named: bool) -> dict[str, Any]:
         raise InvalidConfig(f"{path} cannot be read: {error}", hint="it is a TOML file with [profile.NAME]") from None
     _known(values, ("profile",), str(path))
     profiles = values.get("profile", {})
-    if not isinstance(profiles, dict) or not all(isinstance(one, dict) for one in profiles.values()):
+    if not isinstance(profiles, dict) or not all(isinstance(profile, dict) for profile in profiles.values()):
         raise InvalidConfig(f"{path}: profile is no table of tables", hint="write [profile.NAME] above the values")
     if name not in profiles:
         if is_named:

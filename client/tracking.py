@@ -128,8 +128,8 @@ class MLflow:
     def _go_on(self) -> None:
         """Learn what the run has. If a step was made anew, the newest counts."""
         self._client.update_run(self._run, status="RUNNING")
-        for one in self._client.get_metric_history(self._run, ALWAYS_WRITTEN):
-            self._known_ms[one.step] = max(one.timestamp, self._known_ms.get(one.step, 0))
+        for metric in self._client.get_metric_history(self._run, ALWAYS_WRITTEN):
+            self._known_ms[metric.step] = max(metric.timestamp, self._known_ms.get(metric.step, 0))
 
     def _new_experiment(self, name: str, uri: str, folder: Path) -> Any:
         """Its artifacts go where its database is, not into a folder that happens to be the present one."""
@@ -174,7 +174,7 @@ class WandB:
         name = file_name(job.id)
         kept = sorted(folder.glob(f"wandb/offline-run-*-{name}"))
         # `wandb sync` leaves the folder and notes beside the run that it has sent it.
-        if unsent := [one for one in kept if not any(one.glob("*.wandb.synced"))]:
+        if unsent := [run for run in kept if not any(run.glob("*.wandb.synced"))]:
             raise NotAllowed(
                 f"{unsent[0]} has steps that were not sent: their curves would be drawn twice",
                 hint=f"send it and go on there: wandb sync {unsent[0]}; or remove it: rm -r {unsent[0]}",

@@ -56,7 +56,7 @@ def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
         "stages": [
             {"peers": list(stage.peers), **{name: getattr(stage, name) for name in of_stage}} for stage in view.stages
         ],
-        "islands": [_island_values(one) for one in view.islands],
+        "islands": [_island_values(island) for island in view.islands],
         "ledger": {name: getattr(view, f"microbatches_{name}") for name in ("committed", "in_flight", "replayed")},
     }
     if spec and view.spec_json:
@@ -74,7 +74,8 @@ def _island_values(island: Island) -> dict[str, Any]:
 def islands_values(view: Job, peers: Sequence[Peer]) -> list[dict[str, Any]]:
     """The islands of a job, with the replicas of each stage and where they are."""
     return [
-        _island_values(one) | {"sites": _sites(one, peers), "replicas": _replicas(view, one)} for one in view.islands
+        _island_values(island) | {"sites": _sites(island, peers), "replicas": _replicas(view, island)}
+        for island in view.islands
     ]
 
 
@@ -204,20 +205,20 @@ def job_table(view: Job) -> RenderableType:
 
 def islands_table(view: Job, peers: Sequence[Peer]) -> RenderableType:
     """A row for each island of a job."""
-    has_sites = any(_sites(one, peers) for one in view.islands)
+    has_sites = any(_sites(island, peers) for island in view.islands)
     rows = [
         (
-            Text(str(one.island)),
-            state(one.state),
-            *((Text(", ".join(_sites(one, peers)) or "-"),) if has_sites else ()),
-            Text("-" if one.is_lost else str(one.step)),
-            Text("-" if one.is_lost else str(one.exchanges)),
-            Text("-" if one.is_lost else " ".join(map(str, _replicas(view, one)))),
-            Text("-" if one.is_lost else str(one.microbatches)),
-            Text(f"{one.microbatches_per_s:.3g}/s" if one.microbatches_per_s else "-"),
-            Text(one.waits_for.removeprefix("waits for ")),
+            Text(str(island.island)),
+            state(island.state),
+            *((Text(", ".join(_sites(island, peers)) or "-"),) if has_sites else ()),
+            Text("-" if island.is_lost else str(island.step)),
+            Text("-" if island.is_lost else str(island.exchanges)),
+            Text("-" if island.is_lost else " ".join(map(str, _replicas(view, island)))),
+            Text("-" if island.is_lost else str(island.microbatches)),
+            Text(f"{island.microbatches_per_s:.3g}/s" if island.microbatches_per_s else "-"),
+            Text(island.waits_for.removeprefix("waits for ")),
         )
-        for one in view.islands
+        for island in view.islands
     ]
     site = ("SITE",) if has_sites else ()
     columns = ("ISLAND", "STATE", *site, "STEP", "EXCHANGES", "REPLICAS", "MICROBATCHES", "SPEED", "WAITS FOR")

@@ -86,12 +86,12 @@ class MicrobatchExporter:
         begin_s, end_s = min(span.begin_s for span in spans), max(span.end_s for span in spans)
         whole = self._tracer.start_span("microbatch", Context(), start_time=ns(begin_s), attributes=about)
         inside = trace.set_span_in_context(whole, Context())
-        for one in spans:
-            attributes = about | ({"swarm.stage": one.stage} if one.stage >= 0 else {})
-            attributes |= {"swarm.peer": one.track} if one.track != SCHEDULER else {}
-            attributes |= {"swarm.attempt": one.attempt} if one.attempt else {}
-            span = self._tracer.start_span(one.name, inside, start_time=ns(one.begin_s), attributes=attributes)
-            span.end(ns(one.end_s))
+        for part in spans:
+            attributes = about | ({"swarm.stage": part.stage} if part.stage >= 0 else {})
+            attributes |= {"swarm.peer": part.track} if part.track != SCHEDULER else {}
+            attributes |= {"swarm.attempt": part.attempt} if part.attempt else {}
+            span = self._tracer.start_span(part.name, inside, start_time=ns(part.begin_s), attributes=attributes)
+            span.end(ns(part.end_s))
         whole.end(ns(end_s))
 
 

@@ -50,7 +50,7 @@ class _StandIns(MetaPathFinder, Loader):
         self._made: list[ModuleType] = []
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if any(name == one or name.startswith(f"{one}.") for one in self._unused):
+        if any(name == package or name.startswith(f"{package}.") for package in self._unused):
             return ModuleSpec(name, self, is_package=True)
         return None
 

@@ -48,7 +48,7 @@ def write_bundle(
     path: Path, findings: Sequence[Mapping[str, Any]], environment: Mapping[str, str], swarm: Mapping[str, Any]
 ) -> None:
     """Write the file; InvalidConfig if that cannot be."""
-    packages = sorted(f"{one.name}=={one.version}" for one in metadata.distributions())
+    packages = sorted(f"{package.name}=={package.version}" for package in metadata.distributions())
     about = {"platform": platform.platform(), "python": sys.version, "packages": packages}
     parts = {"findings": findings, "environment": shown(environment), "machine": about, **swarm}
     secrets = {

@@ -88,7 +88,7 @@ def name(address: str) -> Finding:
     """Whether the host of HOST:PORT has an address."""
     host = address.rpartition(":")[0].strip("[]")
     try:
-        found = sorted({str(one[4][0]) for one in socket.getaddrinfo(host, None)})
+        found = sorted({str(answer[4][0]) for answer in socket.getaddrinfo(host, None)})
     except (OSError, UnicodeError) as error:  # a part of it is too long
         return rules.failed("name", f"{host} has no address: {error}", "check the name, DNS, or /etc/hosts")
     return rules.ok("name", f"{host} is {', '.join(found[:3])}")
@@ -224,10 +224,15 @@ def _holder(port: int) -> str:
         listening = psutil.net_connections("tcp")
     except (psutil.Error, OSError):
         return ""
-    for one in listening:
-        if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port:
+    for connection in listening:
+        if (
+            connection.pid
+            and connection.status == psutil.CONN_LISTEN
+            and connection.laddr
+            and connection.laddr.port == port
+        ):
             with suppress(psutil.Error, OSError):
-                command = psutil.Process(one.pid).cmdline()
+                command = psutil.Process(connection.pid).cmdline()
                 module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
                 if module in _PROGRAMS:
                     return f"swarm {_PROGRAMS[module]}"

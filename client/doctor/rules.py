@@ -168,7 +168,7 @@ def bandwidth(up_bytes_per_s: float, down_bytes_per_s: float) -> Finding:
 
 def links(seen: Sequence[Peer]) -> list[Finding]:
     """The slowest link between stage servers, if one is slow; an empty list else."""
-    found = [(link.bytes_per_s, one.id, link.to) for one in seen for link in one.links if link.bytes_per_s > 0.0]
+    found = [(link.bytes_per_s, peer.id, link.to) for peer in seen for link in peer.links if link.bytes_per_s > 0.0]
     rate, sender, to = min(found, default=(inf, "", ""))
     if 8 * rate >= BITS_PER_S_WARNING:
         return []
@@ -208,16 +208,16 @@ def dial_back(caller: str, number: int, fault: str) -> Finding:
 
 def peers(views: Sequence[Peer]) -> list[Finding]:
     """The stage servers that are here, and the ones that the scheduler cannot dial or hear; relays do not count."""
-    views = [one for one in views if one.state != RELAY]
+    views = [view for view in views if view.state != RELAY]
     if not views:
         return [warning("stage servers", "there are none", "start one: swarm stage-server --scheduler HOST:PORT")]
-    usable = [one for one in views if one.state in (PeerState.IDLE, PeerState.SERVING)]
+    usable = [view for view in views if view.state in (PeerState.IDLE, PeerState.SERVING)]
     found = [ok("stage servers", f"{len(usable)} of {len(views)} are idle or at work")]
-    unreached = [one.id for one in views if one.address.endswith(NOT_REACHED)]
+    unreached = [view.id for view in views if view.address.endswith(NOT_REACHED)]
     if unreached:
         hint = "others cannot either: see swarm explain PEER; they need --announce, an open port, or --via-relay"
         found.append(warning("stage servers", f"the scheduler cannot dial {listed(unreached)}", hint))
-    silent = [one.id for one in views if one.state == PeerState.SUSPECT]
+    silent = [view.id for view in views if view.state == PeerState.SUSPECT]
     if silent:
         hint = "look at those machines and the network between; see swarm explain PEER"
         found.append(warning("stage servers", f"nothing is heard of {listed(silent)}", hint))
@@ -238,8 +238,8 @@ def dialled_from_here(tried: int, faults: Mapping[str, str]) -> Finding:
 
 def jobs(views: Sequence[Job]) -> list[Finding]:
     """Open jobs that stand still."""
-    stalled = [one for one in views if one.state == JobState.STALLED]
+    stalled = [view for view in views if view.state == JobState.STALLED]
     return [
-        failed("jobs", f"{one.id} is stalled: {one.reason}", one.hint or f"see: swarm explain {one.id}")
-        for one in stalled
+        failed("jobs", f"{job.id} is stalled: {job.reason}", job.hint or f"see: swarm explain {job.id}")
+        for job in stalled
     ] or [ok("jobs", f"{counted(len(views), 'job')} open, none stalled")]

@@ -88,7 +88,11 @@ def _arrived(checkpoints: Sequence[Checkpoint], step: str, sha256: str) -> Check
     One that has been removed since has the step that was named, and no loss; step 0: not known.
     """
     named = int(step) if step.isdecimal() else 0
-    same = [one for one in checkpoints if one.weights_sha256 == sha256 and (not named or one.step == named)]
+    same = [
+        checkpoint
+        for checkpoint in checkpoints
+        if checkpoint.weights_sha256 == sha256 and (not named or checkpoint.step == named)
+    ]
     return same[-1] if same else Checkpoint(step=named)
 
 

@@ -29,9 +29,9 @@ def checkpoints(
     with dial(shell) as scheduler:
         view = scheduler.get(job)
         found = scheduler.checkpoints(view.id, verify=verify)
-    faults = sum(bool(one.fault) for one in found)
+    faults = sum(bool(checkpoint.fault) for checkpoint in found)
     if shell.json:
-        shell.data([checkpoint_values(one, verified=verify) for one in found])
+        shell.data([checkpoint_values(checkpoint, verified=verify) for checkpoint in found])
     elif found:
         shell.out.print(_table(found, verified=verify), soft_wrap=True)
     else:

@@ -47,13 +47,13 @@ def doctor(
         findings.append(finding)
         if not shell.json:
             _show(shell, finding)
-    values = [finding_values(one) for one in findings]
+    values = [finding_values(finding) for finding in findings]
     if bundle is not None:
         write_bundle(bundle, values, probes.environment(), swarm)
         shell.say(f"written to {bundle}")
     if shell.json:
         shell.data(values)
-    count = sum(one.verdict is Grade.FAILED for one in findings)
+    count = sum(finding.verdict is Grade.FAILED for finding in findings)
     if not shell.json:
         shell.say("nothing fails" if not count else f"{count} of {len(findings)} fail")
     return 1 if count else 0

@@ -36,10 +36,15 @@ def rm(context: typer.Context, jobs: JobNames) -> int:
             shell.confirm(f"remove {', '.join(ids)} with all weights, checkpoints and logs")
         removed, more = each(shell, ids, lambda job: scheduler.call("Remove", pb.JobRequest(job=job)))
     if shell.json and (removed or len(jobs) > 1):
-        shell.data([{"id": one.id, "freed_bytes": one.freed_bytes, "left": one.left or None} for one in removed])
-    for one in removed:
-        left = f"; {one.left}" if one.left else ""
-        shell.say(f"job {one.id} removed, {size(one.freed_bytes)} freed{left}")
+        shell.data(
+            [
+                {"id": removal.id, "freed_bytes": removal.freed_bytes, "left": removal.left or None}
+                for removal in removed
+            ]
+        )
+    for removal in removed:
+        left = f"; {removal.left}" if removal.left else ""
+        shell.say(f"job {removal.id} removed, {size(removal.freed_bytes)} freed{left}")
     return next((error.exit_code for error in (*errors, *more)), 0)
 
 
@@ -59,7 +64,7 @@ def gc(
             shell.confirm(f"remove this, {_total(waste)}")
             waste = scheduler.call("Collect", pb.CollectRequest()).waste
     if shell.json:
-        shell.data([{"kind": one.kind, "name": one.name, "size_bytes": one.size_bytes} for one in waste])
+        shell.data([{"kind": item.kind, "name": item.name, "size_bytes": item.size_bytes} for item in waste])
     elif waste:
         shell.say(f"{_total(waste)} {'can be freed with: swarm gc' if dry_run else 'freed'}")
     else:
@@ -67,9 +72,9 @@ def gc(
 
 
 def _total(waste: Sequence[pb.Waste]) -> str:
-    return size(sum(one.size_bytes for one in waste))
+    return size(sum(item.size_bytes for item in waste))
 
 
 def _table(waste: Sequence[pb.Waste]) -> FittedTable:
-    rows = [(Text(size(one.size_bytes)), Text(one.name), Text(_WORDS.get(one.kind, one.kind))) for one in waste]
+    rows = [(Text(size(item.size_bytes)), Text(item.name), Text(_WORDS.get(item.kind, item.kind))) for item in waste]
     return FittedTable(("SIZE", "NAME", "WHAT"), rows, dropped_first=())

@@ -160,14 +160,14 @@ def _islands(job: Job) -> list[pb.IslandView]:
     return [
         named(
             pb.IslandView,
-            one,
-            island=one.number,
-            peers=[peer for pool in one.peers for peer in pool],
-            step=one.steps,
-            waits_for=one.waiting_for,
-            microbatches=whole if one.share is None else one.share[0],
+            island,
+            island=island.number,
+            peers=[peer for pool in island.peers for peer in pool],
+            step=island.steps,
+            waits_for=island.waiting_for,
+            microbatches=whole if island.share is None else island.share[0],
         )
-        for one in (situation.islands if situation is not None else ())
+        for island in (situation.islands if situation is not None else ())
     ]
 
 
@@ -214,7 +214,8 @@ def step_trace(job: Job, step: int, now_unix_s: float) -> pb.StepTrace:
         every=trace.every,
         begin_unix_s=now_unix_s - (job.clock_s() - begin_s),
         spans=[
-            named(pb.StepSpan, one, begin_s=one.begin_s - begin_s, duration_s=one.end_s - one.begin_s) for one in spans
+            named(pb.StepSpan, span, begin_s=span.begin_s - begin_s, duration_s=span.end_s - span.begin_s)
+            for span in spans
         ],
     )
 
@@ -228,7 +229,9 @@ def checkpoint_view(checkpoint: Checkpoint | Fault, fault: str) -> pb.Checkpoint
 
 def explanation(kind: str, name: str, facts: Iterable[Fact]) -> pb.Explanation:
     return pb.Explanation(
-        kind=kind, id=name, facts=[pb.Fact(topic=one.topic, text=one.text, numbers=dict(one.numbers)) for one in facts]
+        kind=kind,
+        id=name,
+        facts=[pb.Fact(topic=fact.topic, text=fact.text, numbers=dict(fact.numbers)) for fact in facts],
     )
 
 

@@ -212,11 +212,11 @@ class Allocator:
                 hello.peer,
                 hello.pinned_stage,
                 offer=offer(hello),
-                site=_site(one),
-                unreached=bool(one.unreached),
+                site=_site(peer),
+                unreached=bool(peer.unreached),
             )
-            for one in sorted(peers, key=lambda one: one.hello.peer)
-            for hello in (one.hello,)
+            for peer in sorted(peers, key=lambda peer: peer.hello.peer)
+            for hello in (peer.hello,)
         ]
 
     def _unfit(self, job: Job, peer: PeerId) -> str:

@@ -77,8 +77,8 @@ def _show_speeds(job: Job, metrics: SchedulerMetrics) -> None:
     situation = job.situation() if spec.has_outer_steps else None
     if situation is not None:
         figures = [
-            IslandFigures(one.state, one.steps, one.exchanges, sum(map(len, one.peers)), one.waited_s)
-            for one in situation.islands
+            IslandFigures(island.state, island.steps, island.exchanges, sum(map(len, island.peers)), island.waited_s)
+            for island in situation.islands
         ]
         metrics.islands(job.record.id, figures, situation.outer_rounds)
 

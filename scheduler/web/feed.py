@@ -81,15 +81,15 @@ class Curves:
     def read(cls, steps: Sequence[StepMade], validation: Curve) -> Curves:
         """The curves of the past, from rows that the database picked; speeds are smoothed as for a job at work."""
         found = cls()
-        for one in steps:
-            _add(found.loss, one.step, one.loss)
+        for made in steps:
+            _add(found.loss, made.step, made.loss)
         smooth = nan
-        for before, one in pairwise(steps):
-            took_s = one.committed_unix_s - before.committed_unix_s if before.committed_unix_s else 0.0
+        for before, made in pairwise(steps):
+            took_s = made.committed_unix_s - before.committed_unix_s if before.committed_unix_s else 0.0
             if took_s > 0.0:
-                speed = one.tokens * (one.step - before.step) / took_s
+                speed = made.tokens * (made.step - before.step) / took_s
                 smooth = smooth + (speed - smooth) / SPEED_STEPS if isfinite(smooth) else speed
-                _add(found.speed, one.step, smooth)
+                _add(found.speed, made.step, smooth)
         for step in sorted(validation):
             _add(found.validation, step, validation[step])
         return found

@@ -221,7 +221,7 @@ class CellTable:
         """Take part as the route says, or learn that another replica does instead; older routes change nothing."""
         microbatch, hop = route.microbatch, route.hops[self.stage]
         mine = (hop.peer, hop.incarnation) == self._me
-        newest = max(one.attempt for one in route.hops)
+        newest = max(hop.attempt for hop in route.hops)
         if not self.is_open(microbatch) or (mine and hop.attempt <= self._floors.get(microbatch.step, 0)):
             self.duplicates += 1
             return ()

@@ -80,7 +80,7 @@ class Neighbours:
 
     def forget(self, step: int) -> None:
         """The step is committed: no peer has a place in it or in earlier steps any more."""
-        for microbatch in [one for one in self._known if one.step <= step]:
+        for microbatch in [known for known in self._known if known.step <= step]:
             del self._known[microbatch]
 
     def named(self, microbatch: Microbatch) -> dict[Direction, Claim]:

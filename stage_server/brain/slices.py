@@ -69,7 +69,7 @@ def chunks_of(owner: Member, members: Sequence[Member]) -> tuple[SliceChunk, ...
     elements = owner.stop - owner.start
     if elements <= 0:
         return ()
-    sizes = [one.stop - one.start for one in members]
+    sizes = [member.stop - member.start for member in members]
     least = CHUNK_ELEMENTS_MIN if min(sizes) >= ALIKE * max(sizes) else CHUNK_ELEMENTS_MIN // FINER
     count = min(CHUNKS_MAX, max(1, elements // least))
     length = -(-elements // (count * BLOCK_ELEMENTS)) * BLOCK_ELEMENTS

@@ -68,8 +68,8 @@ class PassGate:
         """A session began: take its key for passes, its clock and its list of revoked stage servers."""
         self._key = welcome.pass_key
         self._ahead_s = welcome.unix_s - asyncio.get_running_loop().time()
-        for one in welcome.cut_off:
-            self.cut_off(one)
+        for peer in welcome.cut_off:
+            self.cut_off(peer)
 
     def take(self, token: bytes) -> None:
         """Show this pass from now on."""

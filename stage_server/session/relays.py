@@ -133,7 +133,7 @@ class RelayListener(KnownRelays):
 
     def _accept(self, relay: RelayAt, opened: relay_pb2.ListenDown) -> None:
         """Dial the relay for the link, unless it has named more than it may carry to one stage server."""
-        if sum(one == relay for one in self._links.values()) >= RELAY_LINKS_MAX:
+        if sum(link == relay for link in self._links.values()) >= RELAY_LINKS_MAX:
             return
 
         async def carry() -> None:

@@ -615,8 +615,8 @@ async def urgent_first(commands: _Commands, at_once: Callable[[int, Command], bo
 
     reading = asyncio.create_task(read(), name="commands")
     try:
-        async for one in waiting:
-            yield one
+        async for command in waiting:
+            yield command
     finally:
         reading.cancel()
         await asyncio.wait({reading})

@@ -207,11 +207,13 @@ class OuterCourse(Course):
 
     def held(self, version: int) -> tuple[int, ...]:
         """The fragments whose proposals replicas of this version hold, captured and not merged."""
-        return tuple(one.fragment for one in self._waiting(version))
+        return tuple(outer_step.fragment for outer_step in self._waiting(version))
 
     def captured(self, version: int) -> tuple[int, ...]:
         """Those of them that are captured with this version."""
-        return tuple(one.fragment for one in self._waiting(version) if one.captured_version == version)
+        return tuple(
+            outer_step.fragment for outer_step in self._waiting(version) if outer_step.captured_version == version
+        )
 
     def _waiting(self, version: int) -> Iterator[OuterStep]:
         for at in range(self._outer_before(version), len(self.outer)):
@@ -307,5 +309,7 @@ def _table(rhythm: Rhythm) -> _Table:
         following = outer[at + 1].captured_version if at + 1 < len(outer) else one.step + 2
         if following > one.step + 1:
             level.append(one.step + 1)
-    places = tuple(one.step for one in outer), tuple(one.behind for one in outer)
-    return _Table(tuple(outer), *places, tuple(level), max(one.step - one.captured_version for one in outer))
+    places = tuple(outer_step.step for outer_step in outer), tuple(outer_step.behind for outer_step in outer)
+    return _Table(
+        tuple(outer), *places, tuple(level), max(outer_step.step - outer_step.captured_version for outer_step in outer)
+    )

@@ -203,9 +203,9 @@ def _largest(offers: Iterable[Memory]) -> list[Memory]:
     """Those of which one holds whatever any of the offers holds."""
     kept: list[Memory] = []
     for offer in sorted(offers, reverse=True):
-        if not offer.host_bytes and any(not one.host_bytes for one in kept):
+        if not offer.host_bytes and any(not other.host_bytes for other in kept):
             continue
-        if offer.host_bytes and any(one.host_bytes >= offer.host_bytes for one in kept):
+        if offer.host_bytes and any(other.host_bytes >= offer.host_bytes for other in kept):
             continue
         kept.append(offer)
     return kept

@@ -41,13 +41,13 @@ def written(log: Iterable[OuterRecord]) -> bytes:
     """The log as a file."""
     lines = [
         {
-            "after_step": one.after_step,
-            **({"fragment": one.fragment} if one.fragment else {}),
-            "islands": list(one.islands),
-            "begins": {str(k): v for k, v in one.begins.items()},
-            **({"shares": list(one.shares)} if one.shares else {}),
+            "after_step": record.after_step,
+            **({"fragment": record.fragment} if record.fragment else {}),
+            "islands": list(record.islands),
+            "begins": {str(k): v for k, v in record.begins.items()},
+            **({"shares": list(record.shares)} if record.shares else {}),
         }
-        for one in log
+        for record in log
     ]
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
@@ -76,7 +76,7 @@ class TookPart:
     ) -> None:
         """`exchanges`, in order: after which inner step, and of which fragment; `microbatches`: of a step, if shares
         follow speed. InvalidConfig if no job can have had this log."""
-        self._records = {(one.after_step, one.fragment): one for one in log}
+        self._records = {(record.after_step, record.fragment): record for record in log}
         self._exchanges = list(exchanges)
         self._all = tuple(range(islands))
         present, found = set(self._all), set()

@@ -49,12 +49,12 @@ def together(candidates: Sequence[Candidate], places: int) -> Iterable[Sequence[
     First all that the scheduler reaches. It may stand where stage servers do not, so groups of one site come next,
     reached or not. A job of one place needs no links.
     """
-    yield [one for one in candidates if not one.unreached]
-    unreached = [one for one in candidates if one.unreached]
-    sites = {one.site for one in unreached} - {""}
-    yield from ([one for one in candidates if one.site == site] for site in sorted(sites))
+    yield [candidate for candidate in candidates if not candidate.unreached]
+    unreached = [candidate for candidate in candidates if candidate.unreached]
+    sites = {candidate.site for candidate in unreached} - {""}
+    yield from ([candidate for candidate in candidates if candidate.site == site] for site in sorted(sites))
     if places == 1:
-        yield from ([one] for one in unreached)
+        yield from ([candidate] for candidate in unreached)
 
 
 def stages_for(peers: int) -> int:
@@ -71,7 +71,7 @@ def homes_of(
     that are left go to smaller sites, which peers without a site may complete, and then to such peers alone (""). Only
     those count for the size of a site that some stage fits.
     """
-    by_site = _by_site(one for one in candidates if any(map(one.holds, needs)))
+    by_site = _by_site(candidate for candidate in candidates if any(map(candidate.holds, needs)))
     sites = sorted(by_site, key=lambda site: (-len(by_site[site]), site))
     if not sites:
         return ()
@@ -150,8 +150,8 @@ def place(
     needs = needs or (Memory(),) * stages
     homes = homes or ("",) * stages
     members, free, useless = _must_have(candidates, stages, min_replicas, needs, homes)
-    for one in free:
-        members[_neediest(members, _fitting(one, needs, homes))].append(one)
+    for candidate in free:
+        members[_neediest(members, _fitting(candidate, needs, homes))].append(candidate)
 
     aside = "".join(f"; {reason}" for reason in sorted({*useless}))
     if any(homes):
@@ -161,7 +161,7 @@ def place(
         short = ", ".join(f"stage {stage} needs {counted(count, 'replica')} more" for stage, count in lacking)
         idle = f"{len(candidates)} idle, {stages * min_replicas} needed"
         return Decision(None, f"{short} ({idle}){_memory(candidates, [needs[stage] for stage, _ in lacking])}{aside}")
-    plan = {one.peer: stage for stage, pool in enumerate(members) for one in pool}
+    plan = {member.peer: stage for stage, pool in enumerate(members) for member in pool}
     sizes = ", ".join(f"stage {stage}: {len(pool)}" for stage, pool in enumerate(members))
     replicas = counted(len(plan), "replica")
     return Decision(dict(sorted(plan.items())), f"{replicas} over {counted(stages, 'stage')} ({sizes}){aside}")
@@ -177,15 +177,15 @@ def least(
     """The fewest peers with which a job would start, or come nearest to a start."""
     needs, homes = needs or (Memory(),) * stages, homes or ("",) * stages
     members, _, _ = _must_have(candidates, stages, min_replicas, needs, homes)
-    return frozenset(one.peer for pool in members for one in pool[:min_replicas])
+    return frozenset(member.peer for pool in members for member in pool[:min_replicas])
 
 
 def _by_site(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]]:
     """Those that say where they are."""
     found: dict[str, list[Candidate]] = {}
-    for one in candidates:
-        if one.site:
-            found.setdefault(one.site, []).append(one)
+    for candidate in candidates:
+        if candidate.site:
+            found.setdefault(candidate.site, []).append(candidate)
     return found
 
 
@@ -201,19 +201,19 @@ def _must_have(
     members: list[list[Candidate]] = [[] for _ in range(stages)]
     useless = []
     free = []
-    for one in sorted(candidates, key=lambda candidate: (-candidate.speed, candidate.peer)):
-        fitting = _fitting(one, needs, homes)
-        if one.pinned_stage >= stages:
-            useless.append(f"{one.peer} is pinned to stage {one.pinned_stage}, which this job lacks")
-        elif one.pinned_stage != ANY_STAGE and one.pinned_stage not in fitting:
-            useless.append(f"{one.peer} is pinned to stage {one.pinned_stage}, which does not fit it")
+    for candidate in sorted(candidates, key=lambda candidate: (-candidate.speed, candidate.peer)):
+        fitting = _fitting(candidate, needs, homes)
+        if candidate.pinned_stage >= stages:
+            useless.append(f"{candidate.peer} is pinned to stage {candidate.pinned_stage}, which this job lacks")
+        elif candidate.pinned_stage != ANY_STAGE and candidate.pinned_stage not in fitting:
+            useless.append(f"{candidate.peer} is pinned to stage {candidate.pinned_stage}, which does not fit it")
         elif not fitting:
-            is_far = any(homes) and one.site not in ("", *homes)
-            useless.append(f"no island is at {one.site}" if is_far else f"no stage fits {one.peer}")
-        elif one.pinned_stage != ANY_STAGE:
-            members[one.pinned_stage].append(one)
+            is_far = any(homes) and candidate.site not in ("", *homes)
+            useless.append(f"no island is at {candidate.site}" if is_far else f"no stage fits {candidate.peer}")
+        elif candidate.pinned_stage != ANY_STAGE:
+            members[candidate.pinned_stage].append(candidate)
         else:
-            free.append((one, fitting))
+            free.append((candidate, fitting))
 
     # First what every stage must have. Big stages choose first, and nobody takes a peer that could hold more than
     # others can: a peer that can hold a stage can hold all smaller ones, so nothing is lost by that.
@@ -229,7 +229,7 @@ def _must_have(
 
 def _memory(candidates: Sequence[Candidate], needs: Sequence[Memory]) -> str:
     """How much memory the incomplete stages need, and how much there is; empty if memory is not the reason."""
-    if all(one.holds(need) for one in candidates for need in needs):
+    if all(candidate.holds(need) for candidate in candidates for need in needs):
         return ""
     need = max(needs, key=lambda need: need.total_bytes)
     largest = max(candidates, key=lambda one: (one.offer, one.peer))
@@ -247,5 +247,5 @@ def _fitting(one: Candidate, needs: Sequence[Memory], homes: Sequence[str]) -> l
 def _neediest(members: list[list[Candidate]], fitting: Sequence[int]) -> int:
     return min(
         fitting,
-        key=lambda stage: (len(members[stage]), sum(one.speed for one in members[stage])),
+        key=lambda stage: (len(members[stage]), sum(member.speed for member in members[stage])),
     )

@@ -46,7 +46,7 @@ def _check_field(where: str, family: Family, key: str, kind: type, value: Any) -
         if key not in _NULL and not key.endswith("softcapping") and not (key == "head_dim" and family.head_dim is None):
             raise InvalidConfig(f"{where} has {own} = null, which should be {text}", hint="correct it, or leave it out")
         return
-    if key == "eos_token_id" and isinstance(value, list) and all(is_of(int, one) for one in value):
+    if key == "eos_token_id" and isinstance(value, list) and all(is_of(int, token) for token in value):
         return
     if not is_of(kind, value):
         number = _number(value) if kind in (int, float) else None

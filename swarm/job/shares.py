@@ -46,8 +46,8 @@ class Shares:
         assert step >= self._from[-1], "shares begin in order"
         before = tuple(self.trained(island, step) for island in range(self.islands))
         if step == self._from[-1]:
-            for one in (self._from, self._of, self._before):
-                one.pop()
+            for history in (self._from, self._of, self._before):
+                history.pop()
         is_same = self._of[-1:] == [tuple(shares)] and (step - self._from[-1]) % self._cycle(shares) == 0
         if not is_same:  # a job may make many exchanges, behind which they stay
             self._from.append(step)

@@ -692,7 +692,7 @@ def _walk(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield key, name
                 waiting.append((f"{key}.{name}" if key else name, one))
         elif isinstance(value, list | tuple):
-            waiting += ((key, one) for one in value)
+            waiting += ((key, item) for item in value)
 
 
 def _is_long(value: object) -> bool:

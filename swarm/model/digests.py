@@ -105,7 +105,7 @@ def _digests_here(tensors: Sequence[Tensor]) -> list[int]:
             places.append(place)
             hashes.append(np.einsum("k,k->", row, factors[: row.size]))
     terms = _terms(np.array(hashes, np.int64), np.array(places))
-    return [int(one) for one in np.add.reduceat(terms, begins)]
+    return [int(term) for term in np.add.reduceat(terms, begins)]
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -67,10 +67,13 @@ def _is_below_for_sure(gradients: Sequence[Tensor], limit: float) -> bool:
     A sum of squares is at least as large as each of them, in whatever order it was rounded. Many numbers may be too
     large together, so False proves nothing.
     """
-    if not all(one.device.type == "cpu" and one.dtype is torch.float32 and one.is_contiguous() for one in gradients):
+    if not all(
+        gradient.device.type == "cpu" and gradient.dtype is torch.float32 and gradient.is_contiguous()
+        for gradient in gradients
+    ):
         return False
     flat = (gradient.detach().view(-1) for gradient in gradients)
-    return all(float(torch.dot(one, one)) < limit * limit / 2 for one in flat)
+    return all(float(torch.dot(gradient, gradient)) < limit * limit / 2 for gradient in flat)
 
 
 def accumulate(total: Tensor, gradient: Tensor, bits: int | None) -> None:

@@ -153,8 +153,8 @@ _StepGroup: TypeAlias = Callable[[Sequence[Held], TrainingSection, float, bool],
 
 def _each(step: _StepOne) -> _Step:
     def step_all(held: Iterable[Held], training: TrainingSection, learning_rate: float, _grouped: bool) -> None:
-        for one in held:
-            step(one.parameter, one.gradient, one.state, training, learning_rate)
+        for entry in held:
+            step(entry.parameter, entry.gradient, entry.state, training, learning_rate)
 
     return step_all
 
@@ -171,22 +171,22 @@ def _small_together(held: Iterable[Held], elements_max: int) -> Iterator[list[He
     """Groups of up to this many elements; each larger tensor alone."""
     group: list[Held] = []
     elements = 0
-    for one in held:
-        added = one.parameter.numel()
+    for entry in held:
+        added = entry.parameter.numel()
         if added >= elements_max:
-            yield [one]
+            yield [entry]
             continue
         if elements + added > elements_max:
             yield group
             group, elements = [], 0
-        group.append(one)
+        group.append(entry)
         elements += added
     if group:
         yield group
 
 
 def _kept(group: Sequence[Held], name: str) -> list[Tensor]:
-    return [one.state[name] for one in group]
+    return [entry.state[name] for entry in group]
 
 
 def _adamw(group: Sequence[Held], training: TrainingSection, learning_rate: float, grouped: bool) -> None:
@@ -195,8 +195,8 @@ def _adamw(group: Sequence[Held], training: TrainingSection, learning_rate: floa
         _quasi_hyperbolic_group(group, training, learning_rate)
         return
     if training.lookahead:
-        for one in group:
-            _quasi_hyperbolic(one.parameter, one.gradient, one.state, training, learning_rate)
+        for entry in group:
+            _quasi_hyperbolic(entry.parameter, entry.gradient, entry.state, training, learning_rate)
         return
     options: dict[str, Any] = {
         "fused": False, "amsgrad": False, "maximize": False,
@@ -205,14 +205,14 @@ def _adamw(group: Sequence[Held], training: TrainingSection, learning_rate: floa
     }  # fmt: skip
     if grouped:
         first, second, updates = (_kept(group, key) for key in ("first_moment", "second_moment", "updates"))
-        values, fresh = [one.parameter for one in group], [one.gradient for one in group]
+        values, fresh = [entry.parameter for entry in group], [entry.gradient for entry in group]
         adamw(values, fresh, first, second, [], updates, foreach=True, **options)
         return
-    for one in group:  # torch makes two temporaries as large as what it steps
-        for tile in _tiles(one.parameter, one.gradient, one.state["first_moment"], one.state["second_moment"]):
+    for entry in group:  # torch makes two temporaries as large as what it steps
+        for tile in _tiles(entry.parameter, entry.gradient, entry.state["first_moment"], entry.state["second_moment"]):
             values, fresh, first, second = ([part] for part in tile)
-            adamw(values, fresh, first, second, [], [one.state["updates"].clone()], foreach=False, **options)
-        one.state["updates"] += 1
+            adamw(values, fresh, first, second, [], [entry.state["updates"].clone()], foreach=False, **options)
+        entry.state["updates"] += 1
 
 
 def _quasi_hyperbolic(
@@ -241,11 +241,11 @@ def _quasi_hyperbolic_group(group: Sequence[Held], training: TrainingSection, le
     """The same for several parameters, operation by operation."""
     beta1, beta2 = training.betas
     ahead = training.lookahead
-    values, fresh = [one.parameter for one in group], [one.gradient for one in group]
+    values, fresh = [entry.parameter for entry in group], [entry.gradient for entry in group]
     first, second = _kept(group, "first_moment"), _kept(group, "second_moment")
-    for one in group:
-        one.state["updates"] += 1
-    updates = [float(one.state["updates"]) for one in group]
+    for entry in group:
+        entry.state["updates"] += 1
+    updates = [float(entry.state["updates"]) for entry in group]
     torch._foreach_mul_(values, 1.0 - learning_rate * training.weight_decay)
     torch._foreach_lerp_(first, fresh, 1.0 - beta1)
     torch._foreach_mul_(second, beta2)
@@ -268,15 +268,15 @@ def _tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         return
     flat = [tensor.detach().view(-1) for tensor in tensors]
     for start in range(0, flat[0].numel(), TILE_ELEMENTS):
-        yield tuple(one[start : start + TILE_ELEMENTS] for one in flat)
+        yield tuple(tensor[start : start + TILE_ELEMENTS] for tensor in flat)
 
 
 def _sgd(group: Sequence[Held], training: TrainingSection, learning_rate: float, grouped: bool) -> None:
     """Weight decay is added to the gradient and so enters the momentum, as in torch.optim.SGD."""
     sgd(
-        [one.parameter for one in group],
-        [one.gradient for one in group],
-        [one.state.get("momentum") for one in group],
+        [entry.parameter for entry in group],
+        [entry.gradient for entry in group],
+        [entry.state.get("momentum") for entry in group],
         foreach=grouped,
         fused=False,
         weight_decay=training.weight_decay,
@@ -299,12 +299,12 @@ def _lamb(all_held: Iterable[Held], training: TrainingSection, learning_rate: fl
     """
     beta1, beta2 = training.betas
     held = list(all_held)
-    for one in held:
-        one.state["updates"] += 1
-        one.state["first_moment"].lerp_(one.gradient, 1.0 - beta1)
-        one.state["second_moment"].mul_(beta2).addcmul_(one.gradient, one.gradient, value=1.0 - beta2)
+    for entry in held:
+        entry.state["updates"] += 1
+        entry.state["first_moment"].lerp_(entry.gradient, 1.0 - beta1)
+        entry.state["second_moment"].mul_(beta2).addcmul_(entry.gradient, entry.gradient, value=1.0 - beta2)
     # The library's norm depends on the number of threads; ours does not.
-    norms = squared_norms(tensor for one in held for tensor in (one.parameter, _lamb_direction(one, training)))
+    norms = squared_norms(tensor for entry in held for tensor in (entry.parameter, _lamb_direction(entry, training)))
     for one, size, wanted in zip(held, map(math.sqrt, norms[::2]), map(math.sqrt, norms[1::2]), strict=True):
         ratio = size / wanted if size > 0.0 and wanted > 0.0 else 1.0
         one.parameter.add_(_lamb_direction(one, training), alpha=-learning_rate * ratio)

@@ -55,8 +55,8 @@ def _inputs() -> tuple[Mapping[str, Tensor], Sequence[Mapping[str, Tensor]]]:
     # Muon divides a matrix by its norm, and beside EDGES that leaves nothing of everyday numbers.
     wide = "layers.1.weight"
     start[wide] = torch.randn(SIDE, 3 * SIDE, generator=generator) * 0.02
-    for one in gradients:
-        one[wide] = torch.randn(start[wide].shape, generator=generator)
+    for of_step in gradients:
+        of_step[wide] = torch.randn(start[wide].shape, generator=generator)
     return start, gradients
 
 

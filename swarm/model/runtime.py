@@ -191,13 +191,13 @@ def send_back(tensor: Tensor) -> SentBack:
 
 def to_host(*tensors: Tensor | SentBack) -> tuple[Tensor, ...]:
     """The tensors on the CPU; the host waits once for all."""
-    sent = [one if isinstance(one, SentBack) else send_back(one) for one in tensors]
-    for one in reversed(sent):  # as a rule the last one is copied last, and the others need no wait
-        if one.copied is not None:
-            one.copied.synchronize()
-    for device in {one.device for one in sent if one.copied is None and one.device.type != "cpu"}:
+    sent = [tensor if isinstance(tensor, SentBack) else send_back(tensor) for tensor in tensors]
+    for tensor in reversed(sent):  # as a rule the last one is copied last, and the others need no wait
+        if tensor.copied is not None:
+            tensor.copied.synchronize()
+    for device in {tensor.device for tensor in sent if tensor.copied is None and tensor.device.type != "cpu"}:
         synchronise(device)
-    return tuple(one.tensor for one in sent)
+    return tuple(tensor.tensor for tensor in sent)
 
 
 def await_copy(sent: SentBack) -> None:

@@ -491,7 +491,7 @@ class Stage:
     def state_bytes(self, names: Sequence[str], version: int | None = None) -> int:
         """The length of `snapshot(names)` at a version; without one the most that it may be."""
         held = 0 if self.proposals is None else sum(self.proposals.held_bytes(name, version) for name in names)
-        return held + sum(one.nbytes for name in names for one in self._lasting(name, self.version))
+        return held + sum(tensor.nbytes for name in names for tensor in self._lasting(name, self.version))
 
     def snapshot(self, names: Iterable[str]) -> bytes:
         """All that a commit changes of these parameters, as it is now: for each the newest weights, with staleness 1

@@ -100,7 +100,7 @@ class StateReading:
         self._weight_files = [file for file in files if file.path.startswith(f"{MODEL_FOLDER}/") and _is_tensors(file)]
         self._optimizer_files = _in_folder(files, OPTIMIZER_FOLDER)
         of_islands = files if spec.has_outer_steps else ()
-        outer, trained = (_in_folder(of_islands, one) for one in (OUTER_FOLDER, WEIGHTS_FOLDER))
+        outer, trained = (_in_folder(of_islands, folder) for folder in (OUTER_FOLDER, WEIGHTS_FOLDER))
         self._outer_files, self._trained_files = outer, trained
         self._sink: Callable[[bytes], object] = _nowhere
         self._weights: dict[str, Tensor] = {}

@@ -103,7 +103,7 @@ class Weights:
         """A parameter's float32 values at `version`, where a step in place makes the next one; `changed` follows."""
         if name in self._masters:
             return self._masters[name]
-        old, new = (self._buffer_of(one).values[name] for one in (version, version + 1))
+        old, new = (self._buffer_of(held).values[name] for held in (version, version + 1))
         if new is not old:
             new.copy_(old)
         return new

@@ -118,10 +118,10 @@ def _log(file: Path) -> tuple[OuterRecord, ...]:
 
 def _speeds(text: str) -> tuple[float, ...]:
     try:
-        speeds = tuple(float(one) for one in text.split(",")) if text else ()
+        speeds = tuple(float(speed) for speed in text.split(",")) if text else ()
     except ValueError:
         speeds = (0.0,)
-    if all(SPEED_MIN <= one <= SPEED_MAX for one in speeds):
+    if all(SPEED_MIN <= speed <= SPEED_MAX for speed in speeds):
         return speeds
     told = f"give a number from {SPEED_MIN:g} to {SPEED_MAX:g} for each island, such as 1,0.5"
     raise UsageError(f"--speeds {text}: {told}")

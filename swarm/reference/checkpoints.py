@@ -50,7 +50,7 @@ class LocalCheckpoints:
         storage.clean()
         found, _ = list_checkpoints(storage, self._job)
         before = [*found, *([start] if start is not None else [])]
-        self._timeline = max((one.timeline + 1 for one in before), default=0)
+        self._timeline = max((checkpoint.timeline + 1 for checkpoint in before), default=0)
         self._last_s = time.monotonic()
         self._tokens = 0
         self._at_once = False

@@ -34,9 +34,15 @@ def took_part(spec: JobSpec, log: Iterable[OuterRecord], first_step: int) -> Too
         if tuple(log):
             raise InvalidConfig("an outer log is of a job with islands", hint="leave it out")
         return TookPart((), 1, [(spec.training.steps, 0)])
-    exchanges = [(one.behind, one.fragment) for one in outer_courses(spec)[0].outer if one.behind > first_step]
+    exchanges = [
+        (exchange.behind, exchange.fragment)
+        for exchange in outer_courses(spec)[0].outer
+        if exchange.behind > first_step
+    ]
     microbatches = 0 if spec.islands.shares == "equal" else spec.training.microbatches
-    return TookPart([one for one in log if one.after_step > first_step], spec.island_count, exchanges, microbatches)
+    return TookPart(
+        [record for record in log if record.after_step > first_step], spec.island_count, exchanges, microbatches
+    )
 
 
 def divide(shares: Shares, exchanges: TookPart, speeds: Sequence[float]) -> None:
@@ -133,7 +139,7 @@ class ReferenceOuterSteps:
         counted = [captured[island][1] for island in islands]
         shares = [tokens / sum(counted) for tokens in counted]
         names = next(iter(proposals.values()))
-        deltas = {name: compose([one[name] for one in proposals.values()], shares) for name in names}
+        deltas = {name: compose([proposal[name] for proposal in proposals.values()], shares) for name in names}
         finite = all(bool(delta.isfinite().all()) for delta in deltas.values())
         update = self._plan.update if finite else None
         rule = self._plan.rule(step) if finite else REPLACE

@@ -200,16 +200,16 @@ def _together(step: int, reports: Sequence[StepReport]) -> StepReport:
     """The islands' reports of one inner step, combined to the report of the job's step `step`."""
     if len(reports) == 1:
         return replace(reports[0], step=step)
-    tokens = sum(one.tokens for one in reports)
+    tokens = sum(report.tokens for report in reports)
     return StepReport(
         step,
-        sum(one.loss * one.tokens for one in reports) / tokens,
-        math.nan if any(one.skipped for one in reports) else max(one.norm for one in reports),
-        min(one.scale for one in reports),
+        sum(report.loss * report.tokens for report in reports) / tokens,
+        math.nan if any(report.skipped for report in reports) else max(report.norm for report in reports),
+        min(report.scale for report in reports),
         reports[0].learning_rate,
-        any(one.skipped for one in reports),
+        any(report.skipped for report in reports),
         tokens,
-        next(filter(None, (one.cause for one in reports)), ""),
+        next(filter(None, (report.cause for report in reports)), ""),
     )
 
 

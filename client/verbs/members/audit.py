@@ -62,8 +62,8 @@ def _show(shell: Shell, file: Path, actor: str, last: int) -> int:
 def _newest(file: Path, actor: str, last: int) -> list[dict[str, Any]]:
     """The newest lines of a log, in order."""
     lines: list[dict[str, Any]] = []
-    for one in reversed(logs(file)):  # the newest first: older files are read only if they are needed
-        parsed = [line for line in map(_parsed, lines_of(one)) if line]
+    for log in reversed(logs(file)):  # the newest first: older files are read only if they are needed
+        parsed = [line for line in map(_parsed, lines_of(log)) if line]
         lines = [line for line in parsed if actor in str(line.get("actor", ""))] + lines
         if len(lines) >= last:
             break

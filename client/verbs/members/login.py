@@ -94,7 +94,7 @@ def token(
         else:
             tokens = scheduler.call("ListTokens", pb.ListTokensRequest()).tokens
     if shell.json:
-        shell.data([_token_values(one) for one in tokens])
+        shell.data([_token_values(token) for token in tokens])
     elif action == "revoke":
         shell.say(f"token {tokens[0].id} is good no more; who has joined with it stays: swarm identity ls")
     elif not tokens:
@@ -134,7 +134,7 @@ def identity(
         else:
             members = scheduler.call("ListMembers", pb.ListMembersRequest()).members
     if shell.json:
-        shell.data([_member_values(one) for one in members])
+        shell.data([_member_values(member) for member in members])
     elif action == "revoke":
         one = members[0]
         shell.say(f"{one.role} {one.name} is out; its certificate is refused from now on{_after(one.role)}")
@@ -236,17 +236,17 @@ def _member_values(member: pb.MemberView) -> dict[str, object]:
 def _token_table(tokens: list[pb.TokenView]) -> FittedTable:
     columns = ("ID", "ROLE", "NAMES", "USES", "EXPIRES IN", "MADE BY")
     rows = []
-    for one in tokens:
-        left = duration(one.expires_unix_s - time.time())
-        rows.append((one.id, one.role, one.names, str(one.uses_left), left, one.created_by))
+    for token in tokens:
+        left = duration(token.expires_unix_s - time.time())
+        rows.append((token.id, token.role, token.names, str(token.uses_left), left, token.created_by))
     return FittedTable(columns, [tuple(map(Text, row)) for row in rows], dropped_first=("USES", "NAMES"))
 
 
 def _member_table(members: list[pb.MemberView]) -> FittedTable:
     columns = ("ROLE", "NAME", "STATE", "CERTIFICATE", "INVITED BY", "REASON")
     rows = []
-    for one in members:
-        left_s = one.ends_unix_s - time.time()
+    for member in members:
+        left_s = member.ends_unix_s - time.time()
         ends = f"{duration(left_s)} left" if left_s > 0 else "ended"
-        rows.append((one.role, one.name, one.state, ends, one.invited_by, one.reason or "-"))
+        rows.append((member.role, member.name, member.state, ends, member.invited_by, member.reason or "-"))
     return FittedTable(columns, [tuple(map(Text, row)) for row in rows], dropped_first=("INVITED BY", "CERTIFICATE"))

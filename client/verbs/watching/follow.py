@@ -59,12 +59,12 @@ def progress_line(view: Job) -> str:
 
 def _islands(view: Job) -> str:
     """How far the islands at work are, and how often all of them have exchanged; and which are lost."""
-    at_work = [one for one in view.islands if not one.is_lost]
-    told = [f"island {one.island} lost" for one in view.islands if one.is_lost][:ISLANDS_SHOWN]
+    at_work = [island for island in view.islands if not island.is_lost]
+    told = [f"island {island.island} lost" for island in view.islands if island.is_lost][:ISLANDS_SHOWN]
     if at_work:
-        steps = " ".join(str(one.step) for one in at_work[:ISLANDS_SHOWN])
+        steps = " ".join(str(island.step) for island in at_work[:ISLANDS_SHOWN])
         more = " ..." if len(at_work) > ISLANDS_SHOWN else ""
-        exchanges = counted(min(one.exchanges for one in at_work), "exchange")
+        exchanges = counted(min(island.exchanges for island in at_work), "exchange")
         told.insert(0, f"islands at {steps}{more}, {exchanges}")
     return "; ".join(told)
 

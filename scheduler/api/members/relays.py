@@ -98,8 +98,8 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
 
     def close(self) -> None:
         """End every session, as the scheduler stops."""
-        for one in self._attached.values():
-            one.commands.put_nowait(None)
+        for relay in self._attached.values():
+            relay.commands.put_nowait(None)
 
     # Answers -----------------------------------------------------------------------------------------------------
 
@@ -107,15 +107,15 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
         """Relays as `swarm peers` lists them."""
         return [
             jobs_pb2.PeerView(
-                id=one.at.name,
+                id=relay.at.name,
                 state=STATE,
-                since_unix_s=one.since_unix_s,
-                address=one.at.address,
+                since_unix_s=relay.since_unix_s,
+                address=relay.at.address,
                 device=STATE,
                 stage=-1,
-                product=one.product,
+                product=relay.product,
             )
-            for one in self._attached.values()
+            for relay in self._attached.values()
         ]
 
     def facts(self, peer: PeerId) -> list[Fact]:
@@ -177,7 +177,7 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
 
     def _tell(self) -> None:
         """All stage servers: these relays are here."""
-        relays = tuple(sorted((one.at for one in self._attached.values()), key=lambda at: at.name))
+        relays = tuple(sorted((relay.at for relay in self._attached.values()), key=lambda at: at.name))
         self._passes.relays = relays
         for peer, _ in self._connections.all():
             self._connections.send(peer, UseRelays(relays))
@@ -186,5 +186,5 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
             self.on_change(self._is_any_here)
 
     def _cut_off(self, order: CutOff) -> None:
-        for one in self._attached.values():
-            one.commands.put_nowait(order)
+        for relay in self._attached.values():
+            relay.commands.put_nowait(order)

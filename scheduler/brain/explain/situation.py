@@ -31,8 +31,8 @@ class Counts:
     def of_islands(cls, of: Sequence[Counts]) -> Counts:
         """The job's counts from its islands' counts."""
         reroutes: Counter[tuple[int, str]] = Counter()
-        for one in of:
-            reroutes.update(one.reroutes)
+        for counts in of:
+            reroutes.update(counts.reroutes)
         return cls(
             min(island.committed_steps for island in of),
             sum(island.microbatches for island in of),
@@ -73,8 +73,10 @@ def situation(parts: Parts, now_s: float) -> Situation:
     state, leaves = parts.state, parts.state.pool.leaves
     done = state.ledger.contributions()
     joiners = [
-        JoinerStanding(one.replica.peer, one.replica.stage, one.since_s, one.report is not None, one.waits)
-        for one in state.joiners
+        JoinerStanding(
+            joiner.replica.peer, joiner.replica.stage, joiner.since_s, joiner.report is not None, joiner.waits
+        )
+        for joiner in state.joiners
     ]
     return Situation(
         state.mode is Mode.RUNNING,

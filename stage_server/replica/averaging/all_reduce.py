@@ -116,14 +116,16 @@ async def run_round(
             mine if member is own else [await arrived(member, chunk, averaged=False) for chunk in some]
             for member in command.members
         ]
-        return await device.aside(lambda: reduction.reduce([joined(one) for one in came], command))
+        return await device.aside(
+            lambda: reduction.reduce([joined(chunks_of_member) for chunks_of_member in came], command)
+        )
 
     meter.begin(asyncio.get_running_loop().time())
     if not command.ahead:
         deadline.begin()
     async with asyncio.TaskGroup() as tasks:
         outbox = partial(_ChunkSender, links, deadline, tasks, meter)
-        parts_to, means_to = ({one.peer: outbox(one) for one in others} for _ in range(2))
+        parts_to, means_to = ({member.peer: outbox(member) for member in others} for _ in range(2))
         for owner, chunk in _in_turn(others, chunks):
             made = await encoded(part[chunk.span], chunk, 1)
             parts_to[owner.peer].send(round_slice(me, command, chunk, made, averaged=False))
@@ -261,7 +263,9 @@ class Reduction:
         """The mean of the parts, which are in the order of the round's members."""
         if not self.clips:
             return mean_of_parts(parts, average.tokens, self.bits)
-        return clipped_mean(parts, [Share(one.stage, one.microbatches) for one in average.members], average.tokens)
+        return clipped_mean(
+            parts, [Share(member.stage, member.microbatches) for member in average.members], average.tokens
+        )
 
 
 STRETCH_MAX = 10  # times as long may a round take that makes progress

@@ -58,20 +58,20 @@ class ErrorFeedback:
     def lend(self, unit: UnitName, step: int) -> tuple[Tensor, ...]:
         """The residual to add to this step's gradient. Repeated calls return it again, plus what was added since."""
         lent = []
-        for one in self._left.get(unit, ()):
-            if one.lent_to in (None, step):
-                one.lent_to = step
-                lent.append(one.tensor)
+        for residual in self._left.get(unit, ()):
+            if residual.lent_to in (None, step):
+                residual.lent_to = step
+                lent.append(residual.tensor)
         return tuple(lent)
 
     def committed(self, step: int, left: Mapping[UnitName, Tensor]) -> None:
         """The step was committed, and its newest rounds have left this; nothing if it was skipped."""
         for unit, tensor in left.items():
-            kept = [one for one in self._left.get(unit, ()) if one.lent_to != step]
+            kept = [residual for residual in self._left.get(unit, ()) if residual.lent_to != step]
             self._left[unit] = [*kept, _Residual(tensor)]
-        for one in (one for ones in self._left.values() for one in ones):
-            if one.lent_to is not None and one.lent_to <= step:
-                one.lent_to = None  # it was not used after all
+        for residual in (residual for ones in self._left.values() for residual in ones):
+            if residual.lent_to is not None and residual.lent_to <= step:
+                residual.lent_to = None  # it was not used after all
 
 
 def together(part: Tensor, left: tuple[Tensor, ...]) -> Tensor:

@@ -45,12 +45,12 @@ async def run_exchange(
 
     A group of RoundBroken, one for each envoy that it did not get through to by the deadline, which begins here.
     """
-    mine = next((one for one in command.envoys if one.peer == me.peer), None)
+    mine = next((envoy for envoy in command.envoys if envoy.peer == me.peer), None)
     if mine is None:
         raise Refused(f"{me.peer} is no envoy of this round")
     deadline.begin()
     own = await device.run(lambda: proposed(stage, command.unit, command.step))  # behind the commit that came before
-    came = {one.peer: own for one in command.envoys if one.timeline == mine.timeline or not own.numel()}
+    came = {envoy.peer: own for envoy in command.envoys if envoy.timeline == mine.timeline or not own.numel()}
     missed: list[RoundBroken] = []
 
     async def arrived(envoy: Envoy) -> None:
@@ -73,7 +73,7 @@ async def run_exchange(
                 if envoy.tokens:
                     both.create_task(arrived(envoy))
         except* RoundBroken as group:
-            missed.append(next(one for one in group.exceptions if isinstance(one, RoundBroken)))
+            missed.append(next(error for error in group.exceptions if isinstance(error, RoundBroken)))
 
     if own.numel():  # else the step merges nothing of this unit, so nothing travels
         async with asyncio.TaskGroup() as tasks:
@@ -82,20 +82,20 @@ async def run_exchange(
                     tasks.create_task(exchange_with(envoy))
     if missed:
         raise ExceptionGroup("envoys that were missed", missed)
-    contributors = [one for one in command.envoys if one.tokens]
-    proposals = [came[one.peer] for one in contributors]
-    return await device.aside(lambda: _mean(stage, command, proposals, [one.tokens for one in contributors]))
+    contributors = [envoy for envoy in command.envoys if envoy.tokens]
+    proposals = [came[envoy.peer] for envoy in contributors]
+    return await device.aside(lambda: _mean(stage, command, proposals, [envoy.tokens for envoy in contributors]))
 
 
 def travelled(command: Exchange, peer: PeerId, each_bytes: int) -> tuple[int, int]:
     """The bytes that an envoy sends and receives in a round, if a proposal has `each_bytes`."""
-    mine = next(one for one in command.envoys if one.peer == peer)
-    others = [one for one in command.envoys if one.timeline != mine.timeline]
-    proposing = sum(one.tokens > 0 for one in others)
+    mine = next(envoy for envoy in command.envoys if envoy.peer == peer)
+    others = [envoy for envoy in command.envoys if envoy.timeline != mine.timeline]
+    proposing = sum(envoy.tokens > 0 for envoy in others)
     return each_bytes * len(others) * (mine.tokens > 0), each_bytes * proposing
 
 
 def _mean(stage: Stage, command: Exchange, came: Sequence[Tensor], tokens: Sequence[int]) -> Mean:
-    delta = mean_proposal((decoded(stage, command.unit, command.step, one) for one in came), tokens)
+    delta = mean_proposal((decoded(stage, command.unit, command.step, proposal) for proposal in came), tokens)
     digest = xxhash.xxh3_128_hexdigest(delta.numpy().data)
     return Mean(delta, digest, stage.places_at(command.step).squared_norms(command.unit, delta))

@@ -177,7 +177,7 @@ class Mailbox:
             return
         round_.moved = moved
         of_round = (command.timeline, command.step, command.unit, command.round)
-        for chunk in [chunk for one in members if one.peer == owner for chunk in chunks_of(one, members)]:
+        for chunk in [chunk for member in members if member.peer == owner for chunk in chunks_of(member, members)]:
             for member in members:
                 if member.peer != self._me:
                     part = SliceKey(*of_round, False, member.peer, member.incarnation, chunk.start)
@@ -193,7 +193,7 @@ class Mailbox:
     def _due(self, command: Average) -> dict[SliceKey, int]:
         """Parts of the slice that we own from all others, and means from all others that own one."""
         of_round, members = (command.timeline, command.step, command.unit, command.round), command.members
-        mine = [chunk for one in members if one.peer == self._me for chunk in chunks_of(one, members)]
+        mine = [chunk for member in members if member.peer == self._me for chunk in chunks_of(member, members)]
         due: dict[SliceKey, int] = {}
         for member in members:
             if member.peer == self._me:

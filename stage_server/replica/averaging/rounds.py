@@ -149,8 +149,8 @@ class RoundRunner:
         return all(one.given_up for (step, _), one in self._rounds.items() if step == command.step)
 
     def abort_all(self) -> None:
-        for one in self._rounds.values():
-            self._stop(one)
+        for round_ in self._rounds.values():
+            self._stop(round_)
 
     def means(self, commit: Commit) -> dict[UnitName, Mean] | None:
         """The averaged gradients that a commit makes effective; None if one is not held here."""
@@ -232,6 +232,6 @@ def _first(group: BaseExceptionGroup[SwarmError]) -> SwarmError:
 def _each(group: BaseExceptionGroup[SwarmError]) -> list[SwarmError]:
     """The errors of a group, and of groups in it."""
     found: list[SwarmError] = []
-    for one in group.exceptions:
-        found += _each(one) if isinstance(one, BaseExceptionGroup) else [one]
+    for error in group.exceptions:
+        found += _each(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found

@@ -93,7 +93,7 @@ async def reduce_again(
         )
 
     def compared() -> tuple[tuple[str, ...], str, str]:
-        parts = [joined(one) for one in came]
+        parts = [joined(chunk) for chunk in came]
         mean = reduction.reduce(parts, average)
         return tuple(map(_sha256, parts)), _sha256(mean), _sha256(held[span])
 

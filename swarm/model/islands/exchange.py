@@ -50,7 +50,7 @@ def decoded(stage: Stage, unit: UnitName, step: int, sent: Tensor) -> Tensor:
 def mean_proposal(proposals: Iterable[Tensor], tokens: Sequence[int]) -> Tensor:
     """The mean proposal D of a unit; islands count by their tokens, and come in their order."""
     total = sum(tokens)
-    return compose(proposals, [one / total for one in tokens])
+    return compose(proposals, [count / total for count in tokens])
 
 
 def merge_of(stage: Stage, spec: JobSpec, step: int, means: Mapping[UnitName, Tensor] | None) -> Merge:
