@@ -98,14 +98,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as name:
         rounds = _measure(options, python, Path(name))
     if options.output == "json":
-        ways = [{way: asdict(found) for way, found in one.items()} for one in rounds]
-        print(json.dumps({"load": load, "rounds": [{"ways": one} for one in ways]}, indent=1))
+        ways = [{way: asdict(found) for way, found in round_.items()} for round_ in rounds]
+        print(json.dumps({"load": load, "rounds": [{"ways": way} for way in ways]}, indent=1))
     else:
         for way in WAYS:
-            speeds = [one[way].tokens_per_s for one in rounds]
-            ratios = [one[way].tokens_per_s / one["hivemind"].tokens_per_s for one in rounds]
+            speeds = [round_[way].tokens_per_s for round_ in rounds]
+            ratios = [round_[way].tokens_per_s / round_["hivemind"].tokens_per_s for round_ in rounds]
             spread = f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) of hivemind"
-            cpu_s = median(one[way].cpu_s_per_step for one in rounds)
+            cpu_s = median(round_[way].cpu_s_per_step for round_ in rounds)
             print(f"{way}: {median(speeds):.0f} tokens/s, {spread}, {cpu_s:.2f} s of processors for a step")
 
 

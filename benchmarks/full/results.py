@@ -41,8 +41,8 @@ def read(path: Path) -> dict[str, Found]:
     if not path.exists():
         return {}
     return {
-        one["row"]: Found(**one | {"circumstances": _circumstances(one["circumstances"])})
-        for one in json.loads(path.read_text())
+        load["row"]: Found(**load | {"circumstances": _circumstances(load["circumstances"])})
+        for load in json.loads(path.read_text())
     }
 
 

@@ -165,37 +165,37 @@ LINKS = (
 )
 # Steps of 16 microbatches in place of 8, where a step of 8 is shorter than what it waits for.
 LONG_STEPS = tuple(
-    _Link(one.link, f"{one.text}, 16 microbatches", "--microbatches 16") for one in LINKS if one.link != "100:20"
+    _Link(link.link, f"{link.text}, 16 microbatches", "--microbatches 16") for link in LINKS if link.link != "100:20"
 )
 P3_WAYS = ("overlap", "int8", "1f1b", "zbv", "loopback")
 P3 = {
     model: [
-        Run(f"{SPEED} --ways {','.join(P3_WAYS)} --link {one.key} {shape}", QUICK[model], "--rounds 5 --steps 6")
-        for one in LINKS
+        Run(f"{SPEED} --ways {','.join(P3_WAYS)} --link {link.key} {shape}", QUICK[model], "--rounds 5 --steps 6")
+        for link in LINKS
     ]
     for model, shape in MODELS.items()
 }
 P3M_LINKS = (*LINKS, *LONG_STEPS)
 P3M = [
     Run(
-        f"{SPEED} --ways {','.join(P3_WAYS)} --link {one.key} {MODELLED}",
+        f"{SPEED} --ways {','.join(P3_WAYS)} --link {link.key} {MODELLED}",
         "--rounds 2 --steps 6",
         "--rounds 5 --steps 10",
     )
-    for one in P3M_LINKS
+    for link in P3M_LINKS
 ]
 
 
 def _p3_measures(links: Sequence[_Link], more: str = "") -> list[Measure]:
     return [
         measure
-        for one in links
-        for text, far in ((one.text + more, one.link == "50:100"),)
+        for link in links
+        for text, far in ((link.text + more, link.link == "50:100"),)
         for measure in (
-            Measure(f"{one.key}/overlap/loopback", f"tokens/s through {text}", "loopback", 0.95),
-            Measure(f"{one.key}/overlap/1f1b", f"tokens/s through {text}", "1F1B", 2.2 if far else 1.5),
-            Measure(f"{one.key}/int8/1f1b", f"tokens/s through {text}, int8", "1F1B", 2.2 if far else 1.7),
-            Measure(f"{one.key}/overlap/zbv", f"tokens/s through {text}", "ZBV"),
+            Measure(f"{link.key}/overlap/loopback", f"tokens/s through {text}", "loopback", 0.95),
+            Measure(f"{link.key}/overlap/1f1b", f"tokens/s through {text}", "1F1B", 2.2 if far else 1.5),
+            Measure(f"{link.key}/int8/1f1b", f"tokens/s through {text}, int8", "1F1B", 2.2 if far else 1.7),
+            Measure(f"{link.key}/overlap/zbv", f"tokens/s through {text}", "ZBV"),
         )
     ]
 
@@ -288,7 +288,7 @@ def _read_p4(printed: Sequence[Any]) -> Values:
         ways = [[one["gigabytes_per_s"] for one in sizes[size][f"gRPC, {count} in flight"]] for count in (4, 8)]
         return [max(pair) for pair in zip(*ways, strict=True)]
 
-    plain = [one["gigabytes_per_s"] for one in sizes["1 MiB"]["TCP sendall"]]
+    plain = [size["gigabytes_per_s"] for size in sizes["1 MiB"]["TCP sendall"]]
     return {
         "64 KiB": list(best("64 KiB")),
         "1 MiB": [ours / tcp for ours, tcp in zip(best("1 MiB"), plain, strict=True)],

@@ -80,7 +80,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--mib", type=float, default=16.0, help="of float32 gradients")
     parser.add_argument("--rounds", type=int, default=9, help="measured ones of each way")
-    parser.add_argument("--access", type=lambda text: [float(one) for one in text.split(",")], default=[])
+    parser.add_argument("--access", type=lambda text: [float(word) for word in text.split(",")], default=[])
     parser.add_argument("--rtt", type=float, default=2.0, help="ms, with --access")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each member")
     parser.add_argument("--output", choices=("table", "json"), default="table")

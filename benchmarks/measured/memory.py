@@ -70,7 +70,7 @@ def ratio(peak: int, idle: int, needed_bytes: int) -> float:
 def measure(options: argparse.Namespace, folder: Path) -> list[Taken]:
     config, training = {"vocab_size": options.vocabulary}, {"reproducible": options.reproducible}
     spec, manifest = job_of(options, folder, config=config, training=training)
-    offered = [str(round(options.offer * one.total_bytes)) for one in footprints(spec, 1)]
+    offered = [str(round(options.offer * footprint.total_bytes)) for footprint in footprints(spec, 1)]
     with contextlib.ExitStack() as stack:
         swarm = Swarm(stack.enter_context(Fleet(folder)), folder, options, offers=offered)
         stack.enter_context(swarm.connect(spec, manifest))

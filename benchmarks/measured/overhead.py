@@ -81,7 +81,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="swarm-overhead-") as name:
         rounds = _measure(options, mutants, Path(name), console)
     if options.output == "json":
-        print(json.dumps({"load": load, "rounds": [_shares(*one) for one in rounds]}, indent=1))
+        print(json.dumps({"load": load, "rounds": [_shares(*round_) for round_ in rounds]}, indent=1))
     else:
         console.print(_table(rounds))
         for mutant in mutants:

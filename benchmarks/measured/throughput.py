@@ -108,7 +108,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="swarm-bench-") as name:
         rounds = _measure(options, Path(name), console)
     if options.output == "json":
-        found = {"options": vars(options), "load": load, "rounds": [asdict(one) for one in rounds]}
+        found = {"options": vars(options), "load": load, "rounds": [asdict(round_) for round_ in rounds]}
         print(json.dumps(found, indent=1))
     else:
         console.print(_speeds(rounds, options.ways))
@@ -241,10 +241,10 @@ def _speeds(rounds: Sequence[Round], ways: Sequence[str]) -> Table:
     for heading in (*headings, *(f"of {other}" for other in others)):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     for way in ways:
-        speeds = [one.ways[way].tokens_per_s for one in rounds]
-        cpu_s = median(one.ways[way].cpu_s_per_step for one in rounds)
-        ratios = (f"{median(one.ratio(way, other) for one in rounds):.2f}" for other in others)
-        late = "/".join(str(number) for number in sorted({one.ways[way].overlap for one in rounds}))
+        speeds = [round_.ways[way].tokens_per_s for round_ in rounds]
+        cpu_s = median(round_.ways[way].cpu_s_per_step for round_ in rounds)
+        ratios = (f"{median(round_.ratio(way, other) for round_ in rounds):.2f}" for other in others)
+        late = "/".join(str(number) for number in sorted({round_.ways[way].overlap for round_ in rounds}))
         told = (f"{median(speeds):.0f}", f"{min(speeds):.0f} to {max(speeds):.0f}", late, f"{cpu_s:.2f}")
         table.add_row(way, *told, *ratios)
     return table
@@ -255,7 +255,7 @@ def _times(rounds: Sequence[Round], steps: int) -> Table:
     for heading in ("process", "wall", "forward", "backward", "averaging", "device busy", "processor"):
         table.add_column(heading, justify="right")
     for place, process in enumerate(one.process for one in rounds[0].spent):
-        each = [one.spent[place] for one in rounds]
+        each = [round_.spent[place] for round_ in rounds]
         wall, cpu, forward, backward, averaging = (
             median(values) * 1e3 / steps for values in zip(*map(seconds_of, each), strict=True)
         )

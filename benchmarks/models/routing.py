@@ -252,7 +252,7 @@ WAYS: dict[str, Callable[[Simulation], None]] = {"hop by hop": hop_by_hop, "whol
 def measure(way: str, routing: Routing, scenario: Scenario, seeds: int, seconds: float) -> Result:
     """The mean over seeds."""
     results = [Simulation(routing, scenario, 1000 * seed).run(WAYS[way], seconds) for seed in range(seeds)]
-    return Result(mean(one.percent for one in results), mean(one.p99_s for one in results))
+    return Result(mean(result.percent for result in results), mean(result.p99_s for result in results))
 
 
 def table(results: dict[str, dict[Routing, list[Result]]]) -> list[str]:
@@ -260,7 +260,10 @@ def table(results: dict[str, dict[Routing, list[Result]]]) -> list[str]:
     lines = []
     for way, rows in results.items():
         lines += ["", f"{way[0].upper()}{way[1:]}:", ""]
-        lines += ["| policy | " + " | ".join(one.name for one in SCENARIOS) + " |", "|---|" + "---|" * len(SCENARIOS)]
+        lines += [
+            "| policy | " + " | ".join(scenario.name for scenario in SCENARIOS) + " |",
+            "|---|" + "---|" * len(SCENARIOS),
+        ]
         for routing, row in rows.items():
             cells = []
             for place, result in enumerate(row):

@@ -125,7 +125,7 @@ def main() -> None:
         cells = [f"{said:g} / {one:.3g} ({one / said - 1:+.0%})" for said, one in zip(published, found, strict=True)]
         table.add_row(model.name, method.name, *cells)
         forms = (closed_form(model, method, least) / GBIT for least in UTILISATIONS)
-        closed.add_row(model.name, method.name, *(f"{one:.3g}" for one in forms))
+        closed.add_row(model.name, method.name, *(f"{form:.3g}" for form in forms))
     console = Console(width=140)
     console.print(table)
     console.print(closed)

@@ -71,16 +71,18 @@ def test_prometheus_is_told_how_far_each_island_is(fleet: Cluster) -> None:
     found = dict.fromkeys(("swarm_island_peers", "swarm_island_step", "swarm_island_outer_steps"), 0.0)
 
     def told() -> bool:
-        samples = [one for family in text_string_to_metric_families(fetch(url)) for one in family.samples]
-        for one in samples:
-            if one.name in found and one.labels["island"] == "1":
-                found[one.name] = one.value
+        samples = [sample for family in text_string_to_metric_families(fetch(url)) for sample in family.samples]
+        for sample in samples:
+            if sample.name in found and sample.labels["island"] == "1":
+                found[sample.name] = sample.value
         return found["swarm_island_peers"] == 2.0 and found["swarm_island_outer_steps"] >= 1.0
 
     until("both stage servers and an exchange are counted", told)
     assert found["swarm_island_step"] >= 2.0
     told_too = {"swarm_island_state", "swarm_island_wait_seconds_total", "swarm_outer_exchange_seconds_bucket"}
-    assert told_too <= {one.name for family in text_string_to_metric_families(fetch(url)) for one in family.samples}
+    assert told_too <= {
+        sample.name for family in text_string_to_metric_families(fetch(url)) for sample in family.samples
+    }
 
 
 def test_the_steps_of_each_island_are_drawn_with_its_outer_steps(browser: Browser) -> None:

@@ -90,8 +90,8 @@ def an_island_is_killed_whole(folder: Path, seed: str, long: bool, mode: str = "
         if trial.view(job).state != "running":
             raise Void("the job had ended before the island was back")
         _, log = proves(trial, job)
-        trial.figures["without_it"] = sum(one.islands != (0, 1) for one in log)
-        if not trial.figures["without_it"] or not any(one.begins for one in log):
+        trial.figures["without_it"] = sum(record.islands != (0, 1) for record in log)
+        if not trial.figures["without_it"] or not any(record.begins for record in log):
             raise Broken(f"the log does not say that the island was away and began anew: {log}")
         return trial
 
@@ -108,7 +108,7 @@ def an_island_is_cut_off(folder: Path, seed: str, long: bool, mode: str = "diloc
         for name, others in (("sites", hosts[0]), ("all", [0, *hosts[0]])):
             trial.steps_on(job, 5)
             before = relay.counts().get("cut", 0)
-            pairs = [(one, other) for one in hosts[1] for other in others]
+            pairs = [(host, other) for host in hosts[1] for other in others]
             for one, other in pairs:
                 relay.between(one, other, cut=True)
             time.sleep(cut_s)
@@ -178,10 +178,10 @@ def one_of_three_is_killed_again_and_again(folder: Path, seed: str, long: bool, 
             trial.until("three islands again", lambda: members in islands_of(trial, job), 120.0)  # noqa: B023
             trial.heals(job)
         _, log = proves(trial, job)
-        begun = sum(len(one.begins) for one in log)
+        begun = sum(len(record.begins) for record in log)
         if begun < deaths:
             raise Broken(f"islands began anew {begun} times: {log}")
-        trial.figures |= {"begun_anew": begun, "without_one": sum(len(one.islands) == 2 for one in log)}
+        trial.figures |= {"begun_anew": begun, "without_one": sum(len(record.islands) == 2 for record in log)}
         return trial
 
 

@@ -61,16 +61,16 @@ def test_a_job_is_submitted_watched_resumed_and_fetched_from_python(tmp_path: Pa
         seen = list(client.watch(job))
         assert (seen[-1].state, seen[-1].step) == ("succeeded", 6)
         assert "source" not in JOB["data"], "what was given stays as it was"
-        assert [one.id for one in client.jobs(all=True)] == [job.id]
+        assert [job.id for job in client.jobs(all=True)] == [job.id]
         assert client.wait(job).weights_sha256 == client.status(job.name).weights_sha256
         assert client.status(job).spec["training"]["steps"] == 6
 
         steps = client.history(job)
-        assert [one.step for one in steps] == [1, 2, 3, 4, 5, 6]
+        assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
         assert steps[-1].loss == seen[-1].loss
-        assert [one.step for one in steps if math.isfinite(one.evaluation_loss)] == [3, 6]
-        assert [one.step for one in client.history(job, every=4)] == [4, 6], "the last one too"
-        assert [one.step for one in client.checkpoints(job)] == [3, 6]
+        assert [step.step for step in steps if math.isfinite(step.evaluation_loss)] == [3, 6]
+        assert [record.step for record in client.history(job, every=4)] == [4, 6], "the last one too"
+        assert [checkpoint.step for checkpoint in client.checkpoints(job)] == [3, 6]
 
         pulled = client.pull(job, tmp_path / "model")
         assert (pulled.weights_sha256, (pulled.path / "config.json").exists()) == (seen[-1].weights_sha256, True)
@@ -78,8 +78,8 @@ def test_a_job_is_submitted_watched_resumed_and_fetched_from_python(tmp_path: Pa
         assert run(["track", job.id, str(tmp_path / "runs"), "--follow", "--scheduler", cluster.address]) == 0
         read: Any = EventAccumulator(str(tmp_path / "runs" / job.id))
         read.Reload()
-        assert [one.step for one in read.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
-        assert [one.step for one in read.Scalars("validation/loss")] == [3, 6]
+        assert [scalar.step for scalar in read.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+        assert [scalar.step for scalar in read.Scalars("validation/loss")] == [3, 6]
         assert run(["track", job.id, str(tmp_path / "runs"), "--scheduler", cluster.address]) == 10, "it is there"
         assert any("accepted" in line.message for line in client.logs(job))
         assert client.explain(job).id == job.id
@@ -93,7 +93,7 @@ def test_a_job_is_submitted_watched_resumed_and_fetched_from_python(tmp_path: Pa
         (saved,) = client.checkpoints(other)
         client.resume(other, step=saved.step, changes={"training.steps": saved.step + 2})
         assert client.wait(other).step == saved.step + 2
-        assert [one.step for one in client.history(other)] == list(range(1, saved.step + 3))
+        assert [record.step for record in client.history(other)] == list(range(1, saved.step + 3))
         assert client.remove(other) > 0
         with pytest.raises(NotFound):
             client.status(other)
@@ -119,8 +119,8 @@ def test_the_doctor_finds_what_is_wrong_with_a_swarm(tmp_path: Path, capfd: pyte
         capfd.readouterr()
         code = run(["doctor", "--scheduler", address, "-o", "json", *flags])
         found: dict[str, list[dict[str, Any]]] = {}
-        for one in json.loads(capfd.readouterr().out)["data"]:
-            found.setdefault(one["check"], []).append(one)
+        for load in json.loads(capfd.readouterr().out)["data"]:
+            found.setdefault(load["check"], []).append(load)
         return code, found
 
     with Cluster(tmp_path, "--grace", "600") as cluster:  # who is stopped is suspect for as long as it is looked for

@@ -85,7 +85,9 @@ def _no_broker_is_left_behind() -> Iterator[None]:
 async def test_the_broker_listens_on_loopback_only_and_ends_with_its_block() -> None:
     async with local_broker() as url:
         (broker,) = _brokers()
-        listening = {one.laddr for one in broker.net_connections() if one.status == psutil.CONN_LISTEN}
+        listening = {
+            connection.laddr for connection in broker.net_connections() if connection.status == psutil.CONN_LISTEN
+        }
         assert listening == {("127.0.0.1", _port(url))}
     assert _brokers() == []
     with pytest.raises(OSError, match="refused"):

@@ -91,8 +91,8 @@ every_steps = 10
         assert view["checkpoint_step"] == view["step"]
 
         listed = data("checkpoints", job, "--verify")
-        assert {10, view["step"]} <= {one["step"] for one in listed}
-        assert all(one["verified"] and one["optimizer"] for one in listed)
+        assert {10, view["step"]} <= {row["step"] for row in listed}
+        assert all(row["verified"] and row["optimizer"] for row in listed)
 
         # A scheduler that starts again knows the paused job still.
         cluster.restart_scheduler()
@@ -107,7 +107,7 @@ every_steps = 10
 
         # The same bits again: from a folder of this machine, by a new job and in one process.
         home = tmp_path / "scheduler" / "jobs" / job / "checkpoints"
-        step = max(one["step"] for one in listed)
+        step = max(row["step"] for row in listed)
         folder = next(path for path in home.iterdir() if path.name == f"step-{step:08d}")
         again = swarm("submit", str(job_file), "--resume-from", str(folder))
         assert again.code == 0, again.err

@@ -88,7 +88,7 @@ def test_a_folder_is_fine_tuned_and_comes_back(tmp_path: Path) -> None:
     spec = corpus.resolve(grounded)
     manifest = tokenise(spec, tmp_path / "tokens", None, corpus)
     batches = Batches.of_job(
-        spec, TokenData.open([one.path for one in manifest.shards], manifest.token_dtype), manifest.end_of_text
+        spec, TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype), manifest.end_of_text
     )
     trained = train_local(spec, batches)
     assert view["weights_sha256"] == trained.sha256

@@ -116,7 +116,7 @@ def test_an_island_is_killed_whole_and_begins_anew_bitwise(tmp_path: Path, resta
         log = succeeds_as_one_process(cluster, job.id, tmp_path, spec, tokens)
     assert "stalled" not in (tmp_path / "scheduler.log").read_text(), "it was not taken back"
     assert log[0].islands == (0,)
-    assert [one.begins for one in log if one.begins] == [{1: 0}]
+    assert [record.begins for record in log if record.begins] == [{1: 0}]
     assert log[-1].after_step < 60, "both islands are there in the end"
 
 
@@ -144,7 +144,9 @@ def test_a_job_that_lost_all_its_islands_goes_on_with_the_one_that_comes_back_bi
         assert run(["islands", job.id, "--scheduler", cluster.address]) == 0
         assert "no stage servers were there for it when the job went on" in " ".join(capsys.readouterr().out.split())
         log = succeeds_as_one_process(cluster, job.id, tmp_path, spec, tokens)
-    assert [(one.islands, one.begins) for one in log if one.after_step > back_to] == [((0,), {})] * (12 - back_to // 4)
+    assert [(record.islands, record.begins) for record in log if record.after_step > back_to] == [((0,), {})] * (
+        12 - back_to // 4
+    )
 
 
 def view_of(cluster: Cluster, job: str) -> Any:
@@ -172,7 +174,7 @@ def test_a_slow_island_trains_less_of_each_step_bitwise(tmp_path: Path) -> None:
         cluster.add_servers(2, module="tests.chaos.harmed_stage_server")
         job = cluster.submit(spec, tokens.manifest)
         until(lambda: view_of(cluster, job.id).step > 1)
-        peer = next(one for one in cluster.servers if one in placed_in(tmp_path, 1))
+        peer = next(server for server in cluster.servers if server in placed_in(tmp_path, 1))
         write_harm(tmp_path / f"server-{list(cluster.servers).index(peer)}", slow=8.0)
         log = succeeds_as_one_process(cluster, job.id, tmp_path, spec, tokens)
-    assert any(one.shares and one.shares[0] > one.shares[1] for one in log), log
+    assert any(record.shares and record.shares[0] > record.shares[1] for record in log), log

@@ -184,7 +184,7 @@ async def test_a_caller_who_does_not_read_holds_no_place_against_others(
         service.stores.logs.close(JOB)
         assert await following == ["seen"]
         ends = [await asyncio.to_thread(end, stream) for _, stream in held]
-        assert [isinstance(one, Crowded) for one in ends] == [True, False]
+        assert [isinstance(end, Crowded) for end in ends] == [True, False]
         assert ends[1] is None
         for channel, _ in held:
             channel.close()

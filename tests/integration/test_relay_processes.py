@@ -51,7 +51,7 @@ def test_relays_are_killed_and_nobody_is_expelled_and_the_weights_are_those_of_o
             shown = {view.id: view for view in cluster.peers()}
             assert {shown[peer].address for peer in hidden} == {"via relay"}
             assert {view.id for view in shown.values() if view.state == "relay"} == {
-                one.ready["name"] for one in relays
+                relay.ready["name"] for relay in relays
             }
             job = cluster.submit(task.spec, task.tokens.manifest)
             cluster.wait_for_step(job.id, 5)

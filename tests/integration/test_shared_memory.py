@@ -86,7 +86,7 @@ async def introduced(links: GrpcPeerLinks, address: str) -> _Link:
     index = 1000
     while True:
         await links.send(address, header_of(LEAST_BYTES, index), content_of(index, LEAST_BYTES))
-        (link,) = (one for one in links._links.values() if one.error is None)
+        (link,) = (link for link in links._links.values() if link.error is None)
         if link._memory.written_bytes:
             return link
         index += 1
@@ -214,7 +214,7 @@ async def test_a_refused_tensor_keeps_no_extent(receiver: Receiver) -> None:
         receiver.refused = set(range(5))
         sending = (links.send(address, header_of(12 << 20, index), bytes(12 << 20)) for index in range(5))
         outcomes = await asyncio.gather(*sending, return_exceptions=True)
-        assert {type(one) for one in outcomes} == {StaleMessage}
+        assert {type(outcome) for outcome in outcomes} == {StaleMessage}
         await introduced(links, address)
         assert link._memory._extents._free == WHOLE
 

@@ -148,7 +148,7 @@ def test_a_list_of_jobs_has_no_whole_specs(cluster: Cluster) -> None:
     try:
         assert job.spec_json
         listed = cluster.jobs.List(pb.ListRequest(), timeout=60).jobs
-        assert [(one.id, one.spec_json) for one in listed] == [(job.id, "")]
+        assert [(row.id, row.spec_json) for row in listed] == [(job.id, "")]
         assert cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=60).spec_json == job.spec_json
     finally:
         cluster.jobs.Cancel(pb.CancelRequest(job=job.id, no_checkpoint=True), timeout=60)

@@ -155,7 +155,7 @@ def test_every_mistake_is_one_line_with_a_hint_and_its_exit_code(
         (["job.toml", "--out", "full"], 10, "error[E1000]: full exists already"),
         (["job.toml", "--device", "cuda:77"], 3, 'error[E0300]: device "cuda:77" is not on this machine'),
         (["job.toml", "--threads", "0"], 2, "error[E0200]: --threads 0"),
-        *((["job.toml", "--speeds", one], 2, f"error[E0200]: --speeds {one}: give") for one in BAD_SPEEDS),
+        *((["job.toml", "--speeds", speed], 2, f"error[E0200]: --speeds {speed}: give") for speed in BAD_SPEEDS),
         (["job.toml", "--set", "nonsense"], 2, "error[E0200]: --set needs KEY=VALUE"),
     ]
     for arguments, code, message in cases:

@@ -51,10 +51,10 @@ def nonsense(kind: Descriptor, room_bytes: int = ROOM_BYTES) -> Iterator[tuple[s
 
     yield "bytes that are none", filled(b"\xff")
     yield "fields that nobody knows", filled(b"\xf8\x7f\x01")
-    texts = [one for one in kind.fields if one.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)]
-    for one in texts[:1]:
-        yield f"a long {one.name}", field(one.number, b"a" * (room_bytes - 16))
-        yield f"many times {one.name}", filled(field(one.number, b""))
+    texts = [field for field in kind.fields if field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)]
+    for text in texts[:1]:
+        yield f"a long {text.name}", field(text.number, b"a" * (room_bytes - 16))
+        yield f"many times {text.name}", filled(field(text.number, b""))
     for one in kind.fields:
         if one.message_type is None:
             continue

@@ -509,9 +509,9 @@ def test_islands_with_a_slow_link_between_them_are_sites_of_their_own(here: Path
     assert up.end() == 0
     assert "between islands: 0 B from 0 to 1, 0 B from 1 to 0" in up.seen
     flags = [json.loads((here / f"data/peer-{number}/flags").read_text()) for number in range(4)]
-    assert [one["site"] for one in flags] == ["site-0", "site-0", "site-1", "site-1"]
-    assert [one["listen"] for one in flags] == ["127.0.1.1:0"] * 2 + ["127.0.2.1:0"] * 2
-    proxies = [one["proxy"].rpartition(":")[0] for one in flags]
+    assert [flag["site"] for flag in flags] == ["site-0", "site-0", "site-1", "site-1"]
+    assert [flag["listen"] for flag in flags] == ["127.0.1.1:0"] * 2 + ["127.0.2.1:0"] * 2
+    proxies = [flag["proxy"].rpartition(":")[0] for flag in flags]
     assert proxies == ["127.0.1.1"] * 2 + ["127.0.2.1"] * 2
 
 

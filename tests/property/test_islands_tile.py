@@ -123,7 +123,7 @@ class IslandsTile(RuleBasedStateMachine):
         step = self.roster.outer_step
         assert step is not None
         outer, at_work = self.courses[0].outer_at(step), self.roster.at_work()
-        proposed = {one.timeline: one.tokens for one in self.roster.delegations(step)}
+        proposed = {delegation.timeline: delegation.tokens for delegation in self.roster.delegations(step)}
         rows = []
         for island in at_work.values():
             made: Any = island

@@ -54,7 +54,7 @@ def test_a_job_survives_the_loss_of_mosquitto_and_postgresql_bit_for_bit(tmp_pat
         broker.start()
         late = cluster.start_server(len(cluster.servers))  # it has the broker's address alone
         cluster.servers[name := late.wait_ready()["peer"]] = late
-        until("the new stage server has a stage", lambda: any(one.id == name and one.job for one in cluster.peers()))
+        until("the new stage server has a stage", lambda: any(peer.id == name and peer.job for peer in cluster.peers()))
 
         database.stop()
         until("the loss of the database is told", lambda: "database" in readiness())

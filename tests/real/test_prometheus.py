@@ -112,12 +112,12 @@ def test_prometheus_finds_the_fleet_and_answers_tokens_per_second(fleet: Fleet, 
     alive = {name for name, server in fleet.servers.items() if server.child.poll() is None}
 
     def up() -> bool:
-        targets = {one["labels"]["instance"]: one for one in prometheus.targets() if one["health"] == "up"}
+        targets = {target["labels"]["instance"]: target for target in prometheus.targets() if target["health"] == "up"}
         return alive | {"scheduler"} == set(targets)
 
     until("every process is scraped", up)
     rate = "rate(swarm_job_tokens_total[20s])"
-    until("tokens per second", lambda: any(float(one["value"][1]) > 10.0 for one in prometheus.query(rate)))
+    until("tokens per second", lambda: any(float(sample["value"][1]) > 10.0 for sample in prometheus.query(rate)))
 
 
 def test_prometheus_answers_every_expression_of_the_dashboard(fleet: Fleet, prometheus: Prometheus) -> None:
@@ -127,7 +127,11 @@ def test_prometheus_answers_every_expression_of_the_dashboard(fleet: Fleet, prom
 
     def without_data() -> list[str]:
         elsewhere = (*NEED_A_FAULT, *NEED_ISLANDS)
-        return [one for one in expressions if not prometheus.query(one) and not any(n in one for n in elsewhere)]
+        return [
+            expression
+            for expression in expressions
+            if not prometheus.query(expression) and not any(n in expression for n in elsewhere)
+        ]
 
     until("rates need two scrapes", lambda: prometheus.query("rate(swarm_job_tokens_total[1m])"))
     given_up_s = time.monotonic() + 120.0
@@ -139,8 +143,8 @@ def test_prometheus_answers_every_expression_of_the_dashboard(fleet: Fleet, prom
 def test_a_collector_receives_the_spans_of_a_microbatch_in_order(fleet: Fleet, collector: Collector) -> None:
     def whole() -> list[Any]:
         """Those that were routed once: what a lost replica had is done again, in another order."""
-        again = {one.trace_id for one in collector.spans for held in one.attributes if held == AGAIN}
-        return [one for one in collector.spans if one.name == "microbatch" and one.trace_id not in again]
+        again = {span.trace_id for span in collector.spans for held in span.attributes if held == AGAIN}
+        return [span for span in collector.spans if span.name == "microbatch" and span.trace_id not in again]
 
     until("microbatches arrive", lambda: len(whole()) > 20)
     for one in whole()[:20]:

@@ -60,7 +60,7 @@ def test_a_flood_below_grpc_keeps_nobody_from_an_answer_and_fills_no_memory(clus
         time.sleep(0.1)  # until what was in use when the flood ended has gone back too
     assert all(process.child.poll() is None for process in flooded)
     cluster.jobs.Version(pb.VersionRequest(), timeout=60.0)
-    assert [one.id for one in cluster.peers()] == [peer.id]
+    assert [peer.id for peer in cluster.peers()] == [peer.id]
     for process in flooded:
         log = process.log.read_text()
         assert "Traceback" not in log

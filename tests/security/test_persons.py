@@ -143,7 +143,7 @@ def test_people_see_every_job_and_change_their_own(people: People) -> None:
     reads = {"Get", "Watch", "Logs", "Explain", "Checkpoints", "History"}
     for name, code in (("carl", NotOwner.code), ("vera", RoleForbids.code)):
         with people.of(name) as other:
-            assert [(one.id, one.owner) for one in other.jobs(all=True, limit=9)[0]] == [(anns, "submitter/ann")]
+            assert [(job.id, job.owner) for job in other.jobs(all=True, limit=9)[0]] == [(anns, "submitter/ann")]
             told = calls(other, anns)
             assert {method for method, words in told.items() if words == "ok"} == reads
             assert told.pop("Verify").startswith(NotOwner.code)
@@ -161,10 +161,10 @@ def test_people_see_every_job_and_change_their_own(people: People) -> None:
     wanted = {"Cancel", "Pause", "Resume", "Pull", "Remove", "Checkpoints"}
 
     def refused() -> bool:
-        return {one["action"] for one in audited(people) if one["result"].startswith(NotOwner.code)} >= wanted
+        return {entry["action"] for entry in audited(people) if entry["result"].startswith(NotOwner.code)} >= wanted
 
     until("a thread has written the log", refused)
-    (submit,) = [one for one in audited(people) if one["action"] == "Submit" and one["target"] == anns]
+    (submit,) = [entry for entry in audited(people) if entry["action"] == "Submit" and entry["target"] == anns]
     assert submit["actor"].endswith("submitter/ann")
 
 
@@ -265,7 +265,10 @@ def test_jobs_are_removed_by_their_owner_once_they_have_ended(
     assert [one["id"] for one in told[1]] == [jobs[2], jobs[1]]
     assert not any(folder.exists() for folder in folders)
     assert swarm("gc", "--dry-run") == (0, [[]])
-    until("the log", lambda: {one.get("target") for one in audited(people) if one["action"] == "Remove"} >= set(jobs))
+    until(
+        "the log",
+        lambda: {entry.get("target") for entry in audited(people) if entry["action"] == "Remove"} >= set(jobs),
+    )
 
 
 def test_a_revoked_person_is_told_no_more_of_a_job_that_he_follows(people: People) -> None:

@@ -241,7 +241,7 @@ def test_a_scheduler_with_insecure_says_so_and_is_found_only_by_those_who_ask_fo
 
 async def revoke_in_the_midst(cluster: Cluster, peer: str, job: str) -> None:
     """Revoke a stage server that has a stream open to another replica of its stage, and has pulled the state there."""
-    (stage,) = (one for one in cluster.job(job).stages if peer in one.peers)
+    (stage,) = (stage for stage in cluster.job(job).stages if peer in stage.peers)
     (address,) = (one.address for one in cluster.peers() if one.id in stage.peers and one.id != peer)
     identity = Identity.load(cluster.folder / "server-0" / "pki")
     assert identity is not None
@@ -266,7 +266,7 @@ async def revoke_in_the_midst(cluster: Cluster, peer: str, job: str) -> None:
         with pytest.raises(Revoked):
             await links.pull(address, asked, 1 << 30)
         async with asyncio.timeout(30):
-            while any(peer in one.peers for one in cluster.job(job).stages):
+            while any(peer in stage.peers for stage in cluster.job(job).stages):
                 await asyncio.sleep(0.05)
     await links.close()
 

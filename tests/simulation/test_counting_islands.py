@@ -67,23 +67,23 @@ def counts(history: History, name: str) -> list[int]:
 
 
 def begun_anew(history: History) -> int:
-    return sum(len(one.forks) for one in history if isinstance(one, Rows))
+    return sum(len(record.forks) for record in history if isinstance(record, Rows))
 
 
 def epochs(history: History) -> set[int]:
-    return {one.round.epoch for one in history if isinstance(one, Composed)}
+    return {record.round.epoch for record in history if isinstance(record, Composed)}
 
 
 def shares(history: History) -> list[tuple[int, ...]]:
-    return [one.shares for one in history if isinstance(one, Rows) and one.shares]
+    return [record.shares for record in history if isinstance(record, Rows) and record.shares]
 
 
 def test_replicas_die_exchanges_are_repeated_and_schedulers_restarted() -> None:
     plays = histories("all-of-these")
     assert max(max(epochs(history)) for history in plays) > 2
-    repeated = [len({one.round for one in history if isinstance(one, Proposed)}) for history in plays]
+    repeated = [len({record.round for record in history if isinstance(record, Proposed)}) for history in plays]
     assert max(repeated) > 9, "three outer steps have three units each"
-    merged = [len([one for one in history if isinstance(one, Merged)]) for history in plays]
+    merged = [len([record for record in history if isinstance(record, Merged)]) for history in plays]
     assert min(merged) < 3 * 18, "replicas died"
 
 
@@ -94,7 +94,7 @@ def test_islands_are_lost_and_begin_anew() -> None:
     for name in ("lost-hard", "lost-streaming"):
         assert any(map(begun_anew, histories(name)))
     assert max(max(epochs(history)) for history in histories("lost-hard")) > 2, "schedulers were restarted"
-    kept = [one.steps for history in histories("lost-hard") for one in history if isinstance(one, Kept)]
+    kept = [record.steps for history in histories("lost-hard") for record in history if isinstance(record, Kept)]
     assert any(0 < steps < 16 for steps in kept)
     for name in ("absent-short", "absent-shorter", "absent-by-speed"):
         shape = PLAYS[name].shape
@@ -104,10 +104,10 @@ def test_islands_are_lost_and_begin_anew() -> None:
 
 
 def test_islands_are_cut_off_and_freeze() -> None:
-    splits = [one for name in PLAYS if "split" in name for one in histories(name)]
-    harms = [one for history in splits for one in history if isinstance(one, Harmed)]
-    assert {(one.out, one.into) for one in harms} == {(True, False), (False, True), (True, True)}
-    assert len({one.until_s == math.inf for one in harms}) == 2
+    splits = [history for name in PLAYS if "split" in name for history in histories(name)]
+    harms = [record for history in splits for record in history if isinstance(record, Harmed)]
+    assert {(harm.out, harm.into) for harm in harms} == {(True, False), (False, True), (True, True)}
+    assert len({harm.until_s == math.inf for harm in harms}) == 2
     for name in ("split", "frozen", "split-streaming", "frozen-streaming"):
         assert any(min(counts(history, name)) < 3 for history in histories(name))
 
@@ -117,14 +117,14 @@ def test_lost_sites_come_back_where_stage_servers_start_there(name: str) -> None
     """With so many losses not before the end in each play."""
     calm = replace(PLAYS[name].shape, losses=4, deaths=0, restarts=0)
     plays = [counts(played(calm, seed), name) for seed in seeds(8, 0, 1)]
-    back = [sum(later > earlier for earlier, later in pairwise(one)) for one in plays]
+    back = [sum(later > earlier for earlier, later in pairwise(play)) for play in plays]
     assert 2 * sum(back) >= len(plays)
     alone = replace(calm, replicas=1, arrivals=0)
     assert not any(begun_anew(played(alone, seed)) for seed in seeds(4, 0))
 
 
 def test_shares_change_and_a_lost_island_has_none() -> None:
-    found = [one for history in histories("divided-losing") for one in shares(history)]
+    found = [share for history in histories("divided-losing") for share in shares(history)]
     assert len(set(found)) > 3
     assert any(0 in one for one in found)
     assert any(sum(one) > PLAYS["divided-losing"].shape.microbatches for one in found), "of more than one step"
@@ -143,16 +143,16 @@ Doctor = Callable[[History], History]
 
 def without(kind: type[object], number: int) -> Doctor:
     def doctored(history: History) -> History:
-        found = [one for one in history if isinstance(one, kind)]
-        return [one for one in history if one is not found[number]]
+        found = [record for record in history if isinstance(record, kind)]
+        return [record for record in history if record is not found[number]]
 
     return doctored
 
 
 def changed(kind: type[object], number: int, change: Callable[[object], object]) -> Doctor:
     def doctored(history: History) -> History:
-        found = [one for one in history if isinstance(one, kind)]
-        return [change(one) if one is found[number] else one for one in history]
+        found = [record for record in history if isinstance(record, kind)]
+        return [change(record) if record is found[number] else record for record in history]
 
     return doctored
 
@@ -174,9 +174,9 @@ def fewer(proposed: object) -> object:
 
 def one_less(history: History) -> History:
     """A microbatch is in no sum of those who averaged its stage."""
-    found = next(one for one in history if isinstance(one, Summed) and one.indexes)
+    found = next(record for record in history if isinstance(record, Summed) and record.indexes)
     less = replace(found, indexes=frozenset(sorted(found.indexes)[1:]))
-    return [less if one is found else one for one in history]
+    return [less if record is found else record for record in history]
 
 
 def one_at_two(history: History) -> History:
@@ -195,21 +195,21 @@ def early(handed: object) -> object:
 
 
 def merge_first(history: History) -> History:
-    merged = next(one for one in history if isinstance(one, Merged))
-    return [merged, *(one for one in history if one is not merged)]
+    merged = next(record for record in history if isinstance(record, Merged))
+    return [merged, *(record for record in history if record is not merged)]
 
 
 def one_island_first(history: History) -> History:
     """The outer row of one island comes in another transaction, and an inner one of it before that of the other."""
     doctored: History = []
     held: list[Rows] = []
-    for one in history:
-        if isinstance(one, Rows) and len(one.rows) > 1 and not held:
-            doctored.append(Rows(one.rows[:1]))
-            held.append(Rows(one.rows[1:]))
+    for record in history:
+        if isinstance(record, Rows) and len(record.rows) > 1 and not held:
+            doctored.append(Rows(record.rows[:1]))
+            held.append(Rows(record.rows[1:]))
             continue
-        doctored.append(one)
-        if held and isinstance(one, Rows) and one.rows[0].timeline == 0:
+        doctored.append(record)
+        if held and isinstance(record, Rows) and record.rows[0].timeline == 0:
             doctored += held
             held = [Rows(())]
     return doctored
@@ -220,33 +220,35 @@ def ended_badly(history: History) -> History:
 
 
 def without_forks(history: History) -> History:
-    return [replace(one, forks=()) if isinstance(one, Rows) else one for one in history]
+    return [replace(record, forks=()) if isinstance(record, Rows) else record for record in history]
 
 
 def late_forks(history: History) -> History:
     """The island trained before it was durable that it begins."""
-    found = [fork for one in history if isinstance(one, Rows) for fork in one.forks]
+    found = [fork for record in history if isinstance(record, Rows) for fork in record.forks]
     return [*without_forks(history)[:-1], Rows((), tuple(found)), history[-1]]
 
 
 def lost_island_counts(history: History) -> History:
     """What the lost island had trained is in the outer weights after all."""
     return [
-        replace(one, theta=tuple(sorted((*one.theta, (2, 1))))) if isinstance(one, Merged) and one.step else one
-        for one in history
+        replace(record, theta=tuple(sorted((*record.theta, (2, 1)))))
+        if isinstance(record, Merged) and record.step
+        else record
+        for record in history
     ]
 
 
 def lost_island_merges(history: History) -> History:
     """A replica of the first life of the lost island took over outer weights behind its end."""
-    first = next(one for one in history if isinstance(one, Merged))
+    first = next(record for record in history if isinstance(record, Merged))
     return [*history[:-1], replace(first, timeline=1), history[-1]]
 
 
 def lost_island_has_a_part(history: History) -> History:
     """A checkpoint has a part of an island that did not take part."""
-    parts = [one for one in history if isinstance(one, HandedOver)]
-    kept = next(one for one in history if isinstance(one, Kept))
+    parts = [record for record in history if isinstance(record, HandedOver)]
+    kept = next(record for record in history if isinstance(record, Kept))
     at = history.index(kept)
     return [*history[:at], replace(parts[0], island=2), *history[at:]]
 
@@ -254,7 +256,7 @@ def lost_island_has_a_part(history: History) -> History:
 def a_microbatch_is_missing(history: History) -> History:
     at = next(n for n, one in enumerate(history) if isinstance(one, Computed))
     gone = history[at]
-    return [one for one in history if one != gone]
+    return [record for record in history if record != gone]
 
 
 def one_too_many(history: History) -> History:
@@ -265,13 +267,15 @@ def one_too_many(history: History) -> History:
 
 
 def shares_forgotten(history: History) -> History:
-    return [replace(one, shares=()) if isinstance(one, Rows) else one for one in history]
+    return [replace(record, shares=()) if isinstance(record, Rows) else record for record in history]
 
 
 def shares_too_large(history: History) -> History:
     return [
-        replace(one, shares=(one.shares[0] + 1, *one.shares[1:])) if isinstance(one, Rows) and one.shares else one
-        for one in history
+        replace(record, shares=(record.shares[0] + 1, *record.shares[1:]))
+        if isinstance(record, Rows) and record.shares
+        else record
+        for record in history
     ]
 
 
@@ -301,7 +305,7 @@ DOCTORED: list[tuple[tuple[str, ...], Checker, Doctor]] = [
     (WHOLE, outer_weights_equal, changed(Merged, 0, lacking)),
     (WHOLE, row_before_merge, merge_first),
     (WHOLE, row_before_merge, one_island_first),
-    (WHOLE, row_before_merge, lambda history: [one for one in history if not isinstance(one, Composed)]),
+    (WHOLE, row_before_merge, lambda history: [record for record in history if not isinstance(record, Composed)]),
     (WHOLE, islands_together, one_island_first),
     (WHOLE, checkpoints_level, without(HandedOver, 0)),
     (WHOLE, checkpoints_level, changed(HandedOver, 0, early)),

@@ -102,7 +102,7 @@ def test_an_envoy_that_dies_in_an_exchange_is_replaced_by_one_that_holds_the_pro
         assert isinstance(job.brain, IslandsBrain)
         exchanging = job.brain._outer._exchanging
         assert exchanging is not None
-        (envoys,) = (one.newest[-1].envoys for one in exchanging._rounds.values())
+        (envoys,) = (round_.newest[-1].envoys for round_ in exchanging._rounds.values())
         rig.kill(envoys[number].peer)
 
     job = trained(tmp_path, mode(write_text(tmp_path), pipeline__stages=1), 4, story, number + 1)
@@ -281,7 +281,7 @@ def test_the_others_go_on_without_an_island_that_is_lost(
 
     job, _ = run(spec, tokens, 6, story)
     log = log_of(job)
-    assert [one.islands for one in log] == [tuple({0, 1, 2} - {lost})] * 4, "for want of a second stage server"
+    assert [record.islands for record in log] == [tuple({0, 1, 2} - {lost})] * 4, "for want of a second stage server"
     expected = reference(spec, tokens, log)
     assert expected.sha256 != reference(spec, tokens).sha256
     check(job, expected)
@@ -301,7 +301,7 @@ def test_an_island_begins_anew_with_replicas_of_another(tmp_path: Path, mode: Mo
     job = trained(tmp_path, spec, 8, story, with_log=True)
     log, other = log_of(job), 1 - lost
     assert log[0].islands == (other,)
-    assert [one.begins for one in log if one.begins] == [{lost: other}]
+    assert [record.begins for record in log if record.begins] == [{lost: other}]
     assert log[-1].after_step < steps - 2, "both islands are there in the end"
     assert job.record.timeline == 0
 
@@ -318,7 +318,7 @@ def test_an_island_that_begins_anew_knows_that_no_relay_is_here(tmp_path: Path) 
         assert isinstance(brain, IslandsBrain)
         await until(rig, job, lambda job: len(brain.present) == 1)
         await until(rig, job, lambda job: len(brain.present) == 2)
-        seen.extend(one.relays_here for one in brain._roster.islands)
+        seen.extend(island.relays_here for island in brain._roster.islands)
 
     run(spec, tokens, 8, story)
     assert seen == [False, False]
@@ -336,7 +336,7 @@ def test_a_scheduler_that_is_killed_knows_which_island_is_lost_and_which_began_a
 
     job = trained(tmp_path, spec, 4, story, seed, with_log=True)
     log = log_of(job)
-    assert [one.begins for one in log if one.begins] == [{1: 0}]
+    assert [record.begins for record in log if record.begins] == [{1: 0}]
     assert job.record.timeline == 0
 
 
@@ -451,7 +451,7 @@ def test_a_job_that_stalled_goes_on_with_as_many_islands_as_there_are_stage_serv
     job, _ = run(spec, tokens, islands, story)
     log = [one for one in log_of(job) if one.after_step > back_to[0]]
     assert (job.record.first_steps, log[0].islands) == ((0, back_to[0]), present)
-    assert [one.begins for one in log if one.begins] == [{islands - 1: 0}], "it begins anew like any other"
+    assert [record.begins for record in log if record.begins] == [{islands - 1: 0}], "it begins anew like any other"
     check(job, reference(spec, tokens, log_of(job)))
     if spec.islands.shares == "equal":
         assert job.progress.tokens == tokens_that_count(spec, tokens, log_of(job))
@@ -547,7 +547,7 @@ def test_a_killed_scheduler_knows_which_of_the_islands_that_stream_was_lost(tmp_
 
     job = trained(tmp_path, spec, 3, story, seed, with_log=True)
     log = log_of(job)
-    assert {one.islands for one in log} == {tuple({0, 1, 2} - {seed})}, "for want of a second stage server"
+    assert {record.islands for record in log} == {tuple({0, 1, 2} - {seed})}, "for want of a second stage server"
     assert job.record.timeline == 0
 
 

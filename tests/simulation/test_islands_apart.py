@@ -211,7 +211,7 @@ def lies(world: World, says: Callable[[Replica, Exchange, Callable[[], Event | N
 def exchanging(shape: Shape) -> World:
     """An exchange has begun."""
     world = calm(shape)
-    while not any(isinstance(one, Exchange) for replica in world.replicas.values() for one in replica.commands):
+    while not any(isinstance(command, Exchange) for replica in world.replicas.values() for command in replica.commands):
         world.turn()
     return world
 
@@ -221,7 +221,7 @@ def test_an_exchange_does_not_wait_for_an_envoy_that_is_drained() -> None:
     and the others for what it proposes, for as long as `averaging.timeout_s`."""
     world = exchanging(replace(SPLIT, islands=2, replicas=2))
     began_s, drained = world.now_s, PeerId("i0-s0-0")
-    assert any(isinstance(one, Exchange) for one in world.replicas[drained].commands), "it is an envoy"
+    assert any(isinstance(command, Exchange) for command in world.replicas[drained].commands), "it is an envoy"
     world.tell(AskToLeave(drained, "drained"))
     world.replicas[drained].commands.clear()  # it drops its rounds with its stage
     while not took_part(world.history, world.shape):
@@ -234,7 +234,10 @@ def test_people_are_told_for_which_island_another_one_waits_once_the_exchange_is
     """They were told that it waits for the exchange between islands, and then nothing."""
     world = exchanging(replace(streaming(SPLIT), islands=2))
     brain = world.brain
-    while {one.outer_step is None for one in brain._roster.islands} != {True, False} or brain._outer.took_s is None:
+    while {island.outer_step is None for island in brain._roster.islands} != {
+        True,
+        False,
+    } or brain._outer.took_s is None:
         world.turn()
     assert "waits for the other islands" in brain.waiting_for()
 
@@ -244,7 +247,7 @@ def test_a_mean_is_made_again_if_all_that_hold_it_leave_before_it_is_merged() ->
     world = exchanging(replace(streaming(SPLIT), islands=2, replicas=2))
     while (under_way := world.brain._outer._exchanging) is None or (made := under_way.result()) is None:
         world.turn()
-    for peer in sorted({envoy for one in made.rounds for envoy in one.envoys}):
+    for peer in sorted({envoy for round_ in made.rounds for envoy in round_.envoys}):
         world.tell(AskToLeave(peer, "drained"))
     counts_once(world)
     assert {len(islands) for islands in took_part(world.history, world.shape)} == {2}
@@ -351,7 +354,11 @@ def test_an_island_that_hangs_in_an_exchange_is_left_out_though_a_checkpoint_is_
     world = calm(FROZEN, every=2)
     while world.collecting is None or (is_handed_over and world.writing is None):
         world.turn()
-    late = [] if is_handed_over else [save for one in world.replicas.values() if (save := withheld(one)) is not None]
+    late = (
+        []
+        if is_handed_over
+        else [save for replica in world.replicas.values() if (save := withheld(replica)) is not None]
+    )
     world.written = 0  # of a thousand turns
     world.play_until(lambda one: one.brain._roster.outer_step is not None)
     assert world.collecting is not None
@@ -388,7 +395,7 @@ def test_an_island_that_hangs_is_left_out_though_others_fail_at_once_to_reach_it
 def test_an_island_that_does_not_hand_over_its_part_of_the_last_checkpoint_is_left_out() -> None:
     """The job failed, as its final weights could not be saved, though the other islands had handed them over."""
     world = calm(FROZEN, replicas=1)
-    while not all(one.saves_only for one in world.brain._roster.islands):
+    while not all(island.saves_only for island in world.brain._roster.islands):
         world.turn()
     harm(world, 0)
     counts_once(world)
@@ -453,7 +460,7 @@ class Stood:
     def turn(self) -> None:
         world = self.world
         world.turn()
-        if self.rows < (made := sum(isinstance(one, Rows) for one in world.history)):
+        if self.rows < (made := sum(isinstance(record, Rows) for record in world.history)):
             still_s = world.now_s - self.moved_s
             self.still_s += still_s if still_s > STILL_S / 2 else 0.0
             world.now_s += (made - self.rows) * STEP_S

@@ -20,7 +20,7 @@ def at(moment: str, world: World) -> None:
     """Bring a job to a moment of its life."""
     kind = {"training": Route, "exchanging": Exchange}.get(moment)
     while kind is not None and not any(
-        isinstance(one, kind) for own in world.replicas.values() for one in own.commands
+        isinstance(command, kind) for own in world.replicas.values() for command in own.commands
     ):
         world.turn()
     assert not world.over

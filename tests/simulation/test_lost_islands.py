@@ -33,7 +33,7 @@ from tests.simulation.engine.islands import (
 
 
 def forks(history: History) -> list[Fork]:
-    return [fork for one in history if isinstance(one, Rows) for fork in one.forks]
+    return [fork for record in history if isinstance(record, Rows) for fork in record.forks]
 
 
 def with_a_loss(shape: Shape, stage: int = 0) -> World:
@@ -57,7 +57,7 @@ def in_exchange(world: World) -> bool:
 def half_way(world: World) -> bool:
     """An exchange is under way, and a unit of it is complete."""
     exchanging = world.brain._outer._exchanging
-    return exchanging is not None and any(one.is_complete for one in exchanging._rounds.values())
+    return exchanging is not None and any(round_.is_complete for round_ in exchanging._rounds.values())
 
 
 @pytest.mark.parametrize("moment", [lambda world: bool(world.database[1]), in_exchange, half_way])
@@ -71,7 +71,7 @@ def test_an_island_that_loses_a_stage_is_lost_and_the_others_go_on(moment: Calla
     assert world.brain.present == (0,)
     assert isinstance(world.replicas[PeerId("i1-s1-0")].commands[-1], Release), "who is left is free"
     assert "island 1 is lost" in world.brain.waiting_for() or in_exchange(world)
-    (standing,) = [one for one in world.brain.situation(1.0).islands if one.number == 1]
+    (standing,) = [island for island in world.brain.situation(1.0).islands if island.number == 1]
     assert standing.waiting_for.startswith("lost: stage server i1-s0-0")
     counts_once(world)
     assert {len(rows) for rows in exchanges(world.history, shape).values()} == {1}
@@ -85,7 +85,7 @@ def test_an_island_whose_only_machine_for_a_stage_is_too_small_is_lost_and_the_o
     failed = Failed(JOB, OutOfMemory.code, "needs 9 GiB, has 8", "use more stages")
     world.tell(inputs.Happened(PeerId("i1-s0-0"), failed))
     assert world.brain.present == (0,)
-    (standing,) = [one for one in world.brain.situation(1.0).islands if one.number == 1]
+    (standing,) = [island for island in world.brain.situation(1.0).islands if island.number == 1]
     assert "i1-s0-0 (stage 0) cannot go on: needs 9 GiB, has 8" in standing.waiting_for
     counts_once(world)
 
@@ -107,7 +107,9 @@ def test_an_island_begins_anew_with_half_of_the_replicas_of_another() -> None:
     (fork,) = forks(world.history)
     assert fork == Fork(1 + 2 * TIMELINES_MAX, 0, 3)
     world.play_until(lambda one: one.brain.present == (0, 1) and not any_loads(one))
-    assert [sum(one.island == island for one in world.replicas.values() if not one.is_free) for island in (0, 1)] == [
+    assert [
+        sum(replica.island == island for replica in world.replicas.values() if not replica.is_free) for island in (0, 1)
+    ] == [
         4,
         2,
     ]
@@ -127,7 +129,7 @@ def test_an_island_that_another_site_has_joined_is_left_to_it_behind_an_exchange
 
 
 def any_loads(world: World) -> bool:
-    return any(isinstance(command, LoadStage) for one in world.replicas.values() for command in one.commands)
+    return any(isinstance(command, LoadStage) for replica in world.replicas.values() for command in replica.commands)
 
 
 def test_an_island_gives_no_replica_that_it_cannot_spare() -> None:
@@ -139,14 +141,14 @@ def test_an_island_gives_no_replica_that_it_cannot_spare() -> None:
 def test_a_replica_that_dies_while_it_goes_over_may_cost_the_new_island_but_nothing_else() -> None:
     world = with_a_loss(Shape(replicas=2, steps=12))
     world.play_until(lambda one: bool(forks(one.history)))
-    going = sorted(peer for one in world.brain._divisions for peer in (*one.awaited, *one.arrived))
+    going = sorted(peer for division in world.brain._divisions for peer in (*division.awaited, *division.arrived))
     assert going == ["i0-s0-1", "i0-s1-1"]
     del world.replicas[PeerId("i0-s0-1")]
     world.tell(inputs.PeerGone(PeerId("i0-s0-1"), "killed"))
     world.play_until(lambda one: not one.brain._divisions)
     assert world.brain.present == (0,)
     assert world.replicas[PeerId("i0-s1-1")].is_free or any(
-        isinstance(one, Release) for one in world.replicas[PeerId("i0-s1-1")].commands
+        isinstance(command, Release) for command in world.replicas[PeerId("i0-s1-1")].commands
     )
     counts_once(world)
 
@@ -165,7 +167,7 @@ def test_a_stage_server_that_is_drained_while_it_goes_over_serves_no_island(has_
     world.tell(inputs.AskToLeave(drained, "drained"))
     world.tell(inputs.PeerBack(stays))
     world.play_until(lambda one: one.replicas[drained].is_free)
-    assert not any(drained in pool for one in world.brain._roster.islands for pool in one.peers)
+    assert not any(drained in pool for island in world.brain._roster.islands for pool in island.peers)
     counts_once(world)
 
 
@@ -174,8 +176,8 @@ def test_a_new_island_that_is_lost_before_it_trains_is_lost_once_more() -> None:
     world.play_until(lambda one: one.brain.present == (0, 1))
     assert any(
         isinstance(command, LoadStage) and command.held == 3
-        for one in world.replicas.values()
-        for command in one.commands
+        for replica in world.replicas.values()
+        for command in replica.commands
     )
     world.lose(1, 0)
     assert world.brain.present == (0,)
@@ -240,7 +242,9 @@ def test_proposals_of_a_lost_island_are_in_no_later_round() -> None:
 
 
 def asked(world: World) -> list[Exchange]:
-    return [one for replica in world.replicas.values() for one in replica.commands if isinstance(one, Exchange)]
+    return [
+        command for replica in world.replicas.values() for command in replica.commands if isinstance(command, Exchange)
+    ]
 
 
 # Islands for which nobody was there when the timeline began ----------------------------------------------------------
@@ -251,7 +255,7 @@ def test_a_restarted_scheduler_waits_for_no_island_that_was_not_there_at_first(r
     """Before the first exchange no row says which islands take part."""
     shape = Shape(replicas=replicas, steps=9, lease=4, absent=1)
     world = World(shape, 0)
-    (standing,) = [one for one in world.brain.situation(1.0).islands if one.number == 1]
+    (standing,) = [island for island in world.brain.situation(1.0).islands if island.number == 1]
     assert standing.waiting_for.startswith("lost: ")
     world.play_until(lambda one: len(one.database[0]) == 2)
     world.restart()
@@ -293,7 +297,7 @@ def test_an_island_that_begins_anew_while_its_old_part_is_written_waits_for_that
     assert (world.writing, world.collecting) == (version, version), "the steps go on, and no other is begun"
     world.play_until(written_at_once)
     assert faults(world.history, replace(SAVING, losses=1)) == []
-    assert len([one for one in world.history if isinstance(one, Kept)]) > 2
+    assert len([record for record in world.history if isinstance(record, Kept)]) > 2
 
 
 def test_an_island_without_part_in_a_slow_checkpoint_saves_the_end_with_the_others() -> None:
@@ -325,7 +329,7 @@ def test_that_a_checkpoint_is_not_kept_is_heard_although_the_first_island_is_los
     assert world.collecting is None
     world.play_until(written_at_once)
     assert faults(world.history, replace(SAVING, losses=1)) == []
-    assert [one for one in world.history if isinstance(one, Kept)], "later ones are kept"
+    assert [record for record in world.history if isinstance(record, Kept)], "later ones are kept"
 
 
 @pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLED])
@@ -348,6 +352,6 @@ def test_a_pause_is_kept_although_an_island_is_lost_while_it_is_saved(
     world.play_until(lambda one: one.collecting == version)  # saved anew, without the lost island
     world.play_until(written_at_once)
     assert world.history[-1] == Ended(state.value, "enough")
-    assert not any(isinstance(one, GoesOn) for one in world.history)
-    assert [one.steps for one in world.history if isinstance(one, Kept)] == [version]
+    assert not any(isinstance(record, GoesOn) for record in world.history)
+    assert [record.steps for record in world.history if isinstance(record, Kept)] == [version]
     assert list(checkpoints_level(world.history, replace(shape, losses=1))) == []

@@ -74,7 +74,9 @@ def test_a_cut_by_hand_that_does_not_fit_waits_for_a_peer_that_can_hold_it(tmp_p
     job, reasons = run(tmp_path, spec, [size_of(spec, 1, 1, 2)] * 2, late=[1 << 30])
     assert job.record.state is JobState.SUCCEEDED, job.record.reason
     assert job.stages[0] == ["late-0"]
-    assert any("stage 0 needs 1 replica more" in one and "the largest idle peer is peer-1" in one for one in reasons)
+    assert any(
+        "stage 0 needs 1 replica more" in reason and "the largest idle peer is peer-1" in reason for reason in reasons
+    )
 
 
 # Large models on GPUs ------------------------------------------------------------------------------------------------

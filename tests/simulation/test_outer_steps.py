@@ -37,7 +37,7 @@ def exchanging(world: World) -> bool:
 
 def end_of(world: World) -> Ended:
     assert world.over
-    (ended,) = [one for one in world.history if isinstance(one, Ended)]
+    (ended,) = [record for record in world.history if isinstance(record, Ended)]
     return ended
 
 
@@ -70,7 +70,7 @@ def test_an_island_whose_outer_weights_differ_from_those_of_most_is_left_out() -
     assert end_of(world).state == "succeeded"
     (lost,) = [one for one in world.told if "island 1 is lost" in one]
     assert "islands differ in the outer weights of stage 0 after step 2" in lost
-    assert {one[:2] for one in faults(world.history, shape)} == {"E4"}, "island 1 did differ; nothing else is wrong"
+    assert {fault[:2] for fault in faults(world.history, shape)} == {"E4"}, "island 1 did differ; nothing else is wrong"
 
 
 def test_islands_that_do_not_begin_alike_end_the_job(world: World) -> None:
@@ -101,7 +101,7 @@ def test_a_job_with_too_few_islands_stalls(moment: Callable[[World], bool]) -> N
     world.tell(inputs.PeerGone(lost, "no heartbeat"))
     assert end_of(world).state == "stalled"
     assert end_of(world).reason.startswith("island 1: stage server i1-s0-0 (stage 0) is gone: no heartbeat")
-    assert all(isinstance(one.commands[-1], Release) for one in world.replicas.values()), "everybody is free"
+    assert all(isinstance(replica.commands[-1], Release) for replica in world.replicas.values()), "everybody is free"
 
 
 def test_a_job_in_which_nothing_moves_says_what_the_exchange_waits_for(world: World) -> None:
@@ -125,8 +125,8 @@ def test_a_job_that_is_told_to_stop_saves_where_no_island_has_been_yet(state: Jo
     assert world.brain.is_stopping
     world.finish()
     assert end_of(world) == Ended(state.value, "enough")
-    steps = max(one.steps for one in world.history if isinstance(one, Kept))
-    trained = {one.portion for one in world.history if isinstance(one, Trained)}
+    steps = max(record.steps for record in world.history if isinstance(record, Kept))
+    trained = {record.portion for record in world.history if isinstance(record, Trained)}
     assert trained == set(range(2 * steps)), "all that was trained is in the checkpoint"
     assert steps - 3 <= world.courses[0].inner_steps(begun + 1) <= steps
     assert list(checkpoints_level(world.history, world.shape)) == []
@@ -155,7 +155,7 @@ def test_a_restarted_scheduler_that_is_to_stop_waits_until_it_knows_how_far_isla
     assert world.brain.is_stopping
     world.finish()
     assert end_of(world) == Ended("paused", "enough")
-    assert [one.steps for one in world.history[told:] if isinstance(one, Kept)] == [2]
+    assert [record.steps for record in world.history[told:] if isinstance(record, Kept)] == [2]
 
 
 @pytest.mark.parametrize("on_stall", ["wait", "pause", "fail"])
@@ -187,7 +187,7 @@ def test_a_checkpoint_with_different_weights_is_not_kept() -> None:
     world._save = odd  # type: ignore[method-assign]
     world.play_until(lambda one: one.over or len(one.database[0]) == 5)
     assert any("islands 0 and 1 handed over different weights" in one for one in world.told)
-    assert not any(isinstance(one, Kept) for one in world.history)
+    assert not any(isinstance(record, Kept) for record in world.history)
 
 
 def test_a_job_that_waits_for_parts_of_a_checkpoint_only_gives_it_up() -> None:
@@ -196,7 +196,7 @@ def test_a_job_that_waits_for_parts_of_a_checkpoint_only_gives_it_up() -> None:
     for _ in range(3):
         world.tell(inputs.Tick())
     assert not world.over
-    while not all(one.saves_only for one in world.brain._roster.islands):
+    while not all(island.saves_only for island in world.brain._roster.islands):
         world.turn()
     checkpoint = world.brain.situation(1.0).checkpoint
     assert checkpoint is not None
@@ -236,7 +236,7 @@ def test_several_that_come_at_once_are_sent_where_each_will_be_needed(world: Wor
         coming[PeerId(f"new-{number}")] = decision.plan
     for heard, (peer, stage) in enumerate(coming.items()):
         brain.step(inputs.Join(ReplicaRecord(peer, 1, "", stage)), world.now_s)
-        counts = [[len(one.present(stage)) for stage in range(2)] for one in brain._roster.islands]
+        counts = [[len(island.present(stage)) for stage in range(2)] for island in brain._roster.islands]
         assert sum(map(sum, counts)) == 8 + heard + 1
         decision = brain.where_to_join(Candidate(PeerId("late")), [0, 1], world.now_s, coming)
         assert decision.plan == 0, "those that have come since count once"
@@ -247,8 +247,8 @@ def test_questions_are_answered_for_all_islands(world: World) -> None:
     world.play_until(lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
     brain = world.brain
     situation = brain.situation(1.0)
-    assert {one.peer for one in situation.replicas} == set(world.replicas)
-    assert [(one.number, one.steps, one.exchanges) for one in situation.islands] == [
+    assert {replica.peer for replica in situation.replicas} == set(world.replicas)
+    assert [(island.number, island.steps, island.exchanges) for island in situation.islands] == [
         (number, brain.courses[number].inner_steps(one.agreed), 0) for number, one in enumerate(brain._roster.islands)
     ]
     for one, course in zip(situation.islands, brain.courses, strict=True):

@@ -96,11 +96,11 @@ def test_the_others_train_the_whole_step_behind_the_exchange_without_a_lost_isla
 
     job = trained(tmp_path, spec, 4, story, seed, with_log=True)
     log = log_of(job)
-    assert [one.begins for one in log if one.begins] == [{1: 0}]
-    for one in log:
-        assert not one.shares or divides(one.shares, 16)
-        if one.islands == (0,) and not one.begins:
-            assert one.shares == (16, 0)
+    assert [record.begins for record in log if record.begins] == [{1: 0}]
+    for record in log:
+        assert not record.shares or divides(record.shares, 16)
+        if record.islands == (0,) and not record.begins:
+            assert record.shares == (16, 0)
     assert job.record.timeline == 0
 
 
@@ -132,6 +132,6 @@ def test_a_job_that_goes_on_from_a_pause_begins_with_equal_shares(tmp_path: Path
     _, first, second = job.record.first_steps
     assert 4 < first < second
     log = log_of(job)
-    assert any(one.shares for one in log if one.after_step < first)
+    assert any(record.shares for record in log if record.after_step < first)
     for beginning in (first, second):
-        assert [one.shares for one in log if one.after_step == beginning] in ([], [()])
+        assert [record.shares for record in log if record.after_step == beginning] in ([], [()])

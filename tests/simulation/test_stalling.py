@@ -72,7 +72,7 @@ def test_a_job_whose_stage_is_lost_waits_and_goes_on_with_a_new_peer_bitwise(
         assert job.record.hint == ""
         await scene.succeeds()
         assert job.record.timeline == 1
-        assert {one.timeline for one in scene.checkpoints()} == {0, 1}
+        assert {checkpoint.timeline for checkpoint in scene.checkpoints()} == {0, 1}
 
     stall(task, stages, act, seed=seed)
 
@@ -258,7 +258,7 @@ async def test_a_stage_that_is_lost_while_it_hands_over_a_checkpoint_costs_that_
     monkeypatch.setattr(scene.rig.parts.transfer, "store", store)
     await killed.wait()
     await scene.until_reason("needs 1 replica more")
-    assert version not in [one.step for one in scene.checkpoints()]
+    assert version not in [checkpoint.step for checkpoint in scene.checkpoints()]
     assert not list(scene.task.tokens.root.glob("jobs/*/checkpoints/*.tmp-*")), "half a checkpoint was left behind"
     scene.add_peer("new")
     await scene.succeeds()

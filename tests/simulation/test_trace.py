@@ -65,11 +65,11 @@ def check(spans: list[TracedSpan], microbatches: int) -> None:
         assert len(ended) == len(own)
         way = [("forward", 0), ("forward", 1), ("backward", 1), ("backward", 0)]
         assert all(ended[one] <= ended[two] for one, two in pairwise([("route", -1), *way]))
-    (row,) = [one for one in spans if one.name == "row"]
+    (row,) = [span for span in spans if span.name == "row"]
     last_s = max(one.end_s for own in by_index.values() for one in own)
-    averages = [one.end_s for one in spans if one.name.startswith("average")]
+    averages = [span.end_s for span in spans if span.name.startswith("average")]
     assert last_s <= max(averages) <= row.begin_s
-    assert all(row.end_s <= one.begin_s < one.end_s for one in spans if one.name == "commit")
+    assert all(row.end_s <= span.begin_s < span.end_s for span in spans if span.name == "commit")
     tracks: dict[str, list[TracedSpan]] = defaultdict(list)
     for span in spans:
         if not span.beside and span.track != SCHEDULER:
@@ -88,9 +88,9 @@ def test_a_step_has_the_spans_of_each_microbatch_and_only_the_newest_steps_are_k
         if newest is not None:
             spans = of(job).spans(newest)
             check(spans, job.spec.training.microbatches)
-            names = {one.name for one in spans}
+            names = {span.name for span in spans}
             assert {"boundary forward", "boundary backward", "average stage-0", "average stage-1", "commit"} <= names
-            assert len([one for one in spans if one.name == "commit"]) == 4
+            assert len([span for span in spans if span.name == "commit"]) == 4
             checked += 1
         if seen == STEPS - 2:
             assert STEPS - 4 <= (newest or 0) < STEPS, "it keeps up"
@@ -116,11 +116,11 @@ def test_what_a_lost_replica_had_is_traced_where_it_was_done_again(tmp_path: Pat
     trained(tmp_path, look)
     after = [spans for step, spans in traced.items() if step > 9]
     assert after
-    assert all(one.track != killed[0] for spans in after for one in spans)
-    again = [spans for spans in traced.values() if any(one.attempt > 1 for one in spans)]
+    assert all(span.track != killed[0] for spans in after for span in spans)
+    again = [spans for spans in traced.values() if any(span.attempt > 1 for span in spans)]
     for spans in again:
-        indexes = {one.index for one in spans if one.name == "backward"}
-        assert len(indexes) == len({(one.index, one.stage) for one in spans if one.name == "backward"}) / STAGES
+        indexes = {span.index for span in spans if span.name == "backward"}
+        assert len(indexes) == len({(span.index, span.stage) for span in spans if span.name == "backward"}) / STAGES
 
 
 def test_of_a_large_step_some_microbatches_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_of_a_large_step_some_microbatches_are_kept(tmp_path: Path, monkeypatch:
     def look(rig: Rig, job: Job, seen: int) -> None:
         newest = of(job).newest()
         if newest is not None:
-            shown.add(frozenset(one.index for one in of(job).spans(newest) if one.index >= 0))
+            shown.add(frozenset(span.index for span in of(job).spans(newest) if span.index >= 0))
 
     trained(tmp_path, look)
     assert shown == {frozenset({0, 4})}, "of 6 microbatches"
@@ -148,7 +148,7 @@ def test_what_a_member_repeats_without_end_is_kept_once_and_no_more_than_a_numbe
     def averaged(number: int, now_s: float) -> list[TracedSpan]:
         event = Averaged(0, 0, UnitName("stage-0"), Round(1, number), "", (), 0.5)
         watched(Happened(PeerId("a"), event), now_s)
-        return [one for one in told.spans(0) if one.name == "average stage-0"]
+        return [span for span in told.spans(0) if span.name == "average stage-0"]
 
     for now_s in (2.0, 3.0, 4.0):
         (span,) = averaged(1, now_s)

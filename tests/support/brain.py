@@ -63,9 +63,9 @@ class Swarm:
 
     def take(self, outputs: list[Output]) -> list[Output]:
         self.outputs += outputs
-        sent = [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
+        sent = [(output.peer, output.command) for output in outputs if isinstance(output, Send)]
         self.inbox += [one for one in sent if not (isinstance(one[1], Average) and one[1].ahead)]  # these come again
-        self.rows += [one.row for one in outputs if isinstance(one, WriteCommit)]
+        self.rows += [output.row for output in outputs if isinstance(output, WriteCommit)]
         self.brain.validate()
         return outputs
 
@@ -150,7 +150,7 @@ class Swarm:
 
     @property
     def failure(self) -> Fail:
-        found = [one for one in self.outputs if isinstance(one, Fail)]
+        found = [output for output in self.outputs if isinstance(output, Fail)]
         assert len(found) == 1
         return found[0]
 
@@ -162,11 +162,11 @@ def at(swarm: Swarm, now_s: float, happened: Input) -> None:
 
 
 def sends(outputs: list[Output], *kinds: type[Command]) -> list[Send]:
-    return [one for one in outputs if isinstance(one, Send) and isinstance(one.command, kinds)]
+    return [output for output in outputs if isinstance(output, Send) and isinstance(output.command, kinds)]
 
 
 def routes_in(outputs: list[Output]) -> list[tuple[PeerId, Route]]:
-    sent = [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
+    sent = [(output.peer, output.command) for output in outputs if isinstance(output, Send)]
     return [(peer, command) for peer, command in sent if isinstance(command, Route)]
 
 
@@ -324,7 +324,7 @@ class Player:
     def _does(self, peer: PeerId, told: str) -> None:
         kind, _, changes = told.partition(",")
         asked = getattr(messages, kind)
-        sent = [(one.peer, one.command) for one in sends(self.swarm.outputs, asked) if one.peer == peer]
+        sent = [(send.peer, send.command) for send in sends(self.swarm.outputs, asked) if send.peer == peer]
         (_, command), *others = self.swarm.pop(asked, peer=peer) or sent[-1:]
         self.swarm.inbox += others
         self.swarm.obey(peer, command, **value_of(f"dict({changes})", {**NAMES, "dict": dict}))
@@ -337,10 +337,12 @@ class Player:
             why: str, accused: str = "", cause: RoundFault = RoundFault.MEMBER, unit: str = "", *, agrees: bool = False
         ) -> None:
             unit = unit or f"stage-{self.swarm.stage_of[peer]}"
-            asked = [one.command for one in sends(self.swarm.outputs, Average) if one.peer == peer]
+            asked = [send.command for send in sends(self.swarm.outputs, Average) if send.peer == peer]
             newest = next(one for one in reversed(asked) if isinstance(one, Average) and one.unit == unit)
             if accused == "an owner":
-                accused = next(one.peer for one in newest.members if one.stop > one.start and one.peer != peer)
+                accused = next(
+                    member.peer for member in newest.members if member.stop > member.start and member.peer != peer
+                )
             pairs = [(peer, accused), (PeerId(accused), peer)]
             for by, other in pairs if agrees else pairs[:1]:
                 event = RoundFailed(0, newest.step, newest.unit, newest.round, why, other, cause)

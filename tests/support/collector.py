@@ -29,7 +29,7 @@ class Collector(service.TraceServiceServicer):
 
     def Export(self, request: pb.ExportTraceServiceRequest, context: Any) -> pb.ExportTraceServiceResponse:
         for sender in request.resource_spans:
-            about = {one.key: one.value.string_value for one in sender.resource.attributes}
+            about = {attribute.key: attribute.value.string_value for attribute in sender.resource.attributes}
             self.services.add(about["service.name"])
             self.spans += [span for scope in sender.scope_spans for span in scope.spans]
         return pb.ExportTraceServiceResponse()

@@ -207,12 +207,12 @@ class Far(TorchDispatchMode):
         name = function.overloadpacket.__name__
         is_pinned = bool(kwargs.pop("pin_memory", False))
         tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
-        far = [one for one in tensors if isinstance(one, FarTensor)]
+        far = [tensor for tensor in tensors if isinstance(tensor, FarTensor)]
         device = kwargs.get("device")
         to_far = torch.device(device).type == NAME if device is not None else bool(far)
         if device is not None and torch.device(device).type == NAME:
             kwargs["device"] = torch.device("cpu")
-        near = [one for one in tensors if not isinstance(one, FarTensor) and one.dim() > 0]
+        near = [tensor for tensor in tensors if not isinstance(tensor, FarTensor) and tensor.dim() > 0]
         assert not far or not near or name == "copy_", f"{name} mixes far and near tensors"
         crosses = (name == "_to_copy" and bool(far) != to_far) or (name == "copy_" and 0 < len(far) < len(tensors))
         blocks = not kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
@@ -232,7 +232,7 @@ class Far(TorchDispatchMode):
         result = function(*tree_map(_raw, args), **tree_map(_raw, kwargs))
         self.launches += queued and not function.is_view
         if function._schema.is_mutable and isinstance(result, Tensor):
-            made = next((one for one in tensors if _raw(one) is result), result)
+            made = next((tensor for tensor in tensors if _raw(tensor) is result), result)
         else:
             made = tree_map(lambda one: self._wrapped(one) if to_far and isinstance(one, Tensor) else one, result)
         if crosses and not blocks:
@@ -312,7 +312,11 @@ def _place(tensor: Tensor) -> int:
 def _written(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The arguments that an operation writes to."""
     given = {argument.name: value for argument, value in zip(function._schema.arguments, args, strict=False)} | kwargs
-    names = [one.name for one in function._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    names = [
+        argument.name
+        for argument in function._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
     return [one for one in tree_flatten([given.get(name) for name in names])[0] if isinstance(one, Tensor)]
 
 

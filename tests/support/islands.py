@@ -90,7 +90,7 @@ def check(job: Job, expected: Reference) -> None:
 def tokens_that_count(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord]) -> int:
     """The tokens of all steps whose islands took part in the exchange behind them, with equal shares."""
     first, *_ = paths = outer_courses(spec)
-    exchanges = [(one.behind, one.fragment) for one in first.outer]
+    exchanges = [(merge.behind, merge.fragment) for merge in first.outer]
     took_part, tokens_of = TookPart(log, spec.island_count, exchanges), tokens.batches(spec).tokens_of
     portions = (paths[n].inner.at(step).portion for step in range(spec.training.steps) for n in took_part.islands(step))
     return sum(map(tokens_of, portions))

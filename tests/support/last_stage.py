@@ -69,7 +69,7 @@ def play(
             assignment = assignment_of(spec, stages - 1)
             ports = ports_of(InlineDevice(lambda: 0.01), network.peer_links("at me"), events.append, tasks)
             stage, loaded = await build_stage(assignment, ports)
-            units = tuple((one.unit, one.elements) for one in loaded.units)
+            units = tuple((unit.unit, unit.elements) for unit in loaded.units)
             scene = Scene(Replica(assignment, stage, loaded, ports), events, neighbour, units)
             await act(scene)
             await ports.work.close()

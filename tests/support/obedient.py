@@ -128,7 +128,7 @@ class Swarm:
         self.made: dict[tuple[Microbatch, int], tuple[str, str]] = {}  # y and dx of the newest hop at each stage
         # With trust.second_owner, what a reader (or the owner) of a slice has taken of whom, computed, and holds.
         self.reduced: Callable[[PeerId, PeerId, tuple[PeerId, ...]], tuple[tuple[str, ...], str, str]] = (
-            lambda reader, owner, members: (tuple(f"part of {one}" for one in members), "mean", "mean")
+            lambda reader, owner, members: (tuple(f"part of {member}" for member in members), "mean", "mean")
         )
         # With trust.recount, the sum of a replica (its second word) as a recounter gets it.
         self.recounted: Callable[[PeerId, PeerId], str] = lambda recounter, giver: f"part of {giver}"
@@ -163,7 +163,7 @@ class Swarm:
     # The scheduler -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self.step(Start(tuple(self.record(one.peer, one.stage) for one in self.replicas.values())))
+        self.step(Start(tuple(self.record(replica.peer, replica.stage) for replica in self.replicas.values())))
 
     def record(self, peer: PeerId, stage: int) -> ReplicaRecord:
         return ReplicaRecord(peer, 1, f"at {peer}", stage)
@@ -201,7 +201,7 @@ class Swarm:
         committed = len(self.rows)
         self.settings = replace(self.settings, epoch=4)
         self.brain, self.inbox = JobBrain(self.settings, Random(7)), deque()
-        known = {one.peer: one.stage for one in self.replicas.values() if one.peer not in self.released}
+        known = {replica.peer: replica.stage for replica in self.replicas.values() if replica.peer not in self.released}
         self.step(Resumed(known, committed, tuple(self.rows[-2:]), set(self.evaluated), 10.0))
 
     def hello(self, peer: PeerId) -> Hello:

@@ -54,7 +54,7 @@ def reference(
     if not path.exists():
         _keep(path, _trained(spec, tokens, log, None))
     values = json.loads(path.read_text(encoding="utf-8"))
-    evaluations = tuple(EvaluationReport(**one) for one in values["evaluations"])
+    evaluations = tuple(EvaluationReport(**value) for value in values["evaluations"])
     return Reference(tuple(values["losses"]), values["sha256"], evaluations)
 
 

@@ -87,7 +87,7 @@ def _flags(command: Any, *, served: bool = False) -> str:
         named = ", ".join(f"`{name}`" for name in names) + (f" {flag.metavar}" if is_option and flag.metavar else "")
         variable = flag.envvar or (f"SWARM_{flag.name.upper()}" if served else "")
         variables = [variable, f"{variable}_FILE"] if served and flag.name in SECRET_FLAGS else [variable]
-        told = ", ".join(f"`{one}`" for one in variables if one)
+        told = ", ".join(f"`{variable}`" for variable in variables if variable)
         rows.append((named, _default(flag), told, flag.help or ""))
     return _table(("flag", "default", "environment", "meaning"), rows) if rows else "It takes no flags of its own."
 

@@ -154,7 +154,7 @@ class Postgres(Service):
         assert made.returncode == 0, made.stderr
         settings += ("listen_addresses=127.0.0.1", f"unix_socket_directories={self._folder}")
         command = [*before, program("postgres"), "-D", str(data), "-p", str(port)]
-        super().__init__([*command, *(f"--{one}" for one in settings)], port, self._folder / "log")
+        super().__init__([*command, *(f"--{setting}" for setting in settings)], port, self._folder / "log")
 
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://swarm@127.0.0.1:{self.port}/{database}"

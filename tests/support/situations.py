@@ -46,7 +46,9 @@ class Situation:
         """Play it, and compare what comes of it with what is written."""
         found = self.run(play)
         if _RECORDS:
-            parts = {one.title: one.text for one in situations(self.path)} | {self.title: "\n".join(found)}
+            parts = {situation.title: situation.text for situation in situations(self.path)} | {
+                self.title: "\n".join(found)
+            }
             self.path.write_text("\n\n".join(f"=== {title}\n{text}" for title, text in parts.items()) + "\n")
         else:
             assert found == self.text.splitlines(), f"{self.path.name} says otherwise of: {self.title}"

@@ -159,7 +159,7 @@ def test_tests_take_nothing_from_benchmarks_and_benchmarks_little_from_tests() -
             if name.startswith("tests")}  # fmt: skip
     assert wrong == set()
     assert {name for name in lent if not name.startswith(LENT_TO_BENCHMARKS)} == set()
-    assert [one for one in LENT_TO_BENCHMARKS if not any(name.startswith(one) for name in lent)] == []
+    assert [benchmark for benchmark in LENT_TO_BENCHMARKS if not any(name.startswith(benchmark) for name in lent)] == []
 
 
 def test_a_module_has_a_test_file_or_is_listed_with_the_one_that_covers_it() -> None:
@@ -239,8 +239,8 @@ def names(file: str) -> set[str]:
     """The tests that a file defines, or the titles of situations that are played; empty if there is no such file."""
     if file.endswith(".txt"):
         is_played = "beside(__file__)" in (ROOT / file).with_suffix(".py").read_text(encoding="utf-8")
-        played = [one for one in situations(ROOT / file) if is_played and "\n> " in f"\n{one.text}"]
-        return {f"test_{one.title.replace(' ', '_')}" for one in played}
+        played = [situation for situation in situations(ROOT / file) if is_played and "\n> " in f"\n{situation.text}"]
+        return {f"test_{run.title.replace(' ', '_')}" for run in played}
     nodes = nodes_of(ROOT / file) if (ROOT / file).exists() else ()
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 

@@ -241,8 +241,8 @@ def _counting_shapes(spec: JobSpec, stage: int | None = None) -> dict[str, tuple
     stages = range(len(split)) if stage is None else [stage]
     return {
         stored_name(spec, name): tuple(parameter.shape)
-        for one in stages
-        for name, parameter in CountingModule(spec, one).named_parameters()
+        for stage in stages
+        for name, parameter in CountingModule(spec, stage).named_parameters()
     }
 
 

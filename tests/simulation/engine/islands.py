@@ -264,10 +264,14 @@ class Replica:
 
     def hear(self, command: Command) -> None:
         if isinstance(command, Follow):  # the newest one counts
-            self.commands = deque(one for one in self.commands if not isinstance(one, Follow))
+            self.commands = deque(command for command in self.commands if not isinstance(command, Follow))
         if isinstance(command, AbortRound):
             over = (command.unit, command.round)
-            ahead = (one for one in self.commands if not isinstance(one, Exchange) or (one.unit, one.round) != over)
+            ahead = (
+                command
+                for command in self.commands
+                if not isinstance(command, Exchange) or (command.unit, command.round) != over
+            )
             self.commands = deque(ahead)
             return
         self.commands.append(command)
@@ -331,7 +335,7 @@ class World:
         self.watchdog.begin(self.now_s)
         self.brain = self._brain()
         of = [
-            tuple(one.record for one in self.replicas.values() if one.island == island)
+            tuple(replica.record for replica in self.replicas.values() if replica.island == island)
             for island in range(shape.islands)
         ]
         self.tell(EachIsland(tuple(Start(records) if records else None for records in of)))
@@ -341,7 +345,7 @@ class World:
             shares = Shares(self.shape.islands, self.shape.microbatches)
             for step, of in self.shares:
                 shares.begin(step, of)
-            self.courses = [replace(one, inner=replace(one.inner, shares=shares)) for one in self.courses]
+            self.courses = [replace(course, inner=replace(course.inner, shares=shares)) for course in self.courses]
         settings = [
             BrainSettings(
                 job=JOB,
@@ -391,7 +395,7 @@ class World:
                     assert (exchange_s is not None) == self.courses[0].is_outer(rows[0].step)
                     for row in rows:
                         self.database.setdefault(row.timeline, []).append(row)
-                    self.forks |= {one.timeline % self.shape.islands: one for one in forks}
+                    self.forks |= {fork.timeline % self.shape.islands: fork for fork in forks}
                     self.watchdog.moved(self.now_s)
                     if shares:
                         self.shares.append((self.courses[0].inner_steps(rows[0].step), shares))
@@ -450,13 +454,17 @@ class World:
         begins = []
         for island in range(self.shape.islands):
             rows = self.database.get(self._timeline(island), [])
-            known = {one.record.peer: one.record.stage for one in self.replicas.values() if one.island == island}
+            known = {
+                replica.record.peer: replica.record.stage
+                for replica in self.replicas.values()
+                if replica.island == island
+            }
             committed = rows[-1].step + 1 if rows else self._first(island)
             begins.append(Resumed(known, committed, tuple(rows[-2:]), (), 10.0))
         self.replicas = {peer: one for peer, one in self.replicas.items() if one.island >= 0}  # joiners begin anew
-        for one in self.replicas.values():
-            one.commands.clear()
-            one.sums.clear()
+        for replica in self.replicas.values():
+            replica.commands.clear()
+            replica.sums.clear()
         at_work = still_at_work(self.courses, 0, begins)
         self.history += [Asked()] if asked else []  # islands that are settled first may have gone on
         for happened in (EachIsland(at_work), *asked, *told):
@@ -525,7 +533,7 @@ class World:
         """An island is cut off from the others, or freezes, if all have begun, and no other one was harmed."""
         islands = self.brain.present
         held = {island: frozenset(p for p, one in self.replicas.items() if one.island == island) for island in islands}
-        is_harmed = any(one.until_s > self.now_s and one.peers & self._serving() for one in self.harms)
+        is_harmed = any(harm.until_s > self.now_s and harm.peers & self._serving() for harm in self.harms)
         if is_harmed or self.brain._divisions or len(islands) < 2 or not self._has_begun():
             return
         until_s = self.now_s + self.rng.choice([self.shape.still_s / 3, math.inf])
@@ -547,10 +555,12 @@ class World:
         return {peer for peer, one in self.replicas.items() if self.brain.island_of(peer) is not None}
 
     def _is_frozen(self, peer: PeerId) -> bool:
-        return any(peer in one.peers and not (one.out or one.into) for one in self.harms if one.until_s > self.now_s)
+        return any(
+            peer in harm.peers and not (harm.out or harm.into) for harm in self.harms if harm.until_s > self.now_s
+        )
 
     def _reaches(self, sender: PeerId, receiver: PeerId) -> bool:
-        return not any(one.cuts(sender, receiver) for one in self.harms if one.until_s > self.now_s)
+        return not any(harm.cuts(sender, receiver) for harm in self.harms if harm.until_s > self.now_s)
 
     def stop(self) -> None:
         """A person asks for a pause, once all islands have begun; not while one is asked for."""
@@ -575,7 +585,7 @@ class World:
 
     def _lose_island(self) -> None:
         """All replicas of a stage of an island die, once the job has begun, unless no other island could go on."""
-        held = {(one.island, one.record.stage) for one in self.replicas.values() if not one.is_free}
+        held = {(replica.island, replica.record.stage) for replica in self.replicas.values() if not replica.is_free}
         whole = [n for n in self.brain.present if all((n, stage) in held for stage in range(STAGES))]
         if self.over or len(whole) < 2 or not self._has_begun():
             return
@@ -607,7 +617,7 @@ class World:
 
     def _arrive(self) -> None:
         """A stage server starts at a site that has lost one, and joins if the job takes it in."""
-        held = Counter(one.record.site for one in self.replicas.values() if not one.is_free)
+        held = Counter(replica.record.site for replica in self.replicas.values() if not replica.is_free)
         lacking = sorted(site for site, many in self.sites.items() if held[site] < many)
         if lacking:
             self.arrive(self.rng.choice(lacking))
@@ -831,7 +841,7 @@ def counting(history: History, shape: Shape) -> list[int]:
 def rows_in_order(history: History, shape: Shape) -> Iterator[str]:
     """E1, as far as rows show it: each island commits each of its steps once, in order; one that is not lost all."""
     steps: dict[int, list[int]] = {}
-    for rows in (one for one in history if isinstance(one, Rows)):
+    for rows in (record for record in history if isinstance(record, Rows)):
         for row in rows.rows:
             steps.setdefault(row.timeline, []).append(row.step)
     lives, last = begun(history, shape), course_of(shape, 0).steps
@@ -909,7 +919,9 @@ def outer_weights_equal(history: History, shape: Shape) -> Iterator[str]:
 def row_before_merge(history: History, shape: Shape) -> Iterator[str]:
     """E5: nobody merges before the rows of all who took part are durable; an envoy of each holds what they name."""
     durable: dict[int, set[int]] = {}
-    composed = {(one.timeline, one.step, one.unit, one.round) for one in history if isinstance(one, Composed)}
+    composed = {
+        (record.timeline, record.step, record.unit, record.round) for record in history if isinstance(record, Composed)
+    }
     for one in history:
         if isinstance(one, Rows):
             outer = [row for row in one.rows if course_of(shape, row.timeline % shape.islands).is_outer(row.step)]
@@ -978,7 +990,9 @@ def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
     for number, kept in enumerate(history):
         if not isinstance(kept, Kept):
             continue
-        before = [one for one in history[:number] if not isinstance(one, HandedOver) or one.steps == kept.steps]
+        before = [
+            record for record in history[:number] if not isinstance(record, HandedOver) or record.steps == kept.steps
+        ]
         parts = {(one.island, one.stage): (one.pending, one.theta) for one in before if isinstance(one, HandedOver)}
         expected = tuple((portion, 1) for portion in counting_up_to(history[:number], shape, kept.steps))
         took_part = exchanges(history[:number], shape).get(course_of(shape, 0).version_after(kept.steps) - 1, {})
@@ -997,9 +1011,9 @@ def pending(shape: Shape, lives: dict[int, tuple[int, int]], timeline: int, step
     """What the island on a timeline has trained in so many inner steps, and not proposed yet."""
     course = course_of(shape, timeline % shape.islands)
     first = [course.inner_steps(lives[timeline][0])] * course.fragments
-    for one in course.outer:
-        if one.behind <= steps:
-            first[one.fragment] = max(first[one.fragment], one.captured)
+    for merge in course.outer:
+        if merge.behind <= steps:
+            first[merge.fragment] = max(first[merge.fragment], merge.captured)
     found = [numbers(course.inner.at(inner).portion, course) for inner in range(steps)]
     return tuple(n for inner, of in enumerate(found) for n, since in zip(of, first, strict=True) if inner >= since)
 
@@ -1009,8 +1023,10 @@ def counting_up_to(history: History, shape: Shape, steps: int) -> list[int]:
     course = course_of(shape, 0)
     last = course.version_after(steps)
     kept = [
-        replace(one, rows=tuple(row for row in one.rows if row.step < last)) if isinstance(one, Rows) else one
-        for one in history
+        replace(record, rows=tuple(row for row in record.rows if row.step < last))
+        if isinstance(record, Rows)
+        else record
+        for record in history
     ]
     return counting(kept, shape)
 
@@ -1031,7 +1047,7 @@ def stops_in_time(history: History, shape: Shape) -> Iterator[str]:
 
 def succeeds(history: History, shape: Shape) -> Iterator[str]:
     """The job ends well, or paused if a person may ask for that: what is done to it may cost time only."""
-    ends = [one for one in history if isinstance(one, Ended)]
+    ends = [record for record in history if isinstance(record, Ended)]
     if len(ends) != 1 or ends[0].state not in ("succeeded", *(["paused"] if shape.stops else [])):
         yield f"it ended as {ends}"
 

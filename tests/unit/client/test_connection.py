@@ -112,7 +112,7 @@ def test_a_log_is_followed_behind_its_last_line_however_often_the_call_ends(sche
 
     scheduler._jobs = SimpleNamespace(Logs=logs)
     request = pb.LogsRequest(job="job", follow=True, tail=1)
-    assert [one.message for one in scheduler.logs(request, said.append)] == [f"{number} " for number in range(1, 7)]
+    assert [log.message for log in scheduler.logs(request, said.append)] == [f"{number} " for number in range(1, 7)]
     assert asked == [(True, 0, None), (True, 2, None), (True, 4, None)]
     assert request.after == 0, "what the caller asked for stays his"
     assert said == [
@@ -173,7 +173,7 @@ def test_steps_and_a_drain_go_on_behind_what_has_come(scheduler: Scheduler) -> N
             raise Crowded("others, who had fewer, waited 30 s for this place")
 
     scheduler._jobs = SimpleNamespace(History=history, Drain=drain)
-    assert [one.step for one in scheduler.history("job", after=4)] == [5, 6, 7, 8, 9, 10]
+    assert [record.step for record in scheduler.history("job", after=4)] == [5, 6, 7, 8, 9, 10]
     assert asked == [4, 6, 8]
     assert [view.waits_for for view in scheduler.drain("peer", "", 60.0)] == ["1", "2"]
     assert 0.0 < drains[1] <= drains[0] <= 60.0

@@ -37,7 +37,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("kind", "message"), PAIRS, ids=lambda one: one.__name__)
 def test_a_record_has_the_fields_of_its_message(kind: Any, message: Any) -> None:
-    assert [one.name for one in fields(kind)] == [one.name for one in message.DESCRIPTOR.fields]
+    assert [field.name for field in fields(kind)] == [field.name for field in message.DESCRIPTOR.fields]
     assert isinstance(record(kind, message()), kind)
 
 

@@ -23,12 +23,12 @@ def test_tensorboard_reads_each_step_with_its_time(tmp_path: Path) -> None:
     board.close()
     read: Any = EventAccumulator(str(tmp_path / "job"))
     read.Reload()
-    assert [(one.step, one.value, one.wall_time) for one in read.Scalars("train/loss")] == [
+    assert [(scalar.step, scalar.value, scalar.wall_time) for scalar in read.Scalars("train/loss")] == [
         (1, 3, 1000),
         (2, 2.5, 1002),
     ]
-    assert [(one.step, one.value) for one in read.Scalars("validation/loss")] == [(2, 2.75)]
-    assert [one.value for one in read.Scalars("train/tokens")] == [32, 64]
+    assert [(scalar.step, scalar.value) for scalar in read.Scalars("validation/loss")] == [(2, 2.75)]
+    assert [scalar.value for scalar in read.Scalars("train/tokens")] == [32, 64]
 
 
 def test_what_is_not_finite_is_left_out() -> None:

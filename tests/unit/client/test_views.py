@@ -79,7 +79,7 @@ def test_islands_are_shown_with_what_they_wait_for_and_of_a_stage_server_the_one
         "\n".join(map(progress_line, jobs)),
         as_json(*job_values(at_work)["islands"], job_values(view())["islands"]),
         text_of(peers_table(peers)),
-        as_json([peer_values(one)["island"] for one in peers]),
+        as_json([peer_values(peer)["island"] for peer in peers]),
     )
 
 
@@ -124,7 +124,7 @@ def test_a_job_whose_islands_are_not_known_yet_is_not_told_to_have_none(
 def test_the_site_of_stage_servers_is_shown_where_one_has_said_it(golden: Golden) -> None:
     peers = [Peer("c", site="lyon"), Peer("d")]
     golden(text_of(peers_table(peers)), text_of(peers_table(peers[1:])))
-    assert [peer_values(one)["site"] for one in peers] == ["lyon", None]
+    assert [peer_values(peer)["site"] for peer in peers] == ["lyon", None]
 
 
 def test_a_follower_says_why_a_running_job_is_in_another_situation(capsys: pytest.CaptureFixture[str]) -> None:

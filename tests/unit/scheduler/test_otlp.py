@@ -81,18 +81,20 @@ def test_a_microbatch_arrives_with_its_spans_in_order() -> None:
     with Collector() as collector:
         with exporting(collector.url) as exporter:
             exporter.look(Job(trace))  # type: ignore[arg-type]
-        (whole,) = [one for one in collector.spans if one.name == "microbatch"]
-        inside = [one for one in collector.spans if one.parent_span_id == whole.span_id]
+        (whole,) = [span for span in collector.spans if span.name == "microbatch"]
+        inside = [span for span in collector.spans if span.parent_span_id == whole.span_id]
     parts = sorted(inside, key=lambda one: one.end_time_unix_nano)
-    assert [one.name for one in parts] == [
+    assert [part.name for part in parts] == [
         *("route", "forward", "boundary forward", "forward", "backward", "boundary backward", "backward"),
         *("average stage-0", "average stage-1", "row", "commit", "commit"),
     ]
-    assert {one.trace_id for one in collector.spans} == {whole.trace_id}
-    assert all(whole.start_time_unix_nano <= one.start_time_unix_nano <= one.end_time_unix_nano for one in parts)
+    assert {span.trace_id for span in collector.spans} == {whole.trace_id}
+    assert all(whole.start_time_unix_nano <= part.start_time_unix_nano <= part.end_time_unix_nano for part in parts)
     assert whole.start_time_unix_nano == pytest.approx((WALL_S - 97.0) * 1e9, abs=1e6)
-    assert whole.end_time_unix_nano == max(one.end_time_unix_nano for one in parts)
-    second = {one.key: one.value.string_value or one.value.int_value for one in parts[3].attributes}
+    assert whole.end_time_unix_nano == max(part.end_time_unix_nano for part in parts)
+    second = {
+        attribute.key: attribute.value.string_value or attribute.value.int_value for attribute in parts[3].attributes
+    }
     named = {"swarm.job_id": JOB, "swarm.step": 3, "swarm.microbatch": 0, "swarm.stage": 1, "swarm.peer": B}
     assert second == named | {"swarm.attempt": 1}
     assert collector.services == {"swarm"}
@@ -107,9 +109,9 @@ def test_what_was_drawn_is_sent_once_and_the_draw_is_by_share() -> None:
                 exporter.look(Job(trace))  # type: ignore[arg-type]
         exporter.close()
         sent = [
-            tuple(value.value.int_value for value in one.attributes if value.key != "swarm.job_id")
-            for one in collector.spans
-            if one.name == "microbatch"
+            tuple(value.value.int_value for value in span.attributes if value.key != "swarm.job_id")
+            for span in collector.spans
+            if span.name == "microbatch"
         ]
     drawn = [(step, index) for step in range(12) for index in range(8) if is_drawn(JOB, step, index, 0.25)]
     assert sorted(sent) == drawn

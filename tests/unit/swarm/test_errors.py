@@ -13,7 +13,7 @@ ROOT = Path(swarm.__file__).parent.parent
 
 
 def all_errors() -> list[type[SwarmError]]:
-    return [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SwarmError)]
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SwarmError)]
 
 
 def test_every_error_of_the_four_packages_is_defined_in_one_module() -> None:

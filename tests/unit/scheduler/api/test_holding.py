@@ -105,7 +105,7 @@ async def test_a_stream_ends_behind_the_message_that_is_on_its_way(holding: Hold
     streams = [asyncio.create_task(stream(reads)) for _ in range(2)]
     await asyncio.sleep(0.0)
     assert await comes_in(holding, ANN) <= PLACE_WAIT_S + 1.0, "he has the place at once"
-    assert not any(one.done() for one in streams)
+    assert not any(stream.done() for stream in streams)
     with pytest.raises(Crowded, match="2 of your files"):
         await hold(holding, EVE)
     reads.set()

@@ -95,7 +95,7 @@ def test_whoever_goes_on_with_nonsense_is_expelled_and_the_log_stays_short() -> 
     swarm.run()
     swarm.assert_finished()
     assert swarm.released[A] == "it names microbatch 1000000, which does not exist"
-    assert [one.peer for one in swarm.unfit] == ["a"]
+    assert [refusal.peer for refusal in swarm.unfit] == ["a"]
 
 
 def test_the_last_replica_of_a_stage_is_not_expelled_for_nonsense_and_cannot_flood_the_log() -> None:

@@ -32,12 +32,12 @@ def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_av
     loaded = swarm.reply(new, load)
     assert isinstance(loaded, Loaded)
     swarm.hear(new, replace(loaded, join=load.join))
-    assert [one.peer for one in sends(swarm.outputs, Admit)] == [new]
+    assert [send.peer for send in sends(swarm.outputs, Admit)] == [new]
     swarm.tell(PeerGone(A, "killed"), 2.0)
     assert swarm.brain.counts().reroutes == {(0, "gone"): 2}, "B holds the average of step 1"
     outputs = swarm.tell(PeerGone(B, "killed"), 2.0)
     aborted = {
-        (one.peer, one.command.step) for one in sends(outputs, AbortRound) if isinstance(one.command, AbortRound)
+        (send.peer, send.command.step) for send in sends(outputs, AbortRound) if isinstance(send.command, AbortRound)
     }
     assert {(C, 1), (D, 1)} <= aborted
     while swarm.brain.mode.value != "saving":

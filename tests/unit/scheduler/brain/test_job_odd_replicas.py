@@ -82,8 +82,8 @@ def test_the_odd_one_of_three_is_expelled_and_the_job_goes_on(
     trained(swarm)
     swarm.assert_finished()
     expelled = [] if kind is Loaded and after else [liar]  # it loads once
-    assert [one.peer for one in swarm.unfit] == expelled
-    assert all("replicas differ" in one.reason or "other bits" in one.reason for one in swarm.unfit)
+    assert [refusal.peer for refusal in swarm.unfit] == expelled
+    assert all("replicas differ" in refusal.reason or "other bits" in refusal.reason for refusal in swarm.unfit)
 
 
 @pytest.mark.parametrize("changes", [{"digest": "odd"}, {"norms": NORMS[0]}])
@@ -127,7 +127,7 @@ def test_members_of_two_stages_vote_together_on_what_they_share() -> None:
     swarm.lie = lambda peer, event: odd(peer, event) if getattr(event, "unit", "") == "tied" else event
     trained(swarm)
     swarm.assert_finished()
-    assert [one.peer for one in swarm.unfit] == ["a"]  # of its own stage only one other is there
+    assert [refusal.peer for refusal in swarm.unfit] == ["a"]  # of its own stage only one other is there
 
 
 def test_a_stage_does_not_lose_its_only_replica_by_a_vote() -> None:
@@ -171,7 +171,9 @@ def fails_to_load(swarm: Swarm, *peers: str) -> Swarm:
 def test_the_others_start_without_a_replica_that_cannot_load() -> None:
     swarm = fails_to_load(Swarm(("ab", "cd")), "a")
     swarm.assert_finished()
-    assert [(one.peer, one.incarnation, one.reason) for one in swarm.unfit] == [("a", 1, "needs 9 GiB, has 8")]
+    assert [(refusal.peer, refusal.incarnation, refusal.reason) for refusal in swarm.unfit] == [
+        ("a", 1, "needs 9 GiB, has 8")
+    ]
     assert swarm.released[PeerId("a")] == "needs 9 GiB, has 8"
 
 
@@ -199,4 +201,4 @@ def test_whoever_is_outvoted_in_two_units_at_once_is_expelled_once() -> None:
         swarm.obey(*swarm.inbox.popleft())
         swarm.inbox.rotate(behind)
     swarm.assert_finished()
-    assert [one.peer for one in swarm.unfit] == ["a"]
+    assert [refusal.peer for refusal in swarm.unfit] == ["a"]

@@ -93,7 +93,7 @@ def test_the_oldest_ended_jobs_without_weights_go_beyond_so_many_of_one_person()
     """A person's ended jobs were kept for ever, so memory and database grew with each one."""
 
     def of(owner: str, *jobs: HeldJob) -> list[HeldJob]:
-        return [replace(one, owner=owner) for one in jobs]
+        return [replace(job, owner=owner) for job in jobs]
 
     anns = of("submitter/ann", *(job(f"a-{at}", FAILED, at=at) for at in (3, 1, 2, 4)))
     assert surplus(anns, 4) == []

@@ -74,7 +74,7 @@ def test_token_ids_divisor_and_learning_rate_are_those_that_the_course_names() -
     divisor = MICROBATCHES * LENGTH - 1
     averages = [command for _, command in told.commands if isinstance(command, Average) and command.step == 0]
     assert {command.tokens for command in averages} == {divisor}
-    assert [(one.tokens, one.learning_rate) for one in told.rows] == [(divisor, RATE_STEPS_AHEAD / 100)]
+    assert [(row.tokens, row.learning_rate) for row in told.rows] == [(divisor, RATE_STEPS_AHEAD / 100)]
 
 
 class Patient:

@@ -123,7 +123,7 @@ def test_a_file_is_of_the_jobs_timeline_and_step() -> None:
 def saving(present: tuple[int, ...] = (0, 1)) -> IslandsBrain:
     """The brain of islands on timelines 6 and 7, that are being saved."""
     settings = [replace(Swarm().brain.settings, timeline=6 + island) for island in range(2)]
-    brain = IslandsBrain(settings, [OuterCourse(one) for one in courses(DILOCO)], Random(1))
+    brain = IslandsBrain(settings, [OuterCourse(course) for course in courses(DILOCO)], Random(1))
     brain._checkpoints.begin(present[0], 8, present)
     return brain
 

@@ -261,7 +261,7 @@ async def test_a_database_that_nineteen_migrations_made_is_taken_over(tmp_path: 
     assert {spec_from_json(job.spec_json).name for job in await store.jobs()} == {"rig"}
     members = Members(Authority.new(0.0), store, lambda: 1.0)
     await members.load()
-    assert [(one.role, one.name) for one in members.members()] == [(Role.SUBMITTER, "bob")]
+    assert [(member.role, member.name) for member in members.members()] == [(Role.SUBMITTER, "bob")]
     assert [token.role for token in members.tokens()] == [Role.VIEWER]
     assert store.epoch == 2
     await store.close()

@@ -93,7 +93,7 @@ async def test_a_lost_stage_server_is_seen_to_be_suspect_then_gone_with_the_reas
     assert ("suspect", "suspect") in seen
     assert seen[-1] == ("none", "gone")
     news = (await feed.look(None, job.record.id)).state["job"]["news"].values()
-    assert any(f"{victim} (stage 0) is gone" in one["text"] for one in news)
+    assert any(f"{victim} (stage 0) is gone" in new["text"] for new in news)
     told = (await feed.look(None, job.record.id)).state["jobs"][job.record.id]["reason"]
     assert told.endswith("; one machine was lost; no step lost"), "the headline of the page"
 

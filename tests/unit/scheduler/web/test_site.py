@@ -21,7 +21,7 @@ def members(*peers: tuple[str, str, str]) -> Membership:
 def found(membership: Membership, own: str = "127.0.0.1:9464", address: str = "127.0.0.1:7950") -> dict[str, str]:
     """Where each instance is scraped."""
     groups = targets(own, address, membership.peers(), insecure=False)
-    return {one["labels"]["instance"]: f"{one['labels']['__scheme__']}://{one['targets'][0]}" for one in groups}
+    return {group["labels"]["instance"]: f"{group['labels']['__scheme__']}://{group['targets'][0]}" for group in groups}
 
 
 def test_all_processes_of_one_machine_are_targets_in_order() -> None:

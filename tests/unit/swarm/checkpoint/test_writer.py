@@ -56,7 +56,7 @@ def empty_memory() -> Any:
 
 
 def names(storage: Storage) -> list[str]:
-    return [one.name for one in list_checkpoints(storage, JOB_ID)[0]]
+    return [checkpoint.name for checkpoint in list_checkpoints(storage, JOB_ID)[0]]
 
 
 def test_what_was_written_is_found_and_verifies(storage: Storage) -> None:

@@ -293,7 +293,7 @@ def test_a_folder_that_links_to_itself_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "d/e/loop").symlink_to(tmp_path / "d")
     (tmp_path / "d/copy").symlink_to(tmp_path / "d/e")
     (tmp_path / "d/e/b.txt").write_text("text")
-    found = [str(one.path.relative_to(tmp_path)) for one in find_sources(section(f"{tmp_path}/**/*.txt"))]
+    found = [str(source.path.relative_to(tmp_path)) for source in find_sources(section(f"{tmp_path}/**/*.txt"))]
     assert found == ["d/a.txt", "d/copy/b.txt", "d/e/b.txt"]
 
 

@@ -44,13 +44,13 @@ def written(place: Path) -> Path:
 
 
 def _read(folder: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_model_comes_into_a_mounted_volume(volume: Path) -> None:
     """All steps were trained, then the rename to the volume met EBUSY, and the model was removed."""
     check_out_dir(volume)
-    assert [one.name for one in volume.iterdir()] == ["lost+found"]
+    assert [path.name for path in volume.iterdir()] == ["lost+found"]
     part = written(volume)
     put_in_place(part, volume)
     assert _read(volume) == FILES
@@ -90,7 +90,7 @@ def test_a_volume_that_holds_a_model_takes_another_in_its_place(volume: Path) ->
         put_in_place(part, volume)
     put_in_place(part, volume, replace=True)
     assert _read(volume) == FILES
-    assert sorted(one.name for one in volume.iterdir()) == sorted(
+    assert sorted(path.name for path in volume.iterdir()) == sorted(
         ["lost+found", "sub", "config.json", "model.safetensors"]
     )
 
@@ -132,7 +132,7 @@ def test_a_folder_that_cannot_be_renamed_is_copied(code: int, tmp_path: Path, mo
     monkeypatch.setattr(Path, "rename", refuse)
     put_in_place(part, tmp_path / "out")
     assert _read(tmp_path / "out") == FILES
-    assert [one.name for one in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_model_that_was_written_elsewhere_comes_into_a_volume(volume: Path, tmp_path: Path) -> None:

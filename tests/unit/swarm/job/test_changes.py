@@ -147,7 +147,7 @@ def leased(steps: int, every_steps: int, islands: int) -> JobSpec:
 def sequences(spec: JobSpec, steps: range) -> list[int]:
     """What all islands of a job train in these steps."""
     each = 12 // spec.island_count
-    portions = [one.at(step).portion for one in courses(spec) for step in steps]
+    portions = [course.at(step).portion for course in courses(spec) for step in steps]
     return [portion * each + sequence for portion in portions for sequence in range(each)]
 
 

@@ -151,14 +151,14 @@ def test_each_fragment_is_merged_where_the_rhythm_says_in_an_outer_step_of_its_o
 def test_spans_of_each_fragment_tile_the_inner_steps_and_end_with_its_captures(of: Rhythm) -> None:
     course = streaming(of)
     for fragment in range(of.fragments):
-        outer = [one for one in course.outer if one.fragment == fragment]
-        assert [inner for one in outer for inner in course.span(one.step)] == list(range(of.steps))
-        assert [one.captured for one in outer] == [t + 1 for t in range(of.steps) if fragment in of.captures(t)]
-    for one in course.outer:
-        assert course.inner_steps(one.captured_version) == one.captured
-        assert not course.is_outer(one.captured_version - 1), "captured before anything is merged there"
-        assert one.step - one.captured_version <= course.steps_ahead
-    between = [inner for one in course.outer for inner in course.trained_before(one.step)]
+        outer = [merge for merge in course.outer if merge.fragment == fragment]
+        assert [inner for merge in outer for inner in course.span(merge.step)] == list(range(of.steps))
+        assert [merge.captured for merge in outer] == [t + 1 for t in range(of.steps) if fragment in of.captures(t)]
+    for merge in course.outer:
+        assert course.inner_steps(merge.captured_version) == merge.captured
+        assert not course.is_outer(merge.captured_version - 1), "captured before anything is merged there"
+        assert merge.step - merge.captured_version <= course.steps_ahead
+    between = [inner for merge in course.outer for inner in course.trained_before(merge.step)]
     assert between == list(range(of.steps))
 
 
@@ -167,15 +167,19 @@ def test_what_is_held_is_captured_and_not_merged_and_nothing_is_at_a_level_versi
     course = streaming(of)
     level = []
     for version in range(course.steps + 1):
-        waits = [one for one in course.outer if one.captured_version <= version <= one.step]
-        held = [one for one in waits if one.captured < one.behind]
-        assert course.held(version) == tuple(one.fragment for one in held)
-        assert course.captured(version) == tuple(one.fragment for one in held if one.captured_version == version)
+        waits = [merge for merge in course.outer if merge.captured_version <= version <= merge.step]
+        held = [wait for wait in waits if wait.captured < wait.behind]
+        assert course.held(version) == tuple(connection.fragment for connection in held)
+        assert course.captured(version) == tuple(
+            connection.fragment for connection in held if connection.captured_version == version
+        )
         if not waits and (version == 0 or course.is_outer(version - 1)):
             level.append(version)
     for version in range(course.steps + 1):
         assert course.level_from(version) == min(one for one in level if one >= version)
-        assert course.outer_before(version) == max([0, *(one.step + 1 for one in course.outer if one.step < version)])
+        assert course.outer_before(version) == max(
+            [0, *(merge.step + 1 for merge in course.outer if merge.step < version)]
+        )
     assert [course.version_after(course.inner_steps(version)) for version in level] == level
     assert level[-1] == course.steps
 
@@ -195,5 +199,5 @@ def test_where_fragments_are_merged_in_turn_weights_are_evaluated_as_they_are(of
 def test_a_replica_proposes_from_the_capture_to_the_merge(of: Rhythm, version: int) -> None:
     course = streaming(of)
     steps = [step for step in range(course.steps) if course.proposes(version, step)]
-    assert steps == [one.step for one in course.outer if one.captured_version <= version <= one.step]
+    assert steps == [merge.step for merge in course.outer if merge.captured_version <= version <= merge.step]
     assert not PLAIN.proposes(version, version)

@@ -54,9 +54,9 @@ def test_without_pins_stages_differ_by_one_and_order_does_not_matter(pins, stage
     rng.shuffle(shuffled)
     assert place(shuffled, stages, min_replicas).plan == decision.plan
     sizes = [0] * stages
-    for one in candidates:
-        if 0 <= one.pinned_stage < stages:
-            sizes[one.pinned_stage] += 1
+    for candidate in candidates:
+        if 0 <= candidate.pinned_stage < stages:
+            sizes[candidate.pinned_stage] += 1
     pinned = list(sizes)
     for _ in range(pins.count(-1)):
         sizes[sizes.index(min(sizes))] += 1
@@ -64,7 +64,11 @@ def test_without_pins_stages_differ_by_one_and_order_does_not_matter(pins, stage
         assert min(sizes) < min_replicas
         return
     assert [list(decision.plan.values()).count(stage) for stage in range(stages)] == sizes
-    assert all(decision.plan[one.peer] == one.pinned_stage for one in candidates if 0 <= one.pinned_stage < stages)
+    assert all(
+        decision.plan[candidate.peer] == candidate.pinned_stage
+        for candidate in candidates
+        if 0 <= candidate.pinned_stage < stages
+    )
     assert sum(pinned) <= len(decision.plan)
 
 
@@ -157,7 +161,7 @@ def test_no_island_has_two_sites_and_order_does_not_matter(sites, count, stages,
     rng.shuffle(shuffled)
     assert homes_of(shuffled, count, 1, memories(0) * stages) == homes
     assert place(shuffled, count * stages, 1, homes=homes).plan == decision.plan
-    site_of = {one.peer: one.site for one in candidates}
+    site_of = {candidate.peer: candidate.site for candidate in candidates}
     for island in range(count):
         members = [peer for peer, place in (decision.plan or {}).items() if place // stages == island]
         assert len({site_of[peer] for peer in members} - {""}) <= 1

@@ -71,7 +71,7 @@ def test_in_each_step_an_island_trains_its_part_rounded_and_in_a_cycle_all_of_it
             mean = shares.trained(island, begin) + share * (step + 1 - begin) / cycle
             assert abs(total[island] - mean) <= (cycle / 4 if (step + 1 - begin) % cycle else 0)
     portions = [shares.range_of(portion) for portion in range((begin + steps) * len(of))][begin * len(of) :]
-    numbers = [number for one in portions for number in one]
+    numbers = [number for portion in portions for number in portion]
     assert numbers == list(range(begin * microbatches, (begin + steps) * microbatches))
 
 

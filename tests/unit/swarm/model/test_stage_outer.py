@@ -43,7 +43,7 @@ def exchange(stages: list[Stage], rule: MergeRule = REPLACE) -> Merge:
     """What the islands merge after all have proposed everything."""
     proposals = [stage.propose(names_of(stage)) for stage in stages]
     shares = [1.0 / len(stages)] * len(stages)
-    deltas = {name: compose([one[name] for one in proposals], shares) for name in proposals[0]}
+    deltas = {name: compose([proposal[name] for proposal in proposals], shares) for name in proposals[0]}
     return Merge(deltas, UPDATE, rule)
 
 

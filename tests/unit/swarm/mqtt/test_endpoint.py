@@ -77,7 +77,7 @@ def test_mqtts_trusts_the_authorities_of_this_machine_or_the_one_that_is_named(t
     ours.private_key_and_cert_chain_pem.write_to_path(tmp_path / "ours.pem")
     named = parse_url(f"mqtts://broker.example:1?ca={file}&cert={tmp_path / 'ours.pem'}").tls
     assert named is not None
-    assert [one["serialNumber"] for one in named.context().get_ca_certs()]
+    assert [cert["serialNumber"] for cert in named.context().get_ca_certs()]
 
 
 @pytest.mark.parametrize("option", ["ca", "cert"])

@@ -173,8 +173,8 @@ async def test_a_probe_is_answered_although_others_hold_every_place(new: NewPort
             for path in ("/healthz", "/readyz", "/metrics"):
                 assert await status(port, path) == 200
         finally:
-            for one in held:
-                one.close()
+            for connection in held:
+                connection.close()
 
 
 async def test_a_request_that_trickles_in_is_cut_at_its_deadline(new: NewPort) -> None:

@@ -92,7 +92,15 @@ def test_a_process_is_trimmed_once_it_has_grown_and_not_again_until_it_grows_fur
     growth = malloc.Growth()
     grown = malloc.GROWN_BYTES
     held = [grown, grown - 1, 2 * grown - 2, 2 * grown - 1, 3 * grown, 4 * grown - 1, 4 * grown]
-    assert [growth.is_due(one, 0.0, busy=False) for one in held] == [False, False, False, True, False, False, True]
+    assert [growth.is_due(connection, 0.0, busy=False) for connection in held] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_process_that_was_trimmed_is_trimmed_again_more_and_more_rarely() -> None:

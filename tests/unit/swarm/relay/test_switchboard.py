@@ -82,7 +82,7 @@ def test_a_link_is_accepted_by_whom_it_is_for_once_and_before_it_is_given_up(mad
 
 def test_links_to_one_stage_server_are_bounded(made: Switchboard) -> None:
     callers = [PeerId(f"p{number % 8}") for number in range(RELAY_LINKS_MAX)]
-    openings = [made.connect(one, shown(one), H, NOW)[0] for one in callers]
+    openings = [made.connect(caller, shown(caller), H, NOW)[0] for caller in callers]
     assert refusal(made, A, shown(A)) is RetryElsewhere
     made.ended(openings[0])
     assert refusal(made, A, shown(A)) is None

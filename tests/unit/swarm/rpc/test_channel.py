@@ -283,7 +283,7 @@ async def test_bytes_that_are_no_message_are_told_to_their_caller_and_not_to_the
         return pb.VersionReply()
 
     async def answer_all(requests: AsyncIterator[pb.VersionRequest], context: Any) -> pb.VersionReply:
-        return pb.VersionReply(product=str(len([one async for one in requests])))
+        return pb.VersionReply(product=str(len([request async for request in requests])))
 
     ways = (pb.VersionRequest.FromString, pb.VersionReply.SerializeToString)
     call: Any = grpc.unary_unary_rpc_method_handler(answer, *ways)

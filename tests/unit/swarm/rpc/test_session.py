@@ -130,7 +130,7 @@ class Line:
 
     @property
     def sequences(self) -> list[list[int]]:
-        return [[one.heartbeat.sequence for one in parts(session_pb2.Event, data)] for data in self.written]
+        return [[part.heartbeat.sequence for part in parts(session_pb2.Event, data)] for data in self.written]
 
 
 def beat(number: int, padding: int = 0) -> bytes:
@@ -240,9 +240,9 @@ def test_what_a_write_raises_reaches_whoever_puts_and_whoever_finishes() -> None
 
 
 def test_a_message_that_came_alone_is_what_it_was_and_one_with_too_many_is_refused() -> None:
-    assert [one.heartbeat.sequence for one in parts(session_pb2.Event, beat(7))] == [7]
+    assert [part.heartbeat.sequence for part in parts(session_pb2.Event, beat(7))] == [7]
     command = session_pb2.Command(epoch=1, more=[session_pb2.Command(epoch=2).SerializeToString()])
-    assert [one.epoch for one in parts(session_pb2.Command, command.SerializeToString())] == [1, 2]
+    assert [part.epoch for part in parts(session_pb2.Command, command.SerializeToString())] == [1, 2]
     for count, is_refused in ((TOGETHER_MAX - 1, False), (TOGETHER_MAX, True)):
         data = session_pb2.Event(more=[beat(1)] * count).SerializeToString()
         if is_refused:

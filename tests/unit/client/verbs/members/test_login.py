@@ -28,7 +28,7 @@ async def test_a_line_that_is_no_persons_is_refused_before_it_is_used(
         told = capsys.readouterr().err
         assert f"this line is for swarm {role} ({role}), not for swarm login" in told
         assert memberships() == []
-        assert [(one.id, one.uses_left) for one in side.members.tokens()] == [(line.id, 1)]
+        assert [(token.id, token.uses_left) for token in side.members.tokens()] == [(line.id, 1)]
 
 
 async def test_who_logs_in_has_a_membership_and_an_address_to_come_back_to(

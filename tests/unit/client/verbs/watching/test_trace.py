@@ -36,7 +36,7 @@ STEP = pb.StepTrace(
 
 def test_each_replica_is_a_thread_of_its_stage_and_times_are_microseconds(golden: Golden) -> None:
     events = chrome_trace(STEP)["traceEvents"]
-    golden(*("\n".join(json.dumps(one) for one in events if one["ph"] == kind) for kind in "MX"))
+    golden(*("\n".join(json.dumps(event) for event in events if event["ph"] == kind) for kind in "MX"))
 
 
 def test_what_may_overlap_is_shown_beside_its_track(golden: Golden) -> None:

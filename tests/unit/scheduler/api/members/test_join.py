@@ -193,8 +193,8 @@ async def test_joins_that_wait_together_share_one_count_of_failures(
     await asyncio.sleep(0)
     together.set()
     results = await asyncio.gather(*asking, return_exceptions=True)
-    assert [type(one) for one in results].count(BadToken) == JOIN_FAILURES_AT_ONCE + 1 == len(heard)
-    assert [type(one) for one in results].count(RetryElsewhere) == 32 - len(heard)
+    assert [type(result) for result in results].count(BadToken) == JOIN_FAILURES_AT_ONCE + 1 == len(heard)
+    assert [type(result) for result in results].count(RetryElsewhere) == 32 - len(heard)
 
 
 BODIES = [

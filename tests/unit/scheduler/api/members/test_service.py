@@ -73,7 +73,7 @@ async def test_a_revoked_stage_server_loses_its_session_and_a_person_has_none(tm
         assert side.cut == [(PeerId("ann"), "it was revoked: stolen")]
         assert (shown.role, shown.name, shown.state, shown.reason) == ("stage-server", "ann", "revoked", "stolen")
         listed = (await stub.ListMembers(pb.ListMembersRequest())).members
-        assert [(one.role, one.name, one.state, one.invited_by) for one in listed] == [
+        assert [(row.role, row.name, row.state, row.invited_by) for row in listed] == [
             ("admin", "local", "active", "the scheduler"),
             ("stage-server", "ann", "revoked", "admin local"),
             ("viewer", "ann", "revoked", "admin local"),

@@ -73,4 +73,4 @@ def test_members_must_report_the_same_bytes_and_the_same_norm_of_each_parameter(
         averaged(("v", 1.0), ("x", math.nan)),
         averaged(("v", 1.0), ("w", math.nan), digest="y"),
     ]
-    assert same not in [average_of(one) for one in others]
+    assert same not in [average_of(other) for other in others]

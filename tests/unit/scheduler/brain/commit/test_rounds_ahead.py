@@ -34,4 +34,4 @@ def test_members_are_told_what_they_will_hold_and_once_more_when_the_step_is_ful
 
 def sent(swarm: Swarm) -> list[tuple[PeerId, Average]]:
     """All averages that were asked for."""
-    return [(one.peer, one.command) for one in sends(swarm.outputs, Average) if isinstance(one.command, Average)]
+    return [(send.peer, send.command) for send in sends(swarm.outputs, Average) if isinstance(send.command, Average)]

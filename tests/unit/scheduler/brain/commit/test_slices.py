@@ -33,7 +33,7 @@ def set_of(peer: str) -> frozenset[int]:
 
 def plan(names: Sequence[str], elements: int, shares: Sequence[float] | None = None) -> tuple[Member, ...]:
     replicas = [ReplicaRecord(PeerId(name), 1, f"at {name}", 0) for name in names]
-    return plan_round(replicas, {one.peer: set_of(one.peer) for one in replicas}, elements, shares)
+    return plan_round(replicas, {replica.peer: set_of(replica.peer) for replica in replicas}, elements, shares)
 
 
 def test_members_come_in_order_of_peer_id_with_their_own_digest_and_equal_slices() -> None:
@@ -167,7 +167,9 @@ class Job:
 
     @property
     def told(self) -> list[str]:
-        return [one.message for one in self.swarm.outputs if isinstance(one, Note) and "slices" in one.message]
+        return [
+            output.message for output in self.swarm.outputs if isinstance(output, Note) and "slices" in output.message
+        ]
 
 
 @pytest.mark.parametrize("situation", beside(__file__), ids=str)

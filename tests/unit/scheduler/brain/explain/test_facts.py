@@ -59,7 +59,7 @@ def situation(**changes: Any) -> Situation:
 
 
 def changed(peer: PeerId, **changes: Any) -> tuple[ReplicaStanding, ...]:
-    return tuple(replace(one, **changes) if one.peer == peer else one for one in situation().replicas)
+    return tuple(replace(replica, **changes) if replica.peer == peer else replica for replica in situation().replicas)
 
 
 def peer(name: PeerId = B, state: PeerState = PeerState.SERVING, job: JobId = JOB, stage: int = 0) -> Peer:
@@ -107,7 +107,7 @@ def test_what_a_job_waits_for_is_told_of_both_memories(golden: Golden) -> None:
     """Whoever read `24.0 GiB idle` beside `stage 0 needs 21.2 GiB` could not see that the host's memory was short."""
     waiting = standing(state=JobState.QUEUED, needs=(Memory(14 << 30, 22 << 30), *[Memory(7 << 30, 20 << 30)] * 3))
     offers = (Memory(24 << 30, 8 << 30), Memory(24 << 30))
-    golden(*(told(explain_job(waiting, None, [IdlePeer(A, one)], NOW_S), "needs", "idle") for one in offers))
+    golden(*(told(explain_job(waiting, None, [IdlePeer(A, offer)], NOW_S), "needs", "idle") for offer in offers))
 
 
 def test_the_stage_that_limits_is_named_with_capacities(golden: Golden) -> None:
@@ -164,7 +164,10 @@ STAYS = {
 
 def test_why_a_peer_that_is_to_leave_stays(golden: Golden) -> None:
     leaving = {
-        name: replace(job, replicas=tuple(replace(one, leave=leave) if one.peer == C else one for one in job.replicas))
+        name: replace(
+            job,
+            replicas=tuple(replace(replica, leave=leave) if replica.peer == C else replica for replica in job.replicas),
+        )
         for name, (job, leave) in STAYS.items()
     }
     golden(*(f"{name}: {why_it_stays(job, C)}" for name, job in leaving.items()))
@@ -184,7 +187,7 @@ def test_a_job_that_waits_says_what_it_needs_and_what_is_there(golden: Golden) -
 
 
 def test_a_slow_replica_gets_little_work_and_the_numbers_say_so(golden: Golden) -> None:
-    none_yet = situation(replicas=tuple(replace(one, contributions=0) for one in situation().replicas))
+    none_yet = situation(replicas=tuple(replace(replica, contributions=0) for replica in situation().replicas))
     golden(
         of_peer(peer()),
         of_peer(peer(A), None, "pace"),
@@ -242,7 +245,7 @@ def test_an_island_is_as_fast_as_its_slowest_stage() -> None:
     slowest = min(own.capacity(stage) or 0.0 for stage in range(own.stages))
     assert slowest > 0.0
     assert IslandStanding(0, 4, 2, ((A,), (C,)), "", own).microbatches_per_s == slowest
-    unmeasured = replace(own, replicas=tuple(replace(one, pace_s=0.0) for one in own.replicas))
+    unmeasured = replace(own, replicas=tuple(replace(replica, pace_s=0.0) for replica in own.replicas))
     assert IslandStanding(0, 4, 2, ((A,), (C,)), "", unmeasured).microbatches_per_s == 0.0
     assert IslandStanding(1, 0, 0, (), "lost").microbatches_per_s == 0.0
 

@@ -54,4 +54,4 @@ def test_the_newest_steps_are_kept_and_no_more() -> None:
     clock = StepClock()
     for step in range(3 * KEPT):
         clock.look({step: StepRun(step, Phase.COMMITTING)}, float(step))
-    assert [one.step for one in clock.steps()] == list(range(2 * KEPT - 1, 3 * KEPT))
+    assert [step.step for step in clock.steps()] == list(range(2 * KEPT - 1, 3 * KEPT))

@@ -98,7 +98,7 @@ class Allocator:
                 self.jobs[1].append(self.made(running, told, facts))
             case "allocate":
                 handed = allocate(self.idle, self.present, *self.jobs, self.moving)
-                yield from (f"{one.peer} to stage {one.stage} of {one.job}: {one.reason}" for one in handed.joins)
+                yield from (f"{join.peer} to stage {join.stage} of {join.job}: {join.reason}" for join in handed.joins)
                 yield from (
                     f"{peer} unused: {job}: {why}" for peer, of in handed.unused.items() for job, why in of.items()
                 )
@@ -267,8 +267,8 @@ def test_what_is_here_is_offered_only_if_it_can_hold_the_job() -> None:
     assert stages_here(waiting(B, 1), model(1), peers("a")) is None, "there are no fewer stages"
     assert stages_here(replace(waiting(B, 2), min_replicas=2), model(25), peers("a")) is None
     assert stages_here(replace(waiting(B, 2), unfit=frozenset({PeerId("a")})), model(25), peers("a")) is None
-    pinned = [replace(one, pinned_stage=1) for one in peers("a")]
+    pinned = [replace(peer, pinned_stage=1) for peer in peers("a")]
     assert stages_here(waiting(B, 2), model(25), pinned) is None
-    assert stages_here(waiting(B, 2), model(25), [replace(one, unreached=True) for one in peers("x")]) == 1, (
+    assert stages_here(waiting(B, 2), model(25), [replace(peer, unreached=True) for peer in peers("x")]) == 1, (
         "alone it needs no links"
     )

@@ -126,10 +126,10 @@ def test_whatever_happens_states_jobs_and_transitions_fit_together(acts: list[tu
             case "tick":
                 transitions = members.tick(now_s)
         members.validate()
-        for one in transitions:
-            assert one.before is shown, "transitions are a chain without gaps"
-            assert one.before is not one.after
-            shown = one.after
+        for transition in transitions:
+            assert transition.before is shown, "transitions are a chain without gaps"
+            assert transition.before is not transition.after
+            shown = transition.after
         present = members.get(A)
         if present is None:
             shown = None

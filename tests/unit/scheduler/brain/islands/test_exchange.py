@@ -42,9 +42,9 @@ def delegations(islands: int = 2, replicas: int = 2) -> list[Delegation]:
 
 def exchanges(outputs: list[Output]) -> dict[tuple[UnitName, PeerId], Exchange]:
     return {
-        (one.command.unit, one.peer): one.command
-        for one in outputs
-        if isinstance(one, Send) and isinstance(one.command, Exchange)
+        (output.command.unit, output.peer): output.command
+        for output in outputs
+        if isinstance(output, Send) and isinstance(output.command, Exchange)
     }
 
 
@@ -60,7 +60,9 @@ def answer(command: Exchange, digest: str = "mean", squared: float = 4.0) -> Ave
 
 def test_each_island_sends_one_envoy_per_stage_and_proposes_a_shared_weight_once() -> None:
     made, sent = begun()
-    envoys = {unit: [(one.peer, one.timeline, one.tokens) for one in sent[unit, peer].envoys] for unit, peer in sent}
+    envoys = {
+        unit: [(envoy.peer, envoy.timeline, envoy.tokens) for envoy in sent[unit, peer].envoys] for unit, peer in sent
+    }
     assert envoys == {
         S0: [("i0s0r0", 4, 100), ("i1s0r0", 5, 101)],
         S1: [("i0s1r0", 4, 100), ("i1s1r0", 5, 101)],
@@ -74,7 +76,7 @@ def test_each_island_sends_one_envoy_per_stage_and_proposes_a_shared_weight_once
 def test_in_a_single_island_all_replicas_go_and_one_of_them_proposes() -> None:
     made = Exchanging(STEP, UNITS, Round(1, 1), 5.0)
     sent = exchanges(made.begin(delegations(1), 0.0))
-    envoys = [(one.peer, one.tokens) for one in sent[TIED, PeerId("i0s1r1")].envoys]
+    envoys = [(envoy.peer, envoy.tokens) for envoy in sent[TIED, PeerId("i0s1r1")].envoys]
     assert envoys == [("i0s0r0", 100), ("i0s0r1", 0), ("i0s1r0", 0), ("i0s1r1", 0)]
 
 
@@ -107,14 +109,14 @@ def test_a_failed_round_is_repeated_after_a_pause_with_the_next_replicas() -> No
     failed = RoundFailed(4, STEP, S1, command.round, "E0401: no proposal came", "i1s1r0")
     outputs = made.failed(PeerId("i0s1r0"), failed, 1.0)
     assert made.outcomes == {"failed": 1}
-    assert [one.message for one in outputs if isinstance(one, Note)] == [
+    assert [output.message for output in outputs if isinstance(output, Note)] == [
         "round 8 of unit stage-1 between islands failed: i0s1r0 says E0401: no proposal came (accuses i1s1r0)"
     ]
     assert "stage-1 is exchanged again, since i0s1r0 says" in made.waiting_for()
     assert made.failed(PeerId("i1s1r0"), failed, 1.0) == [], "that round is over"
     assert (min(made.retries_s()), made.begin(delegations(), 1.5)) == (2.0, [])
     outputs = made.begin(delegations(), 2.0)
-    aborts = [(one.peer, one.command) for one in outputs if isinstance(one, Send)][:2]
+    aborts = [(output.peer, output.command) for output in outputs if isinstance(output, Send)][:2]
     assert aborts == [
         (PeerId("i0s1r0"), AbortRound(4, STEP, S1, command.round)),
         (PeerId("i1s1r0"), AbortRound(5, STEP, S1, command.round)),
@@ -131,10 +133,13 @@ def test_what_a_lost_envoy_took_part_in_is_repeated_even_if_it_was_complete() ->
             made.averaged(peer, answer(command), 1.0)
     made.lost(PeerId("i0s0r0"), "gone", 2.0)
     gone = [replica("i0s0r1", 0)]
-    left = [one if one.timeline == 5 else Delegation(4, 100, one.replicas | {0: tuple(gone)}) for one in delegations()]
+    left = [
+        delegation if delegation.timeline == 5 else Delegation(4, 100, delegation.replicas | {0: tuple(gone)})
+        for delegation in delegations()
+    ]
     again = exchanges(made.begin(left, 5.0))
     assert {unit for unit, _ in again} == {S0, TIED}
-    assert all("i0s0r0" not in [one.peer for one in command.envoys] for command in again.values())
+    assert all("i0s0r0" not in [envoy.peer for envoy in command.envoys] for command in again.values())
     assert made.lost(PeerId("i0s0r0"), "gone", 6.0) == []
 
 
@@ -156,7 +161,7 @@ def test_envoys_that_hold_different_means_exchange_again_and_the_job_fails_if_th
         for number, envoy in enumerate(held.envoys):
             command = Exchange(envoy.timeline, STEP, S0, held.number, held.envoys, 5.0)
             outputs += made.averaged(envoy.peer, answer(command, f"mean {number}"), now_s)
-    fails = [one for one in outputs if isinstance(one, Fail)]
+    fails = [output for output in outputs if isinstance(output, Fail)]
     assert len(fails) == 1
     assert "envoys differ in the mean proposal of unit stage-0, outer step 50" in fails[0].message
 
@@ -177,7 +182,7 @@ def test_an_envoy_that_most_islands_overrule_fails_no_job_and_its_island_alone_i
         now_s += 100.0
         made.begin(delegations(3, replicas=1), now_s)
         outputs += spoken(made, {"i1s0r0": f"other {number}"}, now_s)
-    assert not any(isinstance(one, Fail) for one in outputs)
+    assert not any(isinstance(output, Fail) for output in outputs)
     said = "i1s0r0 holds other 3, and most islands hold another mean"
     assert made.rifts(now_s) == {frozenset({5}): LinkFailure(said)}
     assert "envoys differ in the mean proposal of unit stage-0" in made.waiting_for()
@@ -191,7 +196,7 @@ def test_where_another_replica_goes_for_an_overruled_envoy_the_exchange_is_made(
     made.begin(delegations(3), 0.0)
     spoken(made, {"i1s0r0": "other"}, 1.0)
     made.begin(delegations(3), 10.0)
-    assert "i1s0r0" not in {one.peer for one in made._rounds[S0].newest[-1].envoys}
+    assert "i1s0r0" not in {envoy.peer for envoy in made._rounds[S0].newest[-1].envoys}
     spoken(made, {"i1s0r0": "other"}, 11.0)
     assert made.result() is not None
 
@@ -225,8 +230,8 @@ def test_news_of_other_rounds_and_of_others_than_envoys_change_nothing() -> None
 def says(made: Exchanging, unit: UnitName, peer: str, accused: str, now_s: float) -> None:
     """An envoy of the newest round of a unit accuses others, or nobody."""
     number, timeline = made._rounds[unit].newest[-1].number, 4 + int(peer[1])
-    for one in accused.split(" "):
-        made.failed(PeerId(peer), RoundFailed(timeline, STEP, unit, number, "no proposal came", one), now_s)
+    for word in accused.split(" "):
+        made.failed(PeerId(peer), RoundFailed(timeline, STEP, unit, number, "no proposal came", word), now_s)
 
 
 def fine(made: Exchanging, unit: UnitName, peer: str, now_s: float) -> None:
@@ -237,7 +242,7 @@ def fine(made: Exchanging, unit: UnitName, peer: str, now_s: float) -> None:
 
 def found(made: Exchanging, now_s: float) -> list[list[int]]:
     """The islands that cannot exchange, alone or by two."""
-    return sorted(sorted(timeline - 4 for timeline in one) for one in made.rifts(now_s))
+    return sorted(sorted(timeline - 4 for timeline in rift) for rift in made.rifts(now_s))
 
 
 def test_who_did_not_reach_whom_is_known_of_all_envoys_of_a_round_that_failed() -> None:
@@ -292,9 +297,9 @@ def test_an_envoy_that_accuses_nobody_of_another_island_blames_its_own() -> None
 def test_an_envoy_that_others_deny_stands_alone() -> None:
     made, _ = begun()
     says(made, S0, "i0s0r0", "i1s0r0", 1.0)
-    assert [one.by for one in made.rifts(1.0).values()] == [None], "the other one has not spoken"
+    assert [rift.by for rift in made.rifts(1.0).values()] == [None], "the other one has not spoken"
     fine(made, S0, "i1s0r0", 1.5)
-    assert [one.by for one in made.rifts(2.0).values()] == [4]
+    assert [rift.by for rift in made.rifts(2.0).values()] == [4]
 
 
 def test_an_envoy_that_says_nothing_is_relieved_and_its_island_blamed_if_no_other_speaks() -> None:
@@ -437,8 +442,8 @@ def test_the_envoys_of_two_islands_try_all_pairs(islands: int, replicas: int) ->
     turns = [[_turn(f, island, replicas) for f in range(replicas**digits)] for island in range(islands)]
     for one, other in combinations(turns, 2):
         assert len(set(zip(one, other, strict=True))) == replicas**2
-    for one in turns:
-        assert all(len(set(one[at : at + 2 * replicas])) == replicas for at in range(0, len(one), replicas))
+    for turn in turns:
+        assert all(len(set(turn[at : at + 2 * replicas])) == replicas for at in range(0, len(turn), replicas))
 
 
 def test_while_rounds_run_nobody_looks_who_could_go_and_for_how_many_tokens() -> None:
@@ -447,7 +452,7 @@ def test_while_rounds_run_nobody_looks_who_could_go_and_for_how_many_tokens() ->
     looked, tokens_of = list[int](), world.brain.settings.tokens_of
     for one in world.brain._roster.islands:
         one.settings = replace(one.settings, tokens_of=lambda portion: looked.append(portion) or tokens_of(portion))
-    while not any(isinstance(one, Exchange) for replica in world.replicas.values() for one in replica.commands):
+    while not any(isinstance(command, Exchange) for replica in world.replicas.values() for command in replica.commands):
         world.turn()
     assert sorted(set(looked)) == [0, 1, 2, 3, 4, 5]
     looked.clear()

@@ -40,7 +40,7 @@ def awaiting(shape: Shape = SHAPE) -> tuple[World, list[PeerId]]:
 
 def follows(made: World, peer: PeerId) -> bool:
     """Whether the peer was told what to fetch."""
-    return any(isinstance(one, Follow) for one in made.replicas[peer].commands)
+    return any(isinstance(command, Follow) for command in made.replicas[peer].commands)
 
 
 def steps(made: World) -> int:
@@ -63,7 +63,9 @@ def test_the_job_waits_for_the_guests_of_an_exchange_and_for_nobody_else_who_joi
 
 def awaits(made: World, peer: PeerId, **other: int) -> bool:
     """Whether the exchange waits for what the peer has loaded: the newest state, or what is said in `other` words."""
-    (joiner,) = [one for one in made.brain._roster.islands[0]._state.joiners if one.replica.peer == peer] or [None]
+    (joiner,) = [joiner for joiner in made.brain._roster.islands[0]._state.joiners if joiner.replica.peer == peer] or [
+        None
+    ]
     said = {"version": made.brain._roster.islands[0].agreed, "join": joiner.number if joiner is not None else 0} | other
     return made.brain.awaits(peer, Loaded(JOB, 0, 0, said["version"], "start", (), join=said["join"]))
 

@@ -61,7 +61,7 @@ def test_steps_are_told_without_an_island_that_is_lost_and_what_was_told_of_it_i
     rows = Rows(3, COURSES)
     assert told(rows, row(0, 0, tokens=5), row(1, 0, tokens=7), row(0, 1)) == [0]
     made = rows.take((row(0, 2),), (), (0,))
-    assert [one.step for one in made.rows] == [1]
+    assert [row.step for row in made.rows] == [1]
     assert made.dropped_tokens == 7
     assert made.left_out == {1: 2}, "steps 0 and 1"
     assert rows.log == [OuterRecord(2, (0,))]

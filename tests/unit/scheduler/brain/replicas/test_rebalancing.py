@@ -42,10 +42,10 @@ def heavy(stages: list[StagePool], work: float) -> list[StagePool]:
 
 def carried_out(stages: list[StagePool], move: Move, now_s: float) -> list[StagePool]:
     """The stages after the move, the mover as fast as it was."""
-    (mover,) = [one for one in stages[move.source].replicas if one.peer == move.peer]
+    (mover,) = [replica for replica in stages[move.source].replicas if replica.peer == move.peer]
     after = []
     for pool in stages:
-        replicas = tuple(one for one in pool.replicas if one is not mover)
+        replicas = tuple(replica for replica in pool.replicas if replica is not mover)
         if pool.stage == move.target:
             replicas += (StageReplica(mover.peer, mover.seconds, now_s),)
         after.append(replace(pool, replicas=replicas))
@@ -101,7 +101,10 @@ def test_of_equally_good_movers_the_lowest_peer_id_goes_wherever_it_serves() -> 
     for names in (("za", "zb"), ("zb", "za")):
         named = [
             StagePool(
-                pool.stage, tuple(StageReplica(PeerId(name + one.peer), 1.0) for one in pool.replicas), 1000, 100.0
+                pool.stage,
+                tuple(StageReplica(PeerId(name + replica.peer), 1.0) for replica in pool.replicas),
+                1000,
+                100.0,
             )
             for name, pool in zip(names, rich, strict=True)
         ]

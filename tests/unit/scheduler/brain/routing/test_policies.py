@@ -256,7 +256,9 @@ FAST_TO_SLOW = {"x": 0.1, "y": 0.2, "z": 0.4}  # seconds
 def unequal(*queues: str) -> list[StageLoad]:
     """One stage for each of `queues`, such as "x4 y9 z0": what the replicas x, y and z have to do."""
     return [
-        stage(at, *(ReplicaLoad(PeerId(f"{one[0]}{at}"), int(one[1:]), FAST_TO_SLOW[one[0]]) for one in queue.split()))
+        stage(
+            at, *(ReplicaLoad(PeerId(f"{word[0]}{at}"), int(word[1:]), FAST_TO_SLOW[word[0]]) for word in queue.split())
+        )
         for at, queue in enumerate(queues)
     ]
 

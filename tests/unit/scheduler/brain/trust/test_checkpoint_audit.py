@@ -49,8 +49,8 @@ def test_honest_replicas_are_never_struck_and_all_files_are_vouched_for(pools: t
 def test_a_liar_among_three_is_proven_wrong_and_what_it_stored_is_saved_again(liar: str, kinds: tuple[str]) -> None:
     swarm = trained(state_of=false_at(liar, *kinds))
     swarm.assert_finished()
-    assert {(one.peer, one.is_proven) for one in swarm.struck} <= {(liar, True)}
-    assert [one.peer for one in swarm.unfit] == [one.peer for one in swarm.struck]
+    assert {(strike.peer, strike.is_proven) for strike in swarm.struck} <= {(liar, True)}
+    assert [refusal.peer for refusal in swarm.unfit] == [strike.peer for strike in swarm.struck]
     asked_for = {SaveStage: "stored", HashStage: "hashed"}
     lied = any(peer == liar and asked_for.get(type(command)) in kinds for peer, command in swarm.told)
     assert bool(swarm.struck) == lied

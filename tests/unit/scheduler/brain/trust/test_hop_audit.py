@@ -114,8 +114,8 @@ def test_of_two_the_one_that_contradicts_itself_is_struck_and_at_the_second_time
     count = iter(range(1000))
     swarm = Swarm.trained(("ab", "cd"), falsify=falsifies("a", "y", salt=lambda: str(next(count))), spot_check=1.0)
     swarm.assert_finished()
-    assert [(one.peer, one.is_proven) for one in swarm.struck] == [("a", False), ("a", False)]
-    assert [one.peer for one in swarm.unfit] == ["a"]
+    assert [(strike.peer, strike.is_proven) for strike in swarm.struck] == [("a", False), ("a", False)]
+    assert [refusal.peer for refusal in swarm.unfit] == ["a"]
     assert "when it computed it again" in swarm.struck[0].evidence
 
 
@@ -156,7 +156,7 @@ def test_a_hop_that_two_have_done_must_have_the_same_results() -> None:
     swarm.start()
     swarm.run()
     swarm.assert_finished()
-    assert [(one.peer, one.is_proven) for one in swarm.struck] == [("late", True)]
+    assert [(strike.peer, strike.is_proven) for strike in swarm.struck] == [("late", True)]
     assert "done again by another replica" in swarm.struck[0].evidence
     assert swarm.unfit == [], "it is gone already"
 
@@ -205,7 +205,7 @@ def test_what_a_liar_did_for_a_step_that_is_averaged_already_is_void_too() -> No
         swarm.say(peer, event)
     swarm.run()
     swarm.assert_finished()
-    assert [one.peer for one in swarm.unfit] == ["a"]
+    assert [refusal.peer for refusal in swarm.unfit] == ["a"]
 
 
 # What is said of one hop, and who is asked next

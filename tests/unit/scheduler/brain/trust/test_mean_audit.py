@@ -20,11 +20,11 @@ def test_who_sends_readers_another_part_than_the_owner_convicts_no_honest_one() 
     def framed(reader: PeerId, owner: PeerId, members: tuple[PeerId, ...]) -> tuple[tuple[str, ...], str, str]:
         if "b" not in members or owner == "b":
             return members, "mean", "mean"
-        took = tuple(f"another {one}" if one == "b" and reader != owner else f"{one}" for one in members)
+        took = tuple(f"another {member}" if member == "b" and reader != owner else f"{member}" for member in members)
         return took, "mean" if reader == owner else "other", "mean"
 
     swarms = [Swarm.trained(reduced=framed, seed=seed, second_owner=1.0) for seed in range(8)]
-    assert {(one.peer, one.is_proven) for swarm in swarms for one in swarm.struck} == {("b", True)}
+    assert {(strike.peer, strike.is_proven) for swarm in swarms for strike in swarm.struck} == {("b", True)}
     for swarm in swarms:
         said = [note.partition(" contradict each other about") for note in swarm.notes]
         pairs = [pair for pair, found, _ in said if found]
@@ -41,7 +41,7 @@ def test_an_owner_is_heard_before_it_is_judged() -> None:
         reduced=lambda reader, owner, members: (members, "mean", "false" if owner == "b" else "mean"),
         lie=lambda peer, event: None if isinstance(event, Rechecked) and peer == "b" else event,
     )
-    assert [one.peer for one in swarm.struck] == ["b"], "it has had its time"
+    assert [strike.peer for strike in swarm.struck] == ["b"], "it has had its time"
     assert swarm.now_s > ANSWER_S_MAX
 
 

@@ -100,7 +100,7 @@ async def test_stages_come_in_and_a_checkpoint_comes_out(tmp_path: Path) -> None
             made.publish(await put_all(made, version))
             await made.close()
     assert [one.step for one in heard.kept_] == [2, 4, 6, 8]
-    assert [one.step for one in list_checkpoints(LocalStorage(tmp_path), JOB_ID)[0]] == [4, 6, 8]
+    assert [checkpoint.step for checkpoint in list_checkpoints(LocalStorage(tmp_path), JOB_ID)[0]] == [4, 6, 8]
     assert heard.notes == ["removed step-00000002"]
 
 
@@ -371,7 +371,7 @@ async def test_one_with_wrong_bytes_is_not_kept_although_it_is_being_completed(
                 made.drop()
             may_go_on.set()
             await made.close()
-            assert [one.step for one in list_checkpoints(LocalStorage(tmp_path), JOB_ID)[0]] == kept
+            assert [checkpoint.step for checkpoint in list_checkpoints(LocalStorage(tmp_path), JOB_ID)[0]] == kept
             assert (tmp_path / "latest").read_text() == f"step-{kept[-1]:08d}\n"
             is_reading.clear()
             may_go_on.clear()

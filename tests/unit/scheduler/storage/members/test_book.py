@@ -178,7 +178,7 @@ async def test_a_wrong_secret_an_unknown_token_and_a_used_one_are_told_alike(mem
     await joined(members, used)
     wrong = (replace(line, secret=line.secret[::-1]), replace(line, id="a" * 8), replace(line, secret=""), used)
     assert len({await refusal(members, one, "gpu-2") for one in wrong}) == 1
-    assert [one.uses_left for one in members.tokens()] == [1]
+    assert [token.uses_left for token in members.tokens()] == [1]
 
 
 async def test_a_revoked_token_lets_nobody_in(members: Members) -> None:

@@ -44,16 +44,16 @@ def test_bytes_that_travel_make_the_merge_of_one_process(code: str, stages: int,
     ours, twins = islands(spec), islands(spec)
     shares = [tokens / sum(TOKENS) for tokens in TOKENS]
     for stage in range(stages):
-        sent = {unit: [proposed(one[stage], unit, 1) for one in ours] for unit in ours[0][stage].units}
+        sent = {unit: [proposed(our[stage], unit, 1) for our in ours] for unit in ours[0][stage].units}
         for unit, payloads in sent.items():
-            assert [one.numel() for one in payloads] == [proposal_bytes(ours[0][stage], unit, 1)] * 2
+            assert [payload.numel() for payload in payloads] == [proposal_bytes(ours[0][stage], unit, 1)] * 2
         names = [name for name, _ in twins[0][stage].parameter_sizes()]
-        proposals = [one[stage].propose(names) for one in twins]
-        deltas = {name: compose([one[name] for one in proposals], shares) for name in names}
+        proposals = [twin[stage].propose(names) for twin in twins]
+        deltas = {name: compose([proposal[name] for proposal in proposals], shares) for name in names}
         for island in range(2):
             at = ours[island][stage]
             means = {
-                unit: mean_proposal((decoded(at, unit, 1, one) for one in payloads), TOKENS)
+                unit: mean_proposal((decoded(at, unit, 1, payload) for payload in payloads), TOKENS)
                 for unit, payloads in sent.items()
             }
             at.merge(at.version, merge_of(at, spec, 1, means))

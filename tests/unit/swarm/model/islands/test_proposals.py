@@ -29,7 +29,7 @@ def proposals_of(spec: JobSpec) -> tuple[Stage, Proposals]:
 def test_an_outer_step_merges_the_layers_of_its_fragment() -> None:
     """Three layers in two fragments: embedding, 0 and 2; then 1, norm and head."""
     _, found = proposals_of(spec_with(2, 2))
-    first, second = (next(one.step for one in found.course.outer if one.fragment == p) for p in range(2))
+    first, second = (next(merge.step for merge in found.course.outer if merge.fragment == p) for p in range(2))
     names = [found.merged_at(first), found.merged_at(second)]
     assert {name.split(".")[2] for name in names[0] if ".layers." in name} == {"0", "2"}
     assert {name.split(".")[2] for name in names[1] if ".layers." in name} == {"1"}
@@ -57,7 +57,7 @@ def test_what_is_held_does_not_follow_the_weights(code: str) -> None:
     assert coded.numel() == found.size_bytes(name) == found.held_bytes(name, captured.captured_version)
     other = min(newest.keys() - found.merged_at(captured.step))
     assert found.tensors(other, captured.captured_version) == []
-    assert [one.numel() for one in found.tensors(name, captured.step)] == [coded.numel()]
+    assert [tensor.numel() for tensor in found.tensors(name, captured.step)] == [coded.numel()]
     assert found.tensors(name, captured.step + 1) == [], "merged"
     assert not torch.equal(found.coded(name), coded)
 

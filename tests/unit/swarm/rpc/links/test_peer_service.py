@@ -25,7 +25,7 @@ class Stream:
 
     async def write(self, data: bytes) -> None:
         receipts = frame_pb2.Receipts.FromString(data).receipts
-        self.written.append((asyncio.get_running_loop().time(), [one.sequence for one in receipts]))
+        self.written.append((asyncio.get_running_loop().time(), [receipt.sequence for receipt in receipts]))
 
     def done(self) -> bool:
         return False

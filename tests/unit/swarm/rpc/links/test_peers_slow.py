@@ -72,7 +72,9 @@ async def test_tensors_pass_a_slow_line_once_and_its_buffers_stay_short(monkeypa
     receiver, moved = Receiver(), []
     async with behind_a_line(receiver) as (line, links):
         headers = [header_of(SIZE_BYTES, index) for index in range(5)]
-        sending = (links.send(line.address, one, bytes(SIZE_BYTES), moved=lambda: moved.append(1)) for one in headers)
+        sending = (
+            links.send(line.address, header, bytes(SIZE_BYTES), moved=lambda: moved.append(1)) for header in headers
+        )
         await asyncio.gather(*sending)
     assert receiver.arrived == 5
     assert line.carried_bytes <= 1.2 * 5 * SIZE_BYTES
