@@ -192,12 +192,12 @@ def send_back(tensor: Tensor) -> SentBack:
 def to_host(*tensors: Tensor | SentBack) -> tuple[Tensor, ...]:
     """The tensors on the CPU; the host waits once for all."""
     sent = [tensor if isinstance(tensor, SentBack) else send_back(tensor) for tensor in tensors]
-    for tensor in reversed(sent):  # as a rule the last one is copied last, and the others need no wait
-        if tensor.copied is not None:
-            tensor.copied.synchronize()
-    for device in {tensor.device for tensor in sent if tensor.copied is None and tensor.device.type != "cpu"}:
+    for copy in reversed(sent):  # as a rule the last one is copied last, and the others need no wait
+        if copy.copied is not None:
+            copy.copied.synchronize()
+    for device in {copy.device for copy in sent if copy.copied is None and copy.device.type != "cpu"}:
         synchronise(device)
-    return tuple(tensor.tensor for tensor in sent)
+    return tuple(copy.tensor for copy in sent)
 
 
 def await_copy(sent: SentBack) -> None:
