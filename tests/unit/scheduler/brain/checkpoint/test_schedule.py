@@ -7,6 +7,7 @@ import pytest
 from scheduler.brain.checkpoint.schedule import FIRST_S_MAX, CheckpointSchedule
 from scheduler.brain.outputs import PublishCheckpoint
 from scheduler.brain.settings import SavingRules
+from swarm.job.course import IslandCourse, OuterCourse
 from swarm.types import JobId
 from swarm.wire.messages import Saved
 from tests.support.brain import A, B, C, Player
@@ -52,6 +53,17 @@ def test_an_island_that_begins_as_a_copy_saves_when_the_others_do() -> None:
     copy = CheckpointSchedule(one.of_copy, stages=1, first_step=3, steps=10_000)
     for version in range(4, 60):
         assert one.due(version, 90.0 * version) == copy.due(version, 90.0 * version)
+
+
+def test_islands_are_saved_where_all_hold_the_same_and_there_alone_does_their_clock_begin() -> None:
+    course = OuterCourse(IslandCourse(12, 4, 2, 0), fragments=2)
+    level = [version for version in range(1, course.steps) if course.level_from(version) == version]
+    between = [version for version in range(1, course.steps) if version not in level]
+    saving = CheckpointSchedule(SavingRules(every_s=10.0), 1, 0, course.steps, course)
+    assert saving.due(between[0], 0.0).plan is None
+    assert saving.due(level[0], 20.0).plan is None, "the clock begins here, as at all islands"
+    assert all(saving.due(version, 99.0).plan is None for version in between)
+    assert saving.due(level[1], 30.0).plan == level[1]
 
 
 def test_a_stage_is_taken_from_the_one_who_was_asked_for_it_and_once() -> None:
