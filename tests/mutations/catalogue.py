@@ -73,9 +73,15 @@ def read(path: Path) -> Mutant:
     if not parts or not all(hunk.file.startswith(PRODUCT) and hunk.old for hunk in mutant.hunks):
         raise BadPatch(f"{path.name} changes something else than lines of {', '.join(PRODUCT)}")
     for test in mutant.tests:
-        if not (ROOT / test.partition("::")[0]).exists():
+        if not _is_there(*test.split("::", 1)):
             raise BadPatch(f"{path.name}: there is no {test}")
     return mutant
+
+
+def _is_there(file: str, name: str = "") -> bool:
+    """Whether there is such a file, and in it the test, whose name may go on with its parameters."""
+    path = ROOT / file
+    return path.exists() and (not name or f"def {name.partition('[')[0]}(" in path.read_text(encoding="utf-8"))
 
 
 def _hunk(part: str) -> Hunk:

@@ -73,6 +73,7 @@ def test_a_patch_whose_place_is_not_certain_is_named(tmp_path: Path, texts: dict
             ("Caught by: tests/unit/stage_server/brain/test_cell.py", "Caught by: tests/unit/test_sell.py"),
             "there is no",
         ),
+        (("test_cell.py", "test_cell.py::test_nothing"), "there is no"),
         (("@@ swarm/types.py", "@@ tests/support/simulated.py"), "changes something else"),
         (("-x", "+x"), "changes something else"),
     ],
