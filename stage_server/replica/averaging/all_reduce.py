@@ -116,9 +116,7 @@ async def run_round(
             mine if member is own else [await arrived(member, chunk, averaged=False) for chunk in some]
             for member in command.members
         ]
-        return await device.aside(
-            lambda: reduction.reduce([joined(chunks_of_member) for chunks_of_member in came], command)
-        )
+        return await device.aside(lambda: reduction.reduce([joined(parts) for parts in came], command))
 
     meter.begin(asyncio.get_running_loop().time())
     if not command.ahead:
