@@ -99,7 +99,7 @@ def test_drains_deaths_and_joins_at_random(tmp_path: Path, seed: int) -> None:
 @pytest.mark.usefixtures("moves_soon")
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_replica_moves_to_the_stage_that_limits(tmp_path: Path, staleness: int) -> None:
-    task = Task.make(tmp_path, training__steps=16, **stale(staleness))
+    task = Task.make(tmp_path, training__steps=24, **stale(staleness))
 
     async def unbalance(run: Run) -> None:
         await run.until_step(1)

@@ -14,7 +14,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from tests.simulation.engine.islands import History, Shape, play
-from tests.support.effort import others, seeds
+from tests.support.effort import seeds
 
 STILL_S = 60.0
 
@@ -91,7 +91,7 @@ PLAYS: Mapping[str, Plays] = {
         Shape(islands=3, replicas=4, steps=18, lease=6, fragments=2, overlap=2, late=1, every=4, losses=6, restarts=5),
         12,
         0,
-        (76, *others(100, 122)),  # others could give replicas while a fragment was on its way
+        (76, 100, 122),  # others could give replicas while a fragment was on its way
     ),
     # Nobody was there for some islands when the timeline began.
     "absent-short": Plays(
