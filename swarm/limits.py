@@ -35,7 +35,7 @@ PARAMETERS_MAX = 1 << 16  # tensors of one stage
 MESSAGE_ASIDE_BYTES = 64 << 10  # a message from here on is read on a thread, while the event loop turns
 
 SESSIONS_PER_S, SESSIONS_AT_ONCE = 64.0, 512  # that begin; a scheduler that starts again is dialled by all at once
-SESSIONS_OF_ONE_PER_S, SESSIONS_OF_ONE_AT_ONCE = 1.0, 32  # of one stage server or relay: each is told to others
+SESSIONS_OF_ONE_PER_S, SESSIONS_OF_ONE_AT_ONCE = 1.0, 32  # of one stage server or relay: others hear of each
 INCARNATION_AHEAD_S = 3600.0  # of the scheduler's clock; a process takes its start as its incarnation
 LINKS_TOLD_EVERY, LINKS_TOLD_MAX = 10, 64  # one in so many heartbeats tells how fast so many links are
 LOG_LINES_PER_S, LOG_LINES_AT_ONCE = 100.0, 2000  # of one stage server

@@ -64,7 +64,7 @@ class Fleet:
         self.logs = Path()
         self.on_kill: Callable[[], None] = lambda: None  # ends others that belong to it
         self._shell = shell
-        self._servers: list[Child] = []  # run until they are told to end
+        self._servers: list[Child] = []  # run until the fleet ends
         self._tools: list[asyncio.subprocess.Process] = []  # run until they are done
 
     async def start(self, name: str, command: Sequence[str]) -> Child:

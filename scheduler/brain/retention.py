@@ -27,7 +27,7 @@ class HeldJob:
     state: JobState
     since_unix_s: float  # in this state
     created_unix_s: float
-    begins_at: str = ""  # the job that it was told to start from: an id, the beginning of one, or a name
+    begins_at: str = ""  # the job that it starts from: an id, the beginning of one, or a name
     start_where: str = ""  # the folder or URL of the checkpoint that its present timeline starts from
     checkpoint_dir: str = ""  # where it keeps its own, in a folder of its id; empty: in the data folder
     owner: str = ""  # who submitted it; empty over plaintext

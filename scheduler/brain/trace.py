@@ -82,7 +82,7 @@ class StepRecord:
     averaged: dict[tuple[PeerId, UnitName, Round], tuple[float, float]] = field(default_factory=dict)  # begin, end
     decided_s: float | None = None
     durable_s: float | None = None
-    told: dict[PeerId, float] = field(default_factory=dict)  # when each replica was sent the commit
+    told: dict[PeerId, float] = field(default_factory=dict)  # when the commit went to each replica
     # Its stage, and when it had applied the step and made the digest.
     committed: dict[PeerId, tuple[int, float]] = field(default_factory=dict)
 

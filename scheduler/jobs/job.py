@@ -94,7 +94,7 @@ class JobProgress:
 class JobRun:
     """A job at work. The runner alone makes it and drops it."""
 
-    brain: Brain  # for questions; it is told things through the driver only
+    brain: Brain  # for questions; only the driver gives it inputs
     driver: JobDriver
     replicas_at_start: int
     sink: CheckpointSink | None = None  # once its storage is prepared

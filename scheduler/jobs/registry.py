@@ -59,7 +59,7 @@ class JobRegistry:
         self._database, self._announcer, self._metrics = ports.stores.database, ports.announcer, ports.metrics
         self._wall_s, self._log = ports.wall_s, ports.log
         self._jobs: dict[JobId, Job] = {}
-        self.relays_here = True  # any relay of the swarm, as far as jobs are told
+        self.relays_here = True  # any relay of the swarm, as far as jobs know
         self.unreached: tuple[PeerId, ...] = ()  # by the scheduler
         self.logs = ports.stores.logs
         self.on_ended: Callable[[Job], Awaitable[None]] = _nothing  # while its log is still open

@@ -73,7 +73,7 @@ class JobRunner:
             for life, peers in zip(lives, by_island(job.spec, record.peers), strict=True)
         ]
         job.run = self._make_run(job, batches, len(record.peers), lives)
-        if record.state is not JobState.RUNNING:  # it was told to stop
+        if record.state is not JobState.RUNNING:  # it is to stop
             asked = JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED
             job.run.driver.tell(Stop(asked, record.reason))
         begin: Begin = resumed[0]
@@ -89,7 +89,7 @@ class JobRunner:
         found = await database.evaluations(record.id)
         evaluated = {row.version for row in found if row.timeline == record.timeline}
         committed = rows[-1].step + 1 if rows else life.first_version
-        if job.spec.has_outer_steps:  # people are told inner steps
+        if job.spec.has_outer_steps:  # people read inner steps
             newest = range(max(0, committed - 2), committed + 1)
             evaluated = {version for version in newest if course.inner_steps(version) in evaluated}
         return Resumed(peers, committed, rows, evaluated, self.membership.grace_s)

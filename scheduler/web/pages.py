@@ -151,7 +151,7 @@ class _EventStream(StreamingResponse):
                 async with asyncio.timeout(SLOW_S_MAX):
                     await send(message)
             except TimeoutError:
-                self._connection.cut()  # and so the stream is told to end
+                self._connection.cut()  # and so the stream ends
 
         self._connection.lasts()
         try:

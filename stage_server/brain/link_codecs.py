@@ -37,7 +37,7 @@ SHARE_MAX: Final = 0.5  # of the computing time
 SHARE_BACK: Final = 0.3  # a more precise codec than the present one needs that much room, so that links do not flap
 GAIN_MIN: Final = 0.2  # of the time, for one codec instead of another where none keeps pace
 REMEMBERED: Final = 16  # deliveries of a link, and computations in a direction
-FRESH_S: Final = 60.0  # a link that carried nothing for so long, while others did, is not told of
+FRESH_S: Final = 60.0  # a link that carried nothing for this long, while others did, is not reported
 RATE_MAX: Final = 1e12  # bytes per second; a clock that hardly moves shows more
 
 

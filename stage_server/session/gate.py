@@ -20,7 +20,7 @@ from swarm.rpc import passes
 from swarm.types import PeerId
 from swarm.wire.messages import CutOff, LoadStage, Pass, Welcome
 
-REFUSAL = "no pass leads from the caller to what this stage server does now"  # all that a caller is told
+REFUSAL = "no pass leads from the caller to what this stage server does now"  # all that a caller hears
 CUT_KEPT_S = 3600.0  # no pass is good for as long
 
 

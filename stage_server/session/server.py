@@ -61,7 +61,7 @@ ORPHAN_TIMEOUT_S = 600.0
 EPOCH_FIRST_MAX = 1 << 24
 EPOCHS_AHEAD_MAX = 1 << 16
 HELD_UP = "its device is still at work for a job that was released"  # why it leaves until it is free
-REFUSAL = "refused by what this stage server is doing now"  # all that a caller is told
+REFUSAL = "refused by what this stage server is doing now"  # all that a caller hears
 REFUSED_TOLD_S = 10.0  # between lines of the log about messages that were refused
 
 
@@ -111,7 +111,7 @@ class StageServer:
         self._joiner: JoinClient | None = None
         self._work = JobTasks(ports.tasks)  # of the present job
         self._aftermath = DeviceDrain(ports.device)  # of those before
-        self._reported = NO_JOB  # the job that the newest Hello told of
+        self._reported = NO_JOB  # the job of the newest Hello
         self._leaving = ""  # why, once this stage server shall end
         self._free = asyncio.Event()  # of any job
         self._free.set()

@@ -52,7 +52,7 @@ class JoinClient:
         self._reports = 0
         self.loaded: Loaded | None = None  # the newest report
         self._failed: Failed | None = None
-        self._began_s: float | None = None  # when it first asked a donor; None: before, or told already
+        self._began_s: float | None = None  # when it first asked a donor; None: not yet, or already reported
         self._news = asyncio.Event()
         ports.work.start(self._run())
 

@@ -601,7 +601,7 @@ def _check_offsets(arrow: Any, column: Any) -> None:
     try:
         column.validate(full=True)
     except arrow.ArrowInvalid as error:
-        if "UTF8" not in str(error):  # that is looked for behind the offsets, and told with its row
+        if "UTF8" not in str(error):  # the check behind the offsets finds that, and names its row
             raise
 
 

@@ -80,7 +80,7 @@ class RelayService:
         self._used: Counter[_Used] = Counter()
         metrics.watch(lambda: len(self._links), lambda: self._board.listeners)
 
-    # What the scheduler says, and is told -----------------------------------------------------------------------
+    # What the scheduler says, and hears -------------------------------------------------------------------------
 
     def welcomed(self, welcome: Welcome) -> None:
         self._key = welcome.pass_key

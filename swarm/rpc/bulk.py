@@ -43,7 +43,7 @@ Ticket: TypeAlias = tuple[tuple[str, bytes], ...]
 _TICKET: Final = "swarm-session-bin"
 _TICKET_BYTES: Final = 16
 _LOOK_S: Final = 0.25  # between two looks at the silence of the other side
-BUSY_S: Final = 0.5  # after which the sender of a file is told that the receiver is at work
+BUSY_S: Final = 0.5  # after which the sender of a file hears that the receiver is at work
 
 _Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 

@@ -24,7 +24,7 @@ from swarm.wire.messages import Command, CutOff, LoadStage, Pass, RelayAt, TakeP
 PASS_LIFE_S = 600.0
 RENEW_S = 300.0
 LOOK_S = 5.0  # between two looks for peers that need a new one
-_KEPT_S = 2 * PASS_LIFE_S  # that attaching peers are told of a revocation
+_KEPT_S = 2 * PASS_LIFE_S  # that peers which attach hear of a revocation
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ class RelayDesk(relay_pb2_grpc.RelaysServicer):
             )
         if name not in self._attached and len(self._attached) >= RELAYS_MAX:
             raise RetryElsewhere(f"{RELAYS_MAX} relays are here already")
-        if not self._beginning.take(name, asyncio.get_running_loop().time()):  # all stage servers are told of each
+        if not self._beginning.take(name, asyncio.get_running_loop().time()):  # all stage servers hear of each
             raise RetryElsewhere(f"too many sessions of relay {name} begin", hint="it dials again by itself")
         at = RelayAt(name, channel.check_address(hello.address))
         return _Attached(at, printable(hello.product[:TEXT_MAX]), self._wall_s())

@@ -124,7 +124,7 @@ class Peer:
     resume: PeerState = PeerState.IDLE  # where a suspect returns to
     leaving: str = ""  # why it must hand its work over
     unreached: str = ""  # why others may not be able to dial it
-    links: tuple[LinkSpeed, ...] = ()  # to the neighbours in its job, as it last told
+    links: tuple[LinkSpeed, ...] = ()  # to the neighbours in its job, as it last reported
     measured: Measured = NOT_MEASURED
 
 
@@ -165,10 +165,10 @@ class Membership:
             gone = self._move(known, PeerState.GONE, f"replaced by incarnation {hello.incarnation}", now_s)
             return [gone, self._enter(hello, now_s, PeerState.GONE, "restarted")]
         if known.leaving and known.job == NO_JOB and not hello.job:
-            # It ended in order, and its process has not. One that is still to leave is told so, or says so, again.
+            # Its session ended in order, its process has not. If it is still to leave, one of the two says so again.
             gone = self._move(known, PeerState.GONE, f"it ended in order: {known.leaving}", now_s)
             return [gone, self._enter(hello, now_s, PeerState.GONE, "came back after it had left")]
-        # A peer that lost its session while it loaded will be told again what to load.
+        # A peer that lost its session while it loaded hears again what to load.
         loading = (known.resume if known.state is PeerState.SUSPECT else known.state) is PeerState.LOADING
         if known.job not in (NO_JOB, hello.job) and (hello.job or not loading):
             gone = self._move(known, PeerState.GONE, "it lost its session and with it the job's state", now_s)

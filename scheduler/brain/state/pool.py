@@ -307,7 +307,7 @@ class Joiner:
     replica: ReplicaRecord
     number: int
     since_s: float
-    waits: bool = False  # it is not told yet what to fetch
+    waits: bool = False  # it does not know yet what to fetch
     answered: int = 0  # reports
     answered_version: int = -1  # of the newest of them
     report: Loaded | None = None  # waits for an answer

@@ -40,7 +40,7 @@ MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
 PULLS_MAX: Final = 16  # answers that this process holds at a time
 PULLS_OF_HOST_MAX: Final = 8
 PULL_S_MIN: Final = 10.0  # a caller says what it asks for within that
-ALIVE_S: Final = 0.5  # after which whoever waits is told that this process lives
+ALIVE_S: Final = 0.5  # after which the waiting peer hears that this process lives
 KEPT_S, KEPT_MAX, KEPT_BYTES_MAX = 60.0, 8, 64 << 20  # answers that broke off
 WINDOWS_KEPT_MAX = 64  # of callers that may ask for more, KEPT_S each
 # Before compression: no link is measured by such tensors (stage_server/brain/link_codecs).
