@@ -86,8 +86,8 @@ rebalance   = true              # move stage servers to the stage that limits th
 count       = "auto"            # or 1 to 64 complete pipelines, joined by averaging.mode; in a swarm 8 at most;
                                 # auto: one for each site (swarm stage-server --site) that can hold the model alone
 min         = 1                 # to count: with fewer islands at work the job stalls; until then it goes on without
-shares      = "equal"           # or speed, with diloco: slow islands train less of each step, so that none waits long
-                                # for them; it takes at least as many microbatches in a step as there are islands
+shares      = "auto"            # equal, or speed: slow islands train less of each step, so that none waits long for
+                                # them; auto: speed, but equal with training.reproducible
 
 [averaging]
 mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says
@@ -102,10 +102,13 @@ every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges
 learning_rate = "auto"          # up to 10, of the outer step; auto: 1.0, streaming 0.7
 momentum      = "auto"          # of the outer step (Nesterov), below 1; auto: 0.5. If only one of the two is "auto", it
                                 # is that of the papers: 0.7, streaming 0.4, with a momentum of 0.9
-fragments     = "auto"          # streaming: parts of the model, exchanged in turn; auto: one for every three layers,
+fragments     = "auto"          # parts of the model, exchanged in turn; auto: 1, streaming one for every three layers,
                                 # if they can all be exchanged one after the other
-overlap_steps = "auto"          # streaming: inner steps while a part is exchanged; auto: 1
-mixing        = "auto"          # streaming: the share of its own weights that an island keeps, below 1; auto: 0.5
+overlap_steps = "auto"          # inner steps while a part is exchanged; auto: as many as that takes, a tenth of
+                                # every_steps at most; 0, streaming 1, where no link was measured, and where
+                                # training.reproducible or checkpoint.resume_from is set
+mixing        = "auto"          # the share of its own weights that an island keeps, below 1; auto: 0.5, but 0 where
+                                # overlap_steps is 0, except with streaming
 compression   = "auto"          # none, bfloat16, int8, fp4: what islands send; auto: bfloat16, streaming fp4
 
 [checkpoint]

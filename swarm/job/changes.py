@@ -74,7 +74,7 @@ def check_steps(spec: JobSpec, step: int) -> None:
         )
     every = spec.outer.every_steps
     if spec.has_outer_steps and every != "auto" and not _is_level(spec, every, step):
-        if spec.averaging.mode == "diloco":
+        if _is_plain(spec):
             hint = f"set outer.every_steps to a divisor of {step}, or take a checkpoint at a multiple of {every}"
         else:
             hint = "leave [outer] as it was, or take another checkpoint: swarm checkpoints JOB"
@@ -86,13 +86,19 @@ def check_steps(spec: JobSpec, step: int) -> None:
 
 def _is_level(spec: JobSpec, every_steps: int, step: int) -> bool:
     """Whether islands can begin after `step` steps; yes if the spec is not resolved and so does not say."""
-    if spec.averaging.mode == "diloco":
+    if _is_plain(spec):
         return step % every_steps == 0
     if "auto" in (spec.outer.fragments, spec.outer.overlap_steps, spec.outer.mixing, spec.outer.learning_rate):
         return True
     course = course_of(spec, 0)
     version = course.version_after(step)
     return version == course.level_from(version)
+
+
+def _is_plain(spec: JobSpec) -> bool:
+    """Whether islands exchange the whole model at once, and wait for that, as "auto" says where a job goes on."""
+    outer = spec.outer
+    return spec.averaging.mode == "diloco" and outer.fragments in ("auto", 1) and outer.overlap_steps in ("auto", 0)
 
 
 def check_state(state: Mapping[str, Any], spec: JobSpec) -> None:

@@ -71,7 +71,8 @@ def outer_plan(spec: JobSpec) -> OuterPlan:
 
 def outer_courses(spec: JobSpec, shares: Shares | None = None) -> list[OuterCourse]:
     """All steps of each island of a resolved spec with outer steps."""
-    rhythm, streams = outer_plan(spec).rhythm, spec.averaging.mode == "streaming"
+    plan, rhythm = outer_plan(spec), outer_plan(spec).rhythm
+    streams = spec.averaging.mode == "streaming" or rhythm.fragments > 1 or rhythm.overlap_steps + plan.mixing > 0
     return [OuterCourse(inner, rhythm.fragments, rhythm.overlap_steps, streams) for inner in courses(spec, shares)]
 
 

@@ -10,6 +10,8 @@ Between two steps a pipeline of S stages idles, in times that a stage computes a
 The last two lines count where links were measured. Where these are short, they are next to nothing. The scheduler is
 taken to be as far as a neighbour, because the way to it is not measured. Chosen once, at submit.
 
+`hidden_steps` does the same for an exchange between islands: so many inner steps go on while it is under way.
+
 Decision: docs/decisions/140.
 """
 
@@ -28,6 +30,7 @@ class FleetSpeed:
     multiply_adds_per_s: float = 0.0  # of a forward, over the time of forward and backward
     link_bytes_per_s: float = 0.0
     receipt_s: float = 0.0  # the shortest time until a tensor's receipt
+    between_bytes_per_s: float = 0.0  # of links between sites; of all links where no site is named
 
     def travel_s(self, size_bytes: float) -> float:
         """Seconds that a boundary tensor of this size is under way; 0 if that is not known.
@@ -61,6 +64,15 @@ class Overlap:
             f"{counted(self.for_links, 'microbatch')} more overlap because of the links, "
             f"on which a tensor travels {self.travel_s:.3g} s"
         )
+
+
+HIDDEN_PART = 10  # of a period at most its tenth: more of it costs much more loss than 1 %
+
+
+def hidden_steps(exchange_s: float, step_s: float, every_steps: int) -> int:
+    """How many inner steps an exchange takes; it begins every `every_steps`."""
+    most = every_steps // HIDDEN_PART
+    return math.ceil(exchange_s / step_s) if exchange_s < most * step_s else most
 
 
 def late_microbatches(

@@ -9,6 +9,8 @@
     pipeline.sync_steps              the warm-up
     model.recompute, training.optimizer_on
                                      off and on the device, unless memory is short
+    islands.shares                   by speed, but equal where the same bits are asked for
+    outer.overlap_steps              as many steps as an exchange takes, where that was measured (overlap.py)
     outer.*                          by averaging.mode
 
 A client resolves with the tokenizer alone, for its checks; the scheduler with all that is known of its stage servers.
@@ -37,12 +39,12 @@ from typing import Any
 
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.job.families import DEFAULT
-from swarm.job.footprint import fewest_in_flight, model_costs
+from swarm.job.footprint import fewest_in_flight, model_costs, stage_parameters
 from swarm.job.islands import island_spec, most_islands
 from swarm.job.memory_split import check_possible, fit, is_possible, needs, stage_counts
 from swarm.job.model_config import filled_config
 from swarm.job.optimizers import FACTS
-from swarm.job.overlap import UNMEASURED, FleetSpeed, Overlap, late_microbatches
+from swarm.job.overlap import UNMEASURED, FleetSpeed, Overlap, hidden_steps, late_microbatches
 from swarm.job.partition import BOUNDARY_BYTES, balanced_split, microbatch_tokens, stage_flops
 from swarm.job.placement import Candidate, place, sites_for_islands, stages_for
 from swarm.job.spec import LOWERED, JobSpec, parse_job
@@ -58,16 +60,18 @@ AUTO_MICROBATCHES = 16
 AUTO_MICROBATCH_TOKENS = 8192
 # What a Route may carry as token ids and targets of 4 bytes each (swarm.rpc refuses longer messages).
 MICROBATCH_BYTES_MAX = 4 << 20
+MIXING = 0.5  # where islands train on during an exchange: all that they train meanwhile would be lost with 0
 # What "auto" stands for in [outer], by averaging.mode; periods and codes are ours but for streaming's period.
 _AUTO: dict[str, dict[str, Any]] = {
     "diloco": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16"},
-    "streaming": {"every_steps": 100, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4"},
+    "streaming": {"every_steps": 100, "overlap_steps": 1, "mixing": MIXING, "compression": "fp4"},
 }
 # Learning rate and momentum of the outer step: those that were best, or as good, in runs of 3 to 500 exchanges
 # (docs/islands.md), and those of the papers (swarm/job/outer.py), for a job that sets only one of the two.
 _MEASURED = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5)}
 _PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9)}
 LAYERS_PER_FRAGMENT = 3  # of streaming, as in its paper
+PROPOSAL_BYTES = {"none": 4.0, "bfloat16": 2.0, "int8": 1.02, "fp4": 0.52}  # of a parameter, by outer.compression
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,14 @@ def choose(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
     links = ""
     if spec.pipeline.overlap == "auto" and not resolved.has_outer_steps:
         links = auto_overlap(resolved, resolved.split, basis).links_text()
-    return resolved, "".join(f"; {text}" for text in (lighter, links) if text)
+    hidden = ""
+    known = _exchange_and_step_s(resolved, resolved.split, basis) if spec.outer.overlap_steps == "auto" else None
+    if known is not None and resolved.outer.overlap_steps:
+        hidden = (
+            f"outer.overlap_steps = {resolved.outer.overlap_steps}, since an exchange takes {known[0]:.3g} s and a "
+            f"step {known[1]:.3g} s by what was measured, which costs up to 1 % of the loss"
+        )
+    return resolved, "".join(f"; {text}" for text in (lighter, links, hidden) if text)
 
 
 def _filled(spec: JobSpec, basis: Basis) -> JobSpec:
@@ -116,6 +127,9 @@ def _filled(spec: JobSpec, basis: Basis) -> JobSpec:
     if spec.training.optimizer_on == "auto":
         values["training"]["optimizer_on"] = "device"
     values["islands"]["count"] = spec.island_count
+    if spec.islands.shares == "auto":
+        by_speed = spec.island_count > 1 and not spec.training.reproducible
+        values["islands"]["shares"] = "speed" if by_speed else "equal"
     values["outer"] = _outer(spec)
     whole = parse_job(values)
     filled = island_spec(whole)
@@ -130,6 +144,8 @@ def _filled(spec: JobSpec, basis: Basis) -> JobSpec:
             f"a stage of {max(split)} layers has more than {STAGE_LAYERS_MAX}", hint="raise pipeline.stages"
         )
     values["pipeline"] |= {"split": split, "stages": len(split)}
+    if spec.outer.overlap_steps == "auto" and (known := _exchange_and_step_s(whole, split, basis)):
+        values["outer"] = _outer(spec, hidden_steps(*known, values["outer"]["every_steps"]))
     if spec.pipeline.overlap == "auto":
         # Islands do without: what late microbatches gain and cost there was not weighed (docs/islands.md).
         chosen = Overlap(0) if spec.has_outer_steps else auto_overlap(filled, split, basis)
@@ -193,8 +209,29 @@ def auto_overlap(spec: JobSpec, split: Sequence[int], basis: Basis) -> Overlap:
     )
 
 
-def _outer(spec: JobSpec) -> dict[str, Any]:
-    """The values of [outer] with every "auto" replaced; as they are if the job has no outer step."""
+def _exchange_and_step_s(spec: JobSpec, split: Sequence[int], basis: Basis) -> tuple[float, float] | None:
+    """Seconds that an exchange of a filled spec takes, and a step of an island; None if that was not measured, or if
+    nothing may follow from it."""
+    outer, speed = spec.outer, basis.speed
+    if not spec.has_outer_steps or spec.training.reproducible or spec.checkpoint.resume_from:
+        return None
+    step_s = speed.compute_s(microbatch_tokens(spec) * max(stage_flops(spec, split)))
+    if spec.island_count == 1 or not (speed.between_bytes_per_s and step_s):
+        return None
+    assert outer.fragments != "auto", "it is filled"
+    last = len(split) - 1
+    most = max(stage_parameters(spec, n, first=at == 0, last=at == last) for at, n in enumerate(split))
+    sent = most * PROPOSAL_BYTES[outer.compression] * (spec.island_count - 1) / outer.fragments
+    replicas = max(spec.limits.min_replicas, len(basis.idle) // (len(split) * spec.island_count))
+    steps = spec.training.microbatches / (spec.island_count * replicas)
+    return speed.receipt_s + sent / speed.between_bytes_per_s, step_s * steps
+
+
+def _outer(spec: JobSpec, overlap_steps: int | None = None) -> dict[str, Any]:
+    """The values of [outer] with every "auto" replaced; as they are if the job has no outer step.
+
+    `overlap_steps`: that follows from measurements, if there are any.
+    """
     values = spec.outer.model_dump()
     if not spec.has_outer_steps:
         return values
@@ -202,8 +239,11 @@ def _outer(spec: JobSpec) -> dict[str, Any]:
     every = chosen["every_steps"] if values["every_steps"] == "auto" else values["every_steps"]
     both = values["learning_rate"] == values["momentum"] == "auto"
     chosen["learning_rate"], chosen["momentum"] = (_MEASURED if both else _PUBLISHED)[spec.averaging.mode]
-    if values["overlap_steps"] == "auto" and every == 1:
-        chosen["overlap_steps"] = 0
+    if overlap_steps is not None or every == 1:
+        room = every - 1 if values["fragments"] == "auto" else (every - 1) // values["fragments"]
+        chosen["overlap_steps"] = min(overlap_steps or 0, room)
+    if chosen["overlap_steps"] if values["overlap_steps"] == "auto" else values["overlap_steps"]:
+        chosen["mixing"] = MIXING
     filled = {key: chosen[key] if value == "auto" else value for key, value in values.items()}
     if values["fragments"] == "auto" and filled["overlap_steps"]:  # as many as can be exchanged one after the other
         filled["fragments"] = max(1, min(filled["fragments"], (every - 1) // filled["overlap_steps"]))

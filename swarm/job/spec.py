@@ -226,8 +226,6 @@ class TrustSection(Section):
 
 
 EXCHANGES_MAX = 200_000  # of a job: they are counted one by one
-# [outer] fragments, overlap_steps and mixing of a job that is not cut into fragments, before and after it is resolved.
-_WHOLE_MODEL_AT_ONCE = (("auto", "auto", "auto"), (1, 0, 0.0))
 
 
 class IslandsSection(Section):
@@ -235,7 +233,7 @@ class IslandsSection(Section):
 
     count: Auto | Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = "auto"  # one for each site of the swarm; else 1
     min: Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = 1  # with fewer at work the job stalls
-    shares: Literal["equal", "speed"] = "equal"  # of a step's batch (swarm/job/shares.py)
+    shares: Literal["auto", "equal", "speed"] = "auto"  # of a step's batch (swarm/job/shares.py)
 
 
 class AveragingSection(Section):
@@ -257,7 +255,7 @@ class OuterSection(Section):
     every_steps: Auto | Annotated[int, Field(ge=1, le=10**6)] = "auto"  # inner steps between two exchanges
     learning_rate: Auto | Annotated[float, Field(gt=0, le=10)] = "auto"
     momentum: Auto | Annotated[float, Field(ge=0, lt=1)] = "auto"
-    fragments: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"  # streaming only, as the next two
+    fragments: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"
     overlap_steps: Auto | Annotated[int, Field(ge=0, le=1000)] = "auto"  # inner steps while a fragment is exchanged
     mixing: Auto | Annotated[float, Field(ge=0, lt=1)] = "auto"  # the share of its weights that an island keeps
     compression: Auto | Literal["none", "bfloat16", "int8", "fp4"] = "auto"  # of what islands propose
@@ -271,8 +269,8 @@ def check_islands(spec: JobSpec) -> None:
     if not spec.has_outer_steps:
         if count > 1:
             raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco" or "streaming"')
-        if spec.islands.shares != "equal":
-            raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco", not "{mode}"')
+        if spec.islands.shares == "speed":
+            raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco" or "streaming", not "{mode}"')
         if outer != OuterSection():
             raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set another mode')
         return
@@ -280,13 +278,6 @@ def check_islands(spec: JobSpec) -> None:
     if batch % count or (size != "auto" and batch // count % size):
         to = "" if batch % count else f" into shares of whole microbatches of {size}"
         raise ValueError(f"islands.count = {count} does not divide training.global_batch_sequences = {batch}{to}")
-    if mode == "diloco" and (outer.fragments, outer.overlap_steps, outer.mixing) not in _WHOLE_MODEL_AT_ONCE:
-        raise ValueError(
-            f'averaging.mode = "{mode}" merges the whole model at once: remove outer.fragments, outer.overlap_steps '
-            'and outer.mixing, or set averaging.mode = "streaming"'
-        )
-    if mode != "diloco" and spec.islands.shares != "equal":
-        raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco", not "{mode}"')
     every, fragments, overlap = outer.every_steps, outer.fragments, outer.overlap_steps
     if "auto" not in (every, fragments, overlap) and overlap * fragments >= every:  # type: ignore[operator]  # numbers
         raise ValueError(

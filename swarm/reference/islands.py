@@ -51,7 +51,7 @@ def divide(shares: Shares, exchanges: TookPart, speeds: Sequence[float]) -> None
         if speeds:
             now, every = shares.of_cycle(step), range(shares.islands)
             seconds = {island: now[island] / speeds[island] for island in every}
-            logged = next_shares(every, now, seconds, shares.microbatches, following - step)
+            logged = next_shares(every, now, seconds, shares.microbatches, max(1, following - step))
         shares.begin(step, logged or shares.equal)
 
 
@@ -90,6 +90,7 @@ class ReferenceOuterSteps:
         # By fragment and island, since the last capture.
         self._tokens = [[0] * len(islands) for _ in range(self._plan.rhythm.fragments)]
         self.is_level = True  # the job can be saved
+        self.streams = self._course.streams  # and weights are never the outer weights
         for step, tokens in trained:
             self._count(tokens)
             for fragment in self._plan.rhythm.captures(step):

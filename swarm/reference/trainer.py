@@ -171,8 +171,8 @@ def train_local(
             raise JobFailed(pauses, hint=hint)
         due = evaluation_due(step + 1, spec.training.eval_every_steps, spec.training.steps)
         evaluates = (evaluates or due) and batches.evaluation_microbatches > 0
-        # With diloco the outer weights, once the islands hold them; otherwise those of the first island as they are.
-        if evaluates and (is_level or spec.averaging.mode != "diloco"):
+        # The outer weights, once the islands hold them; if they never do, the weights of the first island as they are.
+        if evaluates and (is_level or outer is None or outer.streams):
             evaluates = False
             evaluations.append(evaluate(stages, share, batches, step + 1))
             if on_evaluation is not None:

@@ -32,6 +32,9 @@ from tests.support.reference import reference
 from tests.support.simulated import Rig, Tokens, write_text
 
 SLOW = 4.0
+# Two fragments in turn, and the whole model at once: in both ways islands train on during an exchange.
+STREAMS = {"averaging__mode": "streaming", "outer__every_steps": 8, "outer__fragments": 2, "outer__overlap_steps": 3}
+HIDES = {"outer__every_steps": 4, "outer__overlap_steps": 1}
 
 
 def by_speed(folder: Path, islands: int = 2, **changes: object) -> JobSpec:
@@ -52,11 +55,11 @@ async def slow_down(rig: Rig, job: Job, island: int = 1) -> None:
         rig.slowness[peer] = SLOW
 
 
-@pytest.mark.parametrize("stages", [2, *others(1)])
+@pytest.mark.parametrize(("stages", "way"), [(2, {}), (1, STREAMS), (1, HIDES), *others((1, {}), (2, STREAMS))])
 def test_a_slow_island_gets_less_of_each_step_and_the_weights_are_those_of_one_process(
-    tmp_path: Path, stages: int
+    tmp_path: Path, stages: int, way: dict[str, object]
 ) -> None:
-    spec = by_speed(tmp_path, pipeline__stages=stages, config__attention_dropout=0.1)
+    spec = by_speed(tmp_path, pipeline__stages=stages, config__attention_dropout=0.1, **way)
     tokens = Tokens.make(tmp_path, spec)
     job, _ = run(spec, tokens, 2 * stages, slow_down)
     log = log_of(job)
@@ -69,9 +72,9 @@ def test_a_slow_island_gets_less_of_each_step_and_the_weights_are_those_of_one_p
     assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(step) for step in range(12)), "all of each step"
 
 
-@pytest.mark.parametrize("seed", [1, *others(2, 3)])
-def test_a_scheduler_that_is_killed_knows_the_shares(tmp_path: Path, seed: int) -> None:
-    spec = by_speed(tmp_path)
+@pytest.mark.parametrize(("seed", "way"), [(1, {}), (5, STREAMS), *others((2, {}), (3, {}), (6, STREAMS), (7, HIDES))])
+def test_a_scheduler_that_is_killed_knows_the_shares(tmp_path: Path, seed: int, way: dict[str, object]) -> None:
+    spec = by_speed(tmp_path, **way)
 
     async def story(rig: Rig, job: Job) -> None:
         await slow_down(rig, job)
@@ -84,11 +87,11 @@ def test_a_scheduler_that_is_killed_knows_the_shares(tmp_path: Path, seed: int) 
     assert job.record.timeline == 0
 
 
-@pytest.mark.parametrize("seed", [1, *others(2)])
+@pytest.mark.parametrize(("seed", "way"), [(1, {}), (1, STREAMS), *others((2, {}), (2, STREAMS), (1, HIDES))])
 def test_the_others_train_the_whole_step_behind_the_exchange_without_a_lost_island_and_it_gets_a_share_when_it_is_back(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, way: dict[str, object]
 ) -> None:
-    spec = by_speed(tmp_path, training__steps=20)
+    spec = by_speed(tmp_path, training__steps=20, **way)
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)

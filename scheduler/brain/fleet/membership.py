@@ -463,17 +463,21 @@ class Endings:
 
 
 def fleet_speed(peers: Sequence[Peer]) -> FleetSpeed:
-    """The medians of these peers' paces and of the links between them; nothing if one of these is unknown.
+    """The medians of these peers' paces and of the links between them; nothing if one of the first three is unknown.
 
     Medians, because a stage server may claim any speed, and it is unknown which links a job will use.
     """
-    here = {peer.hello.peer for peer in peers}
-    links = [link for peer in peers for link in peer.measured.links if link.to in here]
+    at = {peer.hello.peer: peer.hello.site for peer in peers}
+    links = [link for peer in peers for link in peer.measured.links if link.to in at]
+    far = [
+        link for peer in peers for link in peer.measured.links if at.get(link.to, peer.hello.site) != peer.hello.site
+    ]
+    between = _sound(link.bytes_per_s for link in (far if any(at.values()) else links))
     computing = _sound(peer.measured.multiply_adds_per_s for peer in peers)
     rates, receipts_s = _sound(link.bytes_per_s for link in links), _sound(link.receipt_s for link in links)
     if not (computing and rates and receipts_s):
         return UNMEASURED
-    return FleetSpeed(median(computing), median(rates), median(receipts_s))
+    return FleetSpeed(median(computing), median(rates), median(receipts_s), median(between) if between else 0.0)
 
 
 def _sound(values: Iterable[float]) -> list[float]:

@@ -557,7 +557,7 @@ class Pacing:
             return ()
         course = self._roster.courses[0]
         newest, following = self._shares.of_cycle(course.inner.steps), course.next_outer(step + 1)
-        steps = following.behind - course.inner_steps(step) if following is not None else 1
+        steps = max(1, following.behind - course.inner_steps(step)) if following is not None else 1
         begin = [division.island for division in divisions]
         able = sorted({*self._roster.present, *begin})
         took_s = {island: took_s for island, took_s in self._took_s.items() if island not in begin}  # by another life

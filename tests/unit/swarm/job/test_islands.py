@@ -24,14 +24,19 @@ from swarm.job.islands import (
     outer_plan,
 )
 from swarm.job.outer import OuterUpdate
+from swarm.job.overlap import UNMEASURED, FleetSpeed
 from swarm.job.partition import shape_text
-from swarm.job.resolve import Basis, resolve
+from swarm.job.resolve import Basis, choose, resolve
 from swarm.job.spec import JobSpec, TrustSection, parse_job, spec_from_json
 
 TRUSTED = {key: True if value is False else 1 for key, value in TrustSection().model_dump().items()}  # everything on
 
 
 def spec_of(mode: str = "diloco", count: int = 2, **sections: dict[str, Any]) -> JobSpec:
+    return resolve(job_of(mode, count, **sections), Basis(257))
+
+
+def job_of(mode: str, count: int = 2, **sections: dict[str, Any]) -> JobSpec:
     config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 7, "num_attention_heads": 2}
     config |= sections.pop("config", {})
     values: dict[str, Any] = {
@@ -39,13 +44,12 @@ def spec_of(mode: str = "diloco", count: int = 2, **sections: dict[str, Any]) ->
         "model": {"config": config},
         "data": {"source": "x"},
         "training": {"steps": 400, "global_batch_sequences": 64} | sections.pop("training", {}),
-        "islands": {"count": count},
+        "islands": {"count": count, "shares": "equal"},
         "averaging": {"mode": mode},
     }
-    return resolve(parse_job(values | sections), Basis(257))
+    return parse_job(values | sections)
 
 
-NOT_DIVIDED = ("allreduce", "streaming")  # modes without shares that follow speed
 ISLANDS = {count: spec_of(count=count, training={"global_batch_sequences": 60}) for count in range(1, 6)}
 
 
@@ -127,9 +131,7 @@ def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
         ("allreduce", 1, {"outer": {"momentum": 0.5}}, "does nothing with averaging.mode"),
         ("diloco", 3, {}, "islands.count = 3 does not divide training.global_batch_sequences = 64"),
         ("diloco", 4, {"training": {"microbatch_sequences": 32}}, "into shares of whole microbatches of 32"),
-        ("diloco", 2, {"outer": {"fragments": 2}}, "merges the whole model at once"),
-        ("diloco", 2, {"outer": {"mixing": 0.5}}, "merges the whole model at once"),
-        ("diloco", 2, {"outer": {"overlap_steps": 1}}, "merges the whole model at once"),
+        ("diloco", 2, {"outer": {"overlap_steps": 50}}, "50 is too long for 1 fragments in 50 steps"),
         ("streaming", 2, {"outer": {"fragments": 8}}, "outer.fragments = 8 is more than the model's 7"),
         (
             "streaming",
@@ -138,7 +140,7 @@ def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
             "2 is too long for 3 fragments in 6 steps",
         ),
         ("diloco", 2, {"outer": {"every_steps": 1}, "training": {"steps": 10**6}}, "200000 exchanges at most"),
-        *((mode, 1, {"islands": {"count": 1, "shares": "speed"}}, "needs averaging.mode") for mode in NOT_DIVIDED),
+        ("allreduce", 1, {"islands": {"count": 1, "shares": "speed"}}, "needs averaging.mode"),
         ("gaia", 2, {}, "averaging.mode"),
     ],
 )
@@ -147,6 +149,63 @@ def test_what_contradicts_itself_or_does_nothing_is_refused(
 ) -> None:
     with pytest.raises(InvalidConfig, match=told):
         spec_of(mode, count, **sections)
+
+
+SAME_BITS = {"reproducible": True}
+HERE, FAST, SLOW = (FleetSpeed(1e9, 1e6, 0.1, between) for between in (0.0, 1e9, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("mode", "speed", "sections", "overlap", "mixing"),
+    [
+        ("diloco", UNMEASURED, {}, 0, 0.0),
+        ("diloco", HERE, {}, 0, 0.0),  # no link between sites was measured
+        ("diloco", FAST, {}, 1, 0.5),
+        ("diloco", SLOW, {}, 5, 0.5),
+        ("diloco", SLOW, {"outer": {"every_steps": 200}}, 20, 0.5),
+        ("diloco", SLOW, {"outer": {"every_steps": 9}}, 0, 0.0),
+        ("diloco", SLOW, {"outer": {"mixing": 0.25}}, 5, 0.25),
+        ("diloco", SLOW, {"islands": {"count": 1}}, 0, 0.0),
+        ("diloco", SLOW, {"training": SAME_BITS}, 0, 0.0),
+        ("diloco", SLOW, {"checkpoint": {"resume_from": "a-1:50"}}, 0, 0.0),
+        ("diloco", UNMEASURED, {"outer": {"overlap_steps": 7}}, 7, 0.5),
+        ("streaming", UNMEASURED, {}, 1, 0.5),
+        ("streaming", SLOW, {"training": SAME_BITS}, 1, 0.5),
+        ("streaming", SLOW, {}, 10, 0.5),
+        ("streaming", SLOW, {"outer": {"fragments": 7, "every_steps": 60}}, 6, 0.5),
+        ("streaming", SLOW, {"outer": {"fragments": 7, "every_steps": 20}}, 2, 0.5),
+        ("streaming", SLOW, {"outer": {"fragments": 7, "every_steps": 14}}, 1, 0.5),
+    ],
+)
+def test_islands_train_on_for_the_steps_that_an_exchange_takes_as_far_as_that_was_measured(
+    mode: str, speed: FleetSpeed, sections: dict[str, Any], overlap: int, mixing: float
+) -> None:
+    plain = {"pipeline": {"compression": "none"}}
+    draft, basis = job_of(mode, **plain | sections), Basis(257, speed=speed)
+    spec, told = choose(draft, basis)
+    assert (spec.outer.overlap_steps, spec.outer.mixing) == (overlap, mixing)
+    is_chosen = speed in (FAST, SLOW) and overlap > 0 and "training" not in sections
+    assert (f"outer.overlap_steps = {overlap}, since an exchange takes" in told) is is_chosen
+    assert choose(spec, Basis(257)) == (spec, ""), "it is stored"
+
+
+@pytest.mark.parametrize(
+    ("mode", "count", "training", "shares"),
+    [
+        ("diloco", 2, {}, "speed"),
+        ("streaming", 2, {}, "speed"),
+        ("streaming", 2, SAME_BITS, "equal"),
+        ("diloco", 1, {}, "equal"),
+        ("allreduce", 1, {}, "equal"),
+    ],
+)
+def test_shares_follow_speed_unless_the_job_asks_for_the_same_bits(
+    mode: str, count: int, training: dict[str, Any], shares: str
+) -> None:
+    plain = {"pipeline": {"compression": "none"}, "training": training}
+    assert spec_of(mode, islands={"count": count}, **plain).islands.shares == shares
+    if mode != "allreduce":
+        assert spec_of(mode, islands={"count": count, "shares": "speed"}, **plain).islands.shares == "speed"
 
 
 @pytest.mark.parametrize(("every", "overlap", "fragments"), [(6, 2, 2), (3, "auto", 2), (1, "auto", 3), (30, 29, 1)])
@@ -229,6 +288,12 @@ def test_the_course_of_an_island_follows_from_its_timeline_and_a_plain_job_has_t
     spec = spec_of(count=4)
     found = [course_of(spec, timeline) for timeline in range(8, 12)]
     assert found == [OuterCourse(inner) for inner in courses(spec)]
+
+
+@pytest.mark.parametrize("outer", [{"fragments": 2}, {"overlap_steps": 1}, {"mixing": 0.5}])
+def test_weights_that_are_never_the_outer_weights_are_evaluated_as_they_are(outer: dict[str, Any]) -> None:
+    of = {name: course_of(spec_of(**sections), 0) for name, sections in (("plain", {}), ("apart", {"outer": outer}))}
+    assert {name: getattr(course, "streams", None) for name, course in of.items()} == {"plain": False, "apart": True}
 
 
 def test_islands_that_are_left_open_are_as_many_as_divide_the_batch() -> None:

@@ -228,7 +228,16 @@ def measured(name: str, multiply_adds_per_s: float, *links: tuple[str, float, fl
 def test_the_medians_of_computing_and_links_count() -> None:
     far = measured("a", 1e9, ("b", 1e6, 0.2), ("c", 3e6, 0.1))
     peers = [far, measured("b", 5e9, ("a", 2e6, 0.3)), measured("c", 2e9), measured("new", 0.0)]
-    assert fleet_speed(peers) == FleetSpeed(2e9, 2e6, 0.2)
+    assert fleet_speed(peers) == FleetSpeed(2e9, 2e6, 0.2, 2e6)
+
+
+def test_between_sites_only_the_links_that_leave_one_count() -> None:
+    a, b = measured("a", 1e9, ("b", 9e6, 0.1), ("c", 1e6, 0.1)), measured("b", 1e9, ("a", 9e6, 0.1))
+    c = measured("c", 1e9)
+    at = {"a": "x", "b": "x", "c": "y"}
+    peers = [replace(one, hello=replace(one.hello, site=at[one.hello.peer])) for one in (a, b, c)]
+    assert fleet_speed(peers) == FleetSpeed(1e9, 9e6, 0.1, 1e6)
+    assert fleet_speed(peers[:2]) == FleetSpeed(1e9, 9e6, 0.1, 0.0)
 
 
 def test_links_to_stage_servers_that_are_busy_or_gone_do_not_count() -> None:
@@ -243,6 +252,6 @@ def test_nothing_is_known_without_links_or_without_computing() -> None:
 
 def test_speeds_that_no_machine_has_do_not_count() -> None:
     for odd in (math.nan, math.inf, -1.0, 0.0):
-        assert fleet_speed([measured("a", odd, ("b", 1e6, 0.2)), measured("b", 1e9)]) == FleetSpeed(1e9, 1e6, 0.2)
+        assert fleet_speed([measured("a", odd, ("b", 1e6, 0.2)), measured("b", 1e9)]) == FleetSpeed(1e9, 1e6, 0.2, 1e6)
         assert fleet_speed([measured("a", 1e9, ("b", odd, 0.2)), measured("b", 1e9)]) is UNMEASURED
         assert fleet_speed([measured("a", 1e9, ("b", 1e6, odd)), measured("b", 1e9)]) is UNMEASURED
