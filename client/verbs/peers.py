@@ -1,20 +1,24 @@
-"""`swarm peers`: list the stage servers, drain one and wait until it serves no job, or give it stages again."""
+"""`swarm peers`: list the stage servers, drain one and wait until it serves no job, or give it stages again; or write
+what is known of them as a pool for `swarm plan`."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 import typer
 
 from client.connection import dial
 from client.flags import offers
-from client.records import Peer, record
+from client.records import Job, Peer, record
 from client.shell import Shell
 from client.views import links_table, peer_values, peers_table
 from swarm.errors import INTERRUPTED, DeadlinePassed, SchedulerUnreachable, UsageError
+from swarm.job.partition import microbatch_tokens, stage_flops
+from swarm.job.spec import spec_from_json
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 
@@ -25,8 +29,11 @@ LINE_S = 1.0  # between two lines of progress
 def peers(
     context: typer.Context,
     action: Annotated[
-        Literal["ls", "drain", "undrain"],
-        typer.Argument(help="ls: list them; drain PEER: take one out; undrain PEER: give it stages again."),
+        Literal["ls", "drain", "undrain", "pool"],
+        typer.Argument(
+            help="ls: list them; drain PEER: take one out; undrain PEER: give it stages again; pool: print what is "
+            "known of them as a file for swarm plan."
+        ),
     ] = "ls",
     peer: Annotated[
         str,
@@ -60,7 +67,13 @@ def peers(
     if action == "drain":
         return drain(shell, peer, timeout_s=drain_timeout, wait=not no_wait)
     if peer:
-        raise UsageError(f'peers ls takes no "{peer}"', hint=f"about one stage server: swarm explain {peer}")
+        raise UsageError(f'peers {action} takes no "{peer}"', hint=f"about one stage server: swarm explain {peer}")
+    if action == "pool":
+        with dial(shell) as scheduler:
+            views = [view for view in scheduler.peers() if view.state not in (PeerState.GONE, RELAY)]
+            jobs = {job: scheduler.get(job) for job in sorted({view.job for view in views if view.job})}
+        print("\n".join(pool_lines(views, jobs)))
+        return 0
     states = [*PeerState, RELAY]
     if state and state not in states:
         raise UsageError(f'there is no state "{state}" of stage servers', hint=f"one of: {', '.join(states)}")
@@ -83,6 +96,37 @@ def show_peers(shell: Shell, stage: int, state: str, *, links: bool) -> None:
         shell.say("no such stage servers; all: swarm peers")
     else:
         shell.say(f"no stage servers; start one with: swarm stage-server --scheduler {shell.scheduler}")
+
+
+def pool_lines(peers: Sequence[Peer], jobs: Mapping[str, Job]) -> Iterator[str]:
+    """A pool file (scheduler/planning/pool.py) of these stage servers; what is not known is commented out.
+
+    The speed is known of those at work in one of the `jobs`. A rate that was seen on a link is no limit of the line.
+    """
+    yield 'schema = "swarm.pool/1"'
+    for peer in sorted(peers, key=lambda one: (one.site, one.id)):
+        yield "\n[[peer]]"
+        yield f'name = "{peer.id}"'
+        yield f'device = "{peer.device.partition(":")[0] or "cpu"}"'
+        yield f'memory = "{peer.memory_bytes}B"' if peer.memory_bytes else '# memory = "24GiB"'
+        yield f'host_memory = "{peer.host_bytes}B"' if peer.host_bytes else '# host_memory = "64GiB"'
+        yield f'site = "{peer.site}"' if peer.site else '# site = "oregon"'
+        speed = _multiply_adds_per_s(peer, jobs.get(peer.job))
+        yield f"speed = {speed:.4g}" if speed else "# speed = 2.1e12  # multiply-adds of a forward per second"
+        seen = max((8e-6 * link.bytes_per_s for link in peer.links), default=0.0)
+        yield f'# up = "{seen:.1f}Mbit"  # at least: this was seen' if seen else '# up = "200Mbit"'
+        yield '# down = "200Mbit"'
+        yield "# price_per_hour = 0.35"
+    yield '\n# [links]\n# delay_ms = "delay.csv"\n# bandwidth_gbps = "bandwidth.csv"\n# measured = "2026-11-20"'
+
+
+def _multiply_adds_per_s(peer: Peer, job: Job | None) -> float:
+    """Of a forward, over the time of forward and backward; 0 if it was not measured."""
+    if job is None or not peer.pace_s > 0:
+        return 0.0
+    spec = spec_from_json(job.spec_json)
+    flops = stage_flops(spec, spec.split)
+    return microbatch_tokens(spec) * flops[peer.stage] / peer.pace_s if 0 <= peer.stage < len(flops) else 0.0
 
 
 def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:

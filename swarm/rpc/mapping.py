@@ -108,7 +108,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _Translation:
     """How the values of a class are converted and checked, field by field.
 
     `incoming` also says whether the field is a submessage, which may be missing.
@@ -120,17 +120,17 @@ class _Plan:
     check_together: Callable[[Any], None]
 
 
-_PLANS: dict[type[Any], _Plan] = {}
+_PLANS: dict[type[Any], _Translation] = {}
 
 
-def _plan(kind: type[Any]) -> _Plan:
+def _plan(kind: type[Any]) -> _Translation:
     plan = _PLANS.get(kind)
     if plan is None:
         plan = _PLANS[kind] = _make_plan(kind)
     return plan
 
 
-def _make_plan(kind: type[Any]) -> _Plan:
+def _make_plan(kind: type[Any]) -> _Translation:
     hints = get_type_hints(kind)
     outgoing, incoming = [], []
     for field in fields(kind):
@@ -144,7 +144,7 @@ def _make_plan(kind: type[Any]) -> _Plan:
             to, back = _repeated(where, COUNTS_MAX[where], to), _repeated(where, COUNTS_MAX[where], back)
         outgoing.append((name, to))
         incoming.append((name, back, is_message and not repeated))
-    return _Plan(_protobuf(kind), tuple(outgoing), tuple(incoming), _TOGETHER.get(kind, _nothing))
+    return _Translation(_protobuf(kind), tuple(outgoing), tuple(incoming), _TOGETHER.get(kind, _nothing))
 
 
 def _scalar(kind: type[Any], name: str, inner: type[Any]) -> tuple[Convert, Convert]:

@@ -1,0 +1,152 @@
+"""`python -m scheduler.planning`, also `swarm plan`: how to cut a job, and which peer serves which stage."""
+
+from __future__ import annotations
+
+from swarm.process.startup import quiet_start
+
+with quiet_start():
+    import json
+    import sys
+    import time
+    from datetime import UTC, date, datetime
+    from pathlib import Path
+    from typing import Annotated, Literal
+
+    import typer
+
+    from scheduler.planning.picture import picture
+    from scheduler.planning.plan import Plan, document, read_plan
+    from scheduler.planning.planner import again, plan_of
+    from scheduler.planning.pool import PeerPool, read_pool
+    from scheduler.planning.search import EFFORT, Search
+    from scheduler.planning.table import lines
+    from swarm.errors import INTERRUPTED, InvalidConfig
+    from swarm.hf.pretrained import ground
+    from swarm.job.spec import JobSpec, load_job
+    from swarm.process import lifecycle
+    from swarm.text import counted
+
+MEASURED_DAYS_MAX = 7  # of links; older ones are warned of
+SAYS_EVERY_S = 0.5
+
+cli = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+
+
+@cli.command()
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")],
+    pool_file: Annotated[
+        Path,
+        typer.Option(
+            "--pool", metavar="FILE", help="The machines (TOML): swarm peers pool writes what a scheduler knows."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
+    ] = None,
+    by: Annotated[
+        Literal["speed", "price"], typer.Option(help="What is sought: most tokens per second, or per money.")
+    ] = "speed",
+    seed: Annotated[int, typer.Option(min=0, help="Of the search; equal facts and seeds give equal plans.")] = 0,
+    effort: Annotated[int, typer.Option(min=1, max=10**8, help="How many placements are compared at most.")] = EFFORT,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="Say how much better this is than another plan of the job.")
+    ] = None,
+    drawn: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Also draw the plan.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Literal["table", "json"], typer.Option("--output", "-o", help="json: the plan as a document.")
+    ] = "table",
+) -> None:
+    """Say how a job is best cut and placed on a pool of machines, and how fast it would be. It creates nothing."""
+    spec = ground(load_job(file, overrides or ()))
+    if spec.has_outer_steps:
+        raise InvalidConfig(
+            f'averaging.mode = "{spec.averaging.mode}": only jobs of one island are planned',
+            hint='add --set averaging.mode="allreduce", or plan the pool of each site',
+        )
+    pool = read_pool(pool_file)
+    _warn_of_age(pool)
+    before = _plan_to_compare(compare, spec)
+    search = Search(pool, spec, seed=seed, effort=effort, by_price=by == "price")
+    is_stopped = _run(search)
+    chosen, resolved = plan_of(search), search.found[0].spec
+    if output == "json":
+        print(json.dumps(document(chosen, spec.name), indent=2))
+    else:
+        print(*lines(pool, resolved, chosen), sep="\n")
+    if drawn is not None:
+        _write(drawn, picture(pool, resolved, chosen))
+    if before is not None:
+        _say_compared(pool, spec, compare, before, chosen)
+    if is_stopped:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _run(search: Search) -> bool:
+    """Search to the end, or until Ctrl-C; gives whether it was stopped. Progress goes to a terminal."""
+    shows, said_s = sys.stderr.isatty(), time.monotonic()
+    try:
+        for _ in search.run():
+            if shows and time.monotonic() - said_s > SAYS_EVERY_S:
+                said_s = time.monotonic()
+                print(f"\rplanning: {search.spent} of {search.effort} placements", end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        if not search.found:
+            raise
+        return True
+    finally:
+        if shows:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    return False
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be written: {error.strerror}", hint="choose another --picture") from None
+
+
+def _warn_of_age(pool: PeerPool) -> None:
+    if not pool.measured:
+        return
+    days = (datetime.now(UTC).date() - date.fromisoformat(pool.measured)).days
+    if days > MEASURED_DAYS_MAX:
+        print(f"warning: the links were measured {counted(days, 'day')} ago", file=sys.stderr)
+
+
+def _plan_to_compare(path: Path | None, spec: JobSpec) -> Plan | None:
+    if path is None:
+        return None
+    job, before = read_plan(path)
+    if job != spec.name:
+        raise InvalidConfig(f"{path} is a plan of job {job}, not of {spec.name}", hint="compare plans of one job")
+    return before
+
+
+def _say_compared(pool: PeerPool, spec: JobSpec, path: Path | None, before: Plan, chosen: Plan) -> None:
+    gone = sorted(before.peers - {peer.name for peer in pool.peers})
+    if gone:
+        print(f"warning: the pool lacks {', '.join(gone[:8])} of {path}", file=sys.stderr)
+    then = again(pool, spec, before)
+    assert then.predicted is not None
+    assert chosen.predicted is not None
+    moved = sum(
+        name not in chosen.places[stage] if stage < len(chosen.places) else True
+        for stage, place in enumerate(before.places)
+        for name in place
+    )
+    more = 100.0 * (chosen.predicted.tokens_per_s / then.predicted.tokens_per_s - 1.0)
+    print(
+        f"compared  {path}: {counted(len(then.places), 'stage')}, {then.predicted.tokens_per_s:,.0f} tokens/s; "
+        f"this plan {more:+.0f} %, with {counted(moved, 'peer')} elsewhere",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    lifecycle.run_cli(cli, "swarm plan")

@@ -1,0 +1,237 @@
+"""The bound: how long a step takes at least, by a closed form that is cheap enough to compare thousands of placements.
+
+    λ   microbatches/s: the least of what any stage computes, what links carry over any boundary, and what the
+        scheduler routes
+    F   fill and drain: a microbatch's way through all stages but the slowest, and there and back between them
+    X   the longest round of averaging        K   the commit: two round trips to the scheduler
+
+    step = M / λ + optimizer + F + X + K      where steps overlap, half of F + X + K hides behind computing
+
+A replica takes μ microbatches/s: what it computes, or what its line carries. A boundary from stage s to s + 1 carries
+what the sites of the two stages can exchange: a site's own peers without limit, others by the link, which all peers of
+the site share. So nothing falls when a peer, a link or a memory gets better; a play (play.py) says what is left of it.
+
+    F, X, K are counted as if nothing collided; stochastic wiring sends from any replica to any.
+
+Sources: `docs/benchmarks.md` P6 for the scheduler's hops/s, `scheduler/brain/commit/slices.py` for a round's seconds.
+Not chosen: microbatches in proportion to speed over every link, because then a faster peer behind a slow link would
+lower the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.planning.pool import PeerPool
+from swarm.job.footprint import HOST_STEP_S, model_costs, stage_parameters
+from swarm.job.memory_split import needs
+from swarm.job.partition import BOUNDARY_BYTES, microbatch_tokens, stage_flops
+from swarm.job.spec import JobSpec
+from swarm.types import Memory
+
+HOPS_PER_S = 1700.0  # of the whole scheduler with 1,000 peers
+GAP_S = 0.001  # between two computations of a stage server (docs/benchmarks.md, "Unequal replicas")
+COMMIT_S = 0.001
+RECOMPUTING = 4.0 / 3.0  # of the time of forward and backward, if forward is computed again for backward
+HIDDEN = 0.5  # of F + X + K where steps overlap
+SLICE_BYTES = {"none": 4.0, "bfloat16": 2.0, "int8": 1.02}  # of an element on its way between replicas
+
+Array = npt.NDArray[np.float64]
+Places = Sequence[Sequence[int]]  # the numbers of the peers of each stage
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a placement does at best. `limits` names what λ follows from; seconds are of one step."""
+
+    step_s: float
+    microbatches_per_s: float
+    fill_s: float
+    round_s: float
+    limits: str
+
+
+@dataclass(frozen=True, slots=True)
+class _StageFigures:
+    """What one stage adds to the bound."""
+
+    count: int
+    rate: float  # microbatches/s of all its replicas
+    mean_s: float  # of a microbatch at a replica
+    rates: Array  # by end
+    counts: Array  # by end
+    unit_s: float  # of its round of averaging
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundaryFigures:
+    """What one boundary adds."""
+
+    rate: float
+    travel_s: float  # of a tensor, mean over pairs
+
+
+class CutBound:
+    """The bound of one cut of a resolved job for one pool. Peers and ends go by their numbers.
+
+    `spec` is of one island. `rate[peer, stage]` and `holds[peer, stage]` are what a search may look at.
+    """
+
+    def __init__(self, pool: PeerPool, spec: JobSpec) -> None:
+        self.spec, self.split = spec, spec.split
+        stages, peers = len(self.split), pool.peers
+        tokens, again = microbatch_tokens(spec), RECOMPUTING if spec.model.recompute else 1.0
+        flops = [again * flops for flops in stage_flops(spec, self.split)]
+        self.flops = flops  # multiply-adds per token of each stage
+        self.boundary_bits = 8.0 * tokens * spec.model.config["hidden_size"] * BOUNDARY_BYTES[spec.pipeline.compression]
+        neighbours = np.array([(stage > 0) + (stage < stages - 1) for stage in range(stages)], dtype=float)
+        speed = np.array([peer.speed for peer in peers])
+        self._line = np.array([min(peer.up_bits_per_s, peer.down_bits_per_s) for peer in peers])
+        self.compute_s: Array = np.array(flops) * tokens / speed[:, None] + 2 * GAP_S
+        self.rate: Array = 1.0 / np.maximum(self.compute_s, self.boundary_bits * neighbours / self._line[:, None])
+        self._offers, self._costs = [peer.offer for peer in peers], model_costs(spec)
+        self.needs: tuple[Memory, ...] = ()
+        count = len(peers)
+        while True:  # with fewer replicas each needs more, and fewer peers hold it
+            self.needs = needs(self._costs, self.split, count)
+            held = {offer: [offer.holds(need) for need in self.needs] for offer in set(self._offers)}
+            self.holds = np.array([held[offer] for offer in self._offers])
+            if (able := int(self.holds.any(axis=1).sum())) in (0, count):
+                break
+            count = able
+        self._set_links(pool)
+        parameters = [
+            stage_parameters(spec, layers, first=stage == 0, last=stage == stages - 1)
+            for stage, layers in enumerate(self.split)
+        ]
+        on_host = spec.training.optimizer_on == "host" or any(peer.device == "cpu" for peer in peers)
+        self.optimizer_s = HOST_STEP_S * max(parameters) if on_host else 0.0
+        tied = 0
+        if spec.tied and stages > 1:
+            tied = stage_parameters(spec, 0, first=True, last=False)
+            parameters[0] -= tied
+            parameters[-1] -= tied
+        width = 8.0 * SLICE_BYTES[spec.averaging.compression] * (1.5 if spec.training.reproducible else 1.0)
+        self._unit_bits = [width * count for count in parameters]
+        self._tied_bits = width * tied
+
+    def _set_links(self, pool: PeerPool) -> None:
+        """Delays and rates between ends; within a site no link is shared."""
+        first = {pool.end_of(peer): peer for peer in reversed(pool.peers)}
+        number = {end: at for at, end in enumerate(first)}
+        self.end = np.array([number[pool.end_of(peer)] for peer in pool.peers])
+        links = [[pool.link(a, b) for b in first.values()] for a in first.values()]
+        self._delay_s: Array = np.array([[link.delay_s for link in row] for row in links])
+        self._bits: Array = np.array([[link.bits_per_s for link in row] for row in links])
+        # A tensor goes one way and its gradient the other: the slower way binds.
+        both = np.minimum(self._bits, self._bits.T) / self.boundary_bits
+        np.fill_diagonal(both, np.inf)
+        self._carried: Array = both
+        self._travel_s: Array = self._delay_s + self.boundary_bits / self._bits
+        weights = np.bincount(self.end, minlength=len(first)).astype(float)
+        there_and_back = (self._delay_s + self._delay_s.T) / 2.0 * 2.0
+        # The scheduler is taken to be where it is nearest to all.
+        self.commit_s = 2.0 * float(((there_and_back * weights).sum(axis=1) / weights.sum()).min()) + COMMIT_S
+
+    def is_held(self, places: Places) -> bool:
+        """Whether each peer's memory holds its stage, with as many replicas as this placement has."""
+        takes = needs(self._costs, self.split, sum(map(len, places)))
+        return all(
+            self._offers[one].holds(need) for members, need in zip(places, takes, strict=True) for one in members
+        )
+
+    def figures(self, stage: int, members: Sequence[int]) -> _StageFigures:
+        """What a stage with these members, at least one, adds."""
+        peers = np.array(members)
+        rates, ends = self.rate[peers, stage], self.end[peers]
+        kinds = len(self._delay_s)
+        by_end: Array = np.bincount(ends, rates, kinds).astype(np.float64)
+        counts: Array = np.bincount(ends, minlength=kinds).astype(np.float64)
+        rate = float(rates.sum())
+        unit_s = self._round_s(self._unit_bits[stage], peers, counts)
+        return _StageFigures(len(peers), rate, len(peers) / rate, by_end, counts, unit_s)
+
+    def _round_s(self, bits: float, peers: npt.NDArray[np.int64], counts: Array) -> float:
+        """Seconds of a round of averaging: lines with the best shares, or the links between sites; and a round trip.
+
+        A round ends when the slowest member has sent its parts, or when all bytes went through all lines.
+        """
+        count = len(peers)
+        if count == 1 or not bits:
+            return 0.0
+        line = self._line[peers]
+        seconds = max(1.0 / float(line.min()), (2.0 * count - 2.0) / float(line.sum()))
+        used = np.flatnonzero(counts)
+        if len(used) > 1:
+            pairs = np.ix_(used, used)
+            amount = 2.0 * np.outer(counts[used], counts[used]) / count / self._bits[pairs]
+            np.fill_diagonal(amount, 0.0)
+            seconds = max(seconds, float(amount.max()))
+            trip_s = 2.0 * float(self._delay_s[pairs].max())
+        else:
+            trip_s = 2.0 * float(self._delay_s[used[0], used[0]])
+        return bits * seconds + trip_s
+
+    def boundary(self, left: _StageFigures, right: _StageFigures) -> _BoundaryFigures:
+        """What flows between two neighbouring stages, and how long a tensor travels."""
+        if len(self._delay_s) == 1:
+            return _BoundaryFigures(np.inf, float(self._travel_s[0, 0]))
+        one = np.flatnonzero(left.counts)
+        other = np.flatnonzero(right.counts)
+        pairs = np.ix_(one, other)
+        carried = self._carried[pairs]
+        out, into = left.rates[one], right.rates[other]
+        # Site by site: no more than its peers take, and no more than comes from each other site.
+        received = np.minimum(into, np.minimum(carried, out[:, None]).sum(axis=0)).sum()
+        sent = np.minimum(out, np.minimum(carried, into).sum(axis=1)).sum()
+        travel_s = (self._travel_s[pairs] * np.outer(left.counts[one], right.counts[other])).sum()
+        return _BoundaryFigures(float(min(received, sent)), float(travel_s) / (left.count * right.count))
+
+    def tied_s(self, places: Places) -> float:
+        """Seconds of the round of the tied embedding, which first and last stage share; 0 if there is none."""
+        if not self._tied_bits:
+            return 0.0
+        peers = np.array([*places[0], *places[-1]])
+        counts = np.bincount(self.end[peers], minlength=len(self._delay_s)).astype(float)
+        return self._round_s(self._tied_bits, peers, counts)
+
+    def joined(self, stages: Sequence[_StageFigures], boundaries: Sequence[_BoundaryFigures], tied_s: float) -> Bound:
+        """The bound of a step from what its stages and boundaries add."""
+        rate, limits = min((stage.rate, f"stage {number}") for number, stage in enumerate(stages))
+        for number, boundary in enumerate(boundaries):
+            if boundary.rate < rate:
+                rate, limits = boundary.rate, f"links between stages {number} and {number + 1}"
+        if HOPS_PER_S / len(stages) < rate:
+            rate, limits = HOPS_PER_S / len(stages), "the scheduler"
+        means = [stage.mean_s for stage in stages]
+        fill_s = sum(means) - max(means) + 2.0 * sum(boundary.travel_s for boundary in boundaries)
+        round_s = max(tied_s, max(stage.unit_s for stage in stages))
+        share = HIDDEN if self.spec.overlap else 1.0
+        computing_s = self.spec.training.microbatches / rate + self.optimizer_s
+        return Bound(computing_s + share * (fill_s + round_s + self.commit_s), rate, fill_s, round_s, limits)
+
+    def of(self, places: Places) -> Bound:
+        """The bound of a placement: the members of each stage, at least one each."""
+        stages = [self.figures(number, members) for number, members in enumerate(places)]
+        boundaries = [self.boundary(left, right) for left, right in pairwise(stages)]
+        return self.joined(stages, boundaries, self.tied_s(places))
+
+    def sent_bytes(self, stage: int, replicas: int) -> float:
+        """What a replica of a stage sends in a step: boundary tensors, and parts and means of its round."""
+        neighbours = (stage > 0) + (stage < len(self.split) - 1)
+        tensors = neighbours * self.spec.training.microbatches / replicas * self.boundary_bits
+        return float(tensors + 2.0 * (replicas - 1) / replicas * self._unit_bits[stage]) / 8.0
+
+    def least_s(self) -> float:
+        """No placement takes less: all peers compute all the time, and the fastest fill the pipeline."""
+        fastest = self.compute_s.min(axis=0)
+        weights = fastest / fastest.sum()  # whatever they are, no placement has a higher rate than this gives
+        rate = min(float((weights / self.compute_s).max(axis=1).sum()), HOPS_PER_S / len(self.split))
+        share = HIDDEN if self.spec.overlap else 1.0
+        fill_s = share * float(fastest.sum() - fastest.max())
+        return self.spec.training.microbatches / rate + fill_s

@@ -1,0 +1,86 @@
+"""The plan as a picture (SVG): a column for each stage, in it a block for each replica.
+
+    a block's height    the microbatches/s of the replica        its colour    its site
+    the dashed line     what the slowest of all can do: blocks above it wait for others
+
+It is readable on light and dark paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from scheduler.planning.bound import CutBound
+from scheduler.planning.plan import Plan
+from scheduler.planning.planner import numbers_of
+from scheduler.planning.pool import PeerPool
+from scheduler.planning.table import headline
+from swarm.job.spec import JobSpec
+
+WIDTH, LEFT, TOP, TALL = 960, 16, 92, 300
+NAMED_WIDE, NAMED_TALL = 62, 13  # of a block in which its peer's name has room
+HUES = ("#9cc2ff", "#ffc59e", "#a7e3b8", "#f5b5d0", "#e3d48a", "#c9b6f5", "#9adbe0", "#d0c4b8")
+STYLE = """
+    .paper { fill: #ffffff } .text { fill: #1f2328 } .quiet { fill: #59636e } .name { fill: #10243f; font-size: 10px }
+    .block { stroke: #59636e; stroke-width: 0.8 } .limit { stroke: #c2410c; stroke-width: 1.6; stroke-dasharray: 6 4 }
+    @media (prefers-color-scheme: dark) {
+      .paper { fill: #0d1117 } .text { fill: #e6edf3 } .quiet { fill: #9198a1 }
+      .block { stroke: #0d1117 } .limit { stroke: #fb923c }
+    }
+"""
+
+
+def picture(pool: PeerPool, spec: JobSpec, plan: Plan) -> str:
+    """The picture of a plan; `spec` is the job as the plan cuts it."""
+    shape, _, second = headline(pool, plan).partition(": ")
+    first, _, details = shape.partition(", microbatches")
+    height = TOP + TALL + 62
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        'role="img" font-family="system-ui, \'DejaVu Sans\', Helvetica, Arial, sans-serif" font-size="13">\n'
+        f"<title>{escape(first)}</title>\n<style>{STYLE}</style>\n"
+        f'<rect class="paper" width="{WIDTH}" height="{height}"/>\n'
+        f"{_text(LEFT, 24, first, 'text', 600)}{_text(LEFT, 44, f'microbatches{details}: {second}', 'text')}"
+        + "".join(_columns(pool, CutBound(pool, spec), plan))
+        + "</svg>\n"
+    )
+
+
+def _columns(pool: PeerPool, facts: CutBound, plan: Plan) -> Iterator[str]:
+    numbers = numbers_of(pool, plan.places)
+    sites = sorted({pool.peers[one].site for members in numbers for one in members})
+    for at, site in enumerate(sites if sites != [""] else []):
+        x = LEFT + at % len(HUES) * 116
+        yield f'<rect class="block" x="{x}" y="58" width="12" height="12" rx="2" fill="{HUES[at % len(HUES)]}"/>\n'
+        yield _text(x + 18, 69, site, "quiet")
+    rates = [[(float(facts.rate[one, stage]), one) for one in members] for stage, members in enumerate(numbers)]
+    scale = TALL / max(sum(rate for rate, _ in column) for column in rates)
+    wide = (WIDTH - 2 * LEFT) / len(rates)
+    base, is_narrow = TOP + TALL, wide < NAMED_WIDE
+    for stage, column in enumerate(rates):
+        start, y = LEFT + stage * wide, float(base)
+        for rate, one in sorted(column, key=lambda pair: (pool.peers[pair[1]].site, -pair[0], pair[1])):
+            peer, tall = pool.peers[one], rate * scale
+            y -= tall
+            hue = HUES[sites.index(peer.site) % len(HUES)]
+            yield (
+                f'<rect class="block" x="{start + 2:.1f}" y="{y:.1f}" width="{wide - 4:.1f}" height="{tall:.1f}" '
+                f'fill="{hue}"><title>{escape(peer.name)}: {rate:.3g} microbatches/s</title></rect>\n'
+            )
+            if tall >= NAMED_TALL and not is_narrow:
+                name = peer.name[: int(wide / 6.2)]
+                yield _text(start + wide / 2, y + tall / 2 + 4, name, "name", middle=True)
+        yield _text(start + wide / 2, base + 18, f"{stage}" if is_narrow else f"stage {stage}", "text", middle=True)
+        layers = plan.split[stage]
+        yield _text(start + wide / 2, base + 36, f"{layers}" if is_narrow else f"{layers} layers", "quiet", middle=True)
+    bound = facts.of(numbers)
+    y = base - bound.microbatches_per_s * scale
+    yield f'<line class="limit" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - LEFT}" y2="{y:.1f}"/>\n'
+    told = f"{bound.microbatches_per_s:.3g} microbatches/s: {bound.limits}"
+    yield _text(LEFT, base + 55, f"{told}{'; numbers of stages, and layers below' if is_narrow else ''}", "quiet")
+
+
+def _text(x: float, y: float, text: str, kind: str, weight: int = 400, *, middle: bool = False) -> str:
+    anchor = ' text-anchor="middle"' if middle else ""
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" font-weight="{weight}"{anchor}>{escape(text)}</text>\n'

@@ -1,0 +1,122 @@
+"""The plan: a document that says how to cut a job, which peer serves which stage, and what that is predicted to do.
+
+Equal facts and an equal seed give equal bytes: figures have four digits, names stand in order, and nothing depends on
+the clock. `facts_hash` names what a plan was made of, the pool and the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from scheduler.planning.pool import PeerPool
+from swarm.errors import InvalidConfig
+from swarm.job.spec import JobSpec
+from swarm.text_file import read_small
+
+SCHEMA = "swarm.plan/1"
+DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a plan is predicted to do: by the bound, or by a play of it, whose ± is `spread` (a ratio)."""
+
+    by: Literal["bound", "played"]
+    tokens_per_s: float
+    step_s: float
+    idle_ratio: float  # of what the peers of all stages could compute
+    price_per_hour: float | None = None  # None: the price of a peer is not known
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The layers of each stage, and the names of its peers.
+
+    `overlap` counts the microbatches of a step that use weights one step old. With several islands `places` has the
+    stages of all, one island after the other. With `recompute` forward is computed again for backward.
+    """
+
+    split: tuple[int, ...]
+    places: tuple[tuple[str, ...], ...]
+    microbatch_sequences: int
+    overlap: int = 0
+    recompute: bool = False
+    islands: int = 1
+    predicted: Predicted | None = None
+    reasons: tuple[str, ...] = ()
+    facts_hash: str = ""
+    seed: int = 0
+
+    @property
+    def peers(self) -> frozenset[str]:
+        return frozenset(name for place in self.places for name in place)
+
+
+def facts_hash(pool: PeerPool, spec: JobSpec) -> str:
+    """A name for the facts of a plan; `spec` is resolved."""
+    links = {f"{a}>{b}": asdict(link) for (a, b), link in pool.links.items()}
+    facts = {"peers": [asdict(peer) for peer in pool.peers], "links": links, "job": spec.model_dump(mode="json")}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def rounded(value: float) -> float:
+    """The value with as many digits as a plan has."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def document(plan: Plan, job: str) -> dict[str, Any]:
+    """The plan of the job of this name as plain values, for JSON."""
+    values = asdict(plan)
+    predicted = values["predicted"] or {}
+    values["predicted"] = {
+        key: rounded(value) if isinstance(value, float) else value for key, value in predicted.items()
+    } or None
+    return {"schema": SCHEMA, "job": job, **values}
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    schema_: Literal["swarm.plan/1"] = Field(alias="schema")
+    job: str
+    split: tuple[int, ...] = Field(min_length=1)
+    places: tuple[tuple[str, ...], ...]
+    microbatch_sequences: int = Field(ge=1)
+    overlap: int = Field(ge=0)
+    recompute: bool
+    islands: int = Field(ge=1)
+    predicted: Predicted | None
+    reasons: tuple[str, ...]
+    facts_hash: str
+    seed: int
+
+
+def read_plan(path: Path) -> tuple[str, Plan]:
+    """The name of the job and its plan, from a file with what `swarm plan -o json` printed; InvalidConfig."""
+    hint = "write one with: swarm plan JOB --pool FILE -o json > plan.json"
+    try:
+        values = json.loads(read_small(path), parse_constant=_refuse)
+        found = _Document.model_validate(values)
+    except FileNotFoundError:
+        raise InvalidConfig(f"there is no file {path}", hint=hint) from None
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join(map(str, fault["loc"]))
+        raise InvalidConfig(f"{path} is no plan: {key or 'it'}: {fault['msg'].lower()}", hint=hint) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidConfig(f"{path} is no plan: {error}", hint=hint) from None
+    if len(found.places) != found.islands * len(found.split):
+        raise InvalidConfig(f"{path} is no plan: it has other places than stages", hint=hint)
+    values = {name: getattr(found, name) for name in Plan.__dataclass_fields__}
+    return found.job, Plan(**values)
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")

@@ -1,0 +1,404 @@
+"""The search: which number of stages, and which peer where, by the bound.
+
+    for each number of stages   the scheduler's own rules cut the model (resolve.choose)
+        starts                  as the scheduler would place; in the order of the file; fastest to the neediest;
+                                sites together, near ones side by side; sites spread; at random
+        climb                   a peer to another stage, two peers swapped, one out or in: taken if the cost falls
+    the best numbers of stages  climb on, from their best and from random starts
+
+Effort is counted in evaluations of the bound and chance is seeded, so equal facts give the same answer however fast
+the machine is. Differences of less than TIE are none; then fewer stages win.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from random import Random
+from statistics import median
+
+import numpy as np
+
+from scheduler.planning.bound import Array, Bound, CutBound
+from scheduler.planning.pool import PeerPool
+from swarm.errors import InvalidConfig, OutOfMemory, SwarmError
+from swarm.job.overlap import FleetSpeed
+from swarm.job.placement import Candidate, place
+from swarm.job.resolve import END_OF_TEXT, Basis, choose
+from swarm.job.spec import JobSpec
+from swarm.limits import HOPS_MAX
+from swarm.text import counted
+from swarm.types import PeerId
+
+EFFORT = 20_000  # evaluations
+STAGES_TRIED_MAX = 64
+TIE = 1e-3
+FALLS = 1e-6  # the least part of its cost by which a change is better
+RANDOM_STARTS = 7
+REST = 256  # evaluations between two rests
+STALE = 3  # times the number of changes that there are: so many in a row that are no better end a climb
+AGAIN = 12  # climbs from random starts that find nothing better end the search of a cut
+BEGINNING = 0.3  # of the effort at most: for starts
+ROUNDS = ((0.6, 12), (1.0, 4))  # the effort until the end of each, and how many of the best cuts climb in it
+BYTE_TOKENS = 257
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A cut of the job, the names of each stage's peers, and their bound; `cost` is what the search makes small."""
+
+    spec: JobSpec
+    places: tuple[tuple[str, ...], ...]
+    bound: Bound
+    cost: float
+
+
+@dataclass(slots=True)
+class _Climber:
+    """One cut, its best placement so far, where it climbs now, and the evaluations that were spent on it."""
+
+    facts: CutBound
+    prices: Array | None
+    min_replicas: int
+    rng: Random
+    best: list[list[int]] = field(default_factory=list)
+    cost: float = math.inf
+    spent: int = 0
+    state: _State | None = None
+    stale: int = 0  # changes in a row that were no better
+    failed: int = 0  # climbs in a row that ended no lower
+    is_done: bool = False
+
+    def take(self, state: _State) -> bool:
+        """Keep the placement if it is the best so far and memory holds it; gives whether it is kept."""
+        if state.cost >= self.cost * (1.0 - FALLS) or not self.facts.is_held(state.places):
+            return False
+        self.best, self.cost = [sorted(members) for members in state.places], state.cost
+        return True
+
+
+def basis_of(pool: PeerPool, spec: JobSpec) -> Basis:
+    """What a scheduler of this pool would resolve the job with; InvalidConfig if the job's vocabulary is not known."""
+    offers = [peer.offer for peer in pool.peers]
+    vocabulary, end_of_text = spec.model.config.get("vocab_size"), -1
+    if not isinstance(vocabulary, int):
+        if spec.model.id or spec.model.tokenizer not in ("", "byte"):
+            raise InvalidConfig(
+                f"the vocabulary of {spec.model.tokenizer or spec.model.id} is not known without its files",
+                hint="add --set model.config.vocab_size=N",
+            )
+        vocabulary, end_of_text = BYTE_TOKENS, END_OF_TEXT
+    ends = {pool.end_of(peer): peer for peer in pool.peers}.values()
+    links = [pool.link(a, b) for a in ends for b in ends]
+    lines = median(min(peer.up_bits_per_s, peer.down_bits_per_s) for peer in pool.peers)
+    carried = min(lines, median(link.bits_per_s for link in links))
+    receipt_s = 2.0 * median(link.delay_s for link in links)
+    speed = FleetSpeed(median(peer.speed for peer in pool.peers), carried / 8.0, receipt_s)  # medians, as of a fleet
+    return Basis(vocabulary, end_of_text, idle=offers, present=offers, speed=speed)
+
+
+class Search:
+    """Finds placements of one job in one pool.
+
+    `by_price`: what is made small is the price of a token, not its time. `refused` says why a number of stages cannot
+    be; 0 stands for the job's own cut. `spent` of `effort` evaluations are done. `is_done`: it came to its end.
+    """
+
+    def __init__(
+        self, pool: PeerPool, spec: JobSpec, *, seed: int = 0, effort: int = EFFORT, by_price: bool = False
+    ) -> None:
+        self.pool, self.spec, self.seed, self.effort = pool, spec, seed, effort
+        self.refused: dict[int, SwarmError] = {}
+        self.is_done = False
+        self._basis = basis_of(pool, spec)
+        self._prices: Array | None = None
+        if by_price:
+            unpriced = [peer.name for peer in pool.peers if peer.price_per_hour is None]
+            if unpriced:
+                raise InvalidConfig(f"peer {unpriced[0]} has no price", hint="write its price_per_hour in the pool")
+            self._prices = np.array([peer.price_per_hour or 0.0 for peer in pool.peers])
+        # By stages, sequences of a microbatch, and whether forward is computed again for backward.
+        self._climbers: dict[tuple[int, int, bool], _Climber] = {}
+
+    @property
+    def spent(self) -> int:
+        return sum(climber.spent for climber in self._climbers.values())
+
+    @property
+    def found(self) -> list[Placement]:
+        """The best placement of each number of stages, the best first; of equal ones that with fewer stages."""
+        left: dict[int, _Climber] = {}
+        for (stages, *_), climber in sorted(self._climbers.items()):
+            if stages not in left or climber.cost < left[stages].cost * (1.0 - TIE):
+                left[stages] = climber
+        ordered = []
+        while left:
+            least = min(climber.cost for climber in left.values())
+            first = next(stages for stages, climber in left.items() if climber.cost <= least * (1.0 + TIE))
+            climber = left.pop(first)
+            names = tuple(tuple(sorted(self.pool.peers[one].name for one in stage)) for stage in climber.best)
+            ordered.append(Placement(climber.facts.spec, names, climber.facts.of(climber.best), climber.cost))
+        return ordered
+
+    def run(self) -> Iterator[None]:
+        """Search; rests now and then. It may be left at any rest, or by an exception between two."""
+        pipeline, least = self.spec.pipeline, self.spec.limits.min_replicas
+        most = min(self.spec.layers, len(self.pool.peers) // least, STAGES_TRIED_MAX)
+        is_open = pipeline.split == pipeline.stages == "auto"
+        for stages in range(1, most + 1) if is_open else [0]:
+            self._begin(stages, self.spec)
+            yield
+        if not self._climbers:
+            raise self.refused[max(self.refused)] if self.refused else _too_few(len(self.pool.peers), 1, least)
+        for climber in self._best(len(self._climbers)):
+            if self.spent > BEGINNING * self.effort:
+                break
+            for other in _lighter(self.spec, climber.facts.spec):
+                self._begin(len(climber.best) if is_open else 0, other)
+                yield
+        for share, count in ROUNDS:
+            chosen = self._best(count)
+            for number, climber in enumerate(chosen):
+                until = climber.spent + int(max(0.0, share * self.effort - self.spent) / (len(chosen) - number))
+                while climber.spent < until and not climber.is_done:
+                    _climb_on(self.pool, climber, min(until, climber.spent + REST))
+                    yield
+        self.is_done = True
+
+    def _best(self, count: int) -> list[_Climber]:
+        keys = sorted(self._climbers, key=lambda key: (self._climbers[key].cost, key))
+        return [self._climbers[key] for key in keys[:count]]
+
+    def _begin(self, stages: int, spec: JobSpec) -> None:
+        """Cut the job into so many stages (0: as it says) by the scheduler's rules, and evaluate the starts."""
+        try:
+            resolved, _ = choose(spec.having("pipeline", stages=stages) if stages else spec, self._basis)
+        except OutOfMemory as error:
+            self.refused[stages] = error
+            return
+        if (hops := resolved.training.microbatches * len(resolved.split)) > HOPS_MAX:
+            hint = "raise training.microbatch_sequences, or lower pipeline.stages"
+            self.refused[stages] = InvalidConfig(f"a step has {hops} hops, of {HOPS_MAX} at most", hint=hint)
+            return
+        facts = CutBound(self.pool, resolved)
+        if self._prices is None and facts.least_s() > min(
+            (one.cost for one in self._climbers.values()), default=math.inf
+        ):
+            return
+        size = resolved.training.global_batch_sequences // resolved.training.microbatches
+        climber = _Climber(
+            facts, self._prices, spec.limits.min_replicas, Random(f"{self.seed}.{len(resolved.split)}.{size}")
+        )
+        for start in _starts(self.pool, climber):
+            climber.take(_State(climber, start))
+        if climber.best:
+            self._climbers[len(resolved.split), size, bool(resolved.model.recompute)] = climber
+        elif not any(stages == key for key, *_ in self._climbers):
+            self.refused[stages] = _too_large(self.pool, facts, climber.min_replicas)
+
+
+def _lighter(spec: JobSpec, resolved: JobSpec) -> Iterator[JobSpec]:
+    """The job with smaller microbatches, and with recomputing, where it leaves these open: more peers may hold it."""
+    batch = spec.training.global_batch_sequences
+    sizes = [batch // resolved.training.microbatches]
+    while spec.training.microbatch_sequences == "auto" and sizes[-1] > 1:
+        sizes.append(max(less for less in range(1, sizes[-1] // 2 + 1) if batch % less == 0))
+    for recompute, size in product((False, True), sizes):
+        if recompute == resolved.model.recompute and size == sizes[0]:
+            continue
+        if spec.model.recompute in ("auto", recompute):
+            yield spec.having("training", microbatch_sequences=size).having("model", recompute=recompute)
+
+
+def _too_few(peers: int, stages: int, min_replicas: int) -> InvalidConfig:
+    return InvalidConfig(
+        f"{counted(stages, 'stage')} of {counted(min_replicas, 'replica')} need {stages * min_replicas} peers, "
+        f"there are {peers}",
+        hint="lower pipeline.stages or limits.min_replicas, or add peers to the pool",
+    )
+
+
+def _too_large(pool: PeerPool, facts: CutBound, min_replicas: int) -> SwarmError:
+    """Why a cut has no placement at all."""
+    able = facts.holds.sum(axis=0)
+    stage = min(range(len(able)), key=lambda number: (int(able[number]), -facts.needs[number].total_bytes))
+    if able[stage] >= min_replicas:
+        return _too_few(len(pool.peers), len(able), min_replicas)
+    largest = max(peer.offer for peer in pool.peers)
+    return OutOfMemory(
+        f"stage {stage} of {len(able)} needs {facts.needs[stage].beside(largest)}, the largest peer offers {largest}",
+        hint="allow more stages, or add peers with more memory",
+    )
+
+
+# Starts ---------------------------------------------------------------------------------------------------------------
+
+
+def _starts(pool: PeerPool, climber: _Climber) -> Iterator[list[list[int]]]:
+    """Placements to begin with, each with enough replicas of every stage."""
+    facts, peers = climber.facts, pool.peers
+    stages = len(facts.split)
+    candidates = [Candidate(PeerId(peer.name), speed=peer.speed, offer=peer.offer) for peer in peers]
+    today = place(candidates, stages, climber.min_replicas, facts.needs).plan
+    if today is None:
+        return
+    numbers = {peer.name: number for number, peer in enumerate(peers)}
+    yield _by_stage(stages, {numbers[name]: stage for name, stage in today.items()})
+    file_order = list(range(len(peers)))
+    fastest = sorted(file_order, key=lambda one: (-peers[one].speed, one))
+    near = sorted(file_order, key=lambda one: (_chain(pool).index(peers[one].site), one))
+    orders = [(file_order, True), (fastest, False), (near, True), (near, False)]
+    for number in range(RANDOM_STARTS):
+        orders.append((_shuffled(pool, climber.rng, by_site=number % 2 == 0), number % 2 == 0))
+    for order, in_rows in orders:
+        if (dealt := _dealt(climber, order, in_rows=in_rows)) is not None:
+            yield dealt
+
+
+def _by_stage(stages: int, stage_of: dict[int, int]) -> list[list[int]]:
+    return [sorted(one for one, stage in stage_of.items() if stage == number) for number in range(stages)]
+
+
+def _shuffled(pool: PeerPool, rng: Random, *, by_site: bool) -> list[int]:
+    """All peers in a random order, or with the peers of each site together."""
+    order = list(range(len(pool.peers)))
+    rng.shuffle(order)
+    if by_site:
+        sites = sorted({peer.site for peer in pool.peers})
+        rng.shuffle(sites)
+        order.sort(key=lambda one: sites.index(pool.peers[one].site))
+    return order
+
+
+def _chain(pool: PeerPool) -> list[str]:
+    """The sites, each behind the nearest one before it, from the first of the file on."""
+    some = {peer.site: peer for peer in reversed(pool.peers)}
+    left = sorted(some)
+    chain = [pool.peers[0].site]
+    left.remove(chain[0])
+    while left:
+        here = some[chain[-1]]
+        chain.append(max(left, key=lambda site: (pool.link(here, some[site]).bits_per_s,
+                                                 -pool.link(here, some[site]).delay_s)))  # fmt: skip
+        left.remove(chain[-1])
+    return chain
+
+
+def _dealt(climber: _Climber, order: Sequence[int], *, in_rows: bool) -> list[list[int]] | None:
+    """The peers dealt in this order: in rows, one stage after the other, each to its share of what all compute; else
+    each to the stage that computes least so far. None if a stage gets too few."""
+    facts = climber.facts
+    stages = len(facts.split)
+    rate: list[list[float]] = facts.rate.tolist()
+    holds: list[list[bool]] = facts.holds.tolist()
+    places: list[list[int]] = [[] for _ in range(stages)]
+    have = [0.0] * stages
+    share = sum(1.0 / sum(1.0 / one for one in rates) for rates in rate)  # each stage's, if all were used to the full
+    at = 0
+    for one in order:
+        while in_rows and at < stages - 1 and have[at] >= share and len(places[at]) >= climber.min_replicas:
+            at += 1
+        able = [stage for stage in range(stages) if holds[one][stage]]
+        if not able:
+            continue
+        stage = at if in_rows and holds[one][at] else min(able, key=lambda stage: (have[stage], stage))
+        places[stage].append(one)
+        have[stage] += rate[one][stage]
+    return places if all(len(members) >= climber.min_replicas for members in places) else None
+
+
+# Climbing -------------------------------------------------------------------------------------------------------------
+
+
+class _State:
+    """A placement with what its stages and boundaries add, so that a change sums only what it touches anew."""
+
+    def __init__(self, climber: _Climber, places: Sequence[Sequence[int]]) -> None:
+        facts = climber.facts
+        self._climber = climber
+        self.places = [list(members) for members in places]
+        used = {one for members in places for one in members}
+        self.out = [one for one in range(len(facts.rate)) if one not in used and bool(facts.holds[one].any())]
+        self._stages = [facts.figures(number, members) for number, members in enumerate(places)]
+        self._boundaries = [
+            facts.boundary(left, right) for left, right in zip(self._stages, self._stages[1:], strict=False)
+        ]
+        self._tied_s = facts.tied_s(places)
+        self.cost = self._cost(self.places, facts.joined(self._stages, self._boundaries, self._tied_s))
+        climber.spent += 1
+
+    def _cost(self, places: Sequence[Sequence[int]], bound: Bound) -> float:
+        prices = self._climber.prices
+        if prices is None:
+            return bound.step_s
+        return bound.step_s * sum(float(prices[one]) for members in places for one in members)
+
+    def tried(self, changed: dict[int, list[int]], out: list[int]) -> bool:
+        """Change the members of some stages if that lowers the cost; gives whether it did."""
+        facts = self._climber.facts
+        places = [changed.get(number, members) for number, members in enumerate(self.places)]
+        stages, boundaries, tied_s = list(self._stages), list(self._boundaries), self._tied_s
+        for number, members in changed.items():
+            stages[number] = facts.figures(number, members)
+        for left in {one for number in changed for one in (number - 1, number) if 0 <= one < len(boundaries)}:
+            boundaries[left] = facts.boundary(stages[left], stages[left + 1])
+        if 0 in changed or len(stages) - 1 in changed:
+            tied_s = facts.tied_s(places)
+        cost = self._cost(places, facts.joined(stages, boundaries, tied_s))
+        self._climber.spent += 1
+        if cost >= self.cost * (1.0 - FALLS):
+            return False
+        self.places, self.out, self.cost = places, out, cost
+        self._stages, self._boundaries, self._tied_s = stages, boundaries, tied_s
+        return True
+
+    def changed(self, rng: Random) -> tuple[dict[int, list[int]], list[int]] | None:
+        """A random change, as `tried` takes it; None if what was drawn cannot be."""
+        holds, least, stages = self._climber.facts.holds, self._climber.min_replicas, len(self.places)
+        a, b, kind = rng.randrange(stages), rng.randrange(stages), rng.random()
+        one = rng.choice(self.places[a])
+        rest = [other for other in self.places[a] if other != one]
+        if kind < 0.1 and self.out:
+            into = rng.choice(self.out)
+            left = [other for other in self.out if other != into]
+            if kind < 0.05 and holds[into, b]:
+                return {b: [*self.places[b], into]}, left
+            if holds[into, a]:
+                return {a: [*rest, into]}, [*left, one]
+        elif kind < 0.2:
+            if len(rest) >= least:
+                return {a: rest}, [*self.out, one]
+        elif a == b:
+            return None
+        elif kind < 0.6:
+            if len(rest) >= least and holds[one, b]:
+                return {a: rest, b: [*self.places[b], one]}, self.out
+        else:
+            two = rng.choice(self.places[b])
+            if holds[one, b] and holds[two, a]:
+                others = [other for other in self.places[b] if other != two]
+                return {a: [*rest, two], b: [*others, one]}, self.out
+        return None
+
+
+def _climb_on(pool: PeerPool, climber: _Climber, until: int) -> None:
+    """Climb from where the last climb stopped; from the top of a hill go on with a random start."""
+    rng = climber.rng
+    state = climber.state = climber.state or _State(climber, climber.best)
+    peers, stages = len(pool.peers), len(state.places)
+    patience = STALE * (peers * stages + peers * peers // 2)
+    while climber.spent < until and not climber.is_done:
+        drawn = state.changed(rng)
+        climber.stale = 0 if drawn is not None and state.tried(*drawn) else climber.stale + 1
+        if climber.stale < patience:
+            continue
+        climber.stale = 0
+        climber.failed = 0 if climber.take(state) else climber.failed + 1
+        in_rows = climber.failed % 2 == 0
+        order = _shuffled(pool, rng, by_site=in_rows)[: rng.randint(climber.min_replicas * stages, peers)]
+        start = _dealt(climber, order, in_rows=in_rows)
+        state = climber.state = _State(climber, start or climber.best)
+        climber.is_done = climber.failed >= AGAIN
+    climber.take(state)

@@ -1,0 +1,64 @@
+"""The plan as a person reads it: a line, a row for each stage, and the reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from scheduler.planning.bound import CutBound
+from scheduler.planning.plan import Plan
+from scheduler.planning.planner import numbers_of
+from scheduler.planning.pool import PeerPool
+from swarm.job.spec import JobSpec
+from swarm.text import counted, size, spoken_duration
+
+NAMES_MAX = 3  # peers of a stage that are named; of more, it is said how many are at which site
+HEAD = ("stage", "layers", "peers", "memory of", "capacity", "limits", "averaging", "sends per step")
+
+
+def lines(pool: PeerPool, spec: JobSpec, plan: Plan) -> Iterator[str]:
+    """The lines to print; `spec` is the job as the plan cuts it."""
+    yield headline(pool, plan)
+    facts = CutBound(pool, spec)
+    rows = [HEAD, *(_row(pool, facts, *one) for one in enumerate(numbers_of(pool, plan.places)))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    for reason in (*plan.reasons, *([f"measured: links on {pool.measured}"] if pool.measured else ())):
+        title, _, text = reason.partition(": ")
+        yield f"{title:<11}{text}"
+
+
+def headline(pool: PeerPool, plan: Plan) -> str:
+    """The plan in one line."""
+    predicted = plan.predicted
+    assert predicted is not None
+    how = "by the bound" if predicted.by == "bound" else f"played, ±{100 * predicted.spread:.0f} %"
+    price = "" if predicted.price_per_hour is None else f", {predicted.price_per_hour:,.2f} per hour"
+    late = f" ({plan.overlap} of a step late)" if plan.overlap else ""
+    return (
+        f"{counted(len(plan.split), 'stage')} of {' + '.join(map(str, plan.split))} layers, "
+        f"microbatches of {counted(plan.microbatch_sequences, 'sequence')}{late}"
+        f"{', forward computed again for backward' if plan.recompute else ''}, "
+        f"{len(plan.peers)} of {counted(len(pool.peers), 'peer')}: {predicted.tokens_per_s:,.0f} tokens/s ({how}), "
+        f"step {spoken_duration(predicted.step_s)}, idle {100 * predicted.idle_ratio:.0f} %{price}"
+    )
+
+
+def _row(pool: PeerPool, facts: CutBound, stage: int, members: Sequence[int]) -> tuple[str, ...]:
+    peers = [pool.peers[one] for one in members]
+    names = [peer.name for peer in peers]
+    if names[NAMES_MAX:]:
+        names = [f"{site or 'peers'} {count}" for site, count in sorted(Counter(one.site for one in peers).items())]
+    figures, least = facts.figures(stage, members), min(peer.offer for peer in peers)
+    computes = sum(1.0 / facts.compute_s[one, stage] for one in members)
+    return (
+        str(stage),
+        str(facts.split[stage]),
+        ", ".join(names),
+        f"{size(facts.needs[stage].total_bytes)} / {size(least.total_bytes) if least.total_bytes else '?'}",
+        f"{figures.rate:.3g} mb/s",
+        "compute" if figures.rate > 0.99 * computes else "lines",
+        spoken_duration(figures.unit_s),
+        size(facts.sent_bytes(stage, len(members))),
+    )
