@@ -90,7 +90,7 @@ shares      = "auto"            # equal, or speed: slow islands train less of ea
                                 # them; auto: speed, but equal with training.reproducible
 
 [averaging]
-mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says
+mode        = "allreduce"       # or diloco, streaming, gaia: islands exchange as [outer] says
 aggregate   = "mean"            # or centered_clip: gradients of replicas that stray too far are clipped; it needs
                                 # limits.min_replicas = 4 and does without training.reproducible
 compression = "none"            # of gradients between the replicas of a stage: none, bfloat16 or int8; what rounding
@@ -98,18 +98,20 @@ compression = "none"            # of gradients between the replicas of a stage: 
 timeout_s = 60.0                # 1 to 3600: one averaging round; in a swarm with islands less than limits.no_progress_s
 
 [outer]
-every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges; auto: 50, streaming 100
-learning_rate = "auto"          # up to 10, of the outer step; auto: 1.0, streaming 0.7
-momentum      = "auto"          # of the outer step (Nesterov), below 1; auto: 0.5. If only one of the two is "auto", it
-                                # is that of the papers: 0.7, streaming 0.4, with a momentum of 0.9
+every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges; auto: 50, streaming 100, gaia 2
+learning_rate = "auto"          # up to 10, of the outer step; auto: 1.0, streaming 0.7, gaia 1.0
+momentum      = "auto"          # of the outer step (Nesterov), below 1; auto: 0.5, gaia 0. If only one of the two is
+                                # "auto", it is the papers' own: 0.7, streaming 0.4, with a momentum of 0.9
 fragments     = "auto"          # parts of the model, exchanged in turn; auto: 1, streaming one for every three layers,
                                 # if they can all be exchanged one after the other
 overlap_steps = "auto"          # inner steps while a part is exchanged; auto: as many as that takes, a tenth of
                                 # every_steps at most; 0, streaming 1, where no link was measured, and where
-                                # training.reproducible or checkpoint.resume_from is set
+                                # training.reproducible or checkpoint.resume_from is set; gaia 1
 mixing        = "auto"          # the share of its own weights that an island keeps, below 1; auto: 0.5, but 0 where
-                                # overlap_steps is 0, except with streaming
-compression   = "auto"          # none, bfloat16, int8, fp4: what islands send; auto: bfloat16, streaming fp4
+                                # overlap_steps is 0, except with streaming, and with gaia
+compression   = "auto"          # none, bfloat16, int8, fp4: what islands send; auto: bfloat16, streaming fp4, gaia none
+threshold     = "auto"          # gaia: 0 to 1; islands send a number once they differ by this share of it, divided by
+                                # the root of the number of steps; auto: 0.01
 
 [checkpoint]
 dir          = ""               # an absolute folder or URL (s3://, gs://) that the scheduler can write; empty = its own

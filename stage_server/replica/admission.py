@@ -11,7 +11,7 @@ from stage_server.ports import Assignment
 from stage_server.replica.averaging.mailbox import Mailbox
 from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.model import codec
-from swarm.model.islands.exchange import proposal_bytes
+from swarm.model.islands.exchange import proposal_sizes
 from swarm.model.stage import Stage
 from swarm.rpc.links.peers import Moved
 from swarm.wire.messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
@@ -84,12 +84,14 @@ class HeaderChecks:
         return moved
 
     def _check_proposal(self, header: Slice) -> Moved:
-        size_bytes = proposal_bytes(self._stage, header.unit, header.step)
+        sizes = proposal_sizes(self._stage, header.unit, header.step)
         if (header.dtype, header.start, header.averaged) != (codec.PROPOSAL_DTYPE, 0, False):
             raise CorruptFrame(f"a slice of outer step {header.step} is no proposal")
-        _check_size(f"a proposal for unit {header.unit}", size_bytes, header.elements)
+        if header.elements not in sizes:
+            most = " at most" if len(sizes) > 1 else ""
+            raise CorruptFrame(f"a proposal for unit {header.unit} has {sizes[-1]} bytes{most}, not {header.elements}")
         moved = self._mailbox.admit(header)
-        _check_size(f"a proposal for unit {header.unit}", size_bytes, header.total_bytes)
+        _check_size(f"a proposal for unit {header.unit}", header.elements, header.total_bytes)
         return moved
 
 

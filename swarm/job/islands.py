@@ -22,9 +22,11 @@ def outer_text(spec: JobSpec) -> str:
         return ""
     outer = spec.outer
     assert outer.fragments != "auto", "resolve the spec first"
+    is_filtered = isinstance(outer.threshold, float) and outer.threshold > 0.0
+    moved = f" what has moved by {100 * outer.threshold:g} %" if is_filtered else ""
     what = f"{counted(outer.fragments, 'part')} of the model in turn, each " if outer.fragments != 1 else ""
     return (
-        f"{counted(spec.island_count, 'island')}, {spec.averaging.mode}: {what}every {outer.every_steps} steps, "
+        f"{counted(spec.island_count, 'island')}, {spec.averaging.mode}: {what}every {outer.every_steps} steps{moved}, "
         f"outer learning rate {outer.learning_rate:g}, momentum {outer.momentum:g}"
     )
 
@@ -63,16 +65,18 @@ def courses(spec: JobSpec, shares: Shares | None = None) -> list[IslandCourse]:
 
 def outer_plan(spec: JobSpec) -> OuterPlan:
     """When the islands of a resolved spec with outer steps capture and merge."""
-    outer = spec.outer.model_dump()
+    outer, filters = spec.outer.model_dump(), spec.averaging.mode == "gaia"
+    outer["threshold"] = outer["threshold"] if filters else None  # a job may be older than the key
     assert "auto" not in outer.values(), "resolve the spec first"
     rhythm = Rhythm(spec.training.steps, outer["every_steps"], outer["fragments"], outer["overlap_steps"])
-    return OuterPlan(rhythm, outer["mixing"], OuterUpdate(outer["learning_rate"], outer["momentum"]))
+    update = OuterUpdate(outer["learning_rate"], outer["momentum"])
+    return OuterPlan(rhythm, outer["mixing"], update, outer["threshold"])
 
 
 def outer_courses(spec: JobSpec, shares: Shares | None = None) -> list[OuterCourse]:
     """All steps of each island of a resolved spec with outer steps."""
-    plan, rhythm = outer_plan(spec), outer_plan(spec).rhythm
-    streams = spec.averaging.mode == "streaming" or rhythm.fragments > 1 or rhythm.overlap_steps + plan.mixing > 0
+    plan, rhythm, is_plain = outer_plan(spec), outer_plan(spec).rhythm, spec.averaging.mode == "diloco"
+    streams = not is_plain or rhythm.fragments > 1 or rhythm.overlap_steps + plan.mixing > 0
     return [OuterCourse(inner, rhythm.fragments, rhythm.overlap_steps, streams) for inner in courses(spec, shares)]
 
 

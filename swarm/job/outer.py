@@ -1,4 +1,4 @@
-"""When islands exchange their weights, and with which numbers: the modes diloco and streaming.
+"""When islands exchange their weights, and with which numbers: the modes diloco, streaming and gaia.
 
     inner steps   0 ......... H-1 | H ......... 2H-1 | ...        fragment 0
                                ▲ captured                 merged ▶ overlap_steps later
@@ -9,10 +9,13 @@ weights, which all islands share. A merge makes new outer weights out of all pro
 Both happen behind the same inner steps at all islands, so the job file alone decides them. `swarm.model.islands` has
 the mathematics.
 
+With gaia islands propose only the numbers that are significant. What an island does not propose stays in its weights,
+ahead of the outer weights, and is proposed later. Closing captures have everything.
+
 Pure values; standard library only.
 
-Source: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (arXiv 2501.18512). Closing merges are ours: they make the outer
-weights the model.
+Source: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (arXiv 2501.18512), Gaia (Hsieh et al., NSDI 2017). Closing merges
+are ours: they make the outer weights the model.
 
 Decision: docs/decisions/045.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import sqrt
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,15 @@ class OuterUpdate:
 
 @dataclass(frozen=True, slots=True)
 class MergeRule:
-    """The two numbers with which an island merges outer weights, named as in `swarm.model.islands.outer.merged`."""
+    """The numbers with which an island merges outer weights, named as in `swarm.model.islands.outer.merged`."""
 
     k: float
     s: float
+    o: float = 0.0
 
 
 REPLACE = MergeRule(0.0, 0.0)  # the weights become the new outer weights
+SENT = MergeRule(1.0, 1.0, 1.0)  # what an island proposed becomes the mean of all; what it did not propose stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +92,19 @@ class OuterPlan:
     rhythm: Rhythm
     mixing: float  # the share of the weights that a merge keeps
     update: OuterUpdate
+    threshold: float | None = None  # gaia: how significant a number must be at first, in shares of its outer weight
 
     def rule(self, step: int) -> MergeRule:
         """How an island takes over what is merged behind inner step `step`; the last merges close the course."""
-        return REPLACE if step == self.rhythm.steps - 1 else MergeRule(self.mixing, 0.0)
+        if step == self.rhythm.steps - 1:
+            return REPLACE
+        return MergeRule(self.mixing, 0.0) if self.threshold is None else SENT
+
+    def significant_from(self, captured: int) -> float:
+        """The share of its outer weight above which a number is proposed behind `captured` inner steps: the root of
+        their number divides it, as in Gaia's section 4. It is 0 where everything is proposed."""
+        is_closing = captured == self.rhythm.steps
+        return 0.0 if self.threshold is None or is_closing else self.threshold / sqrt(captured)
 
 
 class Part(Enum):

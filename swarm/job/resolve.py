@@ -65,11 +65,14 @@ MIXING = 0.5  # where islands train on during an exchange: all that they train m
 _AUTO: dict[str, dict[str, Any]] = {
     "diloco": {"every_steps": 50, "fragments": 1, "overlap_steps": 0, "mixing": 0.0, "compression": "bfloat16"},
     "streaming": {"every_steps": 100, "overlap_steps": 1, "mixing": MIXING, "compression": "fp4"},
-}
+    "gaia": {
+        "every_steps": 2, "fragments": 1, "overlap_steps": 1, "mixing": 0.0, "compression": "none", "threshold": 0.01,
+    },
+}  # fmt: skip
 # Learning rate and momentum of the outer step: those that were best, or as good, in runs of 3 to 500 exchanges
 # (docs/islands.md), and those of the papers (swarm/job/outer.py), for a job that sets only one of the two.
-_MEASURED = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5)}
-_PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9)}
+_MEASURED = {"diloco": (1.0, 0.5), "streaming": (0.7, 0.5), "gaia": (1.0, 0.0)}
+_PUBLISHED = {"diloco": (0.7, 0.9), "streaming": (0.4, 0.9), "gaia": (1.0, 0.0)}
 LAYERS_PER_FRAGMENT = 3  # of streaming, as in its paper
 PROPOSAL_BYTES = {"none": 4.0, "bfloat16": 2.0, "int8": 1.02, "fp4": 0.52}  # of a parameter, by outer.compression
 
@@ -212,8 +215,8 @@ def auto_overlap(spec: JobSpec, split: Sequence[int], basis: Basis) -> Overlap:
 def _exchange_and_step_s(spec: JobSpec, split: Sequence[int], basis: Basis) -> tuple[float, float] | None:
     """Seconds that an exchange of a filled spec takes, and a step of an island; None if that was not measured, or if
     nothing may follow from it."""
-    outer, speed = spec.outer, basis.speed
-    if not spec.has_outer_steps or spec.training.reproducible or spec.checkpoint.resume_from:
+    outer, speed, mode = spec.outer, basis.speed, spec.averaging.mode
+    if mode in ("allreduce", "gaia") or spec.training.reproducible or spec.checkpoint.resume_from:
         return None
     step_s = speed.compute_s(microbatch_tokens(spec) * max(stage_flops(spec, split)))
     if spec.island_count == 1 or not (speed.between_bytes_per_s and step_s):
@@ -235,14 +238,15 @@ def _outer(spec: JobSpec, overlap_steps: int | None = None) -> dict[str, Any]:
     values = spec.outer.model_dump()
     if not spec.has_outer_steps:
         return values
-    chosen = {"fragments": ceil(spec.layers / LAYERS_PER_FRAGMENT)} | _AUTO[spec.averaging.mode]
+    chosen = {"fragments": ceil(spec.layers / LAYERS_PER_FRAGMENT), "threshold": 0.0} | _AUTO[spec.averaging.mode]
     every = chosen["every_steps"] if values["every_steps"] == "auto" else values["every_steps"]
     both = values["learning_rate"] == values["momentum"] == "auto"
     chosen["learning_rate"], chosen["momentum"] = (_MEASURED if both else _PUBLISHED)[spec.averaging.mode]
     if overlap_steps is not None or every == 1:
         room = every - 1 if values["fragments"] == "auto" else (every - 1) // values["fragments"]
         chosen["overlap_steps"] = min(overlap_steps or 0, room)
-    if chosen["overlap_steps"] if values["overlap_steps"] == "auto" else values["overlap_steps"]:
+    overlaps = chosen["overlap_steps"] if values["overlap_steps"] == "auto" else values["overlap_steps"]
+    if overlaps and spec.averaging.mode != "gaia":
         chosen["mixing"] = MIXING
     filled = {key: chosen[key] if value == "auto" else value for key, value in values.items()}
     if values["fragments"] == "auto" and filled["overlap_steps"]:  # as many as can be exchanged one after the other

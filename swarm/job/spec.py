@@ -240,7 +240,7 @@ class AveragingSection(Section):
     """How replicas of a stage agree on one gradient, and islands on one model."""
 
     # allreduce: one island, every step; the others: an outer step now and then (swarm/job/outer.py).
-    mode: Literal["allreduce", "diloco", "streaming"] = "allreduce"
+    mode: Literal["allreduce", "diloco", "streaming", "gaia"] = "allreduce"
 
     # How the sums of replicas become one gradient; centered_clip: those that stray are cut (swarm/model/robust.py).
     aggregate: Literal["mean", "centered_clip"] = "mean"
@@ -259,6 +259,8 @@ class OuterSection(Section):
     overlap_steps: Auto | Annotated[int, Field(ge=0, le=1000)] = "auto"  # inner steps while a fragment is exchanged
     mixing: Auto | Annotated[float, Field(ge=0, lt=1)] = "auto"  # the share of its weights that an island keeps
     compression: Auto | Literal["none", "bfloat16", "int8", "fp4"] = "auto"  # of what islands propose
+    # gaia only: the share of an outer weight by which an island must differ from it to propose it, in the first step
+    threshold: Auto | Annotated[float, Field(ge=0, le=1)] = "auto"
 
 
 def check_islands(spec: JobSpec) -> None:
@@ -268,12 +270,15 @@ def check_islands(spec: JobSpec) -> None:
         raise ValueError(f"islands.min = {spec.islands.min} is more than islands.count = {count}")
     if not spec.has_outer_steps:
         if count > 1:
-            raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco" or "streaming"')
+            raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco", "streaming" or "gaia"')
         if spec.islands.shares == "speed":
-            raise ValueError(f'islands.shares = "speed" needs averaging.mode = "diloco" or "streaming", not "{mode}"')
+            raise ValueError(
+                f'islands.shares = "speed" needs averaging.mode = "diloco", "streaming" or "gaia", not "{mode}"'
+            )
         if outer != OuterSection():
             raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set another mode')
         return
+    _check_gaia(spec)
     batch, size = spec.training.global_batch_sequences, spec.training.microbatch_sequences
     if batch % count or (size != "auto" and batch // count % size):
         to = "" if batch % count else f" into shares of whole microbatches of {size}"
@@ -286,6 +291,30 @@ def check_islands(spec: JobSpec) -> None:
         )
     if "auto" not in (every, fragments) and (exchanges := spec.training.steps // every * fragments) > EXCHANGES_MAX:  # type: ignore[operator]
         raise ValueError(f"a job makes {EXCHANGES_MAX} exchanges at most, not {exchanges}: raise outer.every_steps")
+
+
+def _check_gaia(spec: JobSpec) -> None:
+    """ValueError if a job filters what islands propose, and cannot, or the other way round."""
+    mode, outer = spec.averaging.mode, spec.outer
+    if mode != "gaia":
+        if outer.threshold not in ("auto", 0.0):
+            raise ValueError(
+                f'outer.threshold = {outer.threshold:g} does nothing with averaging.mode = "{mode}": '
+                'remove it, or set averaging.mode = "gaia"'
+            )
+        return
+    if spec.island_count < 2:
+        raise ValueError(f'averaging.mode = "{mode}" is for several islands: set islands.count, for example to 2')
+    if outer.compression == "fp4":
+        raise ValueError(
+            f'outer.compression = "fp4" has two numbers in a byte, and averaging.mode = "{mode}" leaves single ones '
+            'out: set outer.compression = "int8", or averaging.mode = "streaming"'
+        )
+    if outer.mixing not in ("auto", 0.0):
+        raise ValueError(
+            f'outer.mixing = {outer.mixing:g} does nothing with averaging.mode = "{mode}": '
+            'remove it, or set averaging.mode = "streaming"'
+        )
 
 
 class JobSpec(Section):

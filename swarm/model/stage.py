@@ -547,7 +547,7 @@ class Stage:
         for name in names:
             parameter = self.weights.to_step(name, step)
             if name in merge.deltas:
-                parameter.copy_(self.proposals.merge(name, parameter, merge))
+                parameter.copy_(self.proposals.merge(name, parameter, step, merge))
             self.weights.changed([name], step + 1)
 
     def settle(self, version: int) -> str:

@@ -24,6 +24,7 @@ CUT_S = 60.0
 RHYTHMS: dict[str, dict[str, object]] = {  # of each averaging.mode: an exchange behind every fourth step
     "diloco": {"outer__every_steps": 4},
     "streaming": {"outer__every_steps": 8, "outer__fragments": 2},
+    "gaia": {"outer__every_steps": 4, "outer__threshold": 0.3},
 }
 
 

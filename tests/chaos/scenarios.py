@@ -691,7 +691,7 @@ SCENARIOS = [
     Scenario("F20", "a gradient that is not a number", not_a_number),
     *(
         one
-        for mode, name in (("diloco", "islands"), ("streaming", "streaming"))
+        for mode, name in (("diloco", "islands"), ("streaming", "streaming"), ("gaia", "gaia"))
         for one in (
             Scenario(
                 f"{name}-kill",

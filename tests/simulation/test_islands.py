@@ -23,6 +23,7 @@ from tests.support.effort import others
 from tests.support.islands import (
     check,
     diloco,
+    gaia,
     in_the_second_step,
     log_of,
     lose,
@@ -50,7 +51,10 @@ ALONE = {"pipeline__stages": 1, "outer__compression": "none"}
     [
         (diloco, 2, 6, {"pipeline__overlap": 1, "outer__every_steps": 3, "training__steps": 8}),
         (streaming, 3, 3, NARROW),
+        (gaia, 3, 4, NARROW),
         *others(
+            (gaia, 2, 6, TIED | {"pipeline__overlap": 1, "outer__every_steps": 4, "outer__fragments": 2}),
+            (gaia, 2, 2, {"pipeline__stages": 1, "outer__every_steps": 1, "outer__threshold": 0.0}),
             (diloco, 3, 3, NARROW),
             (streaming, 2, 4, {"outer__compression": "bfloat16", "outer__every_steps": 5, "outer__overlap_steps": 2}),
             (streaming, 2, 6, {"pipeline__overlap": 1, "training__eval_every_steps": 1}),
@@ -93,7 +97,7 @@ def test_a_replica_of_an_island_may_die(tmp_path: Path) -> None:
     assert job.record.timeline == 0
 
 
-@pytest.mark.parametrize(("mode", "number"), [(streaming, 0), *others((diloco, 0), (streaming, 1))])
+@pytest.mark.parametrize(("mode", "number"), [(streaming, 0), *others((diloco, 0), (streaming, 1), (gaia, 0))])
 def test_an_envoy_that_dies_in_an_exchange_is_replaced_by_one_that_holds_the_proposal(
     tmp_path: Path, mode: Mode, number: int
 ) -> None:
@@ -139,6 +143,7 @@ def test_a_job_with_too_few_islands_goes_back_to_its_newest_checkpoint(
         *others(
             (diloco, 2, in_the_second_step, {"pipeline__overlap": 1, "training__steps": 5}),
             (streaming, 4, is_exchanging, {}),
+            (gaia, 4, is_exchanging, {}),
             (diloco, 2, in_the_second_step, {"pipeline__overlap": 0, "training__steps": 5}),
             (diloco, 2, in_an_exchange, {"pipeline__overlap": 1, "training__steps": 5}),
             (streaming, 4, lambda job: job.progress.steps_done >= 4, {}),
@@ -241,6 +246,7 @@ def test_a_job_that_is_to_pause_if_it_stalls_goes_on_when_it_is_told(tmp_path: P
     ("mode", "changes", "seed"),
     [
         (streaming, {"outer__every_steps": 12, "outer__overlap_steps": 5, "outer__compression": "int8"}, 1),
+        (gaia, {}, 1),
         *others((diloco, {"outer__every_steps": 3}, 1), (diloco, {"outer__every_steps": 3}, 2)),
     ],
 )
@@ -289,7 +295,8 @@ def test_the_others_go_on_without_an_island_that_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("mode", "steps", "lost"), [(streaming, 20, 0), *others((diloco, 16, 0), (diloco, 16, 1), (streaming, 20, 1))]
+    ("mode", "steps", "lost"),
+    [(streaming, 20, 0), (gaia, 20, 1), *others((diloco, 16, 0), (diloco, 16, 1), (streaming, 20, 1))],
 )
 def test_an_island_begins_anew_with_replicas_of_another(tmp_path: Path, mode: Mode, steps: int, lost: int) -> None:
     spec = mode(write_text(tmp_path), training__steps=steps, config__tie_word_embeddings=True)
@@ -500,9 +507,12 @@ def test_the_first_start_waits_for_all_islands_and_a_resumed_job_does_not(tmp_pa
 # Islands that merge fragments in turn while they train on ----------------------------------------------------------
 
 
-def test_a_job_that_streams_is_paused_and_goes_on_with_the_bits_that_it_would_have_had(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [streaming, gaia])
+def test_a_job_that_streams_is_paused_and_goes_on_with_the_bits_that_it_would_have_had(
+    tmp_path: Path, mode: Mode
+) -> None:
     """Islands differ where it is saved: each has weights of its own, and has trained what it will propose."""
-    spec = streaming(write_text(tmp_path), training__steps=16, checkpoint__every_steps=3)
+    spec = mode(write_text(tmp_path), training__steps=16, checkpoint__every_steps=3)
     tokens, kept = Tokens.make(tmp_path, spec), list[Checkpoint]()
 
     async def story(rig: Rig, job: Job) -> None:

@@ -56,10 +56,10 @@ def farthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def drift(islands: list[list[Stage]], seed: int = 0) -> None:
+def drift(islands: list[list[Stage]], seed: int = 0, scale: float = 1.0) -> None:
     """Give each island weights of its own."""
     for number, island in enumerate(islands):
         generator = torch.Generator().manual_seed(seed + number)
         for stage in island:
             for value in stage.weights.newest().values():
-                value.data += torch.randn(value.shape, generator=generator)
+                value.data += scale * torch.randn(value.shape, generator=generator)

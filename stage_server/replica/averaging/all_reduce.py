@@ -60,6 +60,7 @@ class Mean:
     left: Tensor | None = None  # what this replica's slices left out, in the unit of the sums; None: nothing
     rates: tuple[float, float] = (0.0, 0.0)  # bytes per second up and down, as Averaged tells them
     all_began_s: float = 0.0  # when the last of the members that sent anything had begun
+    travelled: tuple[int, int] = (0, 0)  # the bytes that an envoy sent and received
 
 
 async def run_round(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import xxhash
 from torch import Tensor
@@ -24,11 +25,10 @@ from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.all_reduce import Deadline, Mean, send_slice
 from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
 from stage_server.replica.packing import proposal
-from swarm.errors import Refused, RoundBroken
-from swarm.model.islands.exchange import decoded, mean_proposal, proposed
+from swarm.errors import CorruptFrame, Refused, RoundBroken
+from swarm.model.islands.exchange import decoded, mean_proposal, proposal_sizes, proposed, restored, shortened
 from swarm.model.stage import Stage
 from swarm.rpc.links.peers import PeerLinks
-from swarm.types import PeerId
 from swarm.wire.messages import Envoy, Exchange
 
 
@@ -50,49 +50,50 @@ async def run_exchange(
         raise Refused(f"{me.peer} is no envoy of this round")
     deadline.begin()
     own = await device.run(lambda: proposed(stage, command.unit, command.step))  # behind the commit that came before
+    sizes = proposal_sizes(stage, command.unit, command.step)
+    sent = own if len(sizes) == 1 else await device.aside(lambda: shortened(stage, own))
     came = {envoy.peer: own for envoy in command.envoys if envoy.timeline == mine.timeline or not own.numel()}
-    missed: list[RoundBroken] = []
+    came_bytes, missed = 0, list[RoundBroken]()
 
     async def arrived(envoy: Envoy) -> None:
+        nonlocal came_bytes
         key = SliceKey(
             command.timeline, command.step, command.unit, command.round, False, envoy.peer, envoy.incarnation, 0
         )
         try:
             async with deadline.limit():
-                came[envoy.peer] = (await mailbox.get(key)).values()
+                short = coded = (await mailbox.get(key)).values()
+            came_bytes += short.numel()
+            if short.numel() < own.numel():
+                coded = await device.aside(lambda: restored(stage, command.unit, command.step, short))
+            came[envoy.peer] = coded
         except TimeoutError:
             message = f"{envoy.peer} sent no proposal within {command.timeout_s:g} s"
             raise RoundBroken(message, accused=envoy.peer) from None
+        except CorruptFrame as error:
+            raise RoundBroken(str(error), accused=envoy.peer) from error
 
     async def exchange_with(envoy: Envoy) -> None:
         try:
             async with asyncio.TaskGroup() as both:
                 if mine.tokens:
-                    letter = proposal(me, command, envoy, own)
+                    letter = proposal(me, command, envoy, sent)
                     both.create_task(send_slice(links, envoy, letter, deadline, "proposal"))
                 if envoy.tokens:
                     both.create_task(arrived(envoy))
         except* RoundBroken as group:
             missed.append(next(error for error in group.exceptions if isinstance(error, RoundBroken)))
 
-    if own.numel():  # else the step merges nothing of this unit, so nothing travels
-        async with asyncio.TaskGroup() as tasks:
-            for envoy in command.envoys:
-                if envoy.timeline != mine.timeline:
-                    tasks.create_task(exchange_with(envoy))
+    others = [envoy for envoy in command.envoys if envoy.timeline != mine.timeline and own.numel()]
+    async with asyncio.TaskGroup() as tasks:  # of a unit of which the step merges nothing, nothing travels
+        for envoy in others:
+            tasks.create_task(exchange_with(envoy))
     if missed:
         raise ExceptionGroup("envoys that were missed", missed)
     contributors = [envoy for envoy in command.envoys if envoy.tokens]
     proposals = [came[envoy.peer] for envoy in contributors]
-    return await device.aside(lambda: _mean(stage, command, proposals, [envoy.tokens for envoy in contributors]))
-
-
-def travelled(command: Exchange, peer: PeerId, each_bytes: int) -> tuple[int, int]:
-    """The bytes that an envoy sends and receives in a round, if a proposal has `each_bytes`."""
-    mine = next(envoy for envoy in command.envoys if envoy.peer == peer)
-    others = [envoy for envoy in command.envoys if envoy.timeline != mine.timeline]
-    proposing = sum(envoy.tokens > 0 for envoy in others)
-    return each_bytes * len(others) * (mine.tokens > 0), each_bytes * proposing
+    mean = await device.aside(lambda: _mean(stage, command, proposals, [envoy.tokens for envoy in contributors]))
+    return replace(mean, travelled=(sent.numel() * len(others) * (mine.tokens > 0), came_bytes))
 
 
 def _mean(stage: Stage, command: Exchange, came: Sequence[Tensor], tokens: Sequence[int]) -> Mean:

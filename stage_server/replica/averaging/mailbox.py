@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from stage_server.brain.neighbours import Claim, EarlyInputs
-from stage_server.brain.slices import RoundMeter, chunks_of
+from stage_server.brain.slices import RoundMeter, SliceChunk, chunks_of
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
 from swarm.model import codec
 from swarm.types import PeerId, Round, UnitName
@@ -69,10 +69,10 @@ class ArrivedSlice:
 
 @dataclass(slots=True)
 class _Announced:
-    """The newest round of a unit in one step: the slices that are due, with their elements."""
+    """The newest round of a unit in one step: the slices that are due, with the elements that each may have."""
 
     round: Round
-    due: dict[SliceKey, int] = field(default_factory=dict)
+    due: dict[SliceKey, range] = field(default_factory=dict)
     moved: Callable[[], None] = lambda: None
     meter: RoundMeter = field(default_factory=RoundMeter)
 
@@ -104,7 +104,7 @@ class Mailbox:
             return partial(self._moved, SliceKey.of(header))
         if header.round < round_.round:
             raise StaleMessage(f"{header.round} of {header.unit} was given up")
-        if round_.due.get(SliceKey.of(header)) != header.elements:
+        if header.elements not in round_.due.get(SliceKey.of(header), ()):
             raise Refused(f"no such slice is due from {header.sender} in {header.round} of {header.unit}")
         return partial(self._moved, SliceKey.of(header))
 
@@ -133,17 +133,17 @@ class Mailbox:
         return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
 
     def begin(
-        self, command: Average | Exchange, proposal_bytes: int = 0, moved: Callable[[], None] = lambda: None
+        self, command: Average | Exchange, sizes: range = range(0), moved: Callable[[], None] = lambda: None
     ) -> None:
         """A round is announced: take in the slices that its members sent early, forget slices of older rounds.
 
-        `proposal_bytes`: the bytes of the unit that each island sends in an outer round. `moved` is called whenever
-        a part of it has come.
+        `sizes`: how many bytes of the unit each island may send in an outer round. `moved` is called whenever a part
+        of it has come.
         """
         step, unit = command.step, command.unit
         members: tuple[Member | Envoy, ...]
         if isinstance(command, Exchange):
-            members, due = command.envoys, self._proposals_due(command, proposal_bytes)
+            members, due = command.envoys, self._proposals_due(command, sizes)
         else:
             members, due = command.members, self._due(command)
         self._announced[step, unit] = _Announced(command.round, due, moved)
@@ -151,7 +151,7 @@ class Mailbox:
         self._forget(lambda key: (key.step, key.unit) == (step, unit) and key.round < command.round)
         for key, elements in self._announced[step, unit].due.items():
             early = self.early.take(key, _claim(key))
-            if early is not None and early[0].elements == elements:
+            if early is not None and early[0].elements in elements:
                 self.put(*early)
         self.early.drop(lambda key, _: (key.step, key.unit) == (step, unit) and key.round <= command.round)
 
@@ -181,7 +181,7 @@ class Mailbox:
             for member in members:
                 if member.peer != self._me:
                     part = SliceKey(*of_round, False, member.peer, member.incarnation, chunk.start)
-                    round_.due[part] = chunk.elements
+                    round_.due[part] = _just(chunk)
 
     def close(self, step: int) -> None:
         """Forget all slices up to and including `step`: it is committed."""
@@ -190,25 +190,25 @@ class Mailbox:
         self._forget(lambda key: key.step <= step)
         self.early.drop(lambda key, _: key.step <= step)
 
-    def _due(self, command: Average) -> dict[SliceKey, int]:
+    def _due(self, command: Average) -> dict[SliceKey, range]:
         """Parts of the slice that we own from all others, and means from all others that own one."""
         of_round, members = (command.timeline, command.step, command.unit, command.round), command.members
         mine = [chunk for member in members if member.peer == self._me for chunk in chunks_of(member, members)]
-        due: dict[SliceKey, int] = {}
+        due: dict[SliceKey, range] = {}
         for member in members:
             if member.peer == self._me:
                 continue
             sender = member.peer, member.incarnation
-            due |= {SliceKey(*of_round, False, *sender, chunk.start): chunk.elements for chunk in mine}
+            due |= {SliceKey(*of_round, False, *sender, chunk.start): _just(chunk) for chunk in mine}
             theirs = chunks_of(member, members)
-            due |= {SliceKey(*of_round, True, *sender, chunk.start): chunk.elements for chunk in theirs}
+            due |= {SliceKey(*of_round, True, *sender, chunk.start): _just(chunk) for chunk in theirs}
         return due
 
-    def _proposals_due(self, command: Exchange, proposal_bytes: int) -> dict[SliceKey, int]:
+    def _proposals_due(self, command: Exchange, sizes: range) -> dict[SliceKey, range]:
         """One proposal of each other island that contributes."""
         of_round = (command.timeline, command.step, command.unit, command.round)
         return {
-            SliceKey(*of_round, False, envoy.peer, envoy.incarnation, 0): proposal_bytes
+            SliceKey(*of_round, False, envoy.peer, envoy.incarnation, 0): sizes
             for envoy in command.envoys
             if envoy.tokens and envoy.timeline != command.timeline
         }
@@ -227,6 +227,10 @@ class Mailbox:
             del self._slices[key]
         for key in [key for key in self._waiting if is_over(key)]:
             self._waiting.pop(key).cancel()
+
+
+def _just(chunk: SliceChunk) -> range:
+    return range(chunk.elements, chunk.elements + 1)
 
 
 def _claim(key: SliceKey) -> Claim:

@@ -21,11 +21,11 @@ from torch import Tensor
 from stage_server.ports import ReplicaId, ReplicaPorts
 from stage_server.replica.averaging.all_reduce import Deadline, Mean, Reduction, run_round
 from stage_server.replica.averaging.error_feedback import ErrorFeedback
-from stage_server.replica.averaging.exchange import run_exchange, travelled
+from stage_server.replica.averaging.exchange import run_exchange
 from stage_server.replica.averaging.mailbox import Mailbox
 from stage_server.replica.averaging.second_owner import answer_to, reduce_again, send_part
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
-from swarm.model.islands.exchange import proposal_bytes
+from swarm.model.islands.exchange import proposal_sizes
 from swarm.model.runtime import to_host
 from swarm.model.stage import Stage
 from swarm.types import PeerId, Round, RoundFault, UnitName
@@ -82,8 +82,8 @@ class RoundRunner:
         # A newer round means that no older one was or will be written into a row.
         self._means = {at: mean for at, mean in self._means.items() if at[:2] != key}
         is_outer = isinstance(command, Exchange)
-        size_bytes = proposal_bytes(self._stage, command.unit, command.step) if is_outer else 0
-        self.mailbox.begin(command, size_bytes, under_way.deadline.moved)
+        sizes = proposal_sizes(self._stage, command.unit, command.step) if is_outer else range(0)
+        self.mailbox.begin(command, sizes, under_way.deadline.moved)
         return True
 
     def full(self, command: Average) -> bool:
@@ -192,8 +192,7 @@ class RoundRunner:
             self._means[command.step, command.unit, command.round] = mean
             self._ports.metrics.round_finished(self._me.stage, "averaged", duration_s)
             if isinstance(command, Exchange):
-                each_bytes = proposal_bytes(self._stage, command.unit, command.step)
-                self._ports.metrics.exchanged(*travelled(command, self._me.peer, each_bytes))
+                self._ports.metrics.exchanged(*mean.travelled)
             of_round = (command.timeline, command.step, command.unit, command.round)
             self._ports.emit(Averaged(*of_round, mean.digest, mean.norms, duration_s, *mean.rates))
 

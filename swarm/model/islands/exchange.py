@@ -5,12 +5,17 @@ tensors.
                     bytes of all islands ──decoded──▶ P ──compose──▶ D, the same bits everywhere ──▶ merge
 
 Codes begin with each parameter tensor, so no bit depends on how the model is cut.
+
+With gaia many numbers of a proposal are 0. It travels as a bit for each number and then the codes that are not 0, if
+that is shorter: its length says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +23,7 @@ from swarm.errors import CorruptFrame
 from swarm.job.islands import outer_plan
 from swarm.job.outer import REPLACE
 from swarm.job.spec import JobSpec
+from swarm.model import codec
 from swarm.model.islands.outer import Merge, compose
 from swarm.model.islands.proposals import Proposals
 from swarm.model.stage import Stage
@@ -33,6 +39,32 @@ def proposed(stage: Stage, unit: UnitName, step: int) -> Tensor:
     """The proposal of the stage's island for a unit in an outer step, coded: uint8, 1-D on the CPU, not shared."""
     parts = [_proposals(stage).coded(name) for name in _names(stage, unit, step)]
     return torch.cat([torch.zeros(0, dtype=torch.uint8), *parts])
+
+
+def proposal_sizes(stage: Stage, unit: UnitName, step: int) -> range:
+    """The lengths that a proposal may have on its way: of `proposed`, and with gaia of `shortened` too."""
+    whole, proposals = proposal_bytes(stage, unit, step), _proposals(stage)
+    return range(_bits(whole // _code(stage).itemsize) if proposals.are_filtered else whole, whole + 1)
+
+
+def shortened(stage: Stage, coded: Tensor) -> Tensor:
+    """A coded proposal as it travels with gaia: not longer than it is."""
+    codes = coded.numpy().view(_code(stage))
+    there = codes != 0
+    short = np.concatenate([np.packbits(there), codes[there].view(np.uint8)])
+    return torch.from_numpy(short) if short.size < coded.numel() else coded
+
+
+def restored(stage: Stage, unit: UnitName, step: int, sent: Tensor) -> Tensor:
+    """The inverse of `shortened`; CorruptFrame if no proposal for the unit travels as these bytes."""
+    sizes, code = proposal_sizes(stage, unit, step), _code(stage)
+    codes = np.zeros(sizes[-1] // code.itemsize, code)
+    bits, listed = np.split(sent.numpy(), [_bits(codes.size)])
+    there = np.unpackbits(bits)
+    if sent.numel() not in sizes or there[codes.size :].any() or there.sum() * code.itemsize != listed.size:
+        raise CorruptFrame(f"a proposal for unit {unit} does not list the codes that its bits announce")
+    codes[there[: codes.size].astype(bool)] = listed.view(code)
+    return torch.from_numpy(codes.view(np.uint8))
 
 
 def decoded(stage: Stage, unit: UnitName, step: int, sent: Tensor) -> Tensor:
@@ -70,6 +102,16 @@ def merge_of_deltas(
     plan = outer_plan(spec)
     rule = plan.rule(proposals.course.inner_steps(step) - 1)
     return Merge({name: deltas[name].view(shapes[name].shape) for name in merged}, plan.update, rule)
+
+
+def _code(stage: Stage) -> np.dtype[np.unsignedinteger[Any]]:
+    """The code of a number, as an integer of its size; a scale of int8 is four of them."""
+    return np.dtype(f"u{codec.DTYPES[codec.dtype_of(_proposals(stage).code)].itemsize}")
+
+
+def _bits(codes: int) -> int:
+    """The bytes that hold a bit for each code."""
+    return -(-codes // 8)
 
 
 def _names(stage: Stage, unit: UnitName, step: int) -> list[str]:

@@ -1,22 +1,27 @@
 """The mathematics between islands: proposals, outer versions, merges. Linear forms, float32 on the CPU.
 
-    proposal       P = C(anchor - w)                         C: code and decode, so the proposer knows what others get
+    proposal       P = C(F(anchor - w))                      C: code and decode, so the proposer knows what others get
+                                                             F: with gaia only what is significant, else everything
     compose        D = sum of share_i P_i                    in float64, in order of islands, rounded to float32 once
     advance        m = momentum m + D;  anchor -= (rate momentum) m + rate D        Nesterov's momentum
-    merged         w = k w + (1 - k) anchor' + s (anchor' - anchor)
+    merged         w = k w + (1 - k) anchor' + s (anchor' - anchor) + o P
 
 Every product and every sum is rounded once, in the order written. A term whose factor is 0 is left out, so its values
 that are not finite have no effect. So every machine gets the same bits of a form, and its numbers alone say which
 algorithm it is (`swarm.job.outer`).
 
-Source: DiLoCo (arXiv 2311.08105), algorithm 1; Streaming DiLoCo (arXiv 2501.18512), algorithm 2. Decision:
-docs/decisions/045.
+With gaia k = s = o = 1, so anchor' - w' = anchor - w - P: what an island has made is what it sent and what it still
+holds, to rounding.
+
+Source: DiLoCo (arXiv 2311.08105), algorithm 1; Streaming DiLoCo (arXiv 2501.18512), algorithm 2; Gaia (NSDI 2017),
+section 4. Decision: docs/decisions/045.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -24,6 +29,7 @@ from torch import Tensor
 from swarm.job.outer import MergeRule, OuterUpdate
 from swarm.model.codec import round_trip
 from swarm.model.digests import digest_of
+from swarm.model.exact_sums import squared_norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +89,38 @@ class OuterWeights:
             self._digest = digest_of(tensors)
         return self._digest
 
-    def behind(self, name: str, weights: Tensor) -> Tensor:
-        """How far these weights are behind the anchor: their island's proposal before it is coded."""
-        return self._states[name].anchor - weights.detach().cpu()
+    def behind(self, name: str, weights: Tensor, share: float) -> Tensor:
+        """How far these weights are behind the anchor, as far as it is `significant`: their island's proposal before
+        it is coded."""
+        anchor = self._states[name].anchor
+        return significant(anchor - weights.detach().cpu(), anchor, share)
 
     def anchor(self, name: str) -> Tensor:
         """The outer weights; not a copy."""
         return self._states[name].anchor
 
-    def merge(self, name: str, weights: Tensor, merge: Merge) -> Tensor:
-        """Make the next outer version of a parameter; gives the weights of an island that had `weights`."""
+    def merge(self, name: str, weights: Tensor, merge: Merge, own: Tensor | None) -> Tensor:
+        """Make the next outer version of a parameter; gives the weights of an island that had `weights`, and proposed
+        `own` if the rule asks for that."""
         before = after = self._states[name]
         if merge.update is not None:
             after = self._states[name] = advance(before, merge.deltas[name], merge.update)
             self.changed()
-        return merged(weights.detach().cpu(), before.anchor, after.anchor, merge.rule)
+        return merged(weights.detach().cpu(), before.anchor, after.anchor, merge.rule, own)
+
+
+def significant(behind: Tensor, anchor: Tensor, share: float) -> Tensor:
+    """The numbers of `behind` that are more than `share` of their outer weights; 0 elsewhere.
+
+    An outer weight of 0 counts as the root mean square of its tensor. What is not finite stays, so that it is noticed.
+    """
+    if not share:
+        return behind
+    size = anchor.abs()
+    if not size.all():
+        (square,) = squared_norms([anchor])
+        size.masked_fill_(size == 0.0, sqrt(square / anchor.numel()))
+    return behind.masked_fill(behind.abs() <= size * share, 0.0)
 
 
 def proposal(anchor: Tensor, weights: Tensor, codec: str) -> Tensor:
@@ -124,9 +147,10 @@ def advance(state: OuterState, delta: Tensor, update: OuterUpdate) -> OuterState
     return OuterState(anchor, momentum)
 
 
-def merged(weights: Tensor, before: Tensor, after: Tensor, rule: MergeRule) -> Tensor:
-    """An island's weights once the anchor went from `before` to `after`."""
-    return _sum([(rule.k, weights), (1.0 - rule.k, after), (rule.s, after - before)], weights)
+def merged(weights: Tensor, before: Tensor, after: Tensor, rule: MergeRule, own: Tensor | None = None) -> Tensor:
+    """An island's weights once the anchor went from `before` to `after`; `own` is what it proposed, if `rule.o`."""
+    terms = [(rule.k, weights), (1.0 - rule.k, after), (rule.s, after - before)]
+    return _sum(terms if own is None else [*terms, (rule.o, own)], weights)
 
 
 def _sum(terms: Sequence[tuple[float, Tensor]], like: Tensor) -> Tensor:

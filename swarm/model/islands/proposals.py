@@ -17,7 +17,7 @@ import xxhash
 from torch import Tensor
 
 from swarm.job.course import OuterCourse
-from swarm.job.islands import outer_courses
+from swarm.job.islands import outer_courses, outer_plan
 from swarm.job.outer import fragment_of
 from swarm.job.spec import JobSpec
 from swarm.model import codec
@@ -33,6 +33,8 @@ class Proposals:
     def __init__(self, spec: JobSpec, weights: Weights, outer: OuterWeights) -> None:
         self.course: OuterCourse = outer_courses(spec)[0]  # outer steps are the same in all islands
         self.code = spec.outer.compression
+        self._plan = outer_plan(spec)
+        self.are_filtered = self._plan.threshold is not None  # many of their numbers may be 0
         self._weights, self._outer = weights, outer
         parameters = weights.newest()
         self._shapes = {name: tuple(one.shape) for name, one in parameters.items()}
@@ -57,7 +59,7 @@ class Proposals:
         """A parameter's proposal, uint8, 1-D on the CPU: how far it is behind the anchor, or was when captured."""
         if name in self._held:
             return self._held[name]
-        return codec.encode_there(self._outer.behind(name, self._weights.newest()[name]), self.code)
+        return self._coded(name, self._weights.newest()[name], self._weights.version)
 
     def decoded(self, name: str, coded: Tensor) -> Tensor:
         """A proposal P for a parameter, as all islands get it; CorruptFrame if it has another size."""
@@ -68,12 +70,15 @@ class Proposals:
         captured = self.course.captured(version)
         for name, one in weights if captured else ():
             if self._fragments[name] in captured:
-                self._held[name] = codec.encode_there(self._outer.behind(name, one), self.code)
+                self._held[name] = self._coded(name, one, version)
 
-    def merge(self, name: str, weights: Tensor, merge: Merge) -> Tensor:
-        """Make the next outer version of a parameter; gives the weights of an island that had `weights`."""
-        self._held.pop(name, None)
-        return self._outer.merge(name, weights, merge)
+    def merge(self, name: str, weights: Tensor, version: int, merge: Merge) -> Tensor:
+        """Make the next outer version of a parameter; gives the weights of an island that had `weights` at `version`,
+        behind what it proposed."""
+        held, own = self._held.pop(name, None), None
+        if merge.rule.o:
+            own = self.decoded(name, self._coded(name, weights, version) if held is None else held)
+        return self._outer.merge(name, weights, merge, own)
 
     def tensors(self, name: str, version: int) -> list[Tensor]:
         """What is held of a parameter at `version`, not copies: made if it is not held yet, to be written to."""
@@ -93,6 +98,10 @@ class Proposals:
             state.update(name.encode())
             state.update(codec.readable(one))
         return state.hexdigest()
+
+    def _coded(self, name: str, weights: Tensor, version: int) -> Tensor:
+        share = self._plan.significant_from(self.course.inner_steps(version))
+        return codec.encode_there(self._outer.behind(name, weights, share), self.code)
 
     def _is_held(self, name: str, version: int) -> bool:
         return self._fragments[name] in self.course.held(version)

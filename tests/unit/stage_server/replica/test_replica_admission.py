@@ -31,14 +31,15 @@ ELEMENTS = 2 * 16 * 24
 
 @asynccontextmanager
 async def replica_of(
-    compression: str, averaging: str = "none", outer: dict[str, Any] | None = None
+    compression: str, averaging: str = "none", outer: dict[str, Any] | None = None, mode: str = "diloco"
 ) -> AsyncIterator[Replica]:
     """Stage 1 of 2, loaded."""
     threads = torch.get_num_threads()
     spec = tiny_spec(
         2,
         pipeline={"compression": compression},
-        averaging={"compression": averaging} | ({"mode": "diloco"} if outer else {}),
+        averaging={"compression": averaging} | ({"mode": mode} if outer else {}),
+        islands={"count": 2 if outer else 1},
         outer=outer or {},
     )
     events: list[Event] = []
@@ -115,6 +116,21 @@ async def test_in_an_outer_step_a_slice_is_a_whole_coded_proposal_and_in_others_
             replica.admission.check(replace(given, step=0))
         with pytest.raises(StaleMessage):
             replica.admission.check(replace(given, timeline=1))
+
+
+async def test_with_gaia_a_proposal_has_a_bit_for_each_number_at_least_and_is_never_longer_than_without() -> None:
+    async with replica_of("none", outer={"every_steps": 1}, mode="gaia") as replica:
+        size = proposal_bytes(replica._stage, UnitName("stage-1"), 1)
+        for elements in (size // 32 + 1, size - 4, size):
+            given = replace(SLICE, step=1, dtype="uint8", elements=elements, total_bytes=elements)
+            replica.admission.check(given)
+            for wrong in (elements - 1, elements + 1):
+                with pytest.raises(CorruptFrame, match=f"has {elements} bytes, not {wrong}"):
+                    replica.admission.check(replace(given, total_bytes=wrong))
+        for elements in (0, size // 32 - 1, size + 1):
+            given = replace(SLICE, step=1, dtype="uint8", elements=elements, total_bytes=elements)
+            with pytest.raises(CorruptFrame, match=f"has {size} bytes at most, not {elements}"):
+                replica.admission.check(given)
 
 
 async def test_a_slice_is_a_float_within_its_unit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import astuple
 from typing import Any
 
@@ -50,6 +51,7 @@ def job_of(mode: str, count: int = 2, **sections: dict[str, Any]) -> JobSpec:
     return parse_job(values | sections)
 
 
+JOINED = ("diloco", "streaming")  # modes that propose everything
 ISLANDS = {count: spec_of(count=count, training={"global_batch_sequences": 60}) for count in range(1, 6)}
 
 
@@ -61,6 +63,10 @@ def test_every_mode_has_a_rhythm_and_a_code_unless_the_job_says_otherwise() -> N
     plan = outer_plan(spec_of("streaming", outer={"every_steps": 30}, training=many))
     assert (*astuple(plan.rhythm)[1:], plan.mixing) == (30, 3, 1, 0.5)
     assert spec_of("streaming").outer.compression == "fp4"
+    plan = outer_plan(spec_of("gaia", training=many))
+    assert (*astuple(plan.rhythm)[1:], plan.mixing, plan.threshold) == (2, 1, 1, 0.0, 0.01)
+    assert (plan.update, spec_of("gaia").outer.compression) == (OuterUpdate(1.0, 0.0), "none")
+    assert outer_plan(spec_of("gaia", outer={"threshold": 0.0, "every_steps": 1})).threshold == 0.0
 
 
 @pytest.mark.parametrize(("layers", "fragments"), [(1, 1), (3, 1), (4, 2), (12, 4)])
@@ -96,6 +102,7 @@ def test_people_are_told_how_islands_exchange() -> None:
         "2 islands, streaming: 3 parts of the model in turn, each every 4 steps, outer learning rate 0.7, momentum 0.5"
     )
     assert told in shape_text(spec_of("streaming", outer={"every_steps": 4}))
+    assert "gaia: every 2 steps what has moved by 1 %, outer learning rate 1, momentum 0" in shape_text(spec_of("gaia"))
     assert "island" not in shape_text(spec_of("allreduce", 1))
 
 
@@ -141,14 +148,27 @@ def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
         ),
         ("diloco", 2, {"outer": {"every_steps": 1}, "training": {"steps": 10**6}}, "200000 exchanges at most"),
         ("allreduce", 1, {"islands": {"count": 1, "shares": "speed"}}, "needs averaging.mode"),
-        ("gaia", 2, {}, "averaging.mode"),
+        *((mode, 2, {"outer": {"threshold": 0.01}}, "outer.threshold = 0.01 does nothing") for mode in JOINED),
+        *(("gaia", 2, {"outer": {"threshold": wrong}}, "outer.threshold") for wrong in (-0.1, 1.1, True, "much")),
+        ("gaia", 2, {"outer": {"compression": "fp4"}}, 'outer.compression = "fp4" has two numbers in a byte'),
+        ("gaia", 2, {"outer": {"mixing": 0.5}}, "outer.mixing = 0.5 does nothing"),
+        ("gaia", 1, {}, "is for several islands"),
+        ("gaia", 2, {"islands": {}}, "is for several islands"),
+        ("gossip", 2, {}, "averaging.mode = 'gossip': should be 'allreduce', 'diloco', 'streaming' or 'gaia'"),
     ],
 )
 def test_what_contradicts_itself_or_does_nothing_is_refused(
     mode: str, count: int, sections: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(InvalidConfig, match=told):
+    with pytest.raises(InvalidConfig, match=re.escape(told)) as refused:
         spec_of(mode, count, **sections)
+    assert refused.value.hint or (mode != "gaia" and "threshold" not in told)
+
+
+def test_a_job_that_is_older_than_the_threshold_goes_on() -> None:
+    values = spec_of().model_dump()
+    del values["outer"]["threshold"]
+    assert outer_plan(parse_job(values)) == outer_plan(spec_of())
 
 
 SAME_BITS = {"reproducible": True}

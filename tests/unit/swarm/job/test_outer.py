@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from swarm.job.outer import (
     REPLACE,
+    SENT,
     MergeRule,
     OuterPlan,
     OuterUpdate,
@@ -42,6 +43,13 @@ def test_streaming_takes_fragments_in_turn_and_merges_each_a_little_later() -> N
     assert merges(of) == {5: (1,), 9: (2,), 13: (0,), 17: (1,), 21: (2,), 25: (0,), 29: (0, 1, 2)}
     assert of.rule(25) == MergeRule(0.5, 0.0)
     assert of.rule(29) == REPLACE
+
+
+def test_gaia_asks_for_less_and_less_and_a_closing_capture_has_everything() -> None:
+    of = OuterPlan(Rhythm(9, 2, 1, 1), 0.0, OuterUpdate(1.0, 0.0), 0.5)
+    assert [of.significant_from(captured) for captured in (1, 4, 9)] == [0.5, 0.25, 0.0]
+    assert [of.rule(step) for step in (2, 7, 8)] == [SENT, SENT, REPLACE]
+    assert plan(9, 2).significant_from(4) == 0.0, "other modes propose everything"
 
 
 def test_what_could_not_be_merged_before_the_end_waits_for_the_closing_merge() -> None:

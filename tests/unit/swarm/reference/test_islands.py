@@ -18,6 +18,7 @@ from swarm.job.outer_log import OuterRecord
 from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import EMBEDDING
+from swarm.model.islands.exchange import proposed, shortened
 from swarm.model.stage import Stage
 from swarm.reference.checkpoints import Islands, LocalCheckpoints
 from swarm.reference.islands import ReferenceOuterSteps
@@ -49,11 +50,12 @@ def test_islands_train_by_themselves_and_an_exchange_takes_the_mean_of_what_they
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("mode", ["diloco", "streaming"])
+@pytest.mark.parametrize("mode", ["diloco", "streaming", "gaia"])
 def test_the_cut_changes_no_bit(mode: str, tied: bool) -> None:
     """Fragments are layers and codes begin with each tensor, so stages are invisible to outer steps as well."""
-    every = {"every_steps": 2} if mode == "diloco" else {"every_steps": 4, "fragments": 3}
-    one, three = (train(spec_of(mode, stages=stages, tied=tied, compression="fp4", **every)) for stages in (1, 3))
+    every = {"every_steps": 4, "fragments": 3} if mode == "streaming" else {"every_steps": 2}
+    code = "int8" if mode == "gaia" else "fp4"
+    one, three = (train(spec_of(mode, stages=stages, tied=tied, compression=code, **every)) for stages in (1, 3))
     assert (one.losses, one.evaluations, one.sha256) == (three.losses, three.evaluations, three.sha256)
     if tied:
         held = weights(three.stages)
@@ -152,6 +154,68 @@ def test_no_microbatch_is_late_in_the_first_steps_however_many_outer_steps_lie_b
     assert train(never_late).sha256 == train(spec).sha256
 
 
+# Gaia ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("islands", [2, 3])
+def test_gaia_without_a_threshold_behind_every_step_is_one_synchronous_optimizer(islands: int) -> None:
+    changes = {"optimizer": "sgd", "momentum": 0.9, "grad_clip_norm": 0.0, "global_batch_sequences": 12}
+    synchronous = changed(spec_of("allreduce", 1), "training", **changes)
+    filtered = changed(spec_of("gaia", every_steps=1, threshold=0.0), "training", **changes)
+    plain, joined = train(synchronous), train(changed(filtered, "islands", count=islands))
+    assert farthest(weights(plain.stages), weights(joined.stages)) <= 1e-6
+    assert joined.losses == pytest.approx(plain.losses, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("outer", "tokens"),
+    [
+        ({}, (1, 1)),
+        ({"threshold": 0.2, "every_steps": 1}, (1, 3)),
+        ({"threshold": 0.2, "every_steps": 4, "overlap_steps": 3}, (1, 1, 2)),
+        ({"threshold": 0.2, "every_steps": 6, "overlap_steps": 1, "fragments": 3}, (2, 1)),
+        ({"threshold": 1.0, "every_steps": 3}, (1, 1)),
+    ],
+)
+def test_what_islands_make_reaches_the_model_once(outer: dict[str, Any], tokens: tuple[int, ...]) -> None:
+    """What is too small to be sent is sent later, and at the end nothing is left."""
+    spec = spec_of("gaia", steps=11, **outer)
+    islands = [build_stages(spec, CPU) for _ in tokens]
+    steps, start = ReferenceOuterSteps(spec, islands), weights(islands[0])
+    made = {name: torch.zeros(one.shape, dtype=torch.float64) for name, one in start.items()}
+    for step in range(11):
+        for number, (island, share) in enumerate(zip(islands, tokens, strict=True)):
+            before = weights(island)
+            drift([island], seed=10 * step + number, scale=1e-3)
+            for stage in island:
+                stage.apply(stage.version, {}, learning_rate=0.0, scale=1.0, skip=True)
+            for name, one in weights(island).items():
+                made[name] += (one.double() - before[name]) * share / sum(tokens)
+        assert steps.after(step, dict(enumerate(tokens))) == []
+        apart = farthest(weights(islands[0]), weights(islands[1]))
+        assert (apart > 0.0) == (step < 10), "islands differ until the closing merge"
+    assert farthest(weights(islands[0]), {name: start[name] + one for name, one in made.items()}) <= 1e-6
+
+
+def test_the_larger_the_threshold_the_less_travels() -> None:
+    def sent_bytes(threshold: float) -> int:
+        spec, sizes = spec_of("gaia", steps=8, threshold=threshold), list[int]()
+
+        def look(islands: Islands, report: StepReport) -> None:
+            for (stage,) in islands:
+                assert stage.proposals is not None
+                course = stage.proposals.course
+                due = course.next_outer(stage.version) if course.captured(stage.version) else None
+                sizes.extend(shortened(stage, proposed(stage, unit, due.step)).numel() for unit in stage.units if due)
+
+        train_local(spec, batches_of(spec), on_commit=look)
+        assert len(sizes) == 2 * 3
+        return sum(sizes)
+
+    found = [sent_bytes(threshold) for threshold in (0.0, 0.01, 0.05, 0.2)]
+    assert sorted(set(found), reverse=True) == found
+
+
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
@@ -194,8 +258,12 @@ def test_a_checkpoint_brings_back_every_island_bit_for_bit_at_any_number_of_stag
             assert (trained.sha256, trained.losses) == (whole.sha256, whole.losses[start.step :])
 
 
-def test_islands_that_merge_fragments_in_turn_go_on_from_a_checkpoint_with_weights_of_their_own(tmp_path: Path) -> None:
-    spec = spec_of("streaming", every_steps=4, fragments=2, overlap_steps=1, steps=10)
+@pytest.mark.parametrize("mode", ["streaming", "gaia"])
+def test_islands_that_merge_fragments_in_turn_go_on_from_a_checkpoint_with_weights_of_their_own(
+    tmp_path: Path, mode: str
+) -> None:
+    """With gaia these have what was not significant yet."""
+    spec = spec_of(mode, every_steps=4, fragments=2, overlap_steps=1, steps=10)
     whole, found = kept(spec, tmp_path, every_steps=1)
     assert [one.step for one in found] == [3, 5, 7, 9], "behind each merge"
     for start in found:
@@ -204,8 +272,8 @@ def test_islands_that_merge_fragments_in_turn_go_on_from_a_checkpoint_with_weigh
             again = changed(spec, "pipeline", stages=stages)
             trained = train_local(again, batches_of(again), start=start)
             assert (trained.sha256, trained.losses) == (whole.sha256, whole.losses[start.step :])
-    for count in (1, 4):
-        other = spec_of("streaming", islands=count, every_steps=4, fragments=2, overlap_steps=1, steps=10)
+    for count in (1, 4) if mode == "streaming" else (4,):
+        other = spec_of(mode, islands=count, every_steps=4, fragments=2, overlap_steps=1, steps=10)
         assert len(train_local(other, batches_of(other), start=found[0]).losses) == 7
 
 

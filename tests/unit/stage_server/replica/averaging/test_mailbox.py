@@ -203,7 +203,7 @@ def exchange(number: int = 1) -> Exchange:
 
 async def test_in_an_outer_round_one_proposal_is_due_from_each_other_island() -> None:
     made = Mailbox(PeerId("b0"), 0, 1)
-    made.begin(exchange(), proposal_bytes=5)
+    made.begin(exchange(), range(5, 6))
     proposal = Slice(JobId("job"), 0, 0, UNIT, Round(1, 1), False, 0, PeerId("a1"), 7, "uint8", 5, 5)
     for wrong in (
         replace(proposal, sender=PeerId("b1")),
@@ -219,3 +219,23 @@ async def test_in_an_outer_round_one_proposal_is_due_from_each_other_island() ->
         made.admit(header)
         made.put(header, memoryview(bytes(range(5))))
         assert (await made.get(SliceKey.of(header))).values().tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("early", [False, True])
+async def test_a_proposal_may_be_shorter_where_islands_leave_numbers_out_and_never_longer(early: bool) -> None:
+    made = Mailbox(PeerId("b0"), 0, 1)
+    proposals = {
+        size: Slice(JobId("job"), 0, 0, UNIT, Round(1, 1), False, 0, PeerId(sender), 7, "uint8", size, size)
+        for sender, size in (("a1", 3), ("a2", 6))
+    }
+    if early:
+        for size, header in proposals.items():
+            made.put(header, memoryview(bytes(size)))
+    made.begin(exchange(), range(2, 6))
+    for size in (1, 6):
+        with pytest.raises(Refused, match="no such slice is due"):
+            made.admit(replace(proposals[3], elements=size))
+    if not early:
+        made.put(proposals[3], memoryview(bytes(3)))
+    assert (await made.get(SliceKey.of(proposals[3]))).values().tolist() == [0, 0, 0]
+    assert SliceKey.of(proposals[6]) not in made._slices, "it was early, and is too long"

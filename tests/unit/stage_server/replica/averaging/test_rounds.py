@@ -51,6 +51,7 @@ class Numbers:
     """A stage whose sums are one number."""
 
     number = 6.0
+    are_filtered = False
 
     def part(self, step: int, unit: UnitName) -> Tensor:
         return torch.full((ELEMENTS,), self.number)
@@ -264,10 +265,8 @@ async def test_an_envoy_tells_of_all_that_it_missed_at_once(made: Table) -> None
 
 @in_simulation()
 async def test_what_an_exchange_sent_and_received_is_counted(made: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes of a round with two other islands, one of which proposes nothing."""
-
     async def made_at_once(*_: object) -> Mean:
-        return Mean(torch.zeros(ELEMENTS), "digest", ())
+        return Mean(torch.zeros(ELEMENTS), "digest", (), travelled=(2 * ELEMENTS, ELEMENTS))
 
     monkeypatch.setattr("stage_server.replica.averaging.rounds.run_exchange", made_at_once)
     envoys = tuple(Envoy(PeerId(one), 1, f"at {one}", n, 30 * (n < 2)) for n, one in enumerate("abc"))

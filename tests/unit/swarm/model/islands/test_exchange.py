@@ -8,9 +8,19 @@ import pytest
 import torch
 
 from swarm.errors import CorruptFrame
-from swarm.job.outer import REPLACE, OuterUpdate
+from swarm.job.outer import REPLACE, SENT, OuterUpdate
 from swarm.job.spec import JobSpec
-from swarm.model.islands.exchange import decoded, mean_proposal, merge_of, merge_of_deltas, proposal_bytes, proposed
+from swarm.model.islands.exchange import (
+    decoded,
+    mean_proposal,
+    merge_of,
+    merge_of_deltas,
+    proposal_bytes,
+    proposal_sizes,
+    proposed,
+    restored,
+    shortened,
+)
 from swarm.model.islands.outer import Merge, compose
 from swarm.model.stage import Stage
 from swarm.types import Microbatch
@@ -19,10 +29,10 @@ from tests.support.whole_steps import commit, run, spec_of, stages_of
 TOKENS = (30, 50)
 
 
-def outer_spec(stages: int, code: str, *, tied: bool = False) -> JobSpec:
+def outer_spec(stages: int, code: str, *, tied: bool = False, mode: str = "diloco", threshold: float = 0.0) -> JobSpec:
     spec = spec_of(stages, config={"tie_word_embeddings": tied})
-    averaging = spec.averaging.model_copy(update={"mode": "diloco"})
-    values = {"every_steps": 1, "learning_rate": 0.7, "momentum": 0.9, "fragments": 1}
+    averaging = spec.averaging.model_copy(update={"mode": mode})
+    values = {"every_steps": 1, "learning_rate": 0.7, "momentum": 0.9, "fragments": 1, "threshold": threshold}
     outer = spec.outer.model_copy(update=values | {"overlap_steps": 0, "mixing": 0.0, "compression": code})
     return spec.model_copy(update={"averaging": averaging, "outer": outer})
 
@@ -37,10 +47,11 @@ def islands(spec: JobSpec) -> list[list[Stage]]:
     return made
 
 
+@pytest.mark.parametrize("mode", ["diloco", "gaia"])
 @pytest.mark.parametrize("code", ["none", "bfloat16", "int8", "fp4"])
 @pytest.mark.parametrize(("stages", "tied"), [(1, True), (2, True), (2, False)])
-def test_bytes_that_travel_make_the_merge_of_one_process(code: str, stages: int, tied: bool) -> None:
-    spec = outer_spec(stages, code, tied=tied)
+def test_bytes_that_travel_make_the_merge_of_one_process(mode: str, code: str, stages: int, tied: bool) -> None:
+    spec = outer_spec(stages, code, tied=tied, mode=mode, threshold=0.5 if mode == "gaia" else 0.0)
     ours, twins = islands(spec), islands(spec)
     shares = [tokens / sum(TOKENS) for tokens in TOKENS]
     for stage in range(stages):
@@ -58,7 +69,7 @@ def test_bytes_that_travel_make_the_merge_of_one_process(code: str, stages: int,
             }
             at.merge(at.version, merge_of(at, spec, 1, means))
             twin = twins[island][stage]
-            twin.merge(twin.version, Merge(deltas, OuterUpdate(0.7, 0.9), REPLACE))
+            twin.merge(twin.version, Merge(deltas, OuterUpdate(0.7, 0.9), SENT if mode == "gaia" else REPLACE))
             assert at.digest() == twin.digest()
 
 
@@ -95,6 +106,36 @@ def test_a_proposal_that_is_not_finite_makes_the_mean_not_finite() -> None:
         next(iter(one.module.parameters())).view(-1)[0] = math.inf
     delta = decoded(one, unit, 1, proposed(one, unit, 1))
     assert not math.isfinite(sum(norm.squared_norm for norm in one.places.squared_norms(unit, delta)))
+
+
+@pytest.mark.parametrize(("code", "code_bytes"), [("none", 4), ("bfloat16", 2), ("int8", 1)])
+def test_with_gaia_a_bit_says_which_codes_travel_and_only_those_that_are_not_0_do(code: str, code_bytes: int) -> None:
+    (one,) = islands(outer_spec(1, code, mode="gaia", threshold=0.5))[0]
+    (unit,) = one.units
+    coded = proposed(one, unit, 1)
+    codes = coded.view(-1, code_bytes)
+    sent, sizes = shortened(one, coded), proposal_sizes(one, unit, 1)
+    assert sent.numel() == math.ceil(len(codes) / 8) + int(codes.any(dim=1).sum()) * code_bytes < coded.numel()
+    assert torch.equal(restored(one, unit, 1, sent), coded)
+    nothing = shortened(one, torch.zeros_like(coded))
+    assert (nothing.numel(), coded.numel()) == (sizes[0], sizes[-1])
+    assert not restored(one, unit, 1, nothing).any()
+    full = torch.ones_like(coded)
+    assert shortened(one, full) is full, "it would be longer"
+
+
+def test_a_short_proposal_that_contradicts_itself_is_refused() -> None:
+    (one,) = islands(outer_spec(1, "none", mode="gaia", threshold=0.5))[0]
+    (unit,) = one.units
+    sent = shortened(one, proposed(one, unit, 1))
+    bits = math.ceil(one.units[unit].elements / 8)
+    for wrong in (sent[:-4], sent[:-1], torch.cat([sent, sent[-4:]]), sent[: bits - 1], sent[:0]):
+        with pytest.raises(CorruptFrame, match="does not list the codes"):
+            restored(one, unit, 1, wrong)
+    flipped = sent.clone()
+    flipped[0] ^= 128
+    with pytest.raises(CorruptFrame, match="does not list the codes"):
+        restored(one, unit, 1, flipped)
 
 
 def test_bytes_of_another_size_are_refused() -> None:

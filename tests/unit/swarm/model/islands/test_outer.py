@@ -7,11 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm.job.outer import REPLACE, MergeRule, OuterUpdate
+from swarm.job.outer import REPLACE, MergeRule, OuterPlan, OuterUpdate, Rhythm
 from swarm.model.codec import round_trip
-from swarm.model.islands.outer import OuterState, advance, compose, merged, proposal
+from swarm.model.islands.outer import OuterState, advance, compose, merged, proposal, significant
 
 SHAPE = (5, 67)
 
@@ -77,3 +79,62 @@ def test_nesterov_is_the_textbook_form() -> None:
     for delta in (1.0, 2.0):
         state = advance(state, torch.tensor([delta]), OuterUpdate(0.5, 0.5))
     assert (state.momentum.item(), state.anchor.item()) == (2.5, -0.75 - 1.625)
+
+
+# Gaia ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
+def test_a_number_is_significant_above_a_share_of_its_outer_weight_or_of_the_usual_size_where_that_is_0(
+    share: float,
+) -> None:
+    anchor, behind = drawn(0), 0.3 * drawn(1)
+    anchor[:, ::3] = 0.0
+    anchor[1, 1], behind[1, 1] = 2.0, 2.0 * share  # just as large: not significant
+    usual = np.float32(math.sqrt(float(anchor.double().square().sum()) / anchor.numel()))
+    expected = [
+        float(one) if abs(np.float32(one)) > (abs(np.float32(of)) if of else usual) * np.float32(share) else 0.0
+        for one, of in zip(behind.view(-1).tolist(), anchor.view(-1).tolist(), strict=True)
+    ]
+    found = significant(behind, anchor, share)
+    assert found.view(-1).tolist() == expected
+    assert found[1, 1] == 0.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_significant(bad: float) -> None:
+    found = significant(torch.tensor([bad, 0.1]), torch.tensor([1.0, 1.0]), 1.0)
+    assert not found[0].isfinite()
+    assert found[1] == 0.0
+
+
+@given(st.data())
+def test_what_islands_make_is_in_the_outer_weights_once_or_still_to_be_sent(data: st.DataObject) -> None:
+    """Numbers are counts here, so nothing is rounded; tokens are such that means are exact too."""
+    tokens = data.draw(st.sampled_from([(1, 1), (1, 3), (1, 1, 2)]))
+    shares = [one / sum(tokens) for one in tokens]
+    every = data.draw(st.integers(1, 4))
+    overlap, steps = data.draw(st.integers(0, every - 1)), data.draw(st.integers(1, 6))
+    plan = OuterPlan(Rhythm(steps, every, 1, overlap), 0.0, OuterUpdate(1.0, 0.0), data.draw(st.floats(0.0, 1.0)))
+    counts = st.lists(st.integers(-8, 8), min_size=4, max_size=4).map(lambda found: 64.0 * torch.tensor(found))
+    state = OuterState.of(start := data.draw(counts))
+    weights, made = [start.clone() for _ in tokens], [torch.zeros(4) for _ in tokens]
+    sent, held = [torch.zeros(4) for _ in tokens], list[Tensor]()
+    for step in range(steps):
+        for island in range(len(tokens)):
+            more = data.draw(counts)
+            weights[island], made[island] = weights[island] + more, made[island] + more
+        if plan.rhythm.captures(step):
+            share = plan.significant_from(step + 1)
+            held = [significant(state.anchor - one, state.anchor, share) for one in weights]
+        if plan.rhythm.merges(step):
+            before, rule = state, plan.rule(step)
+            state = advance(before, compose(held, shares), plan.update)
+            islands = zip(weights, held, strict=True)
+            weights = [merged(one, before.anchor, state.anchor, rule, own) for one, own in islands]
+            sent = [one - own for one, own in zip(sent, held, strict=True)]
+        for one, of, out in zip(weights, made, sent, strict=True):
+            assert torch.equal(of, out + one - state.anchor)
+    total = torch.stack([share * one for share, one in zip(shares, made, strict=True)]).sum(dim=0)
+    assert torch.equal(state.anchor, start + total)
+    assert all(torch.equal(one, state.anchor) for one in weights)
