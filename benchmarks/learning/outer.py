@@ -1,7 +1,7 @@
 """What exchanging rarely costs or gains in loss: diloco and streaming beside averaging every step, at equal tokens.
 
     python -m benchmarks.learning.outer [--seeds 1] [--steps 300] [--rates 0.004] [--table docs/benchmarks.md]
-        [--save RUNS.json]
+        [--save RUNS.json] [--gaia]
 
 Each run is `swarm train-local` in this process, on the model and text of `convergence`. Every run sees the same tokens
 in the same number of steps: with n islands each trains an nth of the batch. One island with outer steps stands beside
@@ -9,11 +9,15 @@ several, because outer momentum acts there too and would otherwise be taken for 
 is shown at that of the learning rates with which it ends lowest for the first seed; other seeds take it. "Loss" is that
 of the final weights on held-out text, nats per byte.
 With --save each loss is kept when it is found, and a run that was interrupted goes on.
+
+With --gaia two islands exchange with gaia, and with streaming at about as many bytes. "Bytes" are those that an island
+sends to the other, for each parameter and step.
 """
 
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +26,15 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.learning.convergence import LENGTH, MARKS, SEQUENCES, resolved, small_llama, trained
+from benchmarks.learning.convergence import LENGTH, MARKS, SEQUENCES, resolved, small_llama, trained, with_data
 from benchmarks.learning.kept import Kept
 from benchmarks.learning.runs import SOURCE, parsed, parser_of
 from benchmarks.tables import markdown, publish, spread
+from swarm.data.batches import Batches
 from swarm.job.spec import JobSpec
+from swarm.model.islands.exchange import proposal_bytes, proposed, shortened
+from swarm.reference.checkpoints import Islands
+from swarm.reference.trainer import StepReport, train_local
 from swarm.text import counted
 
 ISLANDS = (1, 2, 4)
@@ -86,6 +94,60 @@ def loss_of(way: Way, seed: int, rate: float, steps: int, source: str) -> float:
     return trained(job(way, seed, rate, steps, source)).evaluations[-1].loss
 
 
+def _gaia(**outer: object) -> Way:
+    return Way("gaia", 2, tuple(outer.items()))
+
+
+def _streaming(every: int, code: str) -> Way:
+    return Way("streaming", 2, (("every_steps", every), ("compression", code)))
+
+
+BESIDE = (  # each way of gaia, and one of streaming that sends about as much
+    (_gaia(threshold=0.0), _streaming(2, "none")),
+    (_gaia(threshold=0.01), _streaming(2, "none")),
+    (_gaia(threshold=0.05), _streaming(1, "bfloat16")),
+    (_gaia(threshold=0.2), _streaming(1, "int8")),
+    (_gaia(compression="int8", threshold=0.2), _streaming(2, "fp4")),
+    (_gaia(every_steps=20, compression="int8", threshold=0.2), _streaming(20, "fp4")),
+)
+GAIA_MARKS = ("<!-- gaia -->", "<!-- end of gaia -->")
+
+
+def loss_and_bytes(way: Way, seed: int, rate: float, steps: int, source: str) -> tuple[float, float]:
+    """Train once; the loss of the final weights, and the bytes that the first island sends for each parameter and
+    step."""
+    sent, parameters = 0, 0
+
+    def look(islands: Islands, report: StepReport) -> None:
+        nonlocal sent, parameters
+        (stage,) = islands[0]
+        assert stage.proposals is not None
+        parameters = sum(elements for _, elements in stage.parameter_sizes())
+        for one in stage.proposals.course.outer:
+            if one.is_held and one.captured == report.step + 1:
+                coded = [proposed(stage, unit, one.step) for unit in stage.units]
+                sent += sum((shortened(stage, each) if way.mode == "gaia" else each).numel() for each in coded)
+            elif not one.is_held and one.behind == report.step + 1:
+                sent += sum(proposal_bytes(stage, unit, one.step) for unit in stage.units)
+
+    def train(spec: JobSpec, batches: Batches) -> float:
+        return train_local(spec, batches, on_commit=look).evaluations[-1].loss
+
+    loss = with_data(job(way, seed, rate, steps, source), train)
+    return loss, sent / parameters / steps
+
+
+def gaia_rows(found: Mapping[Way, Sequence[tuple[float, float]]], base: float) -> Iterator[list[str]]:
+    """A row for each way of gaia and the way of streaming beside it, with the means over seeds."""
+    for pair in BESIDE:
+        cells = []
+        for way in pair:
+            losses, sizes = zip(*found[way], strict=True)
+            loss = mean(losses)
+            cells += [str(way), f"{mean(sizes):.3g}", f"{loss:.3f}{spread(losses)} ({100 * (loss / base - 1):+.1f} %)"]
+        yield cells
+
+
 def run_name(way: Way, rate: float, seed: int, steps: int) -> str:
     """The name under which a loss is kept."""
     return f"{way}, {way.islands} islands, rate {rate:g}, seed {seed}, {steps} steps"
@@ -116,8 +178,12 @@ def main() -> None:
     parser = parser_of(__doc__, seeds=1, steps=300)
     parser.add_argument("--every", type=int, nargs="+", default=(10, 50))
     parser.add_argument("--rates", type=float, nargs="+", default=(4e-3,))
+    parser.add_argument("--gaia", action="store_true", help="gaia beside streaming")
     arguments = parsed(parser)
     console = Console()
+    if arguments.gaia:
+        _compare_gaia(arguments, console)
+        return
     compared, kept = ways(arguments.every), Kept(arguments.save)
     losses: dict[tuple[Way, float], list[float]] = {}
     for seed in range(arguments.seeds):
@@ -139,6 +205,28 @@ def main() -> None:
         "learning rate."
     )
     publish(text, arguments.table, MARKS)
+
+
+def _compare_gaia(arguments: Namespace, console: Console) -> None:
+    kept, (rate, *_) = Kept(arguments.save), arguments.rates
+    ways_ = dict.fromkeys(way for pair in BESIDE for way in pair)
+    found: dict[Way, list[tuple[float, float]]] = {way: [] for way in ways_}
+    averaged = []
+    for seed in range(arguments.seeds):
+        name = run_name(ALLREDUCE, rate, seed, arguments.steps)
+        averaged.append(kept.once(name, partial(loss_of, ALLREDUCE, seed, rate, arguments.steps, SOURCE)))
+        for way in ways_:
+            started_s = time.perf_counter()
+            name = f"{run_name(way, rate, seed, arguments.steps)}, with bytes"
+            found[way].append(kept.once(name, partial(loss_and_bytes, way, seed, rate, arguments.steps, SOURCE)))
+            console.print(f"{name}  {found[way][-1]}  {time.perf_counter() - started_s:.0f} s", highlight=False)
+    header = ["gaia", "bytes", "loss", "streaming", "bytes", "loss"]
+    text = (
+        f"{markdown(header, gaia_rows(found, mean(averaged)))}\n\n2 islands, {arguments.steps} steps of "
+        f"{SEQUENCES * LENGTH} bytes of text, {counted(arguments.seeds, 'seed')}, learning rate {rate:g}. In brackets: "
+        f"against allreduce, whose loss is {mean(averaged):.3f}."
+    )
+    publish(text, arguments.table, GAIA_MARKS)
 
 
 if __name__ == "__main__":
