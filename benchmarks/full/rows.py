@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.full.measures import Measure, Row, Run, Values
 from benchmarks.full.results import Value
 from benchmarks.learning.convergence import AUTO, SYNCHRONOUS
+from benchmarks.models import flow
 from benchmarks.models.time_to_loss import SYNCHRONOUS_LOOKAHEAD
 
 # L: learning ----------------------------------------------------------------------------------------------------------
@@ -433,6 +434,39 @@ def _read_c(printed: Sequence[Any]) -> Values:
     return values
 
 
+# G: published figures ------------------------------------------------------------------------------------------------
+
+PAPERS = {
+    "dtfm": ("--random", "DT-FM's assignments of 64 GPUs"),
+    "dedloc": ("--progress", "DeDLOC's shares and batches"),
+    "varuna": ("", "Varuna's schedules and times"),
+    "moshpit": ("", "Moshpit's errors"),
+    "square_cube": ("", "SWARM's square-cube law"),
+}
+FLOW = Run("benchmarks.models.flow --output json", "--seconds 300 --seeds 1", "--seconds 600 --seeds 2")
+G = [*(Run(f"benchmarks.models.{name} --output json {flags}".strip()) for name, (flags, _) in PAPERS.items()), FLOW]
+FLOWS = [(in_flight, deaths) for in_flight in flow.IN_FLIGHT for deaths in flow.DEATHS]
+G_MEASURES = (
+    *(Measure(name, f"{text}: figures that come out", "those published", 1.0) for name, (_, text) in PAPERS.items()),
+    *(
+        Measure(f"flow/{many}/{deaths}", f"microbatches/s, {many} in flight, deaths {deaths:.0%}/h", "a flow", 0.95)
+        for many, deaths in FLOWS
+    ),
+)
+
+
+def _read_g(printed: Sequence[Any]) -> Values:
+    *papers, routed = printed
+    values: Values = {
+        name: [sum(figure["comes_out"] for figure in found) / len(found)]
+        for name, found in zip(PAPERS, papers, strict=True)
+    }
+    ours = [figure["found"] for figure in routed if "least_completion" in figure["about"]]
+    for (many, deaths), share in zip(FLOWS, ours, strict=True):
+        values[f"flow/{many}/{deaths}"] = [share]
+    return values
+
+
 ROWS = (
     Row("L1", "seconds to a loss", (LOSSES, TIMES, LINK_LOSS), _l1_measures(), _read_l1, network=True),
     Row(
@@ -484,4 +518,5 @@ ROWS = (
     Row("M", "memory of stage servers", M, M_MEASURES, _read_m),
     Row("S", "what reproducible mode and safety cost", S, S_MEASURES, _read_s),
     Row("C", "codecs of averaging", C, C_MEASURES, _read_c, network=True),
+    Row("G", "published figures", G, G_MEASURES, _read_g),
 )

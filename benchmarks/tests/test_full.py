@@ -24,7 +24,7 @@ from benchmarks.full.measures import Measure, Row, Run
 from benchmarks.full.page import MARKS, between_marks, text_of, write_page
 from benchmarks.full.plots import AIMS, SPEEDS, shows, write_plots
 from benchmarks.full.results import Circumstances, Found, read, write
-from benchmarks.full.rows import BUBBLES, CHOSEN, LENGTHS, ROWS
+from benchmarks.full.rows import BUBBLES, CHOSEN, LENGTHS, PAPERS, ROWS
 from benchmarks.models.bubbles import Shape
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,11 @@ PRINTED: dict[str, list[Any]] = {
     "P8": [ROUND] * 2,
     "M": [{"runs": [[{"training_ratio": 1.4}, {"training_ratio": 1.7}], [{"training_ratio": 1.5}]]}] * 2,
     "S": [{"rounds": [{"step": 0.02, "processors": 0.04}]}] * 2,
+    "G": [
+        *([{"comes_out": True}, {"comes_out": True}],) * 4,
+        [{"comes_out": True}, {"comes_out": False}],
+        [{"about": way, "found": 0.9} for way in ("flow", "least_completion", "uniform")] * 4,
+    ],
     "C": [{"codecs": {"none": [[2.0, 4.0]], "bfloat16": [[1.0, 4.0]], "int8": [[0.5, 4.4]]}}],
 }
 
@@ -107,6 +112,9 @@ def test_what_is_read_are_the_ratios_that_the_measure_names() -> None:
     assert read_of["P7"] == {f"{length}/{key}": shares for length in LENGTHS for key, shares in found.items()}
     assert read_of["M"] == {"parameters": [1.7, 1.5], "graphs": [1.7, 1.5]}, "the worse of the stages"
     assert read_of["S"]["safety/processors"] == [4.0]
+    assert read_of["G"] == {name: [1.0] for name in PAPERS} | {"square_cube": [0.5]} | {
+        f"flow/{many}/{deaths}": [0.9] for many in (128, 256) for deaths in (0.0, 0.2)
+    }
     assert read_of["C"]["int8/time"] == [0.25]
     assert read_of["C"]["int8/loss"] == pytest.approx([10.0])
 
