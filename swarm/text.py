@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/\"'<>]{1,500}@")
@@ -39,6 +39,12 @@ def counted(number: int, noun: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """Names in order: a, b, c; "nobody" if there are none."""
     return ", ".join(sorted(names)) or "nobody"
+
+
+def either(names: Sequence[str]) -> str:
+    """Names to choose from, at least one: a, b or c."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def is_address(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from client.records import Checkpoint, Job
@@ -36,14 +37,20 @@ def model_card(job: Job, checkpoint: Checkpoint, weights_sha256: str, product: s
         "weights sha256": weights_sha256,
     }
     lines = [f"| {name} | {_cell(value)} |" for name, value in rows.items() if value]
+    flag = ", trust_remote_code=True" if has_narrow_places(spec) else ""
     head = "\n".join(f"{key}: {json.dumps(value)}" for key, value in front.items())
     return (
         f"---\n{head}\n---\n\n# {job.name}\n\n"
         f"Trained by swarm-stages {product}, job `{job.id}`.\n\n"
         "| | |\n|---|---|\n" + "\n".join(lines) + "\n\n"
         "```python\nfrom transformers import AutoModelForCausalLM\n\n"
-        'model = AutoModelForCausalLM.from_pretrained(".")\n```\n'
+        f'model = AutoModelForCausalLM.from_pretrained("."{flag})\n```\n'
     )
+
+
+def has_narrow_places(spec: Mapping[str, Any]) -> bool:
+    """Whether Transformers needs the code in the model's folder to load it."""
+    return bool(spec.get("model", {}).get("narrow", {}).get("kind", "none") != "none")
 
 
 def _shown_source(source: str) -> str:

@@ -7,6 +7,7 @@ import sysconfig
 from typing import get_args
 
 from swarm.job.optimizers import OptimizerName
+from swarm.text import either
 
 _EXAMPLE = """\
 # A job for swarm. Start a small swarm on this machine with `swarm up`, then `swarm submit job.toml`.
@@ -30,6 +31,13 @@ recompute = "auto"              # true: keep a stage's input only, compute its f
                                 # auto: if the memory on offer asks for it
 compile   = false               # torch.compile of the layers, while a stage loads; not with training.reproducible
 tokenizer = "byte"              # UTF-8 bytes, no files; or a folder with tokenizer.json, a hub id, "" (that of id)
+
+[model.narrow]
+kind   = "none"                 # or maxout, bottleneck: what stands between two layers where the model itself is
+                                # narrow, for links so slow that stages wait for them; it learns less from each token
+factor = 4                      # 2 to 64, a divisor of the width: so much less crosses a cut there
+every  = "auto"                 # or a divisor of the number of layers: a place behind every so many, and stages end at
+                                # places only; auto: as few places as the number of stages asks for
 
 [data]
 source   = {source}
@@ -153,6 +161,5 @@ def example_job() -> str:
 
 def commented_job(source: str) -> str:
     """The same with another `data.source`."""
-    *others, last = get_args(OptimizerName)
-    words = f"{', '.join(others)} or {last}"
+    words = either(get_args(OptimizerName))
     return _EXAMPLE.format(config=_CONFIG, source=json.dumps(source, ensure_ascii=False), optimizers=words)

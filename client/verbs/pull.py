@@ -11,6 +11,7 @@ from client.connection import dial
 from client.flags import JobName, offers
 from client.shell import Shell
 from client.transfer.download import download
+from client.transfer.model_card import has_narrow_places
 from client.transfer.precision import Dtype
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import UsageError
@@ -42,7 +43,7 @@ def pull(
     target = folder or out
     assert target is not None
     with dial(shell) as scheduler:
-        pulled = download(shell, scheduler, scheduler.get(job), target, step=step, dtype=dtype, force=force)
+        pulled = download(shell, scheduler, of := scheduler.get(job), target, step=step, dtype=dtype, force=force)
     if shell.json:
         shell.data(
             {
@@ -56,3 +57,8 @@ def pull(
         print(f"path {pulled.path}")
         print(f"weights_sha256 {pulled.weights_sha256}", flush=True)
     shell.say(f"{counted(pulled.files, 'file')}, {size(pulled.size_bytes)}, all hashes agree")
+    if has_narrow_places(of.spec):
+        shell.say(
+            "the model has narrow places: load it in Transformers with trust_remote_code=True; "
+            "other engines cannot load it"
+        )

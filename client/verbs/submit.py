@@ -294,6 +294,8 @@ def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str])
             origin += ", auto"
             if key == "training.microbatch_sequences" and value > 1:
                 origin += "; less if memory is short"
+            elif key == "model.narrow.every":
+                origin += "; less if there are more stages"
             elif key in ("model.recompute", "training.optimizer_on"):
                 origin += "; otherwise if memory is short"
         values.append(Value(key, value, origin))

@@ -88,7 +88,7 @@ class CutBound:
         tokens, again = microbatch_tokens(spec), RECOMPUTING if spec.model.recompute else 1.0
         flops = [again * flops for flops in stage_flops(spec, self.split)]
         self.flops = flops  # multiply-adds per token of each stage
-        self.boundary_bits = 8.0 * tokens * spec.model.config["hidden_size"] * BOUNDARY_BYTES[spec.pipeline.compression]
+        self.boundary_bits = 8.0 * tokens * spec.boundary_width * BOUNDARY_BYTES[spec.pipeline.compression]
         neighbours = np.array([(stage > 0) + (stage < stages - 1) for stage in range(stages)], dtype=float)
         speed = np.array([peer.speed for peer in peers])
         self._line = np.array([min(peer.up_bits_per_s, peer.down_bits_per_s) for peer in peers])

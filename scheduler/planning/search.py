@@ -145,7 +145,7 @@ class Search:
     def run(self) -> Iterator[None]:
         """Search; rests now and then. It may be left at any rest, or by an exception between two."""
         pipeline, least = self.spec.pipeline, self.spec.limits.min_replicas
-        most = min(self.spec.layers, len(self.pool.peers) // least, STAGES_TRIED_MAX)
+        most = min(self.spec.stages_max, len(self.pool.peers) // least, STAGES_TRIED_MAX)
         is_open = pipeline.split == pipeline.stages == "auto"
         for stages in range(1, most + 1) if is_open else [0]:
             self._begin(stages, self.spec)

@@ -21,6 +21,8 @@ from swarm.job.model_config import hugging_face_config
 from swarm.job.spec import JobSpec
 from swarm.wire.messages import ParameterHash
 
+NARROW_TYPE = "swarm_narrow_"  # before a family's name: the model_type of its models with narrow places
+NARROW_CODE = "modeling_swarm_narrow.py"
 INDEX_NAME = "model.safetensors.index.json"
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # in safetensors headers
 READ_BYTES = 4 << 20
@@ -80,19 +82,50 @@ def safetensors_index(files: Mapping[str, Sequence[ParameterHash]]) -> bytes:
 
 
 def model_folder_files(spec: JobSpec) -> dict[str, bytes]:
-    """config.json and generation_config.json of a resolved spec, by file name.
+    """config.json and generation_config.json of a resolved spec, by file name, and the code of its narrow places.
+
+    A model with narrow places has a type of its own: under its family's name it would load, without them.
 
     A model that has a generation_config.json of its own keeps it (swarm/hf/companions.py): this one stands in for it.
     """
-    config = {
-        "architectures": [FAMILIES[spec.model.family].architecture],
+    family = FAMILIES[spec.model.family]
+    config: dict[str, Any] = {
+        "architectures": [family.architecture],
         "model_type": spec.model.family,
         "dtype": "float32",
         "use_cache": True,
         **hugging_face_config(spec),
     }
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
-    return {"config.json": _json(config), "generation_config.json": _json(ends)}
+    files = {"generation_config.json": _json(ends)}
+    if spec.places:
+        module = NARROW_CODE.removesuffix(".py")
+        config |= {
+            "architectures": ["SwarmNarrowForCausalLM"],
+            "model_type": NARROW_TYPE + spec.model.family,
+            "narrow": spec.model.narrow.model_dump(),
+            "auto_map": {
+                "AutoConfig": f"{module}.SwarmNarrowConfig",
+                "AutoModelForCausalLM": f"{module}.SwarmNarrowForCausalLM",
+            },
+        }
+        files[NARROW_CODE] = _narrow_code(spec.model.family)
+    return files | {"config.json": _json(config)}
+
+
+def _narrow_code(family: str) -> bytes:
+    """The module of a model with narrow places, for a family."""
+    code = (Path(__file__).parents[1] / "model" / "narrow.py").read_text(encoding="utf-8")
+    names = {
+        "models.llama.configuration_llama": f"models.{family}.configuration_{family}",
+        "models.llama.modeling_llama": f"models.{family}.modeling_{family}",
+        "LlamaConfig": f"{FAMILIES[family].library}Config",
+        "LlamaForCausalLM": FAMILIES[family].architecture,
+        f"{NARROW_TYPE}llama": f"{NARROW_TYPE}{family}",
+    }
+    for llama, name in names.items():
+        code = code.replace(llama, name)
+    return code.encode()
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -19,17 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from swarm.errors import InvalidConfig, InvalidModel, NotCached, NotFound
 from swarm.hf.fit import CAUSAL_MASK, equal_values, fit, is_causal_mask, is_known_table
-from swarm.hf.model_folder import INDEX_NAME
+from swarm.hf.model_folder import INDEX_NAME, NARROW_TYPE
 from swarm.hf.own_files import check_no_pointer, is_there, read_own
 from swarm.hf.safetensors_header import CONVERT, LENGTH_BYTES, StoredTensor, header_bytes, parse_header, read_header
 from swarm.job.families import FAMILIES, HEAD, Family
 from swarm.job.model_config import with_overrides
 from swarm.job.positions import position_remarks
 from swarm.job.shapes import parameter_table
-from swarm.job.spec import JobSpec, check_lengths
+from swarm.job.spec import JobSpec, NarrowSection, check_lengths
 from swarm.long_json import read_long
+from swarm.text import first_line
 
 CONFIG_BYTES_MAX = 256 << 10  # it travels within the job
 INDEX_BYTES_MAX = 8 << 20
@@ -39,7 +42,7 @@ SINGLE_NAME = "model.safetensors"
 MODEL_FOLDER = "model"  # of a starting state, as in a checkpoint
 # What config.json says of files and of other programs, not of the architecture.
 _NOT_ARCHITECTURE = (
-    *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "torch_dtype"),
+    *("_name_or_path", "architectures", "auto_map", "dtype", "model_type", "narrow", "torch_dtype"),
     "transformers_version",
 )
 _FILE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$")
@@ -88,13 +91,16 @@ def ground(spec: JobSpec) -> JobSpec:
     revision, published = _published_at(spec)
     where = f'the config.json of model.id = "{model.id}"'
     family = _family(spec, published, where)
+    narrow = _narrow(spec, published, where)
     if published.get("quantization_config"):
         raise InvalidModel(
             f"{where} describes quantised weights, which cannot be trained", hint="use the original model"
         )
     architecture = {key: value for key, value in published.items() if key not in _NOT_ARCHITECTURE}
     check_lengths({"model": {"config": architecture}}, where)
-    pinned = spec.model_copy(update={"model": model.model_copy(update={"family": family, "revision": revision})})
+    pinned = spec.model_copy(
+        update={"model": model.model_copy(update={"family": family, "revision": revision, "narrow": narrow})}
+    )
     if model.init == "pretrained" and _says_tied(FAMILIES[family], published):
         located = _located(pinned)
         if located is not None and _own_head(pinned, FAMILIES[family], located) is not None:
@@ -337,6 +343,8 @@ def _no_weights(where: str, names: list[str]) -> InvalidModel:
 
 def _family(spec: JobSpec, published: dict[str, Any], where: str) -> str:
     named = published.get("model_type")
+    if isinstance(named, str) and "narrow" in published:
+        named = named.removeprefix(NARROW_TYPE)
     if named not in FAMILIES:
         raise InvalidModel(
             f"{where} says model_type = {named!r}, which this version cannot train",
@@ -347,6 +355,31 @@ def _family(spec: JobSpec, published: dict[str, Any], where: str) -> str:
             f'model.family = "{spec.model.family}", but {where} says "{named}"', hint="leave model.family out"
         )
     return str(named)
+
+
+def _narrow(spec: JobSpec, published: dict[str, Any], where: str) -> NarrowSection:
+    """The narrow places that the model has; InvalidConfig if the job names others, or some for weights without."""
+    wanted = spec.model.narrow
+    if "narrow" not in published:
+        if wanted.kind != "none" and spec.model.init == "pretrained":
+            raise InvalidConfig(
+                f'model.narrow changes the model, and the weights of model.id = "{spec.model.id}" have no narrow '
+                "places",
+                hint='set model.init = "random", or leave model.narrow out',
+            )
+        return wanted
+    try:
+        found = NarrowSection.model_validate(published["narrow"])
+    except ValidationError as error:
+        raise InvalidModel(
+            f"{where} names narrow places that no model has: {first_line(error)}", hint=_JSON_HINT
+        ) from None
+    if wanted.kind != "none" and any(getattr(wanted, key) not in ("auto", value) for key, value in found):
+        raise InvalidConfig(
+            f"model.narrow is not as {where} says: kind = {found.kind}, factor = {found.factor}, every = {found.every}",
+            hint="leave model.narrow out",
+        )
+    return found
 
 
 def _indexed(folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ from swarm.job.spec import GONE_VALUES, JobSpec, check_lengths, parse_job
 
 JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")  # names a checkpoint of a scheduler's job
 # Sections and keys that a job keeps for its whole life, and why; all others may change when it goes on.
-_MODEL = ("id", "revision", "family", "config", "init", "tokenizer")
+_MODEL = ("id", "revision", "family", "config", "init", "tokenizer", "narrow")
 _KEPT = {
     "name": "it is part of the job's id",
     **{f"model.{key}": "the weights are of this model" for key in _MODEL},

@@ -43,7 +43,15 @@ from swarm.job.families import FAMILIES
 from swarm.job.islands import island_spec
 from swarm.job.memory_split import ModelCosts
 from swarm.job.optimizers import FACTS
-from swarm.job.partition import BOUNDARY_BYTES, balanced_split, flops_per_token, layer_widths, microbatch_tokens
+from swarm.job.partition import (
+    BOUNDARY_BYTES,
+    balanced_split,
+    flops_per_token,
+    layer_widths,
+    microbatch_tokens,
+    with_places,
+)
+from swarm.job.shapes import place_shapes
 from swarm.job.spec import LOWERED, JobSpec
 from swarm.text import counted, size
 from swarm.types import Memory
@@ -54,6 +62,7 @@ SHARES = {"float32": 1.0, "bfloat16": 0.8, LOWERED: 0.75}
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
 ATTENTION_DROPOUT = 4.0
 HIDDEN_DROPOUT = 3.0
+NARROWED = 2.0  # saved elements per element of D where the hidden state becomes narrow
 OWED_SHARE = 0.8  # of a graph: what a microbatch keeps for gradients of weights that come later
 
 
@@ -107,7 +116,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     limit = spec.pipeline.max_in_flight
     in_flight = min(window, 2 * stages if limit == "auto" else math.ceil(limit / replicas))
     outputs = (not first) + (not last)
-    boundary = microbatch_tokens(spec) * spec.model.config["hidden_size"]
+    boundary = microbatch_tokens(spec) * spec.boundary_width
     held = window * outputs * BOUNDARY_BYTES[spec.pipeline.compression]
     # The last stage goes backward right after forward; before it, all that is in flight may be on its way back.
     graphs = 1 if last else in_flight
@@ -141,16 +150,26 @@ def stage_needs(spec: JobSpec, split: Sequence[int]) -> list[Memory]:
 def model_costs(spec: JobSpec, *, fewest: bool = False) -> ModelCosts:
     """The costs of the model of a resolved spec in one island, for any cut; the spec's own split is ignored.
 
-    With `fewest` each replica has one microbatch in flight for each stage.
+    Its narrow places may be open: then each number of stages has those that it asks for. With `fewest` each replica has
+    one microbatch in flight for each stage.
     """
     spec = island_spec(spec)
     layer, head = flops_per_token(spec)
 
     def stage_memory(layers: int, stage: int, stages: int, replicas: int) -> Memory:
         flying = spec.having("pipeline", max_in_flight=fewest_in_flight(stages, stages * replicas)) if fewest else spec
-        return stage_footprint(flying, layers, stage, stages, replicas=replicas).memory
+        return stage_footprint(with_places(flying, stages), layers, stage, stages, replicas=replicas).memory
 
-    return ModelCosts(spec.layers, layer, head, stage_memory, bare_embedding=not spec.tied)
+    narrow = spec.model.narrow.kind != "none"
+    return ModelCosts(
+        spec.layers,
+        layer,
+        head,
+        stage_memory,
+        bare_embedding=not (spec.tied or narrow),
+        bare_head=not narrow,
+        group=lambda stages: with_places(spec, stages).layer_group,
+    )
 
 
 def fewest_in_flight(stages: int, peers: int) -> int:
@@ -171,7 +190,7 @@ def memory_text(spec: JobSpec) -> str:
 
 def memory_by_stages(spec: JobSpec) -> dict[int, Memory]:
     """What the largest stage takes, cut into 1, 2, 4 and more stages; `spec` is a resolved job's."""
-    counts = [1 << power for power in range(spec.layers.bit_length())]
+    counts = [1 << power for power in range(spec.stages_max.bit_length())]
     return {count: _largest(spec, balanced_split(spec, count)) for count in counts}
 
 
@@ -243,7 +262,16 @@ def stage_parameters(spec: JobSpec, layers: int, *, first: bool, last: bool) -> 
     positions: int = config["max_position_embeddings"] if FAMILIES[spec.model.family].learns_positions else 0
     embedding = (vocabulary + positions) * width
     head = (vocabulary + 2) * width
-    return layers * layer + first * embedding + last * head
+    counts = _narrow_ends(spec, layers, first=first, last=last)
+    sizes = (sum(map(math.prod, shapes.values())) for shapes in place_shapes(spec))
+    ends = sum(count * size for count, size in zip(counts, sizes, strict=True))
+    return layers * layer + first * embedding + last * head + ends
+
+
+def _narrow_ends(spec: JobSpec, layers: int, *, first: bool, last: bool) -> tuple[int, int]:
+    """How many narrow places begin in a stage, and how many end in it."""
+    groups = layers // spec.layer_group if spec.places else 0
+    return max(0, groups - last), max(0, groups - first)
 
 
 def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
@@ -264,7 +292,9 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
         saved += HIDDEN_DROPOUT * width
     capped = config.get("final_logit_softcapping") is not None
     head = ((1 + capped) * vocabulary + 4 * width) if last else 0
-    elements = tokens * (layers * saved + head)
+    outs, ins = _narrow_ends(spec, layers, first=False, last=last)
+    narrow = outs * (NARROWED * width + 2 * spec.boundary_width) + ins * spec.boundary_width
+    elements = tokens * (layers * saved + narrow + head)
     dtype = spec.model.dtype
     weights = layers * widths.matrices + (vocabulary * width if last else 0)
     cast_weights = 2 * weights if dtype == "bfloat16" else 0

@@ -7,7 +7,7 @@ Every stage gets a slot. The first and the last stage differ from the others (em
 are tried for them; the other stages are alike and take the slots in order. Given the slots, each layer goes to the
 stage that would stay cheapest among those with room. This is optimal because layers are equal. With bare ends the
 embedding, or the head, may be a stage without layers: it idles for most of a step, so that is for what fits no other
-way.
+way. A model with narrow places is cut at these only: the layers between two of them count as one.
 
 Decision: docs/decisions/017.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
 
@@ -40,6 +40,17 @@ class ModelCosts:
     head_flops: int
     stage_memory: Callable[[int, int, int, int], Memory]  # of (layers, stage, stages, replicas); rises with the layers
     bare_embedding: bool = True  # whether the embedding may be a stage alone; a tied one may not
+    bare_head: bool = True
+    group: Callable[[int], int] = lambda stages: 1  # layers that a cut into this many stages leaves together
+
+    def in_groups(self, stages: int) -> ModelCosts:
+        """The costs with these groups of layers in the place of layers."""
+        group = self.group(stages)
+
+        def memory(groups: int, stage: int, stages: int, replicas: int) -> Memory:
+            return self.stage_memory(group * groups, stage, stages, replicas)
+
+        return replace(self, layers=self.layers // group, layer_flops=self.layer_flops * group, stage_memory=memory)
 
 
 def needs(model: ModelCosts, split: Sequence[int], peers: int) -> tuple[Memory, ...]:
@@ -137,28 +148,33 @@ def _worst(model: ModelCosts, offers: Sequence[Memory], stages: Sequence[int]) -
 
 def _smallest(model: ModelCosts, stages: int) -> Iterator[tuple[str, Memory]]:
     """The smallest parts of a cut into `stages` stages, and what each needs."""
+    layer = f"{number} decoder layers" if (number := model.group(stages)) > 1 else "one decoder layer"
+    model = model.in_groups(stages)
     if stages == 1:
         yield "the whole model in one stage", model.stage_memory(model.layers, 0, 1, 1)
         return
     if model.bare_embedding:
         yield "the embedding alone", model.stage_memory(0, 0, stages, 1)
     else:
-        yield "one decoder layer with the tied embedding", model.stage_memory(1, 0, stages, 1)
-    yield "the head alone", model.stage_memory(0, stages - 1, stages, 1)
+        yield f"{layer} with the {'tied ' if model.bare_head else ''}embedding", model.stage_memory(1, 0, stages, 1)
+    of = "the head alone" if model.bare_head else f"{layer} with the head"
+    yield of, model.stage_memory(int(not model.bare_head), stages - 1, stages, 1)
     if stages > 2:
-        yield "one decoder layer", model.stage_memory(1, 1, stages, 1)
+        yield layer, model.stage_memory(1, 1, stages, 1)
     else:
         ends = (model.stage_memory(1, stage, stages, 1) for stage in (0, 1))
-        yield "one decoder layer with embedding or head", min(ends, key=lambda need: need.total_bytes)
+        yield f"{layer} with embedding or head", min(ends, key=lambda need: need.total_bytes)
 
 
 def _cut(
     model: ModelCosts, stages: int, offers: Sequence[Memory], min_replicas: int, *, bare_ends: bool
 ) -> tuple[int, ...] | None:
     """The best cut into this many stages, None if none fits; `offers` from most to least."""
+    group = model.group(stages)
+    model = model.in_groups(stages)
     least = [1] * stages
     if bare_ends and stages > 1:
-        least[0], least[-1] = int(not model.bare_embedding), 0
+        least[0], least[-1] = int(not model.bare_embedding), int(not model.bare_head)
     if len(offers) < stages * min_replicas or sum(least) > model.layers:
         return None
     slots = [_slot(offers[number * min_replicas : (number + 1) * min_replicas]) for number in range(stages)]
@@ -196,7 +212,7 @@ def _cut(
         found = _hand_out(model, rooms, least)
         if found is not None and (best is None or found[0] < best[0]):
             best = found
-    return None if best is None else best[1]
+    return None if best is None else tuple(group * groups for groups in best[1])
 
 
 def _largest(offers: Iterable[Memory]) -> list[Memory]:

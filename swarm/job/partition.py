@@ -13,6 +13,7 @@ scheduler resolve specs too.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from swarm.job.spec import JobSpec
 from swarm.text import counted
 from swarm.types import TIED_UNIT, UnitName
 
+PLACES_SHOWN = 8  # in a line for people
 # Of an element of a boundary tensor, by pipeline.compression; with "auto" at most.
 BOUNDARY_BYTES = {"auto": 4.0, "none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02}
 
@@ -29,22 +31,38 @@ BOUNDARY_BYTES = {"auto": 4.0, "none": 4.0, "bfloat16": 2.0, "float16": 2.0, "in
 def balanced_split(spec: JobSpec, stages: int) -> tuple[int, ...]:
     """Layers per stage, at least one each, so that the costliest stage costs as little as possible.
 
-    All layers cost the same, so giving each in turn to the stage that would stay cheapest is optimal. `spec` needs a
-    filled model.config. Ties go to the earlier stage.
+    All layers cost the same, so giving each in turn to the stage that would stay cheapest is optimal. With narrow
+    places the layers between two of them stay together. `spec` needs a filled model.config. Ties go to the earlier
+    stage.
     """
     layer, head = flops_per_token(spec)
+    group = spec.layer_group
+    layer *= group
     split = [1] * stages
     costs = [(2 * layer + (head if stage == stages - 1 else 0), stage) for stage in range(stages)]  # with one more
     heapq.heapify(costs)
-    for _ in range(spec.layers - stages):
+    for _ in range(spec.layers // group - stages):
         cost, stage = costs[0]
         split[stage] += 1
         heapq.heapreplace(costs, (cost + layer, stage))
-    return tuple(split)
+    return tuple(groups * group for groups in split)
+
+
+def with_places(spec: JobSpec, stages: int) -> JobSpec:
+    """The spec with as few narrow places as allow so many stages, and the cut that it names, if it leaves them open."""
+    narrow, layers, split = spec.model.narrow, spec.layers, spec.pipeline.split
+    if narrow.kind == "none" or narrow.every != "auto":
+        return spec
+    together = math.gcd(layers, *(() if split == "auto" else split))
+    every = max(every for every in range(1, layers) if together % every == 0 and stages * every <= layers)
+    return spec.having("model", narrow=narrow.model_copy(update={"every": every}))
 
 
 def flops_per_token(spec: JobSpec) -> tuple[int, int]:
-    """Multiply-adds per token of a decoder layer and of the head, forward; a sliding window counts as a full one."""
+    """Multiply-adds per token of a decoder layer and of the head, forward; a sliding window counts as a full one.
+
+    Narrow places are not counted: one costs less than a tenth of a layer.
+    """
     config, widths = spec.model.config, layer_widths(spec)
     scores = widths.sizes["q"] * spec.data.sequence_length  # twice, over half of the positions (causal)
     return widths.matrices + scores, config["hidden_size"] * config["vocab_size"]
@@ -87,7 +105,7 @@ def layer_widths(spec: JobSpec) -> LayerWidths:
 def shape_text(spec: JobSpec) -> str:
     """The chosen shape of a resolved job and its reason, in one line for people."""
     split, microbatches = spec.split, spec.training.microbatches
-    shape = f"{counted(len(split), 'stage')} of {' + '.join(map(str, split))} layers"
+    shape = f"{counted(len(split), 'stage')} of {' + '.join(map(str, split))} layers{_places_text(spec)}"
     if exchanges := outer_text(spec):
         shape += f"; {exchanges}"
     if not spec.overlap:
@@ -97,6 +115,20 @@ def shape_text(spec: JobSpec) -> str:
     return (
         f"{shape}; {spec.late_microbatches} of {counted(microbatches, 'microbatch')} overlap the step before, "
         f"to keep the pipeline busy while it is averaged{first}"
+    )
+
+
+def _places_text(spec: JobSpec) -> str:
+    """Where the model is narrow, and what that saves at a cut, for people; empty if nowhere."""
+    if not spec.places:
+        return ""
+    narrow, places = spec.model.narrow, [str(place) for place in spec.places]
+    shown = places if len(places) <= PLACES_SHOWN else [*places[: PLACES_SHOWN - 2], "…", places[-1]]
+    element = BOUNDARY_BYTES[spec.pipeline.compression]
+    thin, wide = (round(width * element) for width in (spec.boundary_width, spec.model.config["hidden_size"]))
+    return (
+        f"; {narrow.kind} to 1/{narrow.factor} behind layer{'s' * (len(places) > 1)} {', '.join(shown)}: "
+        f"{thin:,} bytes per token and way instead of {wide:,}"
     )
 
 

@@ -5,6 +5,7 @@
     training.microbatch_sequences    a divisor of the batch that keeps microbatches many and small
     pipeline.stages, split           two peers for a stage, cut so that all stages cost the same (partition.py),
                                      or so that the memory on offer holds them (memory_split.py)
+    model.narrow.every               as few narrow places as that number of stages allows
     pipeline.overlap                 as many late microbatches as the pipeline would idle for (overlap.py)
     pipeline.sync_steps              the warm-up
     model.recompute, training.optimizer_on
@@ -45,7 +46,7 @@ from swarm.job.memory_split import check_possible, fit, is_possible, needs, stag
 from swarm.job.model_config import filled_config
 from swarm.job.optimizers import FACTS
 from swarm.job.overlap import UNMEASURED, FleetSpeed, Overlap, hidden_steps, late_microbatches
-from swarm.job.partition import BOUNDARY_BYTES, balanced_split, microbatch_tokens, stage_flops
+from swarm.job.partition import BOUNDARY_BYTES, balanced_split, microbatch_tokens, stage_flops, with_places
 from swarm.job.placement import Candidate, place, sites_for_islands, stages_for
 from swarm.job.spec import LOWERED, JobSpec, parse_job
 from swarm.limits import ISLANDS_IN_SWARM_MAX, STAGE_LAYERS_MAX, STAGES_MAX
@@ -134,14 +135,12 @@ def _filled(spec: JobSpec, basis: Basis) -> JobSpec:
         by_speed = spec.island_count > 1 and not spec.training.reproducible
         values["islands"]["shares"] = "speed" if by_speed else "equal"
     values["outer"] = _outer(spec)
-    whole = parse_job(values)
+    default = min(basis.stages or stages_for(len(basis.idle)), spec.stages_max, STAGES_MAX)
+    stages = default if spec.pipeline.stages == "auto" else spec.pipeline.stages
+    whole = with_places(parse_job(values), stages)
+    values["model"]["narrow"] = whole.model.narrow.model_dump()
     filled = island_spec(whole)
-    if spec.pipeline.split != "auto":
-        split = spec.pipeline.split
-    else:
-        stages = spec.pipeline.stages
-        default = min(basis.stages or stages_for(len(basis.idle)), spec.layers, STAGES_MAX)
-        split = balanced_split(filled, default if stages == "auto" else stages)
+    split = balanced_split(filled, stages) if spec.pipeline.split == "auto" else spec.pipeline.split
     if max(split) > STAGE_LAYERS_MAX:
         raise InvalidConfig(
             f"a stage of {max(split)} layers has more than {STAGE_LAYERS_MAX}", hint="raise pipeline.stages"
@@ -201,7 +200,7 @@ def auto_overlap(spec: JobSpec, split: Sequence[int], basis: Basis) -> Overlap:
     training, stages, speed = spec.training, len(split), basis.speed
     if not FACTS[training.optimizer].bears_delay or (training.optimizer == "adamw" and not training.lookahead):
         return Overlap(0)
-    boundary = microbatch_tokens(spec) * spec.model.config["hidden_size"]
+    boundary = microbatch_tokens(spec) * spec.boundary_width
     return late_microbatches(
         stages,
         max(spec.limits.min_replicas, len(basis.idle) // stages),
@@ -294,13 +293,17 @@ def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
     default = len(plain.split)
     tries = [(chosen, fewest, _filled(chosen, basis)) for chosen, fewest in choices(spec, plain)]
 
+    def opened(whole: JobSpec) -> JobSpec:
+        """The spec with the cut and the narrow places as open as in the job file."""
+        return whole.having("pipeline", split=spec.pipeline.split).having("model", narrow=spec.model.narrow)
+
     def fitted(
         chosen: JobSpec, fewest: bool, whole: JobSpec, memories: Sequence[Memory], bare_ends: bool
     ) -> JobSpec | None:
         """The chosen spec, cut to fit; `whole` is it, resolved with another cut."""
         most = len(memories) // min_replicas
-        counts = [default] if fixed else stage_counts(whole.layers + 2 * bare_ends, default, most)
-        costs, cut = model_costs(whole, fewest=fewest), spec.pipeline.split
+        counts = [default] if fixed else stage_counts(spec.stages_max + 2 * bare_ends, default, most)
+        costs, cut = model_costs(opened(whole), fewest=fewest), spec.pipeline.split
         if cut == "auto":
             found = fit(costs, memories, counts, min_replicas, bare_ends=bare_ends).plan
             if found is None:
@@ -310,30 +313,31 @@ def _fitted(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
             return None
         few = {"max_in_flight": fewest_in_flight(len(cut), len(memories))} if fewest else {}
         shaped = chosen.having("pipeline", split=cut, stages=len(cut), **few)
-        final = _filled(whole.model_copy(update={"pipeline": shaped.pipeline}), basis)
+        final = _filled(opened(whole).model_copy(update={"pipeline": shaped.pipeline}), basis)
         # With another cut steps may overlap, which takes more.
         same = final.pipeline.staleness <= whole.pipeline.staleness
         takes = needs(model_costs(final), cut, len(memories))
         return final if same or _holds(memories, takes, min_replicas) else None
 
     fleets = (basis.idle,) if sorted(basis.idle) == sorted(basis.present) else (basis.idle, basis.present)
-    for memories, bare_ends in product(fleets, (False, True)):
+    may_be_bare = spec.model.narrow.kind == "none"  # no place is narrow beside the embedding or the head
+    for memories, bare_ends in product(fleets, (False, True)[: 1 + may_be_bare]):
         for chosen, fewest, whole in tries:
             if (final := fitted(chosen, fewest, whole, memories, bare_ends)) is not None:
                 return final, choice_text(final, plain)
     if spec.pipeline.split != "auto":
         return plain, ""
-    possible = [default] if fixed else range(1, min(plain.layers + 2, STAGES_MAX) + 1)
+    possible = [default] if fixed else range(1, min(spec.stages_max + 2 * may_be_bare, STAGES_MAX) + 1)
     _, is_fewest, least = tries[-1]
-    costs = model_costs(least, fewest=is_fewest)
-    ways = [(text, model_costs(after), possible) for text, after in lighter(least)]
-    if fixed and default < plain.layers:
-        ways.append((f"pipeline.stages = {plain.layers}", ways[-1][1] if ways else costs, [plain.layers]))
+    costs = model_costs(opened(least), fewest=is_fewest)
+    ways = [(text, model_costs(opened(after)), possible) for text, after in lighter(least)]
+    if fixed and default < spec.stages_max:
+        ways.append((f"pipeline.stages = {spec.stages_max}", ways[-1][1] if ways else costs, [spec.stages_max]))
     check_possible(costs, basis.present, possible, ways)
     return next(
         (whole, choice_text(whole, plain))
         for _, fewest, whole in tries
-        if is_possible(model_costs(whole, fewest=fewest), basis.present, possible)
+        if is_possible(model_costs(opened(whole), fewest=fewest), basis.present, possible)
     )
 
 

@@ -22,15 +22,29 @@ def parameter_table(spec: JobSpec) -> Shapes:
     """
     family, config = FAMILIES[spec.model.family], spec.model.config
     width, vocabulary = config["hidden_size"], config["vocab_size"]
+    narrow_out, narrow_in = place_shapes(spec)
     trunk: Shapes = {f"{family.embedding}.weight": (vocabulary, width)}
     if family.learns_positions:
         trunk[f"{family.positions}.weight"] = (config["max_position_embeddings"], width)
     layer = _layer(spec)
     for index in range(spec.layers):
         trunk |= {f"{family.layers}.{index}.{name}": shape for name, shape in layer.items()}
+    for place in spec.places:
+        trunk |= {f"{family.layers}.{place - 1}.narrow_out.{name}": shape for name, shape in narrow_out.items()}
+        trunk |= {f"{family.layers}.{place}.narrow_in.{name}": shape for name, shape in narrow_in.items()}
     trunk |= _norm(family, family.final_norm, width)
     shapes: Shapes = {f"{family.trunk}.{name}": shape for name, shape in trunk.items()}
     return shapes if spec.tied else shapes | {HEAD: (vocabulary, width)}
+
+
+def place_shapes(spec: JobSpec) -> tuple[Shapes, Shapes]:
+    """The parameters of a narrow place: those of the layer before it, and those of the layer behind it."""
+    width, narrow_width = spec.model.config["hidden_size"], spec.boundary_width
+    down: Shapes = {"down.weight": (narrow_width, width)} if spec.model.narrow.kind == "bottleneck" else {}
+    norms: Shapes = {}
+    for part in ("weight", "bias"):
+        norms |= {f"wide_norm.{part}": (width,), f"norm.{part}": (narrow_width,)}
+    return down | norms, {"up.weight": (width, narrow_width)}
 
 
 def _layer(spec: JobSpec) -> Shapes:

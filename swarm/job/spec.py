@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.families import FAMILIES
+from swarm.job.narrow import FACTOR_MAX, check_every, check_factor, check_split
 from swarm.job.optimizers import OptimizerName
 from swarm.limits import ISLANDS_MAX, LAYERS_MAX, STAGES_MAX
 from swarm.text import counted, parse_size
@@ -48,6 +49,25 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class NarrowSection(Section):
+    """Places between decoder layers where the model itself is narrow, so that less crosses a cut there.
+
+    A place is computed in every cut, also where none lies there: it is part of the model. Stages end at places only.
+    """
+
+    kind: Literal["none", "maxout", "bottleneck"] = "none"
+    factor: Annotated[int, Field(ge=2, le=FACTOR_MAX)] = 4  # a divisor of the model's width: so much less crosses a cut
+    every: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"  # a place behind every so many decoder layers
+
+    @model_validator(mode="after")
+    def _does_something(self) -> NarrowSection:
+        for key, value in self if self.kind == "none" else ():
+            if value != type(self).model_fields[key].default:
+                told = f'{key} = {value} does nothing with kind = "none"'
+                raise ValueError(f"{told}: set model.narrow.kind, or remove it")
+        return self
+
+
 class ModelSection(Section):
     """The model: from a local folder or the hub (`id`), or from scratch, given by its Hugging Face config.
 
@@ -65,6 +85,7 @@ class ModelSection(Section):
     recompute: Auto | bool = "auto"  # compute forward again for backward, in the place of keeping it
     compile: bool = False  # torch.compile of the decoder layers
     tokenizer: str = ""  # "byte", a local folder or a hub id; empty = that of id, without an id "byte"
+    narrow: NarrowSection = NarrowSection()
 
 
 class DataSection(Section):
@@ -317,6 +338,27 @@ def _check_gaia(spec: JobSpec) -> None:
         )
 
 
+def check_narrow(spec: JobSpec) -> None:
+    """ValueError if narrow places do not fit the model, or the cut does not fit them."""
+    narrow, layers, pipeline = spec.model.narrow, spec.layers, spec.pipeline
+    if narrow.kind == "none":
+        return
+    if layers == 1:
+        raise ValueError(
+            f'model.narrow.kind = "{narrow.kind}" has no place in a model of 1 decoder layer: leave model.narrow out'
+        )
+    check_factor(narrow.factor, spec.model.config.get("hidden_size", spec.model.config.get("n_embd")))
+    if narrow.every != "auto":
+        check_every(narrow.every, layers)
+    if pipeline.split != "auto":
+        check_split(pipeline.split, 1 if narrow.every == "auto" else narrow.every)
+    elif pipeline.stages != "auto" and pipeline.stages > spec.stages_max:
+        raise ValueError(
+            f"pipeline.stages = {pipeline.stages} is more than the {spec.stages_max} groups of layers between narrow "
+            "places: lower it; a new job may have more places"
+        )
+
+
 class JobSpec(Section):
     """A whole job file, checked."""
 
@@ -396,6 +438,7 @@ class JobSpec(Section):
                     f"pipeline.split = {list(pipeline.split)} has no weights for the first stage alone, as the head "
                     "is tied to the embedding: give it a layer"
                 )
+        check_narrow(self)
         return self
 
     def _check_aggregate(self) -> None:
@@ -440,6 +483,33 @@ class JobSpec(Section):
         if value > LAYERS_MAX:
             raise ValueError(f"model.config.num_hidden_layers = {value} is too many: at most {LAYERS_MAX}")
         return value
+
+    @property
+    def layer_group(self) -> int:
+        """How many decoder layers no cut parts: 1, or those between two narrow places; only once it is resolved."""
+        narrow = self.model.narrow
+        if narrow.kind == "none":
+            return 1
+        assert narrow.every != "auto", "resolve the spec first"
+        return narrow.every
+
+    @property
+    def places(self) -> range:
+        """The layers that begin behind a narrow place, counted from 0; only once the spec is resolved."""
+        group = self.layer_group
+        return range(0) if self.model.narrow.kind == "none" else range(group, self.layers, group)
+
+    @property
+    def stages_max(self) -> int:
+        """The most stages with decoder layers into which the model can be cut."""
+        narrow = self.model.narrow
+        return self.layers if narrow.kind == "none" or narrow.every == "auto" else self.layers // narrow.every
+
+    @property
+    def boundary_width(self) -> int:
+        """Numbers of a token that cross a cut; `model.config` must be filled."""
+        narrow, width = self.model.narrow, int(self.model.config["hidden_size"])
+        return width if narrow.kind == "none" else width // narrow.factor
 
     def having(self, section: str, **values: object) -> JobSpec:
         """The spec with other values in a section, which are not checked."""

@@ -28,8 +28,9 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from swarm.errors import InvalidConfig, InvalidModel
 from swarm.job.families import DEFAULT, DROPOUTS, FAMILIES, HEAD, Family
 from swarm.job.model_config import check_sizes, hugging_face_config
-from swarm.job.spec import JobSpec
+from swarm.job.spec import LOWERED, JobSpec
 from swarm.model.later import PutOff, let_put_off
+from swarm.model.narrow import NarrowIn, NarrowOut, handed_over
 
 EMBEDDING = FAMILIES[DEFAULT].embedding_name
 
@@ -127,6 +128,13 @@ class StageModule(nn.Module):
             trunk.add_module(
                 family.layers, nn.ModuleDict({str(index): classes.layer(config, index) for index in indices})
             )
+            for place in spec.places:
+                if place - 1 in indices:
+                    narrow_out = NarrowOut(spec.model.narrow.kind, config.hidden_size, spec.boundary_width)
+                    trunk.get_submodule(f"{family.layers}.{place - 1}").add_module("narrow_out", narrow_out)
+                if place in indices:
+                    narrow_in = NarrowIn(config.hidden_size, spec.boundary_width)
+                    trunk.get_submodule(f"{family.layers}.{place}").add_module("narrow_in", narrow_in)
             if last:
                 norm = classes.norm(config.hidden_size, eps=getattr(config, family.norm_eps))
                 trunk.add_module(family.final_norm, norm)
@@ -138,6 +146,9 @@ class StageModule(nn.Module):
         if not spec.model.compile:  # a compiled layer would have to leave its graph
             self.later = let_put_off(self, self.get_submodule(f"{family.trunk}.{family.layers}"), self.put_off)
         self.rotary: Any = None  # has no parameters
+        ends = ("narrow_in", "narrow_out")
+        self._ends = [[getattr(layer, end, None) for end in ends] for layer in self.layers()]
+        self._lowered = spec.model.dtype == LOWERED
         self.calls: Sequence[Callable[..., Tensor]] = self.layers()  # what is called in place of each layer
         self.eval()
 
@@ -157,7 +168,7 @@ class StageModule(nn.Module):
             self.rotary = self._classes.rotary(self._config).eval()
 
     def forward(self, tokens_or_hidden: Tensor, draw: Draw | None = None) -> Tensor:
-        """Tokens [B, T] (first stage) or hidden state [B, T, D] in; hidden state or logits [B, T, V] (last) out.
+        """Tokens [B, T] (first stage) or boundary tensor [B, T, D] in; boundary tensor or logits [B, T, V] (last) out.
 
         With `draw` dropout is on, without it (evaluation) off.
         """
@@ -182,7 +193,15 @@ class StageModule(nn.Module):
         for index, (kind, layer) in enumerate(zip(self._kinds, self.calls, strict=True), self._first_layer):
             if draw is not None and dropping:
                 draw.begin(index, hidden_BTD.device)
+            narrow_in, narrow_out = self._ends[index - self._first_layer]
+            if narrow_in is not None:
+                if index > self._first_layer:
+                    z = handed_over(hidden_BTD)
+                    hidden_BTD = z.to(torch.bfloat16) if self._lowered else z
+                hidden_BTD = narrow_in(hidden_BTD)
             hidden_BTD = layer(hidden_BTD, attention_mask=masks[kind], **arguments)
+            if narrow_out is not None:
+                hidden_BTD = narrow_out(hidden_BTD)
         if not self._last:
             return hidden_BTD
         logits_BTV: Tensor = self.lm_head(trunk.get_submodule(self._family.final_norm)(hidden_BTD))
@@ -250,6 +269,8 @@ def _fill(module: StageModule, spec: JobSpec, weights: Mapping[str, Tensor]) -> 
 def initialise(module: StageModule, spec: JobSpec) -> None:
     """Fill the parameters as Transformers does: matrices normal with initializer_range, norms neutral, biases zero.
 
+    Matrices of narrow places have deviation 1 / sqrt(width of what goes in), and their norms start at 1.
+
     Each parameter has its own generator, seeded by (training.seed, its name): the weights are the same in every cut. A
     tied head is a parameter of its own that starts as the embedding.
     """
@@ -259,9 +280,9 @@ def initialise(module: StageModule, spec: JobSpec) -> None:
         if name.endswith("bias"):
             parameter.zero_()
         elif parameter.dim() < 2:
-            parameter.fill_(family.norm_start)
+            parameter.fill_(1.0 if ".narrow_" in name else family.norm_start)
         else:
-            std = float(spec.model.config["initializer_range"])
+            std = parameter.shape[1] ** -0.5 if ".narrow_" in name else float(spec.model.config["initializer_range"])
             if family.residual and name.endswith(family.residual):
                 std /= math.sqrt(2 * spec.layers)
             source = stored_name(spec, name)

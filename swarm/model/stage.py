@@ -264,7 +264,7 @@ class Stage:
         """Shape (B, T, D) of every tensor that crosses a stage boundary."""
         size = self._spec.training.microbatch_sequences
         assert size != "auto", "resolve the spec first"
-        return size, self._spec.data.sequence_length, self._spec.model.config["hidden_size"]
+        return size, self._spec.data.sequence_length, self._spec.boundary_width
 
     # Microbatches ----------------------------------------------------------------------------------------------------
 

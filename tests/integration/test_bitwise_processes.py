@@ -30,7 +30,7 @@ ROWS: list[tuple[int, int, dict[str, object]]] = [
     # Two islands, so every stage has a replica of each.
     (2, 2, {"config__tie_word_embeddings": True, "averaging__mode": "diloco", "outer__every_steps": 4} | TWO_ISLANDS),
     (3, 2, {"pipeline__compression": "bfloat16", "training__optimizer": "sgd", "training__momentum": 0.9}),
-    (4, 3, {"config__tie_word_embeddings": True, "pipeline__routing": "uniform"}),
+    (4, 3, {"config__tie_word_embeddings": True, "pipeline__routing": "uniform", "model__narrow": {"kind": "maxout"}}),
 ]
 
 
@@ -107,7 +107,7 @@ def files_of(cluster: Cluster, peers: Sequence[str]) -> set[str]:
 
 def loss_of_folder(folder: Path, tokens: Tokens, spec: JobSpec) -> float:
     """Loss sum of the pulled model on the first microbatch, computed by Transformers alone."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     ids, targets = (torch.from_numpy(part).long() for part in tokens.batches(spec).microbatch(0, 0))
     with torch.no_grad():
         logits = model(ids).logits.float()

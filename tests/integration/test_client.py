@@ -576,15 +576,22 @@ def test_the_example_is_complete_and_works_as_it_is(swarm: Any, fake: FakeJobs, 
     (tmp_path / "example.toml").write_text(out)
     written = swarm("submit", "--dry-run", "example.toml", "-o", "json")
     origins = {value["key"]: value["origin"] for value in _data(written[1])["values"]}
-    names = [f"{section}.{key}" for section, model in _sections() for key in model.model_fields if key != "config"]
+    names = [
+        f"{section}.{key}"
+        for section, model in _sections(JobSpec)
+        for key, field in model.model_fields.items()
+        if key != "config" and not hasattr(field.annotation, "model_fields")
+    ]
     assert [name for name in names if not origins[name].startswith("file")] == []
     few = ("--set", "training.steps=5")  # what one tries first: warm-up must not be longer
     assert swarm("submit", "-d", "example.toml", "--set", 'data.source="text.txt"', *few)[0] == 0
 
 
-def _sections() -> list[tuple[str, Any]]:
-    fields = JobSpec.model_fields.items()
-    return [(name, field.annotation) for name, field in fields if hasattr(field.annotation, "model_fields")]
+def _sections(model: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """The sections of a job file, those within others too."""
+    fields = model.model_fields.items()
+    own = [(f"{prefix}{name}", field.annotation) for name, field in fields if hasattr(field.annotation, "model_fields")]
+    return own + [inner for name, section in own for inner in _sections(section, f"{name}.")]
 
 
 # Looking -------------------------------------------------------------------------------------------------------------

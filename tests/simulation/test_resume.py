@@ -35,15 +35,16 @@ def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("staleness", "optimizer", "tied", "counts", "dtype"),
+    ("staleness", "optimizer", "tied", "counts", "dtype", "narrow"),
     [
-        (1, "muon", True, (2, 3, 1), "float32"),
-        (0, "sgd", False, (3,), "float32"),
-        (1, "adamw", True, (2,), "bfloat16_parameters"),
+        (1, "muon", True, (2, 3, 1), "float32", "none"),
+        (0, "sgd", False, (3,), "float32", "none"),
+        (1, "adamw", True, (2,), "bfloat16_parameters", "none"),
+        (1, "muon", False, (2, 1), "float32", "bottleneck"),
     ],
 )
 def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
-    tmp_path: Path, staleness: int, optimizer: str, tied: bool, counts: tuple[int, ...], dtype: str
+    tmp_path: Path, staleness: int, optimizer: str, tied: bool, counts: tuple[int, ...], dtype: str, narrow: str
 ) -> None:
     """Muon keeps the momentum of matrices, and for the rest what AdamW and LAMB do; SGD keeps its momentum."""
     spec = make_spec(
@@ -53,6 +54,7 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
         training__optimizer=optimizer,
         training__momentum=0.9 if optimizer == "sgd" else 0.0,
         model__dtype=dtype,
+        model__narrow={"kind": narrow},
         config__tie_word_embeddings=tied,
         checkpoint__every_steps=3,
     )

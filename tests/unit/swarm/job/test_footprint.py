@@ -21,7 +21,7 @@ from swarm.job.footprint import (
     stage_parameters,
 )
 from swarm.job.resolve import Basis, resolve
-from swarm.job.spec import JobSpec, parse_job
+from swarm.job.spec import JobSpec, NarrowSection, parse_job
 from swarm.model.stage import Stage
 from swarm.text import size
 from swarm.types import Memory, Microbatch
@@ -85,6 +85,22 @@ def test_graphs_are_estimated_a_little_too_high(family: str, keys: list[str], dt
         measured = kept_bytes(Stage(dropping, number, torch.device("cpu")), 300)
         assert not keys or measured > kept_bytes(Stage(spec, number, torch.device("cpu")), 300)
         assert 1.0 <= graph_bytes(dropping, layers, last=number == 1) / measured < (1.7 if keys else 1.6)
+
+
+def narrowed(spec: JobSpec, kind: str) -> JobSpec:
+    """The same model with a place behind each layer."""
+    return resolve(spec.having("model", narrow=NarrowSection(kind=kind, factor=4, every=1)), Basis(300))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16_parameters"])
+@pytest.mark.parametrize("kind", ["maxout", "bottleneck"])
+def test_narrow_places_are_counted(kind: str, dtype: str) -> None:
+    for spec in (narrowed(spec_of(family, dtype), kind) for family in FAMILIES):
+        for number, layers in enumerate((2, 1)):
+            stage, ends = Stage(spec, number, torch.device("cpu")), {"first": number == 0, "last": number == 1}
+            held = sum(parameter.numel() for parameter in stage.module.parameters())
+            assert held <= stage_parameters(spec, layers, **ends) < 1.03 * held
+            assert 1.0 <= graph_bytes(spec, layers, last=ends["last"]) / kept_bytes(stage, 300) < 1.6
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16_parameters"])

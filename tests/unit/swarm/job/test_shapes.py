@@ -8,6 +8,7 @@ import pytest
 
 from swarm.job.resolve import Basis, resolve
 from swarm.job.shapes import parameter_table
+from swarm.job.spec import NarrowSection
 from swarm.model.families import parameter_shapes
 from tests.support.model_folders import GATED, GPT2, NEOX, grounded
 
@@ -32,6 +33,16 @@ ODD: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("gpt_neox", NEOX),
     "gpt_neox without biases": ("gpt_neox", NEOX | {"attention_bias": False, "tie_word_embeddings": True}),
 }
+
+
+@pytest.mark.parametrize("kind", ["maxout", "bottleneck"])
+@pytest.mark.parametrize("odd", ["llama", "gpt2", "gemma2"])
+def test_narrow_places_have_the_parameters_of_their_own_classes(odd: str, kind: str) -> None:
+    spec = grounded(*ODD[odd])
+    spec = resolve(spec.having("model", narrow=NarrowSection(kind=kind)), Basis(257))  # type: ignore[arg-type]
+    ours, theirs = parameter_table(spec), parameter_shapes(spec)
+    assert ours == theirs
+    assert sum(".narrow_" in name for name in ours) == {"maxout": 5, "bottleneck": 6}[kind]
 
 
 @pytest.mark.parametrize("odd", ODD)
