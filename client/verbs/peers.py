@@ -125,6 +125,8 @@ def _multiply_adds_per_s(peer: Peer, job: Job | None) -> float:
     if job is None or not peer.pace_s > 0:
         return 0.0
     spec = spec_from_json(job.spec_json)
+    if spec.pipeline.split == "auto" or spec.training.microbatch_sequences == "auto":
+        return 0.0  # no scheduler of ours keeps it so
     flops = stage_flops(spec, spec.split)
     return microbatch_tokens(spec) * flops[peer.stage] / peer.pace_s if 0 <= peer.stage < len(flops) else 0.0
 

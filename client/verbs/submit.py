@@ -28,18 +28,25 @@ from client.views import job_values
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.corpus import Corpus
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.errors import SwarmError, UsageError
+from swarm.errors import InvalidConfig, SwarmError, UsageError
 from swarm.job.footprint import memory_by_stages, memory_text, stage_needs, stage_parameters
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
 from swarm.job.resolve import choice_text
 from swarm.job.spec import JobSpec, load_job, spec_from_json
-from swarm.text import counted, size
+from swarm.text import counted, first_line, size
 from swarm.text_file import read_small
 from swarm.types import Memory, PeerState, needs_text
 
 JOB_FILE_BYTES_MAX = 16 << 20
 ASKED_S_MAX = 5.0  # --dry-run does without a scheduler
+# The keys of a job that a plan decides, and its names for them.
+PLANNED = {
+    "pipeline.split": "split",
+    "pipeline.overlap": "overlap",
+    "training.microbatch_sequences": "microbatch_sequences",
+    "model.recompute": "recompute",
+}
 _BY_THE_FLEET = ("stages", "split", "overlap")  # keys of [pipeline] of which "auto" depends on the stage servers
 
 
@@ -72,6 +79,14 @@ def submit(
             show_default=False,
         ),
     ] = "",
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Cut the job as a plan says: what swarm plan JOB --pool FILE -o json printed. --set wins over it.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Show the values, where each came from, and the memory it takes; send no data."),
@@ -89,7 +104,7 @@ def submit(
         return 0
     if file is None:
         raise UsageError("missing argument FILE", hint="write one with: swarm submit --example > job.toml")
-    overrides = [*(set_ or ()), *([f'name="{name}"'] if name else [])]
+    overrides = [*cut_of(plan), *(set_ or ()), *([f'name="{name}"'] if name else [])]
     if priority is not None:
         overrides.append(f"limits.priority={priority}")
     if resume_from:
@@ -99,6 +114,27 @@ def submit(
             show_values(shell, path, overrides)
             return 0
         return send_job(shell, path, overrides, detach=detach, managed=managed)
+
+
+def cut_of(plan: Path | None) -> list[str]:
+    """What --set would take for the cut of a plan (scheduler/planning/plan.py); InvalidConfig if the file has none.
+
+    Not its places: stage servers that it names may be gone, and the scheduler places what is there.
+    """
+    if plan is None:
+        return []
+    hint = "print one with: swarm plan JOB --pool FILE -o json > plan.json"
+    try:
+        values = json.loads(read_small(plan))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidConfig(f"plan {plan} cannot be read: {first_line(error)}", hint=hint) from error
+    if (
+        not isinstance(values, dict)
+        or values.get("schema") != "swarm.plan/1"
+        or not set(PLANNED.values()) <= values.keys()
+    ):
+        raise InvalidConfig(f"{plan} is no plan", hint=hint)
+    return [f"{key}={json.dumps(values[name])}" for key, name in PLANNED.items()]
 
 
 @contextmanager

@@ -34,14 +34,14 @@ STYLE = """
 def picture(pool: PeerPool, spec: JobSpec, plan: Plan) -> str:
     """The picture of a plan; `spec` is the job as the plan cuts it."""
     shape, _, second = headline(pool, plan).partition(": ")
-    first, _, details = shape.partition(", microbatches")
+    first, details = shape.partition(",")[0], shape.rpartition(", ")[2]
     height = TOP + TALL + 62
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'role="img" font-family="system-ui, \'DejaVu Sans\', Helvetica, Arial, sans-serif" font-size="13">\n'
         f"<title>{escape(first)}</title>\n<style>{STYLE}</style>\n"
         f'<rect class="paper" width="{WIDTH}" height="{height}"/>\n'
-        f"{_text(LEFT, 24, first, 'text', 600)}{_text(LEFT, 44, f'microbatches{details}: {second}', 'text')}"
+        f"{_text(LEFT, 24, first, 'text', 600)}{_text(LEFT, 44, f'{details}: {second}', 'text')}"
         + "".join(_columns(pool, CutBound(pool, spec), plan))
         + "</svg>\n"
     )

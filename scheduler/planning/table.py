@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from scheduler.planning.bound import CutBound
 from scheduler.planning.plan import Plan
@@ -31,13 +32,16 @@ def lines(pool: PeerPool, spec: JobSpec, plan: Plan) -> Iterator[str]:
 
 def headline(pool: PeerPool, plan: Plan) -> str:
     """The plan in one line."""
-    predicted = plan.predicted
+    predicted, runs = plan.predicted, [(layers, len(list(run))) for layers, run in groupby(plan.split)]
+    split = " + ".join(
+        f"{count} x {layers}" if count > 2 else " + ".join([str(layers)] * count) for layers, count in runs
+    )
     assert predicted is not None
     how = "by the bound" if predicted.by == "bound" else f"played, ±{100 * predicted.spread:.0f} %"
     price = "" if predicted.price_per_hour is None else f", {predicted.price_per_hour:,.2f} per hour"
     late = f" ({plan.overlap} of a step late)" if plan.overlap else ""
     return (
-        f"{counted(len(plan.split), 'stage')} of {' + '.join(map(str, plan.split))} layers, "
+        f"{counted(len(plan.split), 'stage')} of {split} layers, "
         f"microbatches of {counted(plan.microbatch_sequences, 'sequence')}{late}"
         f"{', forward computed again for backward' if plan.recompute else ''}, "
         f"{len(plan.peers)} of {counted(len(pool.peers), 'peer')}: {predicted.tokens_per_s:,.0f} tokens/s ({how}), "

@@ -25,7 +25,18 @@ LIES = {
     "a job file of lists": Lie(0.0, 0, "", {"spec_json": "[1]"}),
 }
 COMMANDS = (
-    *("ls -a", "status x", "status -w x", "islands x", "history x", "history x --csv", "wait x", "logs x", "explain x"),
+    *(
+        "ls -a",
+        "peers pool",
+        "status x",
+        "status -w x",
+        "islands x",
+        "history x",
+        "history x --csv",
+        "wait x",
+        "logs x",
+        "explain x",
+    ),
     *("explain x --microbatch 1:1", "peers", "peers --links", "peers drain x", "peers undrain x", "top", "top x"),
     *("checkpoints x", "checkpoints x --verify", "pause x", "resume x", "resume x --set training.steps=5"),
     *("resume x --set pipeline.stages=2", "cancel x -y", "rm x -y", "gc --dry-run", "gc -y"),
