@@ -7,15 +7,17 @@
 
     step = M / λ + optimizer + F + X + K      where steps overlap, half of F + X + K hides behind computing
 
-A replica takes μ microbatches/s: what it computes, or what its line carries. A boundary from stage s to s + 1 carries
-what the sites of the two stages can exchange: a site's own peers without limit, others by the link, which all peers of
-the site share. So nothing falls when a peer, a link or a memory gets better; a play (play.py) says what is left of it.
+A replica takes μ microbatches/s: what it computes, or what its line carries. Any replica sends to any of the next
+stage, in proportion to what these take, as routes do that know no links. All peers of two sites share the link between
+them, over all boundaries and both ways of a tensor and its gradient. Within a site no link is shared. F, X and K are
+counted as if nothing collided.
 
-    F, X, K are counted as if nothing collided; stochastic wiring sends from any replica to any.
+    stage 0  oregon 3, paris 1     stage 1  oregon 1, paris 1     over oregon → paris: 3/4 · 1/2 of all activations,
+                                                                  and 1/2 · 1/4 of all gradients
 
 Sources: `docs/benchmarks.md` P6 for the scheduler's hops/s, `scheduler/brain/commit/slices.py` for a round's seconds.
-Not chosen: microbatches in proportion to speed over every link, because then a faster peer behind a slow link would
-lower the bound.
+Not chosen: the best flow over all links, because no route follows it: plays of plans by it had a third of their bound.
+The price: where links limit, a faster peer behind a slow link draws more over that, and lowers the bound.
 """
 
 from __future__ import annotations
@@ -68,18 +70,11 @@ class _StageFigures:
     unit_s: float  # of its round of averaging
 
 
-@dataclass(frozen=True, slots=True)
-class _BoundaryFigures:
-    """What one boundary adds."""
-
-    rate: float
-    travel_s: float  # of a tensor, mean over pairs
-
-
 class CutBound:
     """The bound of one cut of a resolved job for one pool. Peers and ends go by their numbers.
 
-    `spec` is of one island. `rate[peer, stage]` and `holds[peer, stage]` are what a search may look at.
+    `spec` is of one island. `rate[peer, stage]` and `holds[peer, stage]` are what a search may look at, `unit_bits` and
+    `tied_bits` what a replica sends of its stage's own parameters, and of a tied embedding, to average them.
     """
 
     def __init__(self, pool: PeerPool, spec: JobSpec) -> None:
@@ -117,8 +112,8 @@ class CutBound:
             parameters[0] -= tied
             parameters[-1] -= tied
         width = 8.0 * SLICE_BYTES[spec.averaging.compression] * (1.5 if spec.training.reproducible else 1.0)
-        self._unit_bits = [width * count for count in parameters]
-        self._tied_bits = width * tied
+        self.unit_bits = [width * count for count in parameters]
+        self.tied_bits = width * tied
 
     def _set_links(self, pool: PeerPool) -> None:
         """Delays and rates between ends; within a site no link is shared."""
@@ -128,10 +123,9 @@ class CutBound:
         links = [[pool.link(a, b) for b in first.values()] for a in first.values()]
         self._delay_s: Array = np.array([[link.delay_s for link in row] for row in links])
         self._bits: Array = np.array([[link.bits_per_s for link in row] for row in links])
-        # A tensor goes one way and its gradient the other: the slower way binds.
-        both = np.minimum(self._bits, self._bits.T) / self.boundary_bits
-        np.fill_diagonal(both, np.inf)
-        self._carried: Array = both
+        self._ends = list(first)
+        self._shared_bits: Array = self._bits.copy()
+        np.fill_diagonal(self._shared_bits, np.inf)
         self._travel_s: Array = self._delay_s + self.boundary_bits / self._bits
         weights = np.bincount(self.end, minlength=len(first)).astype(float)
         there_and_back = (self._delay_s + self._delay_s.T) / 2.0 * 2.0
@@ -153,7 +147,7 @@ class CutBound:
         by_end: Array = np.bincount(ends, rates, kinds).astype(np.float64)
         counts: Array = np.bincount(ends, minlength=kinds).astype(np.float64)
         rate = float(rates.sum())
-        unit_s = self._round_s(self._unit_bits[stage], peers, counts)
+        unit_s = self._round_s(self.unit_bits[stage], peers, counts)
         return _StageFigures(len(peers), rate, len(peers) / rate, by_end, counts, unit_s)
 
     def _round_s(self, bits: float, peers: npt.NDArray[np.int64], counts: Array) -> float:
@@ -177,39 +171,38 @@ class CutBound:
             trip_s = 2.0 * float(self._delay_s[used[0], used[0]])
         return bits * seconds + trip_s
 
-    def boundary(self, left: _StageFigures, right: _StageFigures) -> _BoundaryFigures:
-        """What flows between two neighbouring stages, and how long a tensor travels."""
-        if len(self._delay_s) == 1:
-            return _BoundaryFigures(np.inf, float(self._travel_s[0, 0]))
-        one = np.flatnonzero(left.counts)
-        other = np.flatnonzero(right.counts)
-        pairs = np.ix_(one, other)
-        carried = self._carried[pairs]
-        out, into = left.rates[one], right.rates[other]
-        # Site by site: no more than its peers take, and no more than comes from each other site.
-        received = np.minimum(into, np.minimum(carried, out[:, None]).sum(axis=0)).sum()
-        sent = np.minimum(out, np.minimum(carried, into).sum(axis=1)).sum()
-        travel_s = (self._travel_s[pairs] * np.outer(left.counts[one], right.counts[other])).sum()
-        return _BoundaryFigures(float(min(received, sent)), float(travel_s) / (left.count * right.count))
+    def travel_s(self, left: _StageFigures, right: _StageFigures) -> float:
+        """Seconds that a tensor travels over a boundary, mean over pairs."""
+        one, other = np.flatnonzero(left.counts), np.flatnonzero(right.counts)
+        pairs = np.outer(left.counts[one], right.counts[other])
+        return float((self._travel_s[np.ix_(one, other)] * pairs).sum()) / (left.count * right.count)
+
+    def _carried(self, stages: Sequence[_StageFigures]) -> tuple[float, str]:
+        """The microbatches/s that the busiest link carries, and its name."""
+        shares = np.array([stage.rates / stage.rate for stage in stages])
+        there: Array = np.einsum("sa,sb->ab", shares[:-1], shares[1:])
+        with np.errstate(divide="ignore"):
+            rates = self._shared_bits / self.boundary_bits / (there + there.T)
+        a, b = divmod(int(rates.argmin()), len(self._ends))
+        return float(rates[a, b]), f"the link from {self._ends[a]} to {self._ends[b]}"
 
     def tied_s(self, places: Places) -> float:
         """Seconds of the round of the tied embedding, which first and last stage share; 0 if there is none."""
-        if not self._tied_bits:
+        if not self.tied_bits:
             return 0.0
         peers = np.array([*places[0], *places[-1]])
         counts = np.bincount(self.end[peers], minlength=len(self._delay_s)).astype(float)
-        return self._round_s(self._tied_bits, peers, counts)
+        return self._round_s(self.tied_bits, peers, counts)
 
-    def joined(self, stages: Sequence[_StageFigures], boundaries: Sequence[_BoundaryFigures], tied_s: float) -> Bound:
+    def joined(self, stages: Sequence[_StageFigures], travel_s: Sequence[float], tied_s: float) -> Bound:
         """The bound of a step from what its stages and boundaries add."""
         rate, limits = min((stage.rate, f"stage {number}") for number, stage in enumerate(stages))
-        for number, boundary in enumerate(boundaries):
-            if boundary.rate < rate:
-                rate, limits = boundary.rate, f"links between stages {number} and {number + 1}"
+        if len(stages) > 1 and len(self._ends) > 1 and (carried := self._carried(stages))[0] < rate:
+            rate, limits = carried
         if HOPS_PER_S / len(stages) < rate:
             rate, limits = HOPS_PER_S / len(stages), "the scheduler"
         means = [stage.mean_s for stage in stages]
-        fill_s = sum(means) - max(means) + 2.0 * sum(boundary.travel_s for boundary in boundaries)
+        fill_s = sum(means) - max(means) + 2.0 * sum(travel_s)
         round_s = max(tied_s, max(stage.unit_s for stage in stages))
         share = HIDDEN if self.spec.overlap else 1.0
         computing_s = self.spec.training.microbatches / rate + self.optimizer_s
@@ -218,14 +211,14 @@ class CutBound:
     def of(self, places: Places) -> Bound:
         """The bound of a placement: the members of each stage, at least one each."""
         stages = [self.figures(number, members) for number, members in enumerate(places)]
-        boundaries = [self.boundary(left, right) for left, right in pairwise(stages)]
-        return self.joined(stages, boundaries, self.tied_s(places))
+        travel_s = [self.travel_s(left, right) for left, right in pairwise(stages)]
+        return self.joined(stages, travel_s, self.tied_s(places))
 
     def sent_bytes(self, stage: int, replicas: int) -> float:
         """What a replica of a stage sends in a step: boundary tensors, and parts and means of its round."""
         neighbours = (stage > 0) + (stage < len(self.split) - 1)
         tensors = neighbours * self.spec.training.microbatches / replicas * self.boundary_bits
-        return float(tensors + 2.0 * (replicas - 1) / replicas * self._unit_bits[stage]) / 8.0
+        return float(tensors + 2.0 * (replicas - 1) / replicas * self.unit_bits[stage]) / 8.0
 
     def least_s(self) -> float:
         """No placement takes less: all peers compute all the time, and the fastest fill the pipeline."""

@@ -322,11 +322,11 @@ class _State:
         used = {one for members in places for one in members}
         self.out = [one for one in range(len(facts.rate)) if one not in used and bool(facts.holds[one].any())]
         self._stages = [facts.figures(number, members) for number, members in enumerate(places)]
-        self._boundaries = [
-            facts.boundary(left, right) for left, right in zip(self._stages, self._stages[1:], strict=False)
+        self._travel_s = [
+            facts.travel_s(left, right) for left, right in zip(self._stages, self._stages[1:], strict=False)
         ]
         self._tied_s = facts.tied_s(places)
-        self.cost = self._cost(self.places, facts.joined(self._stages, self._boundaries, self._tied_s))
+        self.cost = self._cost(self.places, facts.joined(self._stages, self._travel_s, self._tied_s))
         climber.spent += 1
 
     def _cost(self, places: Sequence[Sequence[int]], bound: Bound) -> float:
@@ -339,19 +339,19 @@ class _State:
         """Change the members of some stages if that lowers the cost; gives whether it did."""
         facts = self._climber.facts
         places = [changed.get(number, members) for number, members in enumerate(self.places)]
-        stages, boundaries, tied_s = list(self._stages), list(self._boundaries), self._tied_s
+        stages, travel_s, tied_s = list(self._stages), list(self._travel_s), self._tied_s
         for number, members in changed.items():
             stages[number] = facts.figures(number, members)
-        for left in {one for number in changed for one in (number - 1, number) if 0 <= one < len(boundaries)}:
-            boundaries[left] = facts.boundary(stages[left], stages[left + 1])
+        for left in {one for number in changed for one in (number - 1, number) if 0 <= one < len(travel_s)}:
+            travel_s[left] = facts.travel_s(stages[left], stages[left + 1])
         if 0 in changed or len(stages) - 1 in changed:
             tied_s = facts.tied_s(places)
-        cost = self._cost(places, facts.joined(stages, boundaries, tied_s))
+        cost = self._cost(places, facts.joined(stages, travel_s, tied_s))
         self._climber.spent += 1
         if cost >= self.cost * (1.0 - FALLS):
             return False
         self.places, self.out, self.cost = places, out, cost
-        self._stages, self._boundaries, self._tied_s = stages, boundaries, tied_s
+        self._stages, self._travel_s, self._tied_s = stages, travel_s, tied_s
         return True
 
     def changed(self, rng: Random) -> tuple[dict[int, list[int]], list[int]] | None:

@@ -32,7 +32,7 @@ def test_two_equal_stages_take_turns_and_a_step_fills_averages_and_commits() -> 
     assert bound.fill_s == pytest.approx(min(first_s, last_s) + 2 * (0.001 + bits / 1e9))
     assert facts.commit_s == pytest.approx(2 * 0.002 + COMMIT_S)
     # Each of two members sends its half and its mean, at the rate of its line.
-    unit_bits = max(facts._unit_bits)
+    unit_bits = max(facts.unit_bits)
     assert bound.round_s == pytest.approx(unit_bits / 1e9 + 0.002)
     assert bound.step_s == pytest.approx(64 / bound.microbatches_per_s + bound.fill_s + bound.round_s + facts.commit_s)
     late = bound_of(pool, 2, pipeline={"overlap": 8, "stages": 2}).of([[0, 1], [2, 3]])
@@ -48,20 +48,20 @@ def test_a_slow_line_a_slow_link_or_the_scheduler_limits() -> None:
         (machine("a", "x"), machine("b", "y")), {("x", "y"): PoolLink(0.1, 2e6), ("y", "x"): PoolLink(0.1, 1e6)}
     )
     bound = bound_of(apart, 2).of([[0], [1]])
-    assert bound.limits == "links between stages 0 and 1"
+    assert bound.limits == "the link from y to x"
     assert bound.microbatches_per_s == pytest.approx(1e6 / bits), "the gradient goes the slower way"
     fast = PeerPool(tuple(machine(f"p{number}", speed=1e15, line=1e13) for number in range(20)))
     assert bound_of(fast, 2).of([range(10), range(10, 20)]).microbatches_per_s == HOPS_PER_S / 2
 
 
-def test_a_site_that_serves_both_stages_needs_no_link() -> None:
-    peers = tuple(machine(name, name[0]) for name in ("x0", "x1", "y0", "y1"))
-    thin = {("x", "y"): PoolLink(0.1, 1e6), ("y", "x"): PoolLink(0.1, 1e6)}
-    facts = bound_of(PeerPool(peers, thin), 2)
-    wide = bound_of(PeerPool(peers, {way: PoolLink(0.1, 1e12) for way in thin}), 2)
-    both, apart = [[0, 2], [1, 3]], [[0, 1], [2, 3]]
-    assert facts.of(both).microbatches_per_s == pytest.approx(wide.of(both).microbatches_per_s)
-    assert facts.of(apart).microbatches_per_s < wide.of(apart).microbatches_per_s / 10
+def test_a_link_carries_its_part_of_all_tensors_and_gradients() -> None:
+    peers = tuple(machine(name, name[0]) for name in ("x0", "x1", "x2", "y0", "x3", "y1"))
+    facts = bound_of(PeerPool(peers, {("x", "y"): PoolLink(0.1, 1e6), ("y", "x"): PoolLink(0.1, 1e9)}), 2)
+    # Of the tensors of three peers of x and one of y, half goes on to y; of the gradients that go back, half of y's.
+    part = 3 / 4 * 1 / 2 + 1 / 2 * 1 / 4
+    bound = facts.of([[0, 1, 2, 3], [4, 5]])
+    assert bound.limits == "the link from x to y"
+    assert bound.microbatches_per_s == pytest.approx(1e6 / facts.boundary_bits / part)
 
 
 def test_a_tied_embedding_is_averaged_by_both_ends() -> None:
