@@ -103,12 +103,13 @@ def _streaming(every: int, code: str) -> Way:
 
 
 BESIDE = (  # each way of gaia, and one of streaming that sends about as much
-    (_gaia(threshold=0.0), _streaming(2, "none")),
+    (_gaia(threshold=0.0), _streaming(1, "bfloat16")),
     (_gaia(threshold=0.01), _streaming(2, "none")),
     (_gaia(threshold=0.05), _streaming(1, "bfloat16")),
     (_gaia(threshold=0.2), _streaming(1, "int8")),
+    (_gaia(compression="int8", threshold=0.05), _streaming(1, "fp4")),
     (_gaia(compression="int8", threshold=0.2), _streaming(2, "fp4")),
-    (_gaia(every_steps=20, compression="int8", threshold=0.2), _streaming(20, "fp4")),
+    (_gaia(every_steps=20, compression="int8", threshold=0.2), _streaming(10, "fp4")),
 )
 GAIA_MARKS = ("<!-- gaia -->", "<!-- end of gaia -->")
 
