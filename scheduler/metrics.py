@@ -94,6 +94,7 @@ class SchedulerMetrics:
         exchange = "An exchange, from its first round until all envoys hold the mean"
         self._outer_exchange = histogram("outer_exchange", exchange, SECONDS_BUCKETS, ("job_id",))
         self._rebalances = counter("rebalances", "Replicas moved to another stage")
+        self._recuts = counter("recuts", "Times a waiting job was cut anew for the stage servers that were there")
         released = "Decision to release by the old stage"
         self._rebalance_duration = histogram("rebalance_duration", released, LONG_SECONDS_BUCKETS)
         self._stored = histogram("store_operation", "Answers of the database", SECONDS_BUCKETS, ("operation",))
@@ -193,6 +194,7 @@ class SchedulerMetrics:
             self._violations,
             self._undone,
             self._rebalances,
+            self._recuts,
         ):
             counter.labels(job_id)
         for reason in CHECKPOINT_FAILURES:
@@ -311,6 +313,10 @@ class SchedulerMetrics:
         """A replica was released by its old stage, `duration_s` after that was decided."""
         self._rebalances.labels(job_id).inc()
         self._rebalance_duration.observe(duration_s)
+
+    def recut(self, job_id: str) -> None:
+        """A waiting job was cut anew."""
+        self._recuts.labels(job_id).inc()
 
     def _raise_to(self, counter: Counter, labels: tuple[str, ...], total: float) -> None:
         """Let a counter follow a total that is kept elsewhere; a smaller one than before changes nothing."""

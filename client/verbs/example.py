@@ -89,6 +89,9 @@ overlap     = "auto"            # microbatches of a step that use weights one st
                                 # and measured links ask for
 sync_steps  = "auto"            # the first steps do without overlap; auto: warmup_steps
 rebalance   = true              # move stage servers to the stage that limits the job
+recut       = "auto"            # stall: a job that waits for stage servers, and could begin with the present ones if it
+                                # were cut otherwise, does so after limits.no_progress_s; off: it waits; auto: stall if
+                                # stages and split are auto and there are no islands
 
 [islands]
 count       = "auto"            # or 1 to 64 complete pipelines, joined by averaging.mode; in a swarm 8 at most;

@@ -7,24 +7,27 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 
 from scheduler.brain.explain.facts import IdlePeer
-from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, StartTurn, allocate, stages_here, waits_on
+from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, StartTurn, allocate, cut_here, waits_on
 from scheduler.brain.fleet.membership import BESIDE_OTHERS, Membership, Peer, offer
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.stall import stalled_hint, waiting
+from scheduler.jobs.cuts import basis_of, cut_for
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, peers_max
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
+from scheduler.storage.executor import run_blocking
 from swarm.errors import SwarmError
 from swarm.job.footprint import flight_room, model_costs
 from swarm.job.memory_split import needs
-from swarm.job.placement import Candidate
+from swarm.job.placement import Candidate, stages_for
 from swarm.job.spec import JobSpec
 from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, Memory, PeerId, PeerState
@@ -42,6 +45,14 @@ class _KnownNeeds:
 
     spec: JobSpec
     by_replicas: dict[int, tuple[Memory, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _HowToBegin:
+    """Each peer's stage, if a job can begin, and how it is cut then."""
+
+    decision: Decision[dict[PeerId, int]]
+    spec: JobSpec
 
 
 @dataclass(eq=False)
@@ -258,35 +269,71 @@ class Allocator:
         turn.only({candidate for candidate in self._candidates(idle.values()) if candidate.peer not in reserved})
         pending = self._waiting(job, sum(peer not in unfit for peer in idle))
         decision = turn.offer(pending)
-        if not pending.looks:
-            await self._carry_out(job, pending, self._or_with_fewer(job, pending, turn, decision), idle)
+        if pending.looks:
+            return pending
+        waited, asked = job.waiting, job.asked
+        start = await self._with_more_stages(job, asked, pending, turn, decision) if asked is not None else None
+        if job.waiting is waited:  # else it was cancelled or paused meanwhile
+            await self._carry_out(job, pending, start or self._or_with_fewer(job, pending, turn, decision), idle)
         return pending
+
+    async def _with_more_stages(
+        self,
+        job: Job,
+        asked: JobSpec,
+        pending: PendingJob,
+        turn: StartTurn,
+        as_it_is: Decision[dict[PeerId, int]],
+    ) -> _HowToBegin | None:
+        """How a job begins that was submitted before its stage servers came: as if it were submitted now."""
+        stages, free = len(job.spec.split), {candidate.peer for candidate in turn.free}
+        most = len(free) if as_it_is.plan is None else stages_for(len(free))
+        if asked.pipeline.stages != "auto" or job.spec.pipeline.recut != "stall" or most <= stages:
+            return None
+        here = [peer for peer in self._membership.idle_peers() if peer.hello.peer in free]
+        basis = basis_of(self._membership, job.record.tokens, here)
+        try:
+            spec, _ = await run_blocking(self._ports.stores.threads, partial(cut_for, asked, basis))
+        except SwarmError:
+            return None  # it waits on with the cut that it has
+        if len(spec.split) <= stages:
+            return None
+        decision = turn.offer(pending.with_cut(model_costs(spec), spec.split, len(here)))
+        return None if decision.plan is None else _HowToBegin(decision, spec)
 
     def _or_with_fewer(
         self, job: Job, pending: PendingJob, turn: StartTurn, decision: Decision[dict[PeerId, int]]
-    ) -> Decision[dict[PeerId, int]]:
-        """The decision, or a start with fewer islands once a job that cannot start with all has waited for that."""
+    ) -> _HowToBegin:
+        """The decision, or a start with fewer islands or another cut once a job that cannot start as it is has waited
+        for that."""
         assert job.waiting is not None
-        before, (islands, fewer) = job.waiting.fewer, (0, decision) if decision.plan else turn.offer_fewer(pending)
-        now = waits_on(before, islands, pending.islands, job.spec.limits.no_progress_s, now_s())
+        spec, before, as_it_is = job.spec, job.waiting.fewer, _HowToBegin(decision, job.spec)
+        count, of, other = 0, pending.islands if pending.fewer else None, as_it_is
+        if decision.plan is None and pending.fewer:
+            count, begins = turn.offer_fewer(pending)
+            other = _HowToBegin(begins, spec)
+        elif decision.plan is None and spec.pipeline.recut == "stall" and spec.limits.on_stall == "wait":
+            split, begins = cut_here(pending, model_costs(spec), turn.free)
+            if count := len(split):
+                other = _HowToBegin(begins, spec.having("pipeline", split=split, stages=count))
+        now = waits_on(before, count, of, spec.limits.no_progress_s, now_s())
         job.waiting.fewer = now
         if now is not None and now.at_s <= now_s():
-            return fewer
+            return other
         if now is not None and before is None:
             self._registry.say(job, "info", now.told(now_s()))
-        return decision
+        return as_it_is
 
     def _hint(self, job: Job, pending: PendingJob, idle: Iterable[Peer]) -> str:
         """Advice about a stalled job that cannot be placed."""
-        stages = None
+        split: tuple[int, ...] = ()
         if not job.spec.has_outer_steps:
-            stages = stages_here(pending, model_costs(job.spec), self._candidates(idle))
-        return stalled_hint(job.record.id, job.stalls, stages)
+            split, _ = cut_here(pending, model_costs(job.spec), self._candidates(idle))
+        return stalled_hint(job.record.id, job.stalls, len(split))
 
-    async def _carry_out(
-        self, job: Job, pending: PendingJob, decision: Decision[dict[PeerId, int]], idle: Mapping[PeerId, Peer]
-    ) -> None:
+    async def _carry_out(self, job: Job, pending: PendingJob, start: _HowToBegin, idle: Mapping[PeerId, Peer]) -> None:
         """Begin the job as it was decided, or say why it waits on."""
+        decision = start.decision
         assert job.waiting is not None
         if decision.plan is None:
             stalled = job.record.state is JobState.STALLED
@@ -306,6 +353,9 @@ class Allocator:
         if job.waiting is not waited or not self._are_free(hellos):
             self._peers.wake.set()  # the job was cancelled meanwhile, or a peer left: decide anew
             return
+        if start.spec is not job.spec:
+            self._registry.cut_anew(job, start.spec)
+        job.asked = None
         replicas = [_replica(idle[peer].hello, stage_at(job.spec, place), job.spec) for peer, place in places.items()]
         # No await until the driver exists: a cancel or a leave from now on must reach it.
         for replica in replicas:

@@ -12,12 +12,13 @@ from functools import partial
 from typing import TypeVar
 
 from scheduler.brain.explain.facts import JobStanding
-from scheduler.brain.fleet.membership import Membership, fleet_speed, offer
+from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.inputs import Stop
 from scheduler.brain.members.persons import ANYBODY, Person, Submits, check_owner, check_share
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
+from scheduler.jobs.cuts import basis_of, cut_for
 from scheduler.jobs.job import Job, JobProgress, again, now_s
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
@@ -37,17 +38,9 @@ from swarm.job.footprint import host_step_s, model_costs
 from swarm.job.islands import check_for_swarm
 from swarm.job.memory_split import needs
 from swarm.job.partition import recut_text, shape_text
-from swarm.job.placement import Candidate
-from swarm.job.resolve import Basis, choose
 from swarm.job.spec import JobSpec
-from swarm.limits import (
-    HOPS_MAX,
-    JOBS_OPEN_MAX,
-    SHARDS_OPEN_MAX,
-    SPEC_BYTES_MAX,
-    SUBMITS_MAX,
-)
-from swarm.types import JobId, JobState, PeerId, PeerState
+from swarm.limits import JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SUBMITS_MAX
+from swarm.types import JobId, JobState, PeerId
 from swarm.wire.messages import StateFile
 
 T = TypeVar("T")
@@ -110,12 +103,14 @@ class Jobs:
             resolved, links = await self._vetted(spec, tokens)
             sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.owner))
             if not resolved.checkpoint.resume_from or sent is not None:
-                return await self._accept(resolved, links, tokens, tokenizer_files, files, by, Found(None, ()), sent)
+                chosen = Found(None, ())
+                return await self._accept(resolved, spec, links, tokens, tokenizer_files, files, by, chosen, sent)
             source = self._timelines.source(resolved)
             check_owner(by, "Start", source.record.id, source.record.owner)
             with source.used():  # until the new job is listed
                 resolved, chosen = await self._timelines.pinned(resolved)
-                return await self._accept(resolved, links, tokens, tokenizer_files, files, by, chosen, None)
+                asked = spec.having("checkpoint", resume_from=resolved.checkpoint.resume_from)
+                return await self._accept(resolved, asked, links, tokens, tokenizer_files, files, by, chosen, None)
 
     async def _vetted(self, spec: JobSpec, tokens: JobTokens) -> tuple[JobSpec, str]:
         """The resolved spec and what links changed of it, after every check that needs no upload."""
@@ -128,6 +123,7 @@ class Jobs:
     async def _accept(
         self,
         resolved: JobSpec,
+        asked: JobSpec,
         links: str,
         tokens: JobTokens,
         tokenizer_files: dict[str, bytes],
@@ -136,7 +132,10 @@ class Jobs:
         chosen: Found,
         sent: Checkpoint | None,
     ) -> Job:
-        """Store the job, to start at the checkpoint that was `chosen` or `sent`, if any; `links` tells of links."""
+        """Store the job, to start at the checkpoint that was `chosen` or `sent`, if any.
+
+        `asked` is the spec with its "auto"s; `links` tells of links.
+        """
         start, begins = chosen.checkpoint, links
         if (first := start or sent) is not None:
             of = f"{first.name} of {resolved.checkpoint.resume_from.partition(':')[0]}" if start else "what was sent"
@@ -159,7 +158,7 @@ class Jobs:
         await self.stores.files.put_tokenizer(job_id, tokenizer_files)
         await self.stores.database.put_job(record)
         progress = JobProgress.at_start(resolved, record.timeline, record.first_steps[-1])
-        job = Job(record, resolved, progress, start=start)
+        job = Job(record, resolved, progress, start=start, asked=asked)
         self.registry.add(job)
         self.stores.logs.open(job_id)
         self._metrics.job_opened(job_id, resolved.model.family)
@@ -213,28 +212,8 @@ class Jobs:
         `stored`: the spec of a job that goes on. OutOfMemory, InvalidConfig.
         """
         check_for_swarm(spec, stored)
-        basis = self._basis(tokens)
-        resolved, reasons = await self.aside(lambda: choose(spec, basis))
-        if (size_bytes := len(resolved.model_dump_json())) > SPEC_BYTES_MAX:
-            raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
-        check_hops(resolved)
-        return resolved, reasons
-
-    def _basis(self, tokens: JobTokens) -> Basis:
-        idle = self._membership.idle_peers()
-        free = [peer for peer in idle if not peer.unreached] or idle  # the others get no stage beside these
-        present = [peer for peer in self._membership.peers() if peer.state is not PeerState.GONE]
-        hellos = [peer.hello for peer in self._membership.lasting_peers()]
-        return Basis(
-            tokens.vocabulary_size,
-            tokens.end_of_text,
-            idle=[offer(peer.hello) for peer in free],
-            present=[offer(peer.hello) for peer in present],
-            lasting=[
-                Candidate(hello.peer, hello.pinned_stage, offer=offer(hello), site=hello.site) for hello in hellos
-            ],
-            speed=fleet_speed(free),
-        )
+        basis = basis_of(self._membership, tokens, self._membership.idle_peers())
+        return await self.aside(lambda: cut_for(spec, basis))
 
     async def cancel(self, job: Job, reason: str, *, checkpoint: bool = True) -> None:
         """Save what was trained and end the job; a second call, or one without `checkpoint`, ends it at once.
@@ -364,16 +343,6 @@ class Jobs:
             if ended:
                 return
             await changed.wait()
-
-
-def check_hops(spec: JobSpec) -> None:
-    """InvalidConfig for steps with so many microbatches that the entries of one step hold other calls up."""
-    microbatches, stages = spec.training.microbatches, len(spec.split)
-    if microbatches * stages > HOPS_MAX:
-        raise InvalidConfig(
-            f"a step has {microbatches} microbatches; with {stages} stages, {HOPS_MAX // stages} is the limit",
-            hint="raise training.microbatch_sequences, or lower training.global_batch_sequences",
-        )
 
 
 def _first(spec: JobSpec) -> str:

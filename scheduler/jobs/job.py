@@ -108,7 +108,7 @@ class Waiting:
     since_s: float
     goes_on: str = ""  # what was lost and where the job goes on, once it is ready to be placed
     tries_again_s: float = 0.0
-    fewer: Fewer | None = None  # with how many islands it could begin, if not with all, and when it does so
+    fewer: Fewer | None = None  # with how many islands or stages it could begin, if not as it is, and when it does so
 
 
 @dataclass(slots=True)
@@ -124,6 +124,7 @@ class Job:
     unfit: UnfitPeers = field(default_factory=UnfitPeers)  # expelled, and not to come back
     run: JobRun | None = None
     waiting: Waiting | None = None
+    asked: JobSpec | None = None  # with its "auto"s, of a job that has not begun since it was submitted to this process
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     awaits_database: bool = False  # a row of it waits for a database that takes no writes
     unsaved: str = ""  # what is wrong with the newest checkpoint, if it could not be written

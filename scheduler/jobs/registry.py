@@ -25,6 +25,8 @@ from scheduler.storage.job_log import LogLine
 from scheduler.storage.job_record import HOLDING, JobRecord
 from scheduler.storage.patience import patiently
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotAllowed, NotFound
+from swarm.job.partition import shape_text
+from swarm.job.spec import JobSpec
 from swarm.types import JobId, JobState, PeerId
 
 REASON_CHARACTERS_MAX = 4000
@@ -150,6 +152,12 @@ class JobRegistry:
             finally:
                 if job.record.state.is_final:  # else it was resumed meanwhile
                     self.logs.close(job.record.id)
+
+    def cut_anew(self, job: Job, spec: JobSpec) -> None:
+        """Cut a waiting job otherwise: on its timeline nothing was trained yet. The next change of state stores it."""
+        job.spec, job.record = spec, replace(job.record, spec_json=spec.model_dump_json())
+        self._metrics.recut(job.record.id)
+        self.say(job, "info", f"cut anew for the stage servers that are here: {shape_text(spec)}")
 
     def begin_timeline(self, job: Job, before: JobRecord, after: JobRecord) -> None:
         """Turn the job to its next timeline; NotAllowed, and nothing changes, if it is no longer as in `before`."""

@@ -120,6 +120,7 @@ class Timelines:
         progress, before = await self.progress_of(turned, spec), job.progress.steps_done
         newest = await self._ports.stores.checkpoints.newest(turned, spec)
         self._registry.begin_timeline(job, record, turned)
+        job.asked = job.asked if spec is job.spec else None
         job.spec, job.start, job.progress, job.newest = spec, start, progress, newest
         metrics = self._ports.metrics
         metrics.job_opened(record.id, spec.model.family, step)

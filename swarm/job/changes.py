@@ -184,4 +184,6 @@ def changed_values(values: dict[str, Any], overrides: Sequence[str]) -> dict[str
         pipeline["split"] = "auto"
     if "pipeline.split" in keys and "pipeline.stages" not in keys:
         pipeline["stages"] = "auto"
+    if {"pipeline.stages", "pipeline.split"} & keys and "pipeline.recut" not in keys:
+        pipeline["recut"] = "auto"
     return values

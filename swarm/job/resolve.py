@@ -8,6 +8,7 @@
     model.narrow.every               as few narrow places as that number of stages allows
     pipeline.overlap                 as many late microbatches as the pipeline would idle for (overlap.py)
     pipeline.sync_steps              the warm-up
+    pipeline.recut                   at a stall, if stages and split are "auto" and there are no islands
     model.recompute, training.optimizer_on
                                      off and on the device, unless memory is short
     islands.shares                   by speed, but equal where the same bits are asked for
@@ -103,6 +104,9 @@ def resolve(spec: JobSpec, basis: Basis) -> JobSpec:
 
 def choose(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
     """The resolved spec, and for people what memory and links have changed in it, each behind a "; "."""
+    if spec.pipeline.recut == "auto":
+        is_open = spec.pipeline.stages == spec.pipeline.split == "auto" and not spec.has_outer_steps
+        spec = spec.having("pipeline", recut="stall" if is_open else "off")
     resolved, lighter = _fitted(*_for_sites(spec, basis))
     links = ""
     if spec.pipeline.overlap == "auto" and not resolved.has_outer_steps:

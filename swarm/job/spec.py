@@ -182,6 +182,8 @@ class PipelineSection(Section):
     overlap: Auto | Literal["all"] | WholeNumber | Annotated[float, Field(gt=0, lt=1)] = "auto"
     sync_steps: Auto | Annotated[int, Field(ge=0, le=10**9)] = "auto"  # the first steps do without overlap
     rebalance: bool = True  # move stage servers to the stage that limits the job
+    # "stall": a job that waits is cut anew for the stage servers that are there. "auto" in a stored job: it is not.
+    recut: Auto | Literal["stall", "off"] = "auto"
 
     @property
     def staleness(self) -> int:
@@ -399,6 +401,11 @@ class JobSpec(Section):
         compresses = self.averaging.compression != "none"
         self.trust.check(reproducible=self.training.reproducible, compresses_slices=compresses)
         check_islands(self)
+        if self.pipeline.recut == "stall" and self.has_outer_steps:
+            raise ValueError(
+                f'pipeline.recut = "stall" is for jobs without islands, and averaging.mode = "{self.averaging.mode}" '
+                "joins islands: leave pipeline.recut out"
+            )
         if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
             return self  # not grounded yet: the layers are known when it is
         layers = self.layers

@@ -225,6 +225,26 @@ def a_stage_is_lost(folder: Path, seed: str, long: bool) -> Trial:
         return trial
 
 
+def fleet_halves_for_good(folder: Path, seed: str, long: bool) -> Trial:
+    """Six of eight stage servers are gone, and nobody comes: four stages become two, without a person."""
+    with Trial(folder, seed) as trial:
+        peers = trial.add_servers(8)
+        cut = {"config__num_hidden_layers": 12, "pipeline__recut": "stall", "limits__no_progress_s": 10.0}
+        job = trial.job(4, 120 if long else 60, checkpoint__every_steps=10, **cut)
+        trial.until_step(job, 15)
+        trial.until("a checkpoint", lambda: trial.view(job).checkpoint_step > 0)
+        for victim in trial.rng.sample(peers, 6):
+            trial.kill(victim)
+        lost_s = time.monotonic()
+        trial.until("told", lambda: "goes on with 2 stages in" in trial.view(job).reason)
+        trial.until("cut anew", lambda: sum(trial.metric("swarm_recuts_total").values()) == 1.0, 90.0)
+        before = trial.view(job).step
+        trial.until_step(job, before + 2)
+        trial.figures["stood_still_s"] = round(time.monotonic() - lost_s, 1)
+        trial.proves(job, rollbacks=1)
+        return trial
+
+
 def frozen_and_back(folder: Path, seed: str, long: bool) -> Trial:
     """F10: SIGSTOP for less than, about as long as and longer than the grace; the zombie is fenced when it wakes."""
     grace_s = 3.0
@@ -675,6 +695,7 @@ SCENARIOS = [
     Scenario("F2-server", "a stage server dies at each exact point", deaths_at_exact_points, short=False),
     Scenario("F2-scheduler", "the scheduler dies around the row", scheduler_dies_at_exact_points, short=False),
     Scenario("F3", "all replicas of a stage are lost", a_stage_is_lost, short=False),
+    Scenario("halves", "fleet halves for good", fleet_halves_for_good, short=False),
     Scenario("F4", "two neighbours die together", neighbours_die_together, short=False),
     Scenario("F5", "kill -9 of the scheduler, again and again", scheduler_restarts, short=False),
     Scenario("F6", "a second scheduler on the same data", two_schedulers, short=False),

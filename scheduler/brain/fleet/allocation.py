@@ -21,7 +21,8 @@ waiting job must not starve either, so the peers that it would start with are re
 Nothing is reserved for a job that all present peers, busy ones included, could not serve: it waits for machines that
 are not running, maybe forever. Those that leave or are quarantined do not count as present. Never are more peers
 reserved than the job needs to start. Price: a peer may be idle while an old job waits for peers that others have now.
-A job that may begin with fewer islands (`Fewer`) keeps what it needs for as many as all present peers could serve.
+A job that may begin with fewer islands (`Fewer`) keeps what it needs for as many as all present peers could serve. One
+that could begin with another cut keeps nothing for that while it waits for its own.
 
 A peer that the scheduler cannot dial gets no stage beside others, as it would hold up every step that they average
 with it; `together` in placement.py has the exceptions. Not chosen: to ask stage servers whether they reach each other,
@@ -55,6 +56,7 @@ _FULL = "it has as many stage servers as its limits.max_replicas allows"
 _UNREACHED = "the scheduler cannot dial it, so others may not reach it: swarm explain PEER"
 _APART = "the scheduler cannot dial the stage server that serves it, so others may not reach that"
 KEEPERS_SHOWN = 3
+MORE_STAGES_MAX = 16  # that are tried beyond a job's present ones
 UNFIT_MAX = 256  # peers that one job has expelled; of more, the oldest are forgotten
 
 
@@ -97,6 +99,11 @@ class PendingJob:
         get, them = ("gets", "it") if len(aside) == 1 else ("get", "them")
         told = f"{', '.join(aside)} {get} no stage beside others, as the scheduler cannot dial {them}"
         return Decision(None, f"{decision.reason}; {told}: swarm explain {aside[0]}")
+
+    def with_cut(self, model: ModelCosts, split: tuple[int, ...], peers: int) -> PendingJob:
+        """The job, which has no islands, with another cut for a number of peers."""
+        most = None if self.peers_max is None else self.peers_max // len(self.needs) * len(split)
+        return replace(self, needs=needs(model, split, max(peers, len(split))), peers_max=most)
 
     def _groups(self, peers: Sequence[Candidate]) -> list[Sequence[Candidate]]:
         """The peers that may serve it together, in turn; islands exchange, so theirs are one group."""
@@ -275,6 +282,11 @@ class StartTurn:
         decided = ((part.islands, part.plan(self._free)) for part in job.fewer)
         return next(((many, one) for many, one in decided if one.plan is not None), (0, Decision(None, "")))
 
+    @property
+    def free(self) -> Sequence[Candidate]:
+        """The peers that no job before keeps."""
+        return self._free
+
     def descend(self, waiting: Iterable[PendingJob]) -> Iterator[None]:
         """Go on to jobs of lower priority; `waiting` are the jobs of this one that still wait. Rests after each."""
         self._free, self._keepers = self._left, list(self._above)
@@ -420,10 +432,10 @@ def _kept(
 
 @dataclass(frozen=True, slots=True)
 class Fewer:
-    """When a job begins with fewer islands than its file asks for.
+    """When a job begins with fewer islands than its file asks for, or cut into other stages.
 
         goes on, stage servers for all islands ──▶ begins with all
-           │ for fewer, but islands.min
+           │ for fewer, but islands.min; or for another cut (pipeline.recut)
            ▼
         waits for the others ──limits.no_progress_s──▶ begins with as many as it can; the others are lost at first
 
@@ -431,37 +443,41 @@ class Fewer:
     stalled: machines that fail together come back one after the other. The first start of a job is for a person to see,
     and waits for all islands.
 
-    A job that waits for all its islands could begin with `count` of them, and does so at `at_s`.
+    A job that waits for all its islands could begin with `count` of them, and does so at `at_s`. One without islands
+    (`of` is None) could begin with `count` stages.
     """
 
     count: int
-    of: int
+    of: int | None
     at_s: float
 
     def told(self, now_s: float) -> str:
         """What it waits for, for a person."""
         left_s = max(0, math.ceil(self.at_s - now_s))
+        if self.of is None:
+            return f"goes on with {counted(self.count, 'stage')} in {left_s} s if no more come"
         return f"goes on with {self.count} of {counted(self.of, 'island')} in {left_s} s if no more can begin"
 
 
-def waits_on(before: Fewer | None, count: int, of: int, wait_s: float, now_s: float) -> Fewer | None:
-    """How a job waits on that could begin with `count` islands now, after it waited as `before`; None: it has to."""
+def waits_on(before: Fewer | None, count: int, of: int | None, wait_s: float, now_s: float) -> Fewer | None:
+    """How a job waits on that could begin with `count` now, after it waited as `before`; None: it has to."""
     if not count:
         return None
     return Fewer(count, of, before.at_s if before is not None else now_s + wait_s)
 
 
-def stages_here(job: PendingJob, model: ModelCosts, here: Sequence[Candidate]) -> int | None:
-    """Into how many stages, the most first, a job without islands could be cut to begin with the peers that are here.
+def cut_here(
+    job: PendingJob, model: ModelCosts, here: Sequence[Candidate]
+) -> tuple[tuple[int, ...], Decision[dict[PeerId, int]]]:
+    """The cut with which a job without islands could begin with the peers that are here, and each peer's stage then.
 
-    None if the estimate of memory says that none would hold it, or if only as many stages as now would do.
+    Fewer stages than now come first, the most of them, then more. () if the estimate of memory says that none would
+    hold it, or only as many stages as now.
     """
     able = [candidate for candidate in here if candidate.peer not in job.unfit]
-    most = min(len(able) // job.min_replicas, len(job.needs) - 1, model.layers)
-    for stages in range(most, 0, -1):
-        cut = fit(model, [candidate.offer for candidate in able], [stages], job.min_replicas)
-        if cut.plan is None:
-            continue
-        if replace(job, needs=needs(model, cut.plan, len(able))).plan(able).plan is not None:
-            return stages
-    return None
+    now, most = len(job.needs), min(len(able) // job.min_replicas, model.layers)
+    for stages in (*range(min(most, now - 1), 0, -1), *range(now + 1, min(most, now + MORE_STAGES_MAX) + 1)):
+        split = fit(model, [candidate.offer for candidate in able], [stages], job.min_replicas).plan
+        if split is not None and (decision := job.with_cut(model, split, len(able)).plan(able)).plan is not None:
+            return split, decision
+    return (), Decision(None, "")

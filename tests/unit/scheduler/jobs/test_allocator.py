@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, Waiting
 from scheduler.storage.job_record import JobRecord, JobTokens
 from swarm.job.resolve import Basis, resolve
-from swarm.job.spec import JobSpec
+from swarm.job.spec import JobSpec, spec_from_json
 from swarm.limits import JOBS_OPEN_MAX
 from swarm.types import JobId, JobState, PeerId
 from swarm.wire.messages import Hello
@@ -42,13 +43,14 @@ class Scene:
 
     def __post_init__(self) -> None:
         files = SimpleNamespace(opened=self._open)
-        stores = SimpleNamespace(files=files)
+        stores = SimpleNamespace(files=files, threads=None)
         ports = SimpleNamespace(stores=stores, settle_s=0.0)
         registry = SimpleNamespace(
             all=lambda: self.jobs,
             at_work=lambda: [job for job in self.jobs if job.waiting is None],
             waiting=lambda: [job for job in self.jobs if job.waiting is not None],
             enter=self._enter,
+            cut_anew=lambda job, spec: setattr(job, "spec", spec),
             say=lambda *_: None,
         )
         peers = SimpleNamespace(
@@ -375,3 +377,112 @@ def test_those_on_loopback_serve_a_job_together_and_with_no_other(tmp_path: Path
     run: Any = SimpleNamespace(replicas_at_start=2, brain=SimpleNamespace())
     at_work = scene.allocator._running(job, run)
     assert (at_work.site, at_work.apart) == (allocator.ON_LOOPBACK, True), "whoever is elsewhere does not join it"
+
+
+FOUR = {"config__num_hidden_layers": 12, "limits__no_progress_s": 100.0}
+RECUT = {"pipeline__recut": "stall", **FOUR}
+
+
+def test_a_job_goes_on_with_the_stages_that_are_possible_once_it_has_waited_for_its_own(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Half of a fleet was gone for good, and the job waited for ever."""
+    scene = Scene([went_on(spec(tmp_path, 4, **RECUT))])
+    scene.join(A)
+    clock.now_s = 500.0
+    assert scene.turn() == {}
+    assert scene.jobs[0].waiting is not None
+    assert scene.jobs[0].waiting.fewer == Fewer(1, None, 600.0)
+    scene.join(B)
+    clock.now_s = 599.0
+    assert scene.turn() == {}
+    assert scene.jobs[0].waiting.fewer == Fewer(2, None, 600.0)
+    assert scene.allocator._look_again_s() == 1.0
+    before = scene.jobs[0].spec
+    clock.now_s = 600.0
+    assert scene.turn() == {"job": [A, B]}
+    after = scene.jobs[0].spec
+    assert after.split == (6, 6)
+    assert after == before.having("pipeline", split=(6, 6), stages=2), "nothing else changed"
+    assert scene.jobs[0].record.reason == "2 peers for 2 stages"
+
+
+def test_a_job_whose_stage_servers_come_back_begins_as_it_was_cut(tmp_path: Path, clock: Clock) -> None:
+    scene = Scene([went_on(spec(tmp_path, 4, **RECUT))])
+    scene.join(A, B)
+    assert scene.turn() == {}
+    clock.now_s = 100.0
+    scene.join(C, PeerId("d"))
+    assert scene.turn() == {"job": [A, B, C, "d"]}
+    assert scene.jobs[0].spec.split == (3, 3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},  # as a person cut it
+        {"pipeline__recut": "off"},
+        {"pipeline__recut": "stall", "limits__on_stall": "pause"},
+        {"pipeline__recut": "stall", "limits__on_stall": "fail"},
+        {"pipeline__recut": "stall", "limits__min_replicas": 3},
+    ],
+)
+def test_a_job_that_is_not_to_be_cut_anew_waits_as_long_as_it_takes(
+    tmp_path: Path, clock: Clock, changes: dict[str, Any]
+) -> None:
+    scene = Scene([went_on(spec(tmp_path, 4, **FOUR, **changes))])
+    scene.join(A, B)
+    for clock.now_s in (1.0, 1e6):
+        assert scene.turn() == {}
+
+
+def test_a_job_of_before_there_was_this_key_is_not_cut_anew(tmp_path: Path, clock: Clock) -> None:
+    values = spec(tmp_path, 4, **FOUR).model_dump(mode="json")
+    del values["pipeline"]["recut"]
+    scene = Scene([went_on(spec_from_json(json.dumps(values)))])
+    scene.join(A)
+    for clock.now_s in (1.0, 1e6):
+        assert scene.turn() == {}
+
+
+def submitted_before(folder: Path, **changes: Any) -> Job:
+    """A job for which nobody was there when it was submitted."""
+    asked = small_spec(folder / "text.txt", **FOUR, **changes)
+    job = waits("job", resolve(asked, Basis(257)))
+    job.asked = asked
+    return job
+
+
+def test_a_job_that_is_submitted_before_its_stage_servers_is_cut_when_it_is_placed(tmp_path: Path) -> None:
+    """It had one stage for ever."""
+    scene = Scene([submitted_before(tmp_path, pipeline__overlap=0)])
+    assert scene.jobs[0].spec.split == (12,)
+    scene.join(A, B, C, PeerId("d"))
+    assert len(scene.turn()["job"]) == 4
+    assert scene.jobs[0].spec.split == (6, 6)
+    assert scene.jobs[0].asked is None
+    assert scene.begun == [[A, B, C, PeerId("d")]]
+
+
+@pytest.mark.parametrize("changes", [{"pipeline__stages": 1}, {"pipeline__split": (12,)}, {"pipeline__recut": "off"}])
+def test_a_person_who_says_the_stages_gets_them_also_if_more_stage_servers_come(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    scene = Scene([submitted_before(tmp_path, **changes)])
+    scene.join(A, B, C, PeerId("d"))
+    scene.turn()
+    assert scene.jobs[0].spec.split == (12,)
+
+
+def test_a_job_that_is_paused_while_it_is_cut_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = submitted_before(tmp_path)
+    scene = Scene([job])
+    scene.join(A, B, C, PeerId("d"))
+
+    async def meanwhile(threads: object, work: Callable[[], Any]) -> Any:
+        job.waiting = None
+        return work()
+
+    monkeypatch.setattr(allocator, "run_blocking", meanwhile)
+    assert scene.turn() == {}
+    assert (job.spec.split, scene.begun) == ((12,), [])

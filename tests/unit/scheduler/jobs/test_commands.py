@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler.jobs.commands import Jobs, check_hops
+from scheduler.jobs.commands import Jobs
+from scheduler.jobs.cuts import check_hops
 from swarm.errors import InvalidConfig
 from swarm.limits import HOPS_MAX, SUBMITS_MAX
 from tests.support.simulated import small_spec

@@ -23,7 +23,7 @@ from scheduler.brain.fleet.allocation import (
     StartTurn,
     UnfitPeers,
     allocate,
-    stages_here,
+    cut_here,
     waits_on,
 )
 from swarm.job.memory_split import ModelCosts
@@ -251,24 +251,44 @@ def test_a_job_for_which_too_few_are_there_waits_anew() -> None:
 def test_people_are_told_how_long_it_still_waits() -> None:
     assert Fewer(1, 2, 320.0).told(79.5) == "goes on with 1 of 2 islands in 241 s if no more can begin"
     assert Fewer(2, 3, 320.0).told(321.0) == "goes on with 2 of 3 islands in 0 s if no more can begin"
+    assert Fewer(2, None, 320.0).told(20.0) == "goes on with 2 stages in 300 s if no more come"
 
 
 def model(layer_bytes: int, layers: int = 4) -> ModelCosts:
     return ModelCosts(layers, 1, 1, lambda of, stage, stages, replicas: Memory(layer_bytes * of))
 
 
+def stages_here(job: PendingJob, costs: ModelCosts, here: list[Candidate]) -> int:
+    """The number of stages; each has a peer, and the job is not as it was."""
+    split, decision = cut_here(job, costs, here)
+    assert set((decision.plan or {}).values()) == set(range(len(split)))
+    assert len(split) != len(job.needs)
+    return len(split)
+
+
 def test_what_is_here_is_offered_only_if_it_can_hold_the_job() -> None:
     """A job waited for a second stage server, while the one that was idle could hold all of it."""
     assert stages_here(waiting(B, 2), model(25), peers("a")) == 1
-    assert stages_here(waiting(B, 2), model(26), peers("a")) is None, "one layer too many"
+    assert stages_here(waiting(B, 2), model(26), peers("a")) == 0, "one layer too many"
     assert stages_here(waiting(B, 4), model(50), peers("a", "b", "c")) == 3, "the most first"
     assert stages_here(waiting(B, 4), model(50), peers("a", "b")) == 2
-    assert stages_here(waiting(B, 2), model(1), []) is None
-    assert stages_here(waiting(B, 1), model(1), peers("a")) is None, "there are no fewer stages"
-    assert stages_here(replace(waiting(B, 2), min_replicas=2), model(25), peers("a")) is None
-    assert stages_here(replace(waiting(B, 2), unfit=frozenset({PeerId("a")})), model(25), peers("a")) is None
+    assert stages_here(waiting(B, 2), model(1), []) == 0
+    assert stages_here(waiting(B, 1), model(1), peers("a")) == 0, "there are no fewer stages"
+    assert stages_here(replace(waiting(B, 2), min_replicas=2), model(25), peers("a")) == 0
+    assert stages_here(replace(waiting(B, 2), unfit=frozenset({PeerId("a")})), model(25), peers("a")) == 0
     pinned = [replace(peer, pinned_stage=1) for peer in peers("a")]
-    assert stages_here(waiting(B, 2), model(25), pinned) is None
+    assert stages_here(waiting(B, 2), model(25), pinned) == 0
     assert stages_here(waiting(B, 2), model(25), [replace(peer, unreached=True) for peer in peers("x")]) == 1, (
         "alone it needs no links"
     )
+
+
+def test_stages_are_more_where_those_that_are_here_are_smaller_than_those_that_left() -> None:
+    assert stages_here(waiting(B, 1), model(50), peers("a", "b", "c")) == 2, "as few as hold it"
+    assert stages_here(waiting(B, 1), model(101), peers("a", "b", "c")) == 0
+
+
+def test_with_another_cut_a_job_takes_as_many_replicas_of_a_stage_as_before() -> None:
+    job = replace(waiting(B, 4), peers_max=8)
+    assert job.with_cut(model(1), (2, 2), 8).peers_max == 4
+    assert len(job.with_cut(model(1), (2, 2), 8).plan(peers(*"abcdefgh")).plan or {}) == 4

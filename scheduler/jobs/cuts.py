@@ -1,0 +1,48 @@
+"""How a job is cut for the stage servers that are here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.brain.fleet.membership import Membership, Peer, fleet_speed, offer
+from scheduler.storage.job_record import JobTokens
+from swarm.errors import InvalidConfig
+from swarm.job.placement import Candidate
+from swarm.job.resolve import Basis, choose
+from swarm.job.spec import JobSpec
+from swarm.limits import HOPS_MAX, SPEC_BYTES_MAX
+from swarm.types import PeerState
+
+
+def basis_of(membership: Membership, tokens: JobTokens, idle: Sequence[Peer]) -> Basis:
+    """What is known of the stage servers; `idle` may serve the job now."""
+    free = [peer for peer in idle if not peer.unreached] or idle  # the others get no stage beside these
+    present = [peer for peer in membership.peers() if peer.state is not PeerState.GONE]
+    hellos = [peer.hello for peer in membership.lasting_peers()]
+    return Basis(
+        tokens.vocabulary_size,
+        tokens.end_of_text,
+        idle=[offer(peer.hello) for peer in free],
+        present=[offer(peer.hello) for peer in present],
+        lasting=[Candidate(hello.peer, hello.pinned_stage, offer=offer(hello), site=hello.site) for hello in hellos],
+        speed=fleet_speed(free),
+    )
+
+
+def cut_for(spec: JobSpec, basis: Basis) -> tuple[JobSpec, str]:
+    """The spec with every "auto" resolved, and what memory and links changed of it; OutOfMemory, InvalidConfig."""
+    resolved, reasons = choose(spec, basis)
+    if (size_bytes := len(resolved.model_dump_json())) > SPEC_BYTES_MAX:
+        raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
+    check_hops(resolved)
+    return resolved, reasons
+
+
+def check_hops(spec: JobSpec) -> None:
+    """InvalidConfig for steps with so many microbatches that the entries of one step hold other calls up."""
+    microbatches, stages = spec.training.microbatches, len(spec.split)
+    if microbatches * stages > HOPS_MAX:
+        raise InvalidConfig(
+            f"a step has {microbatches} microbatches; with {stages} stages, {HOPS_MAX // stages} is the limit",
+            hint="raise training.microbatch_sequences, or lower training.global_batch_sequences",
+        )
