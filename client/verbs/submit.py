@@ -190,8 +190,8 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: Job, *, detach: bool
     shell.say(f"job {view.id} accepted: {view.reason or view.state}")
     resolved = spec_from_json(view.spec_json)
     shell.say(f"{shape_text(resolved)}; {memory_text(resolved)}")
-    if resolved.pipeline.recut == "stall" and resolved.limits.on_stall == "wait":
-        few = f"with too few stage servers for {resolved.limits.no_progress_s:g} s it goes on with other stages"
+    if resolved.pipeline.recut == "stall" and resolved.limits.on_stall == "wait" and len(resolved.split) > 1:
+        few = f"with too few stage servers for {resolved.limits.no_progress_s:g} s it goes on with fewer stages"
         shell.say(f'{few}; pipeline.recut = "off": it waits')
     if detach:
         shell.say(commands)
