@@ -50,6 +50,8 @@ class StageServerMetrics:
         )
         self._averaging = seconds("swarm_averaging_duration_seconds", "Completed averaging rounds", ("stage",))
         self._rounds = counter("swarm_averaging_rounds_total", "Averaging rounds by outcome", ("stage", "outcome"))
+        carried = "Sites that added up their parts in the newest complete averaging round; 0: it was flat"
+        self._round_groups = gauge("swarm_round_groups", carried, ("stage",))
         told = "Proposals in complete rounds between islands"
         self._proposed = counter("swarm_outer_bytes_total", told, ("direction",))
         fetched = "Download of a stage's state by a joiner, from its first question to its report"
@@ -121,12 +123,14 @@ class StageServerMetrics:
         self._network.labels("received", kind).inc(wire_bytes)
         self._uncompressed.labels("received", kind).inc(tensor_bytes)
 
-    def round_finished(self, stage: int, outcome: str, duration_s: float) -> None:
+    def round_finished(self, stage: int, outcome: str, duration_s: float, sites: int | None = None) -> None:
         """An averaging round ended as "averaged", "failed" or "aborted"; only complete ones count as durations."""
         assert outcome in ROUND_OUTCOMES, outcome
         self._rounds.labels(str(stage), outcome).inc()
         if outcome == "averaged":
             self._averaging.labels(str(stage)).observe(duration_s)
+            if sites is not None:
+                self._round_groups.labels(str(stage)).set(sites)
 
     def exchanged(self, sent_bytes: int, received_bytes: int) -> None:
         """Count the bytes of proposals that a complete round between islands sent and received."""

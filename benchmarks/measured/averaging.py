@@ -2,6 +2,7 @@
 
     python -m benchmarks.measured.averaging [--members 4] [--mib 16] [--rounds 9]
     python -m benchmarks.measured.averaging --access 100,100,100,25 --mib 4
+    python -m benchmarks.measured.averaging --sites 2,2 --access 50,50 --mib 4
 
 Each member is a process that has both: a gloo process group, and what a stage server averages with, over gRPC. They
 take turns. A way's seconds are from the moment when the first member begins to the moment when the last one has the
@@ -9,7 +10,8 @@ mean. Both must give the same means. The scheduler's rule shares the slices out,
 in the rounds before: eight of these are not counted, so that it can learn.
 
 `--access` puts each member at a host of its own, a network namespace which can send and receive so many Mbit/s, with a
-round-trip time of `--rtt` ms between any two. That needs root.
+round-trip time of `--rtt` ms between any two. That needs root. With `--sites` the hosts are sites of so many members,
+and rounds by site stand beside flat ones in place of gloo.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ from torch import Tensor
 from benchmarks.processes import Fleet, Hosts
 from scheduler.brain.commit.slices import SliceShares, plan_round
 from scheduler.brain.inputs import ReplicaRecord
-from scheduler.brain.state.step import UnitAveraging
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.all_reduce import Deadline, Reduction, run_round
@@ -47,10 +48,10 @@ from swarm.rpc.channel import bind, new_server
 from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.types import JobId, PeerId, Round, UnitName
-from swarm.wire.messages import Average, Averaged, Member, ParameterNorm, Slice, TensorHeader
+from swarm.wire.messages import Average, ParameterNorm, Slice, TensorHeader
 from tests.chaos.relay import Relay, why_not
 
-WAYS = ("gloo", "ours")
+WAYS, FORMS = ("gloo", "ours"), ("by site", "flat")
 JOB, UNIT = JobId("bench"), UnitName("stage-0")
 TOKENS = 1000
 ROUND_S_MAX = 60.0
@@ -70,9 +71,10 @@ def main() -> None:
     if options.output == "json":
         print(json.dumps({"options": vars(options), "load": load, "seconds": seconds}, indent=1))
         return
-    for way in WAYS:
+    for way in seconds:
         print(f"{way}: {median(seconds[way]):.4f} s ({min(seconds[way]):.4f}-{max(seconds[way]):.4f})")
-    print(f"ours / gloo: {median(a / b for a, b in zip(seconds['ours'], seconds['gloo'], strict=True)):.2f}")
+    first, second = seconds
+    print(f"{second} / {first}: {median(b / a for a, b in zip(*seconds.values(), strict=True)):.2f}")
 
 
 def _options() -> argparse.Namespace:
@@ -81,11 +83,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mib", type=float, default=16.0, help="of float32 gradients")
     parser.add_argument("--rounds", type=int, default=9, help="measured ones of each way")
     parser.add_argument("--access", type=lambda text: [float(word) for word in text.split(",")], default=[])
+    parser.add_argument("--sites", type=lambda text: [int(one) for one in text.split(",")], default=[])
     parser.add_argument("--rtt", type=float, default=2.0, help="ms, with --access")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each member")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     options = parser.parse_args()
-    options.members = len(options.access) or options.members
+    options.members = sum(options.sites) or len(options.access) or options.members
+    if options.sites and len(options.access) != len(options.sites):
+        parser.error("--sites: --access says what each of them can send")
     if options.members < 2:
         parser.error("with one member there is nothing to average: --members 2 or more")
     if options.access and (lack := why_not()):
@@ -98,7 +103,7 @@ def _hosts(options: argparse.Namespace) -> Iterator[Hosts]:
     if not options.access:
         yield Hosts()
         return
-    with Relay(options.members, seed=0) as relay:
+    with Relay(len(options.access), seed=0) as relay:
         relay.everywhere(delay_s=options.rtt / 2e3)
         for host, mbit_per_s in enumerate(options.access):
             relay.access(host, mbit_per_s * 1e6 / 8.0, mbit_per_s * 1e6 / 8.0)
@@ -123,11 +128,8 @@ class _Rule:
 
     def learn(self, number: int, reports: Sequence[tuple[float, float, float]]) -> None:
         """What the members said of the round: its seconds, and bytes per second up and down."""
-        members = tuple(Member(name, 1, "", 0, 0, "") for name in self._names)
-        averaging = UnitAveraging(Round(1, number), members)
-        for name, (took_s, up, down) in zip(self._names, reports, strict=True):
-            averaging.reports[name] = Averaged(0, number, UNIT, averaging.round, "", (), took_s, up, down)
-        self._shares.averaged(UNIT, averaging)
+        rates = {name: min(up, down) for name, (_, up, down) in zip(self._names, reports, strict=True)}
+        self._shares.averaged(UNIT, Round(1, number), rates, median(took_s for took_s, *_ in reports))
 
 
 def names_of(members: int) -> list[PeerId]:
@@ -135,16 +137,19 @@ def names_of(members: int) -> list[PeerId]:
 
 
 def _measure(options: argparse.Namespace, folder: Path, hosts: Hosts) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    ways = FORMS if options.sites else WAYS
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     rule = _Rule(options.members)
+    site_of = [site for site, size in enumerate(options.sites) for _ in range(size)]
+    host_of = site_of or range(options.members)
     with Fleet(folder) as fleet:
         members = [
             fleet.start(
                 f"member-{number}",
                 "benchmarks.measured.averaging",
                 *("member", str(number), str(options.members), str(folder / "rendezvous")),
-                *(hosts.address(number), str(round(options.mib * (1 << 18))), str(options.threads)),
-                before=hosts.at(number),
+                *(hosts.address(host_of[number]), str(round(options.mib * (1 << 18))), str(options.threads)),
+                before=hosts.at(host_of[number]),
                 GLOO_SOCKET_IFNAME=hosts.device,
             )
             for number in range(options.members)
@@ -160,9 +165,9 @@ def _measure(options: argparse.Namespace, folder: Path, hosts: Hosts) -> dict[st
         addresses = [json.loads(fleet.line(member)) for member in members]
         for number in range(LEARNING_ROUNDS + options.rounds):
             is_counted = number >= LEARNING_ROUNDS
-            for way in WAYS if number % 2 else WAYS[::-1]:
-                shares = rule.shares(number)
-                ask({"prepare": way, "step": number, "addresses": addresses, "shares": shares})
+            for way in ways if number % 2 else ways[::-1]:
+                shares = [1 / options.sites[site] for site in site_of] if way == "by site" else rule.shares(number)
+                ask({"prepare": way, "addresses": addresses, "shares": shares, "sites": site_of})
                 answers = ask({"go": way})
                 if is_counted:
                     seconds[way].append(max(end for _, end, *_ in answers) - min(begin for begin, *_ in answers))
@@ -222,6 +227,7 @@ class _Member:
         self._mailbox = Mailbox(self._me.peer, 0, 1)
         self._means: dict[str, Tensor] = {}
         self._rates = (0.0, 0.0)
+        self._step = -1
         dist.init_process_group(
             "gloo", init_method=f"file://{rendezvous}", rank=int(number), world_size=len(self._names)
         )
@@ -237,7 +243,7 @@ class _Member:
         while line := await asyncio.to_thread(sys.stdin.readline):
             words = json.loads(line)
             if "prepare" in words:
-                self._prepare(words["prepare"], words["step"], words["addresses"], words["shares"])
+                self._prepare(words["prepare"], words["addresses"], words["shares"], words["sites"])
                 print(json.dumps("prepared"), flush=True)
                 continue
             began_s = time.time()
@@ -248,14 +254,19 @@ class _Member:
         await server.stop(None)
         self._device.close()
 
-    def _prepare(self, way: str, step: int, addresses: Sequence[str], shares: Sequence[float] | None) -> None:
+    def _prepare(
+        self, way: str, addresses: Sequence[str], shares: Sequence[float] | None, sites: Sequence[int]
+    ) -> None:
         """What a command of the scheduler brings; and for gloo, which adds in place, memory of its own."""
         if way == "gloo":
             self._flat = self._sums.clone()
             return
-        replicas = [ReplicaRecord(peer, 1, at, 0, "cpu") for peer, at in zip(self._names, addresses, strict=True)]
-        members = plan_round(replicas, {}, self._sums.numel(), shares)
-        self._command = Average(0, step, UNIT, Round(1, 1), members, TOKENS, ROUND_S_MAX)
+        named = [f"site-{site}" for site in sites] or [""] * len(addresses)
+        facts = zip(self._names, addresses, named, strict=True)
+        replicas = [ReplicaRecord(peer, 1, at, 0, "cpu", site=site) for peer, at, site in facts]
+        members = plan_round(replicas, {}, self._sums.numel(), shares, by_site=way == "by site")
+        self._step += 1
+        self._command = Average(0, self._step, UNIT, Round(1, 1), members, TOKENS, ROUND_S_MAX)
         self._mailbox.begin(self._command)
 
     async def _gloo(self) -> Tensor:

@@ -154,8 +154,8 @@ def spell(value: Any) -> str:
             return f"{peer}#{attempt}" if attempt else str(peer)
         case Round(epoch=epoch, number=number):
             return f"{epoch}.{number}"
-        case Member(peer=peer, start=start, stop=stop):
-            return f"{peer}[{start}:{stop}]"
+        case Member(peer=peer, start=start, stop=stop, group=group):
+            return f"{peer}[{start}:{stop}]" + (f" of {group}" if group else "")
         case ReplicaRecord(peer=peer, stage=stage):
             return f"{peer} at stage {stage}"
         case UnitSize(unit=name, elements=number) | ParameterNorm(name=name, squared_norm=number):

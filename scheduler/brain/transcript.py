@@ -28,6 +28,7 @@ from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import Output
 from scheduler.brain.settings import BrainSettings
 from swarm.errors import BadTranscript
+from swarm.wire.messages import Member
 
 VERSION = 1
 ASKED = ("learning_rate", "tokens_of")  # what the settings hold as functions: of a rate step, of a portion
@@ -99,6 +100,8 @@ def encoded(value: Any) -> Any:
         case _:
             assert is_dataclass(value), f"a transcript has no place for {value!r}"
             told = {field.name: encoded(getattr(value, field.name)) for field in fields(value) if field.compare}
+            if isinstance(value, Member) and not value.group:
+                del told["group"]  # as in transcripts from before there were groups
             return {"is": type(value).__name__} | told
 
 

@@ -28,7 +28,7 @@ Decision: docs/decisions/043.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -90,29 +90,39 @@ SHARE_MIN: Final = 0.25  # of the bytes of a round
 
 @dataclass(slots=True)
 class RoundMeter:
-    """The deliveries of one round; what came before `begin` does not count."""
+    """The deliveries of one round; what came before `begin` does not count, nor what stays in this member's group."""
 
+    group_of: Mapping[PeerId, str] = field(default_factory=dict)  # of members that have one
+    group: str = ""  # of this member
     start_s: float | None = None
-    _first_s: dict[PeerId, float] = field(default_factory=dict)  # when the first chunk of each member came
+    _first_s: dict[str, float] = field(default_factory=dict)  # when the first chunk of each member or other group came
     _sent: list[tuple[float, int]] = field(default_factory=list)
     _taken: list[tuple[float, int]] = field(default_factory=list)
 
     def begin(self, now_s: float) -> None:
         self.start_s = now_s
 
-    def sent(self, size_bytes: int, now_s: float) -> None:
+    def sent(self, to: PeerId, size_bytes: int, now_s: float) -> None:
         """A member has said that it has a chunk."""
-        self._sent.append((now_s, size_bytes))
+        if not self._is_near(to):
+            self._sent.append((now_s, size_bytes))
 
     def taken(self, sender: PeerId, size_bytes: int, now_s: float) -> None:
         """A chunk has arrived."""
-        self._first_s.setdefault(sender, now_s)
-        if self.start_s is not None:
+        is_near = self._is_near(sender)
+        self._first_s.setdefault(sender if is_near else self.group_of.get(sender, sender), now_s)
+        if self.start_s is not None and not is_near:
             self._taken.append((now_s, size_bytes))
+
+    def _is_near(self, peer: PeerId) -> bool:
+        return bool(self.group) and self.group_of.get(peer) == self.group
 
     @property
     def all_began_s(self) -> float | None:
-        """When this member and all that have sent it anything had begun; None before it has."""
+        """When this member and all that have sent it anything had begun; None before it has.
+
+        The sum of a group tells that all of the group had begun.
+        """
         return None if self.start_s is None else max((self.start_s, *self._first_s.values()))
 
     @property

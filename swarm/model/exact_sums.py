@@ -115,14 +115,23 @@ def mean_of_parts(parts: Sequence[Tensor], tokens: int, bits: int | None) -> Ten
     if len(parts) == 1 and bits is None and tokens <= EXACT_IN_FLOAT32 and parts[0].device.type == "cpu":
         # The bits of a division in float64 that is rounded to float32. On CUDA torch multiplies by 1 / divisor instead.
         return parts[0] / divisor
-    mean = torch.empty_like(parts[0], dtype=torch.float32)
-    for start in range(0, mean.numel(), TILE_ELEMENTS):
+    return _added(parts, torch.float32, divisor)
+
+
+def sum_of_parts(parts: Sequence[Tensor]) -> Tensor:
+    """The parts added in the given order, in their own dtype: grid integers exactly, float32 rounded once."""
+    return _added(parts, parts[0].dtype, 1.0)
+
+
+def _added(parts: Sequence[Tensor], dtype: torch.dtype, divisor: float) -> Tensor:
+    found = torch.empty_like(parts[0], dtype=dtype)
+    for start in range(0, found.numel(), TILE_ELEMENTS):
         first, *others = [part[start : start + TILE_ELEMENTS] for part in parts]
         total = first.to(torch.float64, copy=True)
         for part in others:
             total.add_(part)
-        mean[start : start + TILE_ELEMENTS] = total.div_(divisor)
-    return mean
+        found[start : start + TILE_ELEMENTS] = total.div_(divisor)
+    return found
 
 
 def squared_norms(tensors: Iterable[Tensor]) -> list[float]:

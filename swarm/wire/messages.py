@@ -479,7 +479,8 @@ class Void:
 class Member:
     """A member of a round: it owns elements [start, stop) of the unit and must hold the set named `digest`.
 
-    That set has `microbatches` microbatches of its stage.
+    That set has `microbatches` microbatches of its stage. Members of one `group` add up their parts before these go to
+    the owner in another group (stage_server/brain/ways.py).
     """
 
     peer: PeerId
@@ -490,6 +491,7 @@ class Member:
     digest: str
     stage: int = 0
     microbatches: int = 0
+    group: str = ""  # alone; the site of the member, where a round goes by site
 
 
 @dataclass(frozen=True, slots=True)

@@ -699,7 +699,7 @@ class Void(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("peer", "incarnation", "address", "start", "stop", "digest", "stage", "microbatches")
+    __slots__ = ("peer", "incarnation", "address", "start", "stop", "digest", "stage", "microbatches", "group")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -708,6 +708,7 @@ class Member(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     address: str
@@ -716,7 +717,8 @@ class Member(_message.Message):
     digest: str
     stage: int
     microbatches: int
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., digest: _Optional[str] = ..., stage: _Optional[int] = ..., microbatches: _Optional[int] = ...) -> None: ...
+    group: str
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., digest: _Optional[str] = ..., stage: _Optional[int] = ..., microbatches: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
 
 class Average(_message.Message):
     __slots__ = ("timeline", "step", "unit", "round", "members", "tokens", "timeout_s", "ahead")

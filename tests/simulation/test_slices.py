@@ -68,11 +68,12 @@ def cut_unequally(monkeypatch: pytest.MonkeyPatch) -> None:
         sets: Mapping[PeerId, frozenset[int]],
         elements: int,
         shares: Sequence[float] | None,
+        by_site: bool,
     ) -> tuple[Member, ...]:
         if shares is None and len(replicas) > 1:
             shares = [rng.choice((0.0, 0.2, 1.0, 5.0)) for _ in replicas]
             shares[rng.randrange(len(shares))] = 1.0
-        return plan_round(replicas, sets, elements, shares)
+        return plan_round(replicas, sets, elements, shares, by_site=by_site)
 
     monkeypatch.setattr(rounds, "plan_round", planned)
     monkeypatch.setattr(slices, "CHUNK_ELEMENTS_MIN", 256)

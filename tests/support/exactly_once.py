@@ -462,7 +462,7 @@ class Server:
 # What is no decision here: words for people, what follows of a member from its name and set, what only islands say, and
 # the stamp of a hop, which a route gets on its way out of the brain.
 LEFT_OUT = {"reason", "hint", "Member.stage", "Member.microbatches", "LoadStage.held", "SaveStage.island"} | {
-    "Route.stamp"
+    *("Route.stamp", "Member.group")
 }
 
 

@@ -59,7 +59,14 @@ def average_of(
 class Fleet:
     """The members of a round, and what their links did."""
 
-    def __init__(self, command: Average, codec_name: str, bits: int | None, lines: Mapping[str, Line]) -> None:
+    def __init__(
+        self,
+        command: Average,
+        codec_name: str,
+        bits: int | None,
+        lines: Mapping[str, Line],
+        site_of: Mapping[str, str] | None = None,
+    ) -> None:
         self.command, self.bits = command, bits
         self.names = [str(member.peer) for member in command.members]
         self.stages = {name: Sums(name, command.members[-1].stop, bits) for name in self.names}
@@ -69,7 +76,7 @@ class Fleet:
         self.copies = 1
         self.silent = ""
         self.clips = False
-        self.network = FluidNetwork(lines, self._take)
+        self.network = FluidNetwork(lines, self._take, site_of)
 
     def run(self) -> tuple[float, dict[str, Mean]]:
         """Seconds of the round, and what each member that is not silent makes of it."""

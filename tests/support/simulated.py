@@ -269,13 +269,14 @@ class Rig:
         device_name: str = "cpu",
         memory_bytes: int = 1 << 30,
         host_bytes: int = 0,
+        site: str = "",
         device_type: type[InlineDevice] = InlineDevice,
     ) -> None:
         """Start a stage server whose computations take a random while; what it says of itself need not be true."""
         device = device_type(lambda: rng.uniform(0.001, 0.03) * self.slowness.get(peer, 1.0))
         identity = Hello(
             peer, incarnation, PROTOCOL_VERSION, "0", f"address-of-{peer}", "", device_name, 1, memory_bytes, stage,
-            host_bytes=host_bytes,
+            host_bytes=host_bytes, site=site,
         )  # fmt: skip
 
         async def find() -> str:

@@ -18,8 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 
+from scheduler.brain.commit.by_site import SiteRounds
 from scheduler.brain.commit.digests import Expel, Remedy, average_of, vote
-from scheduler.brain.commit.slices import SliceShares, plan_round
+from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.outputs import Fail
 from scheduler.brain.state.brain_state import BrainState
@@ -40,7 +41,7 @@ class Rounds:
         self._state = state
         self._elements = elements
         self._excuses = FailureBudget()
-        self._shares = SliceShares(state)
+        self.forms = SiteRounds(state)
         self._number = 0
 
     def look_ahead(self, run: StepRun) -> None:
@@ -140,6 +141,7 @@ class Rounds:
             return self._other_set(run, peer, event.reason, now_s)
         trouble = run.troubles.setdefault(event.unit, Troubles())
         accused = self._accused(averaging, peer, event)
+        self.forms.failed(event.unit, averaging)
         self._abort(run, event.unit)
         count = trouble.failed(peer, accused, now_s)
         says = f"{self._state.pool.name(peer)} says {event.reason}" + (f" (accuses {accused})" if accused else "")
@@ -208,11 +210,12 @@ class Rounds:
     def _complete(self, run: StepRun, unit: UnitName, averaging: UnitAveraging, now_s: float) -> list[Remedy]:
         """Once all members of a round have reported, returns remedies for members that differ.
 
-        Without a majority the round is repeated, then the step computed again, before the job stops.
+        Without a majority the round is repeated, then the step computed again, before the job stops. A round by site is
+        repeated first: of members that differ, the carrier may be the odd one.
         """
         if not averaging.is_complete:
             return []
-        self._shares.averaged(unit, averaging)
+        self.forms.averaged(unit, averaging)
         said = {peer: average_of(report) for peer, report in averaging.reports.items()}
         what = f"the bytes or norms of the averaged gradient of unit {unit}, step {run.step}"
         found = vote(said, what, self._state.pool.by_stage, recover=self._state.settings.recover)
@@ -220,11 +223,13 @@ class Rounds:
             return []
         self._state.ledger.violations += 1
         run.disputes[unit] += 1
-        if isinstance(found[0], Expel) or not self._state.settings.recover or run.disputes[unit] > DISPUTES_MAX:
+        first, again = found[0], "averaged" if run.disputes[unit] == 1 else "computed"
+        recovers = self._state.settings.recover and run.disputes[unit] <= DISPUTES_MAX
+        if not averaging.is_by_site and (isinstance(first, Expel) or not recovers):
             return found
-        assert isinstance(found[0], Fail)
-        again = "averaged" if run.disputes[unit] == 1 else "computed"
-        self._state.outbox.note("error", f"{found[0].message}; {again} again")
+        told = first.message if isinstance(first, Fail) else first.cause
+        self._state.outbox.note("error", f"{told}; {again} again")
+        self.forms.failed(unit, averaging)
         if run.disputes[unit] == 1:
             self._abort(run, unit)
             self._start_unit(run, unit)
@@ -233,11 +238,11 @@ class Rounds:
         return []
 
     def _accused(self, averaging: UnitAveraging, peer: PeerId, event: RoundFailed) -> PeerId | None:
-        """The accused peer, if the accusation can be true: the two exchange slices only if one of them owns one."""
+        """The accused peer, if the accusation can be true: of two that exchange slices one owns one, or carries one."""
         owns = {member.peer: member.stop > member.start for member in averaging.members}
         accused = PeerId(event.accused)
         may_mean = accused != peer and accused in owns and accused in self._state.pool
-        return accused if may_mean and (owns[accused] or owns[peer]) else None
+        return accused if may_mean and (owns[accused] or owns[peer] or averaging.is_by_site) else None
 
     def _unreached_of(self, pair: list[PeerId], spare: Collection[PeerId]) -> list[PeerId]:
         """The one of two that the scheduler cannot dial either, if it can be spared; else none."""
@@ -270,9 +275,11 @@ class Rounds:
         members, trouble = self._members(run, unit), run.troubles.get(unit)
         self._number += 1
         number = Round(self._state.settings.epoch, self._number)
-        peers = [member.peer for member in members]
-        shares = trouble.owners(peers) if trouble else self._shares.plan(unit, number, peers)
-        return UnitAveraging(number, plan_round(members, sets, self._elements[unit], shares))
+        if trouble:
+            shares, by_site = trouble.owners([member.peer for member in members]), False
+        else:
+            shares, by_site = self.forms.plan(unit, number, members, again=unit in run.disputes)
+        return UnitAveraging(number, plan_round(members, sets, self._elements[unit], shares, by_site=by_site))
 
     def _members(self, run: StepRun, unit: UnitName) -> list[ReplicaRecord]:
         pool = self._state.pool

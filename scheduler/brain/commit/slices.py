@@ -19,9 +19,8 @@ from typing import Final
 
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.step import UnitAveraging
 from swarm.types import PeerId, Round, UnitName, set_digest
-from swarm.wire.messages import Averaged, Member, ParameterNorm
+from swarm.wire.messages import Member, ParameterNorm
 
 ALIGNMENT = 64  # elements; slices begin at cache lines and vector widths of any dtype
 
@@ -34,6 +33,8 @@ def plan_round(
     sets: Mapping[PeerId, frozenset[int]],
     elements: int,
     shares: Sequence[float] | None,
+    *,
+    by_site: bool = False,
 ) -> tuple[Member, ...]:
     """The members of a round in order of peer id, with slices that cover [0, elements) exactly once.
 
@@ -57,7 +58,7 @@ def plan_round(
         stop = min(elements, start + count * ALIGNMENT)
         held = sets.get(one.peer, frozenset())
         facts = (one.peer, one.incarnation, one.address, start, stop)
-        members.append(Member(*facts, set_digest(held), one.stage, len(held)))
+        members.append(Member(*facts, set_digest(held), one.stage, len(held), one.site if by_site else ""))
         start = stop
     assert start == elements
     return tuple(members)
@@ -137,8 +138,8 @@ def _evenly(bounds: Sequence[float]) -> list[float]:
 class _Unit:
     """How the slices of a unit are shared among these members."""
 
-    members: frozenset[PeerId]
-    shares: dict[PeerId, float] | None = None  # None: equal
+    members: frozenset[str]
+    shares: dict[str, float] | None = None  # None: equal
     equal_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     shared_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     equal_rounds: int = 0  # that are left until other shares may be tried
@@ -149,7 +150,7 @@ class _Unit:
         self.equal_rounds = self.pause_rounds
         self.pause_rounds = min(2 * self.pause_rounds, AGAIN_ROUNDS[1])
 
-    def followed_by(self, members: Sequence[PeerId]) -> _Unit:
+    def followed_by(self, members: Sequence[str]) -> _Unit:
         """The record for a new member set. Shares that were not judged before the change count as useless; otherwise a
         member with slow links would try again with each change."""
         if self.shares is not None and len(self.shared_s) < ROUNDS_MIN:
@@ -158,7 +159,7 @@ class _Unit:
 
 
 class SliceShares:
-    """How much of a unit each member of a round owns: more where links are faster, if that has made rounds shorter.
+    """How much of a unit each party to a round owns: more where links are faster, if that has made rounds shorter.
 
             ┌──── members change, a round failed ────┐
             ▼                                        │
@@ -176,6 +177,8 @@ class SliceShares:
     cuts false parts, keeps equal slices: a member must not enlarge the slice that it reduces, because no other member
     receives its part of that.
 
+    A party is a member, or all members at a site (by_site.py).
+
     Source: DeDLOC (arXiv 2106.10207), reduced to rounds in which every member has a part.
     """
 
@@ -185,9 +188,9 @@ class SliceShares:
         self._is_on = not (settings.recount or settings.second_owner or settings.clips)
         self._units: dict[UnitName, _Unit] = {}
         self._planned: dict[UnitName, Round] = {}  # the newest round of each unit that has these shares
-        self._rates: dict[PeerId, deque[float]] = {}
+        self._rates: dict[str, deque[float]] = {}
 
-    def plan(self, unit: UnitName, round_: Round, members: Sequence[PeerId]) -> list[float] | None:
+    def plan(self, unit: UnitName, round_: Round, members: Sequence[str]) -> list[float] | None:
         """The shares of a new round, in the order of its members; None: equal ones."""
         if not self._is_on or len(members) <= 2:
             return None
@@ -197,26 +200,22 @@ class SliceShares:
         self._planned[unit] = round_
         return None if known.shares is None else [known.shares[peer] for peer in members]
 
-    def averaged(self, unit: UnitName, averaging: UnitAveraging) -> None:
-        """All members of a round hold the mean: learn how fast their links are, and how long it took."""
+    def averaged(self, unit: UnitName, round_: Round, rates: Mapping[str, float], round_s: float) -> None:
+        """All members of a round hold the mean: how fast their links are (0: too little to tell), how long it took."""
         known = self._units.get(unit)
-        if known is None or self._planned.get(unit) != averaging.round or known.members != averaging.peers:
+        if known is None or self._planned.get(unit) != round_ or known.members != rates.keys():
             return
-        for peer, report in averaging.reports.items():
-            self._learn(peer, report)
-        self._rates = {peer: rates for peer, rates in self._rates.items() if peer in self._state.pool}
-        round_s = median(report.duration_s for report in averaging.reports.values())
+        for party, rate in rates.items():
+            if rate > 0.0:
+                self._rates.setdefault(party, deque(maxlen=REMEMBERED)).append(rate)
+        here = frozenset().union(*(one.members for one in self._units.values()))
+        self._rates = {party: learnt for party, learnt in self._rates.items() if party in here}
         if known.shares is None:
             known.equal_s.append(round_s)
             known.equal_rounds = max(0, known.equal_rounds - 1)
         else:
             known.shared_s.append(round_s)
         self._judge(unit, known)
-
-    def _learn(self, peer: PeerId, report: Averaged) -> None:
-        rate = min(report.up_bytes_per_s, report.down_bytes_per_s)
-        if rate > 0.0:
-            self._rates.setdefault(peer, deque(maxlen=REMEMBERED)).append(rate)
 
     def _judge(self, unit: UnitName, known: _Unit) -> None:
         """Take other shares, or equal ones again."""
@@ -241,7 +240,7 @@ class SliceShares:
                 unit, known, dict(zip(peers, chosen, strict=True)), f"rounds should take 1/{gain:.2f} of the time"
             )
 
-    def _turn(self, unit: UnitName, known: _Unit, shares: Mapping[PeerId, float] | None, reason: str) -> None:
+    def _turn(self, unit: UnitName, known: _Unit, shares: Mapping[str, float] | None, reason: str) -> None:
         known.shares = None if shares is None else dict(shares)
         (known.equal_s if shares is None else known.shared_s).clear()
         listed = "" if shares is None else ": " + ", ".join(f"{peer} {share:.0%}" for peer, share in shares.items())

@@ -18,7 +18,7 @@ from scheduler.brain.fleet.membership import Peer
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.state.pool import Leave
 from swarm.text import bandwidth, counted, size, spoken_duration
-from swarm.types import IslandState, JobId, JobState, Memory, PeerId, PeerState, needs_text
+from swarm.types import IslandState, JobId, JobState, Memory, PeerId, PeerState, UnitName, needs_text
 from swarm.wire.messages import LinkSpeed
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class Situation:
     islands: tuple[IslandStanding, ...] = ()  # of a job with outer steps
     outer_rounds: Mapping[str, int] = field(default_factory=dict)  # between islands so far, by outcome
     state_bytes: tuple[int, ...] = ()  # of each stage, as it is saved; empty: not known
+    averages: Mapping[UnitName, str] = field(default_factory=dict)  # in what form, of units whose members name sites
 
     def island_of(self, peer: PeerId) -> int | None:
         """The island that a peer serves; None if the job has none, or the peer serves none."""
@@ -209,6 +210,9 @@ def explain_job(
     facts += [_stage(situation, stage) for stage in range(situation.stages)]
     facts += _risks(job, situation)
     facts.append(_overlap(job, situation))
+    for form in sorted(set(situation.averages.values())):
+        units = sorted(unit for unit, text in situation.averages.items() if text == form)
+        facts.append(Fact("averages", f"{form} ({', '.join(units)})"))
     if situation.is_running:
         facts.append(_rebalancing(situation, now_s))
     facts += _moves(situation, now_s)

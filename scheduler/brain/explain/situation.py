@@ -92,6 +92,7 @@ def situation(parts: Parts, now_s: float) -> Situation:
         parts.saving.open,
         parts.moves.decided_s,
         state_bytes=state.settings.state_bytes,
+        averages=dict(parts.rounds.forms.told),
     )
 
 

@@ -77,6 +77,11 @@ class UnitAveraging:
         """All members hold the averaged gradient."""
         return len(self.reports) == len(self.members)
 
+    @property
+    def is_by_site(self) -> bool:
+        """Members of a site add up their parts before these leave it."""
+        return any(member.group for member in self.members)
+
     def is_member(self, peer: PeerId) -> bool:
         return peer in self.peers
 

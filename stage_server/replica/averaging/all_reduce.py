@@ -9,7 +9,8 @@
 
 A slice travels in chunks (`stage_server/brain/slices.py`), and the mean of each leaves when its own parts have
 arrived: so the all-gather begins while the reduce-scatter still goes on, and both directions of a link work. Where
-parts are clipped (`Reduction`), a slice is reduced as a whole.
+parts are clipped (`Reduction`), a slice is reduced as a whole. In a round by site a chunk goes by way of a carrier in
+each site (`stage_server/brain/ways.py`), which sends one sum and passes the mean on.
 
 The owner adds the parts in order of peer id, or clips them, and sends out the resulting bytes. So the result does not
 depend on the order of arrival, and all members hold the same bytes. Nothing here decides: members and slices come with
@@ -24,24 +25,24 @@ Decision: docs/decisions/040.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 
 import torch
 import xxhash
 from torch import Tensor
 
-from stage_server.brain.slices import RoundMeter, SliceChunk, chunks_of, under_way_max
+from stage_server.brain.slices import RoundMeter, SliceChunk, under_way_max
+from stage_server.brain.ways import ChunkWay, ways_of
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging.error_feedback import Coded, ErrorFeedback, coded, together
-from stage_server.replica.averaging.mailbox import Mailbox, SliceKey
+from stage_server.replica.averaging.mailbox import ArrivedSlice, Mailbox, SliceKey
 from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import NoWay, Refused, RoundBroken, SwarmError
-from swarm.model.exact_sums import mean_of_parts
+from swarm.model.exact_sums import mean_of_parts, sum_of_parts
 from swarm.model.robust import Share, clipped_mean
 from swarm.model.runtime import to_host
 from swarm.model.stage import Stage
@@ -83,91 +84,129 @@ async def run_round(
     left, codec_name = leftovers.lend(command.unit, command.step), leftovers.codec_name
     part = await _part(stage, command, device)
     own = _own(command.members, me.peer)
-    chunks = _chunks(command, me.peer, part.numel())
-    lossy, lost = codec_name != "none", None
+    if command.members[-1].stop != part.numel():
+        covered = command.members[-1].stop
+        raise Refused(f"the round covers {covered} elements, unit {command.unit} has {part.numel()}")
+    ways = ways_of(me.peer, command.members)
+    lost = None
     unused = reduction.clips and own.microbatches == 0  # owners leave such a part out, and leftovers with it
     fed, kept = ((), left) if unused else (left, ())
-    if lossy:
+    if codec_name != "none":
         part, lost = await device.aside(lambda: (together(part, fed), torch.zeros_like(part)))
-    others = [member for member in command.members if member.peer != me.peer]
-
-    async def arrived(sender: Member, chunk: SliceChunk, *, averaged: bool) -> Tensor:
-        try:
-            async with deadline.limit():
-                came = await mailbox.get(_key(command, sender, chunk, averaged=averaged))
-        except TimeoutError:
-            message = f"{sender.peer} sent no {_word(averaged=averaged)} within {command.timeout_s:g} s"
-            raise RoundBroken(message, accused=sender.peer) from None
-        return await device.aside(came.values) if lossy else came.values()
-
-    async def encoded(values: Tensor, chunk: SliceChunk, tokens: int) -> Coded:
-        """The coded values to send; `tokens` turns an error of a mean into one of a sum."""
-
-        def encode() -> Coded:
-            made = coded(values, codec_name)
-            if lost is not None:
-                torch.sub(values, made.received, out=lost[chunk.span]).mul_(tokens)
-            return made
-
-        return await device.aside(encode) if lossy else encode()
-
-    async def reduced(some: Sequence[SliceChunk]) -> Tensor:
-        mine = [part[some[0].start : some[-1].stop]]
-        came = [
-            mine if member is own else [await arrived(member, chunk, averaged=False) for chunk in some]
-            for member in command.members
-        ]
-        return await device.aside(lambda: reduction.reduce([joined(parts) for parts in came], command))
-
     meter.begin(asyncio.get_running_loop().time())
     if not command.ahead:
         deadline.begin()
     async with asyncio.TaskGroup() as tasks:
         outbox = partial(_ChunkSender, links, deadline, tasks, meter)
-        parts_to, means_to = ({member.peer: outbox(member) for member in others} for _ in range(2))
-        for owner, chunk in _in_turn(others, chunks):
-            made = await encoded(part[chunk.span], chunk, 1)
-            parts_to[owner.peer].send(round_slice(me, command, chunk, made, averaged=False))
-        means: dict[SliceChunk, Tensor] = {}
-        whole = await reduced(chunks[me.peer]) if reduction.clips and chunks[me.peer] else None
-        for chunk in chunks[me.peer]:
-            mean = await reduced([chunk]) if whole is None else whole[chunk.within(chunks[me.peer][0])]
-            if others:  # nobody else would get what is left out
-                made = await encoded(mean, chunk, command.tokens)
-                mean = made.received
-                for member in others:
-                    means_to[member.peer].send(round_slice(me, command, chunk, made, averaged=True))
-            means[chunk] = mean
-        for owner in others:
-            for chunk in chunks[owner.peer]:
-                means[chunk] = await arrived(owner, chunk, averaged=True)
-    in_order = [means[chunk] for member in command.members for chunk in chunks[member.peer]]
+        outboxes = {(to.peer, averaged): outbox(to) for to in command.members for averaged in (False, True)}
+        own_part = _OwnPart(command, me, own, part, lost, codec_name, device, mailbox, deadline, outboxes)
+        for way in ways:
+            if way.above is not None and way.below:
+                tasks.create_task(own_part.carry(way, way.above))
+            elif way.above is not None:
+                await own_part.send_up(way, way.above, part[way.chunk.span])
+        await own_part.reduce([way for way in ways if way.above is None], reduction)
+        for way in sorted(ways, key=lambda way: way.chunk.start):
+            if way.above is not None and not way.below:
+                await own_part.take(way, way.above)
+    in_order = [mean for _, mean in sorted(own_part.means.items())]
     facts = ((meter.up_bytes_per_s, meter.down_bytes_per_s), meter.all_began_s or 0.0)
     return await device.aside(lambda: _assemble(stage, command.unit, in_order, lost, kept, *facts))
+
+
+@dataclass(slots=True)
+class _OwnPart:
+    """A member's part of the unit's sums in one round, what comes to it from others, and the means that come of it."""
+
+    command: Average
+    me: ReplicaId
+    own: Member
+    part: Tensor
+    lost: Tensor | None  # what encoding leaves out, in the unit of the sums; None: nothing is compressed
+    codec_name: str
+    device: Device
+    mailbox: Mailbox
+    deadline: Deadline
+    outboxes: Mapping[tuple[PeerId, bool], _ChunkSender]  # of parts, and of means
+    means: dict[int, Tensor] = field(default_factory=dict)  # by the starts of their chunks
+
+    async def send_up(self, way: ChunkWay, above: Member, values: Tensor) -> None:
+        self._send(above, way, await self._encoded(values, way.chunk, 1), averaged=False)
+
+    async def carry(self, way: ChunkWay, owner: Member) -> None:
+        """Send the sum of this group, and pass the mean on in the bytes in which it comes."""
+        parts = await self._gathered([way])
+        summed = await self.device.aside(lambda: sum_of_parts([joined(chunks) for chunks in parts]))
+        await self.send_up(way, owner, summed)
+        came = await self.take(way, owner)
+        for member in way.below:
+            self._send(member, way, Coded(came.sent.data, came.dtype, self.means[way.chunk.start]), averaged=True)
+
+    async def reduce(self, ways: Sequence[ChunkWay], reduction: Reduction) -> None:
+        """Make the means of the chunks of the own slice, and send them."""
+
+        async def reduced(some: Sequence[ChunkWay]) -> Tensor:
+            came = await self._gathered(some)
+            return await self.device.aside(lambda: reduction.reduce([joined(chunks) for chunks in came], self.command))
+
+        whole = await reduced(ways) if reduction.clips and ways else None
+        for way in ways:
+            mean = await reduced([way]) if whole is None else whole[way.chunk.within(ways[0].chunk)]
+            if way.below:  # nobody else would get what is left out
+                made = await self._encoded(mean, way.chunk, self.command.tokens)
+                mean = made.received
+                for member in way.below:
+                    self._send(member, way, made, averaged=True)
+            self.means[way.chunk.start] = mean
+
+    async def take(self, way: ChunkWay, above: Member) -> ArrivedSlice:
+        """The mean as it came."""
+        came = await self._arrived(above, way, averaged=True)
+        self.means[way.chunk.start] = await self._decoded(came)
+        return came
+
+    async def _gathered(self, ways: Sequence[ChunkWay]) -> list[list[Tensor]]:
+        """The chunks of each part, in the order of the round's members; what is below is the same for all `ways`."""
+        found = []
+        for member in self.command.members:
+            if member is self.own:
+                found.append([self.part[ways[0].chunk.start : ways[-1].chunk.stop]])
+            elif member in ways[0].below:
+                found.append([await self._decoded(await self._arrived(member, way, averaged=False)) for way in ways])
+        return found
+
+    async def _arrived(self, sender: Member, way: ChunkWay, *, averaged: bool) -> ArrivedSlice:
+        try:
+            async with self.deadline.limit():
+                return await self.mailbox.get(_key(self.command, sender, way.chunk, averaged=averaged))
+        except TimeoutError:
+            message = f"{sender.peer} sent no {_word(averaged=averaged)} within {self.command.timeout_s:g} s"
+            raise RoundBroken(message, accused=sender.peer) from None
+
+    async def _decoded(self, came: ArrivedSlice) -> Tensor:
+        return came.values() if self.lost is None else await self.device.aside(came.values)
+
+    async def _encoded(self, values: Tensor, chunk: SliceChunk, tokens: int) -> Coded:
+        """The coded values to send; `tokens` turns an error of a mean into one of a sum."""
+        lost = self.lost
+        if lost is None:
+            return coded(values, self.codec_name)
+
+        def encode() -> Coded:
+            made = coded(values, self.codec_name)
+            torch.sub(values, made.received, out=lost[chunk.span]).mul_(tokens)
+            return made
+
+        return await self.device.aside(encode)
+
+    def _send(self, to: Member, way: ChunkWay, made: Coded, *, averaged: bool) -> None:
+        self.outboxes[to.peer, averaged].send(round_slice(self.me, self.command, way.chunk, made, averaged=averaged))
 
 
 async def _part(stage: Stage, command: Average, device: Device) -> Tensor:
     """This replica's sums; a GPU goes on computing while they are copied."""
     part = await device.run(lambda: stage.part(command.step, command.unit))  # behind any Void that came before
     return part if isinstance(part, Tensor) else (await device.aside(lambda: to_host(part)))[0]
-
-
-def _chunks(command: Average, me: PeerId, elements: int) -> dict[PeerId, tuple[SliceChunk, ...]]:
-    """The chunks of each member's slice; one that does not travel if there is one member alone."""
-    members = command.members
-    if members[-1].stop != elements:
-        raise Refused(f"the round covers {members[-1].stop} elements, unit {command.unit} has {elements}")
-    if len(members) == 1:
-        return {me: (SliceChunk(0, elements),)}
-    return {member.peer: chunks_of(member, members) for member in members}
-
-
-def _in_turn(
-    owners: Sequence[Member], chunks: Mapping[PeerId, Sequence[SliceChunk]]
-) -> Iterator[tuple[Member, SliceChunk]]:
-    """The first chunks of all owners first."""
-    for in_turn in zip_longest(*(chunks[owner.peer] for owner in owners)):
-        yield from ((owner, chunk) for owner, chunk in zip(owners, in_turn, strict=True) if chunk is not None)
 
 
 def _assemble(
@@ -233,7 +272,7 @@ class _ChunkSender:
     async def _deliver(self, letter: Letter, header: Slice, room: asyncio.Semaphore) -> None:
         async with room:
             await send_slice(self._links, self._to, letter, self._deadline, _word(averaged=header.averaged))
-        self._meter.sent(header.total_bytes, asyncio.get_running_loop().time())
+        self._meter.sent(self._to.peer, header.total_bytes, asyncio.get_running_loop().time())
 
 
 async def send_slice(links: PeerLinks, to: Member | Envoy, letter: Letter, deadline: Deadline, what: str) -> None:

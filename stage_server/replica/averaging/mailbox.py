@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from stage_server.brain.neighbours import Claim, EarlyInputs
 from stage_server.brain.slices import RoundMeter, SliceChunk, chunks_of
+from stage_server.brain.ways import ways_of
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
 from swarm.model import codec
 from swarm.types import PeerId, Round, UnitName
@@ -72,9 +73,9 @@ class _Announced:
     """The newest round of a unit in one step: the slices that are due, with the elements that each may have."""
 
     round: Round
-    due: dict[SliceKey, range] = field(default_factory=dict)
-    moved: Callable[[], None] = lambda: None
-    meter: RoundMeter = field(default_factory=RoundMeter)
+    due: dict[SliceKey, range]
+    moved: Callable[[], None]
+    meter: RoundMeter
 
 
 class Mailbox:
@@ -142,11 +143,14 @@ class Mailbox:
         """
         step, unit = command.step, command.unit
         members: tuple[Member | Envoy, ...]
+        meter = RoundMeter()
         if isinstance(command, Exchange):
             members, due = command.envoys, self._proposals_due(command, sizes)
         else:
             members, due = command.members, self._due(command)
-        self._announced[step, unit] = _Announced(command.round, due, moved)
+            group_of = {member.peer: member.group for member in command.members if member.group}
+            meter = RoundMeter(group_of, group_of.get(self._me, ""))
+        self._announced[step, unit] = _Announced(command.round, due, moved, meter)
         self._members |= {(member.peer, member.incarnation) for member in members}
         self._forget(lambda key: (key.step, key.unit) == (step, unit) and key.round < command.round)
         for key, elements in self._announced[step, unit].due.items():
@@ -191,17 +195,13 @@ class Mailbox:
         self.early.drop(lambda key, _: key.step <= step)
 
     def _due(self, command: Average) -> dict[SliceKey, range]:
-        """Parts of the slice that we own from all others, and means from all others that own one."""
-        of_round, members = (command.timeline, command.step, command.unit, command.round), command.members
-        mine = [chunk for member in members if member.peer == self._me for chunk in chunks_of(member, members)]
+        """Of each chunk the parts of those below us, and the mean from the member above us."""
+        of_round = (command.timeline, command.step, command.unit, command.round)
         due: dict[SliceKey, range] = {}
-        for member in members:
-            if member.peer == self._me:
-                continue
-            sender = member.peer, member.incarnation
-            due |= {SliceKey(*of_round, False, *sender, chunk.start): _just(chunk) for chunk in mine}
-            theirs = chunks_of(member, members)
-            due |= {SliceKey(*of_round, True, *sender, chunk.start): _just(chunk) for chunk in theirs}
+        for way in ways_of(self._me, command.members):
+            for one in (*way.below, *([way.above] if way.above else [])):
+                key = SliceKey(*of_round, one is way.above, one.peer, one.incarnation, way.chunk.start)
+                due[key] = _just(way.chunk)
         return due
 
     def _proposals_due(self, command: Exchange, sizes: range) -> dict[SliceKey, range]:

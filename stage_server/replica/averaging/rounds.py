@@ -190,7 +190,8 @@ class RoundRunner:
         else:
             duration_s = loop.time() - max(started_s, mean.all_began_s)
             self._means[command.step, command.unit, command.round] = mean
-            self._ports.metrics.round_finished(self._me.stage, "averaged", duration_s)
+            sites = None if isinstance(command, Exchange) else len({one.group for one in command.members} - {""})
+            self._ports.metrics.round_finished(self._me.stage, "averaged", duration_s, sites)
             if isinstance(command, Exchange):
                 self._ports.metrics.exchanged(*mean.travelled)
             of_round = (command.timeline, command.step, command.unit, command.round)

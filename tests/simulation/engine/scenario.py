@@ -28,6 +28,7 @@ class Workload:
     compute_s: Seconds = (0.001, 0.03)
     real: bool = False  # a Llama instead of the counting model
     checkpoint_every: int = 500  # steps
+    sites: int = 0  # at which the peers are, in turn; 0: they say none
 
     def drawn(self, rng: Random) -> Shape:
         """One shape."""
@@ -46,6 +47,7 @@ class Workload:
             compute_s=self.compute_s,
             real=self.real,
             checkpoint_every=self.checkpoint_every,
+            sites=self.sites,
         )
 
 
@@ -65,6 +67,7 @@ class Shape:
     compute_s: Seconds
     real: bool
     checkpoint_every: int
+    sites: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +300,13 @@ SCENARIOS: dict[str, Scenario] = {
             workload=replace(TWO_UP, checkpoint_every=1),
             faults=(Disk(), CrashScheduler(every_s=(2.0, 8.0))),
             must_happen=("disk",),
+        ),
+        Scenario(
+            "sites",
+            workload=replace(TWO_UP, stages=(1, 2), replicas=(4, 5), sites=2),
+            faults=(Crash(), Spawn(), Pause(), Partition(shapes=("pair", "half"))),
+            safety_s=60.0,
+            must_happen=("crash", "spawn", "partition"),
         ),
         Scenario("scheduler crashes", workload=TWO_UP, faults=(CrashScheduler(),), must_happen=("scheduler crash",)),
         Scenario("long pauses", workload=TWO_UP, faults=(Pause(for_s=(0.5, 9.0)),), safety_s=60.0),

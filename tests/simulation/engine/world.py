@@ -172,8 +172,11 @@ class World(Observer):
             tasks.create_task(peer.device.work_forever())
             if peer.name not in self._metrics:
                 self._metrics[peer.name] = StageServerMetrics("0", PROTOCOL_VERSION)
+            number = int("".join(filter(str.isdigit, peer.name)))
+            site = f"site-{number % self.shape.sites}" if self.shape.sites else ""
             identity = Hello(
-                PeerId(peer.name), peer.incarnation, PROTOCOL_VERSION, "0", peer.address, "", "cpu", 1, 1 << 30, -1
+                *(PeerId(peer.name), peer.incarnation, PROTOCOL_VERSION, "0", peer.address, "", "cpu", 1, 1 << 30, -1),
+                site=site,
             )
 
             async def find() -> str:

@@ -1,14 +1,14 @@
 """Links of so many bytes per second in virtual time: transfers share the uplinks and downlinks that they pass.
 
-Every stage server has an uplink and a downlink. All that one sends another follows in order, as on one connection, and
-connections share what they pass max-min fairly: the tightest end is shared out first. A tensor arrives when its last
-byte does, and its receipt takes no time.
+Every stage server has an uplink and a downlink, or its site has both for what crosses to other sites. All that one
+sends another follows in order, as on one connection, and connections share what they pass max-min fairly: the tightest
+end is shared out first. A tensor arrives when its last byte does, and its receipt takes no time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -46,13 +46,20 @@ class _Pipe:
 class FluidNetwork:
     """The lines of all addresses; `take` is given each tensor that has arrived at an address."""
 
-    def __init__(self, lines: Mapping[str, Line], take: Callable[[str, TensorHeader, memoryview], None]) -> None:
+    def __init__(
+        self,
+        lines: Mapping[str, Line],
+        take: Callable[[str, TensorHeader, memoryview], None],
+        site_of: Mapping[str, str] | None = None,
+    ) -> None:
         self._lines = lines
+        self._site_of = site_of or {}
         self._take = take
         self._pipes: dict[tuple[str, str], _Pipe] = {}
         self._since_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.sent_bytes = 0
+        self.bytes_between: Counter[tuple[str, str]] = Counter()
 
     def links(self, owner: str) -> FluidLinks:
         return FluidLinks(self, owner)
@@ -64,6 +71,7 @@ class FluidNetwork:
         pipe = self._pipes.setdefault((owner, to), _Pipe())
         pipe.queue.append(_Transfer(header, memoryview(bytes(sent)), float(sent.nbytes), receipt))
         self.sent_bytes += sent.nbytes
+        self.bytes_between[owner, to] += sent.nbytes
         self._share_out()
         await receipt
 
@@ -88,7 +96,7 @@ class FluidNetwork:
 
     def _share_out(self) -> None:
         busy = {pair: pipe for pair, pipe in self._pipes.items() if pipe.queue}
-        for pipe, rate in zip(busy.values(), fair(list(busy), self._lines), strict=True):
+        for pipe, rate in zip(busy.values(), fair(list(busy), self._lines, self._site_of), strict=True):
             pipe.rate = rate
         if self._timer is not None:
             self._timer.cancel()
@@ -130,8 +138,12 @@ class FluidLinks:
         pass
 
 
-def fair(pairs: Sequence[tuple[str, str]], lines: Mapping[str, Line]) -> list[float]:
-    """Max-min fair rates of transfers from an address to another."""
+def fair(
+    pairs: Sequence[tuple[str, str]], lines: Mapping[str, Line], site_of: Mapping[str, str] | None = None
+) -> list[float]:
+    """Max-min fair rates of transfers from an address to another; those between sites pass the lines of the sites."""
+    sites = site_of or {}
+    pairs = [(a, b) if sites.get(a) == sites.get(b) else (sites[a], sites[b]) for a, b in pairs]
     free = {(name, way): getattr(line, way) for name, line in lines.items() for way in ("up", "down")}
     rates = [0.0] * len(pairs)
     left = set(range(len(pairs)))

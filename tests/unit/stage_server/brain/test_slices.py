@@ -76,7 +76,7 @@ def metered(*at_s: float, start_s: float = 10.0) -> RoundMeter:
     meter.taken(B, CHUNK, start_s - 1.0)  # it had begun
     meter.begin(start_s)
     for second in at_s:
-        meter.sent(CHUNK, start_s + second)
+        meter.sent(B, CHUNK, start_s + second)
         meter.taken(B, CHUNK, start_s + second)
     return meter
 
