@@ -13,7 +13,7 @@ from stage_server.lean_imports import lean_imports
 with lean_imports():
     from stage_server.__main__ import cli
     from stage_server.brain.cell import CellTable
-    from stage_server.replica.averaging import rounds
+    from stage_server.replica.averaging import all_reduce, rounds
     from stage_server.replica.replica import Replica
     from stage_server.session.server import StageServer
 from swarm.model.stage import Stage
@@ -44,6 +44,11 @@ def acknowledged(point: Failpoint) -> None:
 def reduced_averaged(point: Failpoint) -> None:
     """The mean is known here, and the scheduler does not hear of it."""
     point.after(rounds, "run_round")
+
+
+def parts_sum(point: Failpoint) -> None:
+    """A carrier has the parts of its site, and nobody has their sum."""
+    point.before(all_reduce, "sum_of_parts")
 
 
 def averaged_row(point: Failpoint) -> None:
@@ -95,6 +100,7 @@ POINTS: dict[str, Callable[[Failpoint], None]] = {
     "taken/ack": taken_acknowledged,
     "ack/next": acknowledged,
     "reduce/Averaged": reduced_averaged,
+    "parts/sum": parts_sum,
     "Averaged/row": averaged_row,
     "Commit/apply": commit_apply,
     "apply/Committed": applied_committed,

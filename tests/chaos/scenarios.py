@@ -107,7 +107,7 @@ def kills_and_respawns(folder: Path, seed: str, long: bool) -> Trial:
 
 def harm_after_harm(folder: Path, seed: str, long: bool) -> Trial:
     """F1, F2, F5, F10 on one cluster: a death, one at an exact point, a zombie, a dead scheduler, in turn."""
-    points = [point for point in failing_stage_server.POINTS if point != "nan"]
+    points = [point for point in failing_stage_server.POINTS if point not in ("nan", "parts/sum")]
     with Trial(folder, seed, grace_s=3.0) as trial:
         peers = trial.add_servers(4)
         work = Work(trial, 2, 120, limits__min_replicas=2)
@@ -150,7 +150,7 @@ def harm_after_harm(folder: Path, seed: str, long: bool) -> Trial:
 
 def deaths_at_exact_points(folder: Path, seed: str, long: bool) -> Trial:
     """F2: a stage server dies at each named edge of a microbatch and of a commit; one job per point."""
-    points = [point for point in failing_stage_server.POINTS if point != "nan"]
+    points = [point for point in failing_stage_server.POINTS if point not in ("nan", "parts/sum")]
     if not long:
         points = Random(seed).sample(points, 1)
     with Trial(folder, seed) as trial:
@@ -174,6 +174,34 @@ def deaths_at_exact_points(folder: Path, seed: str, long: bool) -> Trial:
             trial.until_free(peers)
         trial.figures["points_hit"] = hits
         return trial
+
+
+def a_carrier_dies(folder: Path, seed: str, long: bool) -> Trial:
+    """Two sites of two stage servers, 50 Mbit/s between them: one dies with the parts of its site, and comes back."""
+    with Relay(2, seed=Random(seed).getrandbits(32)) as relay:
+        relay.between(0, 1, bytes_per_s=50e6 / 8, delay_s=0.01)
+        relay.move_here(0)
+        trial, places = Trial(folder, seed, grace_s=3.0), [0, 0, 1, 1]
+        trial.scheduler_host, trial.server_hosts = relay.hosts[0], [relay.hosts[place] for place in places]
+        trial.before_servers = [relay.at(place) for place in places]
+        with trial:
+            site_of = {peer: site for site in islands.SITES for peer in trial.add_servers(2, "--site", site)}
+            victim = trial.rng.choice(list(site_of))
+            hit = trial.rng.randint(2, 8)
+            trial.servers[victim].kill(signal.SIGKILL)
+            dying = f"tests.chaos.failing_stage_server --at parts/sum --hit {hit}"
+            trial.respawn(victim, "--site", site_of[victim], module=dying)
+            trial.until_idle([victim])
+            trial.until_free(list(site_of))
+            job = trial.job(1, 30, limits__min_replicas=4, config__hidden_size=128)
+            trial.until_hit(trial.servers[victim], "parts/sum")
+            trial.respawn(victim, "--site", site_of[victim])
+            trial.proves(job)
+            for words in ("averages by site: berlin 2, lyon 2", "averages flat"):
+                if not trial.said(trial.scheduler, words):
+                    raise Broken(f"the log does not say: {words}")
+            trial.figures["repeated"] = len(trial.said(trial.scheduler, "failed: "))
+            return trial
 
 
 def neighbours_die_together(folder: Path, seed: str, long: bool) -> Trial:
@@ -343,7 +371,7 @@ def partitions(folder: Path, seed: str, long: bool) -> Trial:
         work = Work(trial, 2, 300 if long else 90, limits__min_replicas=2)
         healed: dict[str, float] = {}
         for name in ("peers", "one way", "scheduler", "all") if long else ("one way", "scheduler"):
-            job = work.at_work(steps_left=60 if long else 30)
+            job = work.at_work(steps_left=30)
             pools = trial.serving(job)
             near, far = (trial.rng.choice(pools[stage]) for stage in (0, 1))
             before = relay.counts().get("cut", 0)
@@ -741,5 +769,6 @@ SCENARIOS = [
         islands.one_of_three_is_killed_again_and_again,
         short=False,
     ),
+    Scenario("sites", "a carrier dies in a round by site", a_carrier_dies, network=True, short=False),
     Scenario("F25", "peers move while others die", moves_under_churn, short=False),
 ]
