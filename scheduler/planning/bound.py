@@ -135,9 +135,8 @@ class CutBound:
     def is_held(self, places: Places) -> bool:
         """Whether each peer's memory holds its stage, with as many replicas as this placement has."""
         takes = needs(self._costs, self.split, sum(map(len, places)))
-        return all(
-            self._offers[one].holds(need) for members, need in zip(places, takes, strict=True) for one in members
-        )
+        kinds = {(self._offers[one], stage) for stage, members in enumerate(places) for one in members}
+        return all(offer.holds(takes[stage]) for offer, stage in kinds)
 
     def figures(self, stage: int, members: Sequence[int]) -> _StageFigures:
         """What a stage with these members, at least one, adds."""

@@ -248,7 +248,8 @@ def _starts(pool: PeerPool, climber: _Climber) -> Iterator[list[list[int]]]:
     yield _by_stage(stages, {numbers[name]: stage for name, stage in today.items()})
     file_order = list(range(len(peers)))
     fastest = sorted(file_order, key=lambda one: (-peers[one].speed, one))
-    near = sorted(file_order, key=lambda one: (_chain(pool).index(peers[one].site), one))
+    chain = {site: number for number, site in enumerate(_chain(pool))}
+    near = sorted(file_order, key=lambda one: (chain[peers[one].site], one))
     orders = [(file_order, True), (fastest, False), (near, True), (near, False)]
     for number in range(RANDOM_STARTS):
         orders.append((_shuffled(pool, climber.rng, by_site=number % 2 == 0), number % 2 == 0))
