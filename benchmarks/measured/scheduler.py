@@ -2,13 +2,13 @@
 
     python -m benchmarks.measured.scheduler [--peers 64,256,1000] [--stages 32] [--level brain|sessions] ...
 
-A hop is one microbatch at one stage, forward and backward together. The stage servers are modelled
-(modelled_fleet.py), in virtual time: they compute `--rate` hops per second at the most, and send heartbeats. The
-scheduler is the real one, at two levels:
+A hop is one microbatch at one stage, forward and backward together. The stage servers are modelled, in virtual time:
+they compute `--rate` hops per second at the most. The scheduler is the real one, at two levels:
 
-brain     `JobBrain.step` alone, told what stage servers would say, and asked when it wants to be woken
+brain     `JobBrain.step` alone, in a play (scheduler/planning/play.py)
 sessions  the whole scheduler as `assemble` makes it: sessions, listener, driver, brain, database in memory; every
-          message is encoded and decoded as on the wire, but passes no socket and no gRPC
+          message is encoded and decoded as on the wire, but passes no socket and no gRPC; the stage servers
+          (modelled_fleet.py) send heartbeats too
 
 Measured are whole steps, averaging and commit included. The time is processor time of this thread, less what the
 modelled stage servers need: other processes on the machine disturb it little. The last two columns say how many hops
@@ -21,7 +21,6 @@ import argparse
 import asyncio
 import cProfile
 import gc
-import heapq
 import itertools
 import json
 import math
@@ -37,16 +36,17 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measured.modelled_fleet import Fleet
+from benchmarks.measured.modelled_fleet import COMMIT_S, SPREAD, Fleet
 from scheduler.api import sessions
 from scheduler.assembly import assemble
-from scheduler.brain.inputs import Happened, ReplicaRecord, RowDurable, Start, Tick
-from scheduler.brain.job import JobBrain
-from scheduler.brain.outputs import Fail, Output, Send, Stopped, WriteCommit
-from scheduler.brain.settings import BrainSettings, RebalanceSettings
+from scheduler.brain.inputs import Input
+from scheduler.brain.outputs import Output
 from scheduler.jobs.job import Announcer
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
+from scheduler.planning.plan import Plan
+from scheduler.planning.play import Play, PlayRules, Workload
+from scheduler.planning.pool import PeerPool, PoolPeer
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.data.tokenizer import ByteTokenizer
@@ -54,7 +54,7 @@ from swarm.job.partition import unit_names
 from swarm.process.logs import configure, get_logger
 from swarm.rpc.mapping import from_command, to_event
 from swarm.rpc.session import SERVICE, add_session_service, parts
-from swarm.types import PROTOCOL_VERSION, Hop, JobId, Microbatch, PeerId
+from swarm.types import PROTOCOL_VERSION, Hop, Microbatch, PeerId
 from swarm.wire import session_pb2
 from swarm.wire.messages import Event, Heartbeat, Hello
 from tests.support.sim import loop as sim
@@ -63,6 +63,7 @@ from tests.support.simulated import Done, Tokens, small_spec, write_text
 WARM_UP_STEPS = 1
 HEARTBEAT_S = 1.0
 DIALS_PER_S = 1000.0
+LINE_BITS_PER_S = 1e10
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,87 +131,65 @@ class Window:
         self._profile = profile
         self._began = (0, 0.0, 0.0)
 
-    def look(self, fleet: Fleet, measured: Measured, cpu_s: float, now_s: float) -> None:
-        """See whether a commit began or ended the window."""
-        if not self.is_open and self._first in fleet.committed:
+    def look(self, committed: int, hops: int, measured: Measured, cpu_s: float, now_s: float) -> None:
+        """See whether a commit began or ended the window; so many steps and hops are done."""
+        if not self.is_open and committed > self._first:
             gc.collect()
-            self.is_open, self._began = True, (fleet.hops, cpu_s, now_s)
+            self.is_open, self._began = True, (hops, cpu_s, now_s)
             if self._profile is not None:
                 self._profile.enable()
-        elif self.is_open and not self.is_over and self._last in fleet.committed:
+        elif self.is_open and not self.is_over and committed > self._last:
             self.is_over = True
             if self._profile is not None:
                 self._profile.disable()
-            hops, began_cpu_s, began_s = self._began
-            measured.hops, measured.cpu_s, measured.virtual_s = fleet.hops - hops, cpu_s - began_cpu_s, now_s - began_s
+            began_hops, began_cpu_s, began_s = self._began
+            measured.hops, measured.cpu_s, measured.virtual_s = hops - began_hops, cpu_s - began_cpu_s, now_s - began_s
 
 
 # The brain alone ------------------------------------------------------------------------------------------------------
 
 
 class Alone:
-    """A brain, and the fleet that it leads, in virtual time."""
+    """A play of a brain and the fleet that it leads; the time of the brain alone is measured."""
 
     def __init__(self, shape: Shape, profile: cProfile.Profile | None = None) -> None:
-        units = unit_names(shape.stages, False)
-        settings = BrainSettings(
-            job=JobId("bench"), epoch=1, timeline=0, steps=shape.all_steps, microbatches=shape.per_step,
-            split=(1,) * shape.stages, spec_json="{}", overlap=shape.per_step // 2, max_in_flight=None, units=units,
-            grad_clip_norm=1.0, averaging_timeout_s=60.0, fail_on_nonfinite=False, learning_rate=lambda step: 0.1,
-            tokens_of=lambda step: 1024, recover=True, rebalance=RebalanceSettings(),
-        )  # fmt: skip
         self.measured = Measured("brain", shape)
-        self.brain = JobBrain(settings, Random(shape.seed))
-        self.fleet = Fleet(shape.hop_s, units, lambda: self._now_s, self._later, self._say, Random(shape.seed))
-        self._shape = shape
         self._window = Window(shape, profile)
-        self._now_s = 0.0
-        self._due_s = math.inf
         self._cpu_s = 0.0
-        self._number = itertools.count()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        rng, stages = Random(shape.seed), shape.stages
+        peers = tuple(
+            PoolPeer(
+                name, "cpu", 0, "", 1.0 / rng.uniform(1.0 - SPREAD, 1.0 + SPREAD), LINE_BITS_PER_S, LINE_BITS_PER_S
+            )
+            for name in shape.names()
+        )
+        units = unit_names(stages, False)
+        load = Workload(
+            shape.per_step, tokens=1, work=(shape.hop_s,) * stages, boundary_bytes=1.0, units=units,
+            unit_bytes=dict.fromkeys(units, 4e6), state_bytes=(1,) * stages, apply_s=(COMMIT_S,) * stages,
+        )  # fmt: skip
+        places = tuple(tuple(peer.name for peer in peers[stage::stages]) for stage in range(stages))
+        plan = Plan((1,) * stages, places, 1, shape.per_step // 2)
+        self.play = Play(PeerPool(peers), plan, load, PlayRules(noise=0.0), shape.seed, self._timed)
 
     def run(self) -> Measured:
-        replicas = [
-            ReplicaRecord(peer, 1, f"10.0.0.1:{number}", number % self._shape.stages, "cpu")
-            for number, peer in enumerate(self._shape.names())
-        ]
-        self._step(Start(tuple(replicas)))
         while not self._window.is_over:
-            at_s, _, act = heapq.heappop(self._timers)
-            while self._due_s < at_s:
-                self._now_s = self._due_s
-                self._step(Tick())
-            self._now_s = at_s
-            act()
+            self.play.turn()
+            self._window.look(len(self.play.committed_s), self.play.hops, self.measured, self._cpu_s, self.play.now_s)
         return self.measured
 
-    def _later(self, at_s: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (at_s, next(self._number), act))
+    def _timed(self, door: Callable[..., list[Output]]) -> Callable[..., list[Output]]:
+        def step(happened: Input, now_s: float) -> list[Output]:
+            before_s = time.thread_time()
+            outputs = door(happened, now_s)
+            door.__self__.due_s  # noqa: B018 a driver asks for it after each input
+            took_s = time.thread_time() - before_s
+            self._cpu_s += took_s
+            if self._window.is_open:
+                self.measured.steps_s.append(took_s)
+            return outputs
 
-    def _say(self, peer: PeerId, event: Event) -> None:
-        self._step(Happened(peer, event))
-
-    def _step(self, happened: Any) -> None:
-        before_s = time.thread_time()
-        outputs = self.brain.step(happened, self._now_s)
-        decided_s = time.thread_time()
-        self._due_s = self.brain.due_s
-        self._cpu_s += time.thread_time() - before_s
-        if self._window.is_open:
-            self.measured.steps_s.append(decided_s - before_s)
-        for output in outputs:
-            self._carry_out(output)
-        self._window.look(self.fleet, self.measured, self._cpu_s, self._now_s)
-
-    def _carry_out(self, output: Output) -> None:
-        match output:
-            case Send(peer=peer, command=command):
-                self.fleet.obey(peer, command)
-            case WriteCommit(row=row):
-                self._step(RowDurable(row.step))
-            case Fail() | Stopped():
-                raise AssertionError(output)
+        return step
 
 
 # The whole scheduler --------------------------------------------------------------------------------------------------
@@ -350,7 +329,8 @@ class Whole:
 
     def _look(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._window.look(self._fleet, self.measured, time.thread_time() - self.apart.seconds, now_s)
+        fleet, cpu_s = self._fleet, time.thread_time() - self.apart.seconds
+        self._window.look(len(fleet.committed), fleet.hops, self.measured, cpu_s, now_s)
         if self._window.is_over:
             self._over.set()
 

@@ -149,7 +149,7 @@ def _play(trial: Unequal, options: argparse.Namespace) -> tuple[list[float], flo
         checkpoint__every_s=0.0,
     )
     psutil.cpu_percent()
-    commits_s = _until(trial, job, WARM_UP_STEPS + options.steps)
+    commits_s = until_steps(trial, job, WARM_UP_STEPS + options.steps)
     _tell(f"the processors were busy for {psutil.cpu_percent():.0f} %")
     measured_s = commits_s[WARM_UP_STEPS - 1 :]
     full = sum(options.speeds) / (2.0 * options.compute)
@@ -162,12 +162,12 @@ def _play(trial: Unequal, options: argparse.Namespace) -> tuple[list[float], flo
     peer = joiner.wait_ready()["peer"]
     trial.servers[peer] = joiner
     trial.until(f"{peer} serves", lambda: trial.state_of(peer) == "serving", JOIN_S_MAX)
-    commits_s = _until(trial, job, len(trial.rows(job)) + 1)
+    commits_s = until_steps(trial, job, len(trial.rows(job)) + 1)
     meanwhile_s = commits_s[started - 1 :]
     return kept, (len(meanwhile_s) - 1) / (meanwhile_s[-1] - meanwhile_s[0]) / before
 
 
-def _until(trial: Unequal, job: Job, steps: int) -> list[float]:
+def until_steps(trial: Unequal, job: Job, steps: int) -> list[float]:
     """When each step was committed, as soon as there are so many."""
     while True:
         commits_s = [row.committed_unix_s for row in trial.rows(job)]

@@ -12,11 +12,10 @@ SMALL = Shape(peers=12, stages=4, microbatches=8, steps=2, rate=100.0)
 def test_the_fleet_computes_every_microbatch_of_a_committed_step_once_at_every_stage() -> None:
     alone = Alone(SMALL)
     alone.run()
-    counts = alone.brain.counts()
-    assert alone.fleet.voided == 0
+    counts = alone.play.brain.counts()
     assert (counts.committed_steps, dict(counts.reroutes), counts.violations) == (3, {}, 0)
     assert counts.accumulated == (3 * 8,) * 4
-    alone.brain.validate()
+    alone.play.brain.validate()
 
 
 @pytest.mark.parametrize("level", ["brain", "sessions"])

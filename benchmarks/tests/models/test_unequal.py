@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.models.unequal import FLEETS, TEN_TIMES_SLOWER, Fleet, Model, kept
+from benchmarks.models.unequal import FLEETS, TEN_TIMES_SLOWER, Fleet, kept
 from scheduler.brain.routing import policies
+from scheduler.planning.play import PlayRules
 
 
 def test_one_replica_keeps_what_its_step_leaves_it() -> None:
     fleet = Fleet("one", ((1.0,),), 8)
-    assert 0.97 < Model(fleet, 0, 6, 1).run() < 1.02
-    assert Model(fleet, 0, 6, 1).run() == Model(fleet, 0, 6, 1).run() != Model(fleet, 0, 6, 2).run()
+    rules = PlayRules(measured=3)
+    rates = [fleet.play(0, rules, seed).run().tokens_per_s for seed in (1, 1, 2)]
+    assert 0.96 < rates[0] / fleet.per_s < 1.02
+    assert rates[0] == rates[1] != rates[2]
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.25])

@@ -1,0 +1,666 @@
+"""The play: the scheduler's own brain leads modelled stage servers in virtual time. Its tokens/s are the prediction.
+
+    trace ──▶ Membership, allocate ──▶ JobBrain ──▶ commands ──▶ modelled stage servers (stage_servers.py)
+                                          ▲                         │ tensors by links: the sender's line, the way,
+                                          └──────── events ─────────┘ the receiver's line; first come, first served
+
+Nothing that decides is written again: routes, rounds, shares, joins and moves are those of production. What a peer
+takes for a microbatch at a stage varies (lognormal). Rounds take what the slowest line of their members needs for its
+part. A joiner fetches the stage's state from the donor with the fastest way. A job that stalls goes back to its newest
+checkpoint, once its stages can be served.
+
+A prediction is what `measured` steps take behind a warm-up, while more steps come behind them: the last step of a job
+is faster, since nothing is fed behind it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from random import Random
+from typing import TypeAlias
+
+from scheduler.brain import inputs, outputs
+from scheduler.brain.commit.slices import seconds_of
+from scheduler.brain.fleet.allocation import ActiveJob, Reservations, allocate
+from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.brain.job import JobBrain
+from scheduler.brain.settings import DEADLINES, REBALANCING, BrainSettings, DeadlineSettings, RebalanceSettings
+from scheduler.planning.bound import COMMIT_S, CutBound
+from scheduler.planning.plan import Plan
+from scheduler.planning.pool import PeerPool, PoolPeer
+from scheduler.planning.stage_servers import HopPart, ModelledServer, Turn
+from scheduler.planning.trace import TraceEvent
+from swarm.job.footprint import stage_footprint
+from swarm.job.partition import microbatch_tokens, unit_names
+from swarm.job.placement import Candidate, place
+from swarm.types import PROTOCOL_VERSION, Decision, Hop, JobId, Memory, PeerId, PeerState, UnitName
+from swarm.wire import messages
+
+JOB = JobId("play")
+LOOK_S = 0.5  # at who is silent
+Door: TypeAlias = Callable[[inputs.Input, float], list[outputs.Output]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a job asks of each of its stages, one microbatch and one step at a time."""
+
+    microbatches: int  # of a step
+    tokens: int  # of a microbatch
+    work: tuple[float, ...]  # multiply-adds of a forward
+    boundary_bytes: float  # of an activation, or of a gradient
+    units: Mapping[UnitName, tuple[int, ...]]  # the stages that average each
+    unit_bytes: Mapping[UnitName, float]
+    state_bytes: tuple[int, ...]  # that a joiner fetches
+    apply_s: tuple[float, ...]  # of an optimizer step
+    reach_s: float = 0.0  # to the scheduler, one way
+    needs: tuple[Memory, ...] = ()
+    sync_steps: int = 0
+    max_in_flight: int | None = None
+    min_replicas: int = 1
+
+
+def workload(facts: CutBound) -> Workload:
+    """What a job asks of the stages of a cut."""
+    spec, stages = facts.spec, len(facts.split)
+    tokens, units = microbatch_tokens(spec), unit_names(stages, spec.tied)
+    unit_bits = (*facts.unit_bits, facts.tied_bits)
+    feet = [stage_footprint(spec, layers, stage, stages) for stage, layers in enumerate(facts.split)]
+    return Workload(
+        microbatches=spec.training.microbatches,
+        tokens=tokens,
+        work=tuple(tokens * flops for flops in facts.flops),
+        boundary_bytes=facts.boundary_bits / 8.0,
+        units=units,
+        unit_bytes={unit: bits / 8.0 for unit, bits in zip(units, unit_bits, strict=False)},
+        state_bytes=tuple(foot.weights + foot.optimizer for foot in feet),
+        apply_s=(facts.optimizer_s,) * stages,
+        reach_s=(facts.commit_s - COMMIT_S) / 4.0,
+        needs=facts.needs,
+        sync_steps=spec.sync_steps,
+        max_in_flight=None if spec.pipeline.max_in_flight == "auto" else spec.pipeline.max_in_flight,
+        min_replicas=spec.limits.min_replicas,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlayRules:
+    """How stage servers and their messages behave, and how much of a play is measured."""
+
+    warm_up: int = 3  # steps
+    measured: int = 8
+    noise: float = 0.05  # of computations: sigma of a lognormal
+    forward: float = 1.0 / 3.0  # of the time of forward and backward together
+    inputs: float = 0.5  # of a backward, if it is split
+    owed_max: int = 0  # microbatches that may owe the gradients of their weights: 0 splits none
+    looks_ahead: bool = True  # where some are late, an order waits on the device behind that which runs
+    between_s: float = 0.001  # of a stage server's event loop, between two computations
+    message_s: float = 0.0005  # to the scheduler or back, beside the way
+    tensor_s: float = 0.002  # to pack and unpack a boundary tensor
+    round_s: float = 0.01  # beside bytes and ways
+    row_s: float = 0.004
+    checkpoint_s: float = 600.0
+    rebalance: RebalanceSettings = REBALANCING
+    deadlines: DeadlineSettings = DEADLINES
+
+
+RULES = PlayRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a play shows; `spread`: of the halves of what was measured, as a ratio."""
+
+    tokens_per_s: float
+    step_s: float
+    idle_ratio: float  # of the devices, while it was measured
+    spread: float
+    hops: int
+
+
+@dataclass(slots=True, eq=False)
+class _Averaging:
+    """One attempt to average a unit: it begins once all members were told, hold their sets, and have read them."""
+
+    command: messages.Average
+    shares: Mapping[PeerId, int]  # microbatches of each member
+    told: set[PeerId] = field(default_factory=set)
+    asked: set[PeerId] = field(default_factory=set)
+    read: int = 0
+
+
+class Play:
+    """One job, its brain and its stage servers. `decides` wraps the door of each brain, for a caller that watches."""
+
+    def __init__(
+        self,
+        pool: PeerPool,
+        plan: Plan,
+        load: Workload,
+        rules: PlayRules = RULES,
+        seed: int = 0,
+        decides: Callable[[Door], Door] = lambda door: door,
+    ) -> None:
+        self.now_s, self.hops = 0.0, 0
+        self.committed_s: list[float] = []  # when each step of the job was committed
+        self.counts: Counter[str] = Counter()  # deaths, moves, stalls, ...
+        self.reasons: Counter[str] = Counter()
+        self.servers: dict[PeerId, ModelledServer] = {}
+        self.brain: JobBrain
+        self._plan, self.load, self._rules, self._decides = plan, load, rules, decides
+        self._peers = {PeerId(peer.name): peer for peer in pool.peers}
+        self._pool = pool
+        self._rng, self._seed = Random(seed), seed
+        self._timers: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._number = count()
+        self._due_s = math.inf
+        self._kept, self._kept_s = 0, 0.0  # the version of the newest checkpoint, and when it was kept
+        self._rows: dict[tuple[int, int], dict[int, list[Turn | None]]] = {}  # by timeline and step, then index
+        self._rounds: dict[tuple[int, int, UnitName], _Averaging] = {}
+        self._ways: dict[tuple[PeerId, PeerId], tuple[float, float, tuple[str, str]]] = {}
+        self._free_s: dict[tuple[str, str], float] = {}  # when what all peers of two ends share has carried all
+        self._membership, self._reservations = Membership(), Reservations()
+        self._at_start = sum(map(len, plan.places))
+        placed = {PeerId(name): stage for stage, names in enumerate(plan.places) for name in names}
+        for name in placed:
+            self._enter(name)
+        self._begin(placed)
+
+    # Running ---------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Played:
+        """Play the warm-up, and then what is measured."""
+        first, steps = self._rules.warm_up, self._rules.measured
+        busy_s = [self._until(first + done) for done in (0, steps // 2, steps)]
+        begin_s, middle_s, end_s = (self.committed_s[first + done - 1] for done in (0, steps // 2, steps))
+        size, seconds = self.load.microbatches * self.load.tokens, end_s - begin_s
+        early, late = (steps // 2) / (middle_s - begin_s), (steps - steps // 2) / (end_s - middle_s)
+        idle = 1.0 - (busy_s[-1] - busy_s[0]) / (seconds * len(self.servers))
+        return Played(
+            size * steps / seconds, seconds / steps, idle, abs(early - late) * seconds / steps / 2.0, self.hops
+        )
+
+    def _until(self, step: int) -> float:
+        """Play until so many steps are committed; gives for how many seconds devices have computed."""
+        while len(self.committed_s) < step:
+            self.turn()
+        return sum(server.busy_s for server in self.servers.values())
+
+    def run_until(self, end_s: float, progress: Callable[[float], None] = lambda now_s: None) -> None:
+        """Play until this time; `progress` hears of the time now and then."""
+        while self._timers and self._timers[0][0] <= end_s:
+            self.turn()
+            progress(self.now_s)
+        self.now_s = end_s
+
+    def turn(self) -> None:
+        """Go on to what comes next."""
+        at_s, _, act, values = heapq.heappop(self._timers)
+        while self._due_s < at_s:
+            self.now_s = self._due_s
+            self._step(inputs.Tick())
+        self.now_s = at_s
+        act(*values)
+
+    def later(self, seconds: float, act: Callable[..., None], *values: object) -> None:
+        heapq.heappush(self._timers, (self.now_s + seconds, next(self._number), act, values))
+
+    def _step(self, happened: inputs.Input) -> None:
+        """Tell the brain, and carry out what it decides."""
+        decided = self._decide(happened, self.now_s)
+        self._due_s = self.brain.due_s
+        for output in decided:
+            match output:
+                case outputs.Send(peer=peer, command=command):
+                    self._send(peer, command)
+                case outputs.WriteCommit(row=row):
+                    self.later(self._rules.row_s, self._durable, self.brain, row.step)
+                case outputs.Note(message=message):
+                    self.reasons[message] += 1
+                case outputs.Released(peer=peer, reason=reason):
+                    self._hear(self._membership.release(peer, self.now_s, reason))
+                    self.later(0.0, self._allocate)
+                case outputs.Independent(peer=peer):
+                    self._hear(self._membership.serving(peer, self.now_s))
+                case outputs.Left(peer=peer, target=target) if target is not None:
+                    self.counts["moves"] += 1
+                    self._reservations.reserve(peer, JOB, target, self.now_s)
+                case outputs.Stopped():
+                    self._stall(output)
+                case outputs.Fail():
+                    raise AssertionError(output)
+
+    def _durable(self, brain: JobBrain, step: int) -> None:
+        if brain is not self.brain:
+            return
+        del self.committed_s[step:]
+        self.committed_s.append(self.now_s)
+        if self.now_s - self._kept_s >= self._rules.checkpoint_s:
+            self._kept, self._kept_s = step + 1, self.now_s
+        for unit in self.load.units:
+            self._rounds.pop((brain.settings.timeline, step, unit), None)
+        for row in self._rows.pop((brain.settings.timeline, step), {}).values():
+            for turn in row:
+                if turn is not None:
+                    self._drop(turn)
+        self._step(inputs.RowDurable(step))
+
+    # Messages and tensors --------------------------------------------------------------------------------------------
+
+    def _send(self, peer: PeerId, command: messages.Command) -> None:
+        server = self.servers[peer]
+        turn = self._turn_of(server, command) if isinstance(command, messages.Route) else None
+        if not isinstance(command, messages.Route) or turn is not None:
+            self.later(self.load.reach_s + self._rules.message_s, self._obey, server, server.life, command, turn)
+
+    def _say(self, server: ModelledServer, event: messages.Event, after_s: float = 0.0) -> None:
+        after_s += self.load.reach_s + self._rules.message_s
+        self.later(after_s, self._heard, server, server.life, self.brain, event)
+
+    def _heard(self, server: ModelledServer, life: object, brain: JobBrain, event: messages.Event) -> None:
+        if server.is_alive and brain is self.brain and not brain.is_over:
+            self._step(inputs.Happened(server.name, event))
+
+    def _move(self, source: ModelledServer, target: ModelledServer, size_bytes: float) -> float:
+        """When a tensor has arrived that is sent now: each line and the way between carry one thing after the other."""
+        names, pool = (source.name, target.name), self._pool
+        a, b = self._peers[source.name], self._peers[target.name]
+        if names not in self._ways:
+            link, ends = pool.link(a, b), (pool.end_of(a), pool.end_of(b))
+            self._ways[names] = link.delay_s, link.bits_per_s, names if ends[0] == ends[1] else ends
+        delay_s, bits_per_s, way = self._ways[names]
+        bits = 8.0 * size_bytes
+        begins_s = max(self.now_s, source.up_free_s)
+        source.up_free_s = ends_s = begins_s + bits / a.up_bits_per_s
+        if bits_per_s < max(a.up_bits_per_s, b.down_bits_per_s):  # else it never holds anything up
+            begins_s = max(begins_s, self._free_s.get(way, 0.0))
+            self._free_s[way] = ends_s = max(ends_s, begins_s + bits / bits_per_s)
+        begins_s = max(begins_s + delay_s, target.down_free_s)
+        target.down_free_s = ends_s = max(ends_s + delay_s, begins_s + bits / b.down_bits_per_s)
+        return ends_s
+
+    def _carry(self, source: Turn, target: Turn, *, forward: bool, asked: bool = False) -> None:
+        """Send y or dx to the neighbour, which may have asked for it."""
+        if not (source.server.is_alive and target.server.is_alive):
+            return
+        ends_s = self._move(source.server, target.server, self.load.boundary_bytes)
+        if asked:
+            ends_s += self._pool.delay_s(target.server.name, source.server.name)
+        self.later(ends_s - self.now_s + self._rules.tensor_s, self._arrived, target, forward)
+
+    def _arrived(self, turn: Turn, forward: bool) -> None:
+        turn.x, turn.g = turn.x or forward, turn.g or not forward
+        self._advance(turn)
+
+    # Microbatches ----------------------------------------------------------------------------------------------------
+
+    def _turn_of(self, server: ModelledServer, route: messages.Route) -> Turn | None:
+        """The turn that a route gives to a stage server; None if it names another, or gives nothing new."""
+        stage, where = server.stage, route.microbatch
+        hop = route.hops[stage]
+        if hop.peer != server.name:
+            return None
+        row = self._rows.setdefault((where.timeline, where.step), {}).setdefault(where.index, [None] * len(route.hops))
+        before = row[stage]
+        if before is not None and before.server is server and not before.is_over:
+            if before.attempt < hop.attempt:
+                before.attempt = hop.attempt
+                if before.is_added:
+                    self._report(before)
+            return None
+        if before is not None:
+            self._drop(before)
+        row[stage] = turn = Turn(where, server, row, hop.attempt, route.version < where.step)
+        if before is not None:  # it asks its neighbours for what they sent to another
+            self._ask(turn)
+        return turn
+
+    def _ask(self, turn: Turn) -> None:
+        stage, row = turn.server.stage, turn.row
+        if stage and (giver := row[stage - 1]) is not None and giver.y:
+            self._carry(giver, turn, forward=True, asked=True)
+        if stage + 1 < len(row) and (giver := row[stage + 1]) is not None and giver.dx:
+            self._carry(giver, turn, forward=False, asked=True)
+
+    def _drop(self, turn: Turn) -> None:
+        turn.is_over = True
+        if turn.dx and not turn.is_added:
+            turn.server.owed -= 1
+
+    def _advance(self, turn: Turn) -> None:
+        if turn.server.is_alive and (part := turn.next()) is not None:
+            turn.server.put(turn, part)
+
+    def draw_s(self, server: ModelledServer, part: HopPart) -> float:
+        """What a part of a microbatch takes at a stage server now."""
+        rules = self._rules
+        whole_s = self.load.work[server.stage] / self._peers[server.name].speed
+        shares = (rules.forward, 1.0 - rules.forward)
+        share = shares[part is not HopPart.FORWARD]
+        if part in (HopPart.INPUTS, HopPart.WEIGHTS):
+            share *= rules.inputs if part is HopPart.INPUTS else 1.0 - rules.inputs
+        return whole_s * share * math.exp(self._rng.gauss(0.0, rules.noise))
+
+    def computed(self, turn: Turn, part: HopPart, seconds: float, wait_s: float) -> None:
+        """A stage server has computed a part of a microbatch."""
+        if turn.is_over:
+            return
+        server, row = turn.server, turn.row
+        stage, is_last = server.stage, server.stage == len(row) - 1
+        if part is HopPart.FORWARD:
+            turn.y, turn.forward_s, turn.wait_s = True, turn.forward_s + seconds, turn.wait_s + wait_s
+            if is_last:
+                turn.g = True
+            else:
+                self._say(server, messages.Forwarded(turn.microbatch, stage, turn.attempt))
+                if (behind := row[stage + 1]) is not None and not behind.x:
+                    self._carry(turn, behind, forward=True)
+        else:
+            turn.backward_s += seconds
+            if part is not HopPart.WEIGHTS:
+                turn.dx, turn.wait_s = True, turn.wait_s + wait_s
+                if stage and (before := row[stage - 1]) is not None and not before.g:
+                    self._carry(turn, before, forward=False)
+            if part is not HopPart.INPUTS:
+                turn.is_added = True
+                self.hops += 1
+                where = turn.microbatch
+                server.added.setdefault((where.timeline, where.step), set()).add(where.index)
+                self._report(turn)
+                for unit, stages in self.load.units.items():  # a round that was told ahead may wait for this
+                    if stage in stages and (known := self._rounds.get((where.timeline, where.step, unit))) is not None:
+                        self._try(known, server)
+        self._advance(turn)
+
+    def _report(self, turn: Turn) -> None:
+        loss = 1.0 if turn.server.stage == len(turn.row) - 1 else 0.0
+        times = turn.forward_s, turn.backward_s, turn.wait_s
+        where = turn.microbatch, turn.server.stage, turn.attempt
+        self._say(turn.server, messages.Accumulated(*where, True, loss, *times))
+
+    def _void(self, server: ModelledServer, void: messages.Void) -> None:
+        """Forget what was done for a step up to an attempt; what is newer, and in the sums, is done again."""
+        server.added.pop((void.timeline, void.step), None)
+        for row in self._rows.get((void.timeline, void.step), {}).values():
+            turn = row[server.stage]
+            if turn is None or turn.server is not server or not (turn.is_added or turn.attempt <= void.attempt):
+                continue
+            self._drop(turn)
+            row[server.stage] = None
+            if turn.attempt > void.attempt:
+                row[server.stage] = again = replace(
+                    turn, is_over=False, x=not server.stage, y=False, g=False, dx=False, is_added=False
+                )
+                self._ask(again)
+                self._advance(again)
+
+    # Commands --------------------------------------------------------------------------------------------------------
+
+    def _obey(self, server: ModelledServer, life: object, command: messages.Command, turn: Turn | None) -> None:
+        if not server.is_alive or life is not server.life:
+            return
+        match command:
+            case messages.Route() if turn is not None:
+                turn.is_told, turn.x = True, turn.x or not server.stage
+                self._advance(turn)
+            case messages.Average(timeline=timeline, step=step, unit=unit, round=number):
+                known = self._rounds.get((timeline, step, unit))
+                if known is None or known.command.round < number:
+                    shares = {member.peer: member.microbatches for member in command.members}
+                    known = self._rounds[timeline, step, unit] = _Averaging(command, shares)
+                known.told.add(server.name)
+                self._try(known, server)
+            case messages.AbortRound(timeline=timeline, step=step, unit=unit, round=number):
+                if (known := self._rounds.get((timeline, step, unit))) is not None and known.command.round == number:
+                    del self._rounds[timeline, step, unit]
+            case messages.Commit():
+                server.run(self.load.apply_s[server.stage], lambda: self._applied(server, command))
+            case messages.Void():
+                self._void(server, command)
+            case messages.LoadStage(stage=stage, join=join):
+                self._serve(server, stage, join)
+            case messages.Follow() if command.join == server.join:
+                if server.follow is None:
+                    self.later(self._fetch_s(server, command.donors), self._fetched, server, life)
+                server.follow = command
+                self._offer(server)
+            case messages.Release():
+                server.serve(-1)
+
+    def _serve(self, server: ModelledServer, stage: int, join: int) -> None:
+        load, rules, is_late = self.load, self._rules, 0 < self._plan.overlap < self.load.microbatches
+        late_behind, ahead = is_late and stage < len(load.work) - 1, is_late and rules.looks_ahead
+        server.serve(stage, join=join, late_behind=late_behind, ahead=ahead, owed_max=rules.owed_max)
+        if not join:  # a first start takes no time, a later one fetches all states from the scheduler
+            fetch_s = 8.0 * load.state_bytes[stage] / self._peers[server.name].down_bits_per_s
+            loaded = self._loaded(server, self.brain.settings.first_step)
+            self._say(server, loaded, fetch_s if self.counts["stalls"] else 0.0)
+
+    def _loaded(self, server: ModelledServer, version: int) -> messages.Loaded:
+        sizes = self.load.unit_bytes.items()
+        units = tuple(
+            messages.UnitSize(unit, int(size / 4.0)) for unit, size in sizes if server.stage in self.load.units[unit]
+        )
+        at = JOB, self.brain.settings.timeline, server.stage, version
+        return messages.Loaded(*at, f"{server.stage}.{version}", units, join=server.join)
+
+    def _applied(self, server: ModelledServer, commit: messages.Commit) -> None:
+        server.added.pop((commit.timeline, commit.step), None)
+        server.committed()
+        digest = f"{server.stage}.{commit.version}"
+        self._say(server, messages.Committed(commit.timeline, commit.step, commit.version, server.stage, digest))
+
+    # Rounds ----------------------------------------------------------------------------------------------------------
+
+    def _try(self, round_: _Averaging, server: ModelledServer) -> None:
+        """A member that was told of a round, and holds its set, reads its sums behind what its device has."""
+        at = round_.command.timeline, round_.command.step
+        is_told = server.name in round_.told and server.name not in round_.asked
+        if is_told and len(server.added.get(at, ())) == round_.shares[server.name]:
+            round_.asked.add(server.name)
+            server.run(0.0, lambda: self._read(round_))
+
+    def _read(self, round_: _Averaging) -> None:
+        """The last member that has read its sums begins the round."""
+        round_.read += 1
+        if round_.read == len(round_.shares):
+            seconds = self._round_s(round_.command)
+            for name in round_.shares:
+                server = self.servers[name]
+                self.later(seconds, self._averaged, server, server.life, round_, seconds)
+
+    def _round_s(self, command: messages.Average) -> float:
+        """What a round takes: the slowest line of a member, or the slowest way between two, and three of the ways.
+
+        Parts go one way, means back, and a member is done when it has the receipts of its means.
+        """
+        members, size_bits = command.members, 8.0 * self.load.unit_bytes[command.unit]
+        if len(members) == 1:
+            return self._rules.round_s
+        peers = [self._peers[member.peer] for member in members]
+        elements = max(1, members[-1].stop)
+        shares = [(member.stop - member.start) / elements for member in members]
+        seconds = seconds_of(shares, [min(peer.up_bits_per_s, peer.down_bits_per_s) for peer in peers]) * size_bits
+        delay_s, ways = 0.0, defaultdict[tuple[str, str], float](float)
+        for peer, share in zip(peers, shares, strict=True):
+            for other, others in zip(peers, shares, strict=True):
+                if peer is other:
+                    continue
+                link, ends = self._pool.link(peer, other), (self._pool.end_of(peer), self._pool.end_of(other))
+                ways[ends if ends[0] != ends[1] else (peer.name, other.name)] += (share + others) / link.bits_per_s
+                delay_s = max(delay_s, link.delay_s)
+        seconds = max(seconds, max(ways.values()) * size_bits)
+        return seconds + 3.0 * delay_s + self._rules.round_s
+
+    def _averaged(self, server: ModelledServer, life: object, round_: _Averaging, seconds: float) -> None:
+        command, peer = round_.command, self._peers[server.name]
+        if life is not server.life or self._rounds.get((command.timeline, command.step, command.unit)) is not round_:
+            return
+        where = command.timeline, command.step, command.unit, command.round
+        lines = peer.up_bits_per_s / 8.0, peer.down_bits_per_s / 8.0
+        self._say(
+            server,
+            messages.Averaged(*where, "mean", (messages.ParameterNorm(f"{command.unit}.w", 1.0),), seconds, *lines),
+        )
+
+    # Joining ---------------------------------------------------------------------------------------------------------
+
+    def _fetch_s(self, server: ModelledServer, donors: Sequence[Hop]) -> float:
+        """How long the state of its stage is under way, from the donor with the fastest way."""
+        down = self._peers[server.name].down_bits_per_s
+        ways = [
+            min(self._peers[one.peer].up_bits_per_s, self._pool.bits_per_s(one.peer, server.name)) for one in donors
+        ]
+        return 8.0 * self.load.state_bytes[server.stage] / min(down, max(ways, default=down))
+
+    def _fetched(self, server: ModelledServer, life: object) -> None:
+        if life is server.life and server.is_alive:
+            server.has_fetched = True
+            self._offer(server)
+
+    def _offer(self, server: ModelledServer) -> None:
+        """A joiner says that it has the newest state that it was told of, unless an answer is still to come."""
+        follow = server.follow
+        if server.has_fetched and follow is not None and follow.answered >= server.reports:
+            server.reports += 1
+            self._say(server, self._loaded(server, follow.version))
+
+    # Peers -----------------------------------------------------------------------------------------------------------
+
+    def come(self, peer: PoolPeer) -> None:
+        """A peer starts, or starts anew."""
+        name = PeerId(peer.name)
+        self._peers[name] = peer
+        self._enter(name)
+        self.later(0.0, self._allocate)
+
+    def die(self, name: str) -> None:
+        """A peer falls silent for good."""
+        server = self.servers[PeerId(name)]
+        self.counts["deaths"] += server.is_alive and server.stage >= 0
+        server.is_alive = False
+
+    def leave(self, name: str) -> None:
+        """A peer asks to hand its work over; it goes once nothing depends on it."""
+        self._hear(self._membership.leaving(PeerId(name), self.now_s))
+
+    def follow(self, trace: Sequence[TraceEvent]) -> None:
+        """Let the events of a trace happen, and watch who is silent."""
+        for event in trace:
+            match event.kind:
+                case "join":
+                    self.later(event.at_s - self.now_s, self.come, event.peer)
+                case "die":
+                    self.later(event.at_s - self.now_s, self.die, event.peer.name)
+                case _:
+                    self.later(event.at_s - self.now_s, self.leave, event.peer.name)
+        self.watch()
+
+    def watch(self) -> None:
+        """From now on look at who is silent, and hand out who is idle; without deaths nobody need look."""
+        for server in self.servers.values():
+            if server.is_alive:
+                self._hear(self._membership.heard(server.name, self.now_s))
+        self._hear(self._membership.tick(self.now_s))
+        if self._membership.idle_peers():
+            self._allocate()
+        self.later(LOOK_S, self.watch)
+
+    def _enter(self, name: PeerId) -> None:
+        peer, before = self._peers[name], self.servers.get(name)
+        server = self.servers[name] = ModelledServer(name, self, self._rules.between_s)
+        server.incarnation = before.incarnation + 1 if before is not None else 1
+        memory = peer.memory_bytes or 1 << 62
+        hello = messages.Hello(
+            name, server.incarnation, PROTOCOL_VERSION, "0", name, "", peer.device, 1, memory, -1, site=peer.site
+        )
+        self._hear(self._membership.hello(hello, self.now_s))
+
+    def _hear(self, transitions: Sequence[Transition]) -> None:
+        """Tell the brain of changed peers, as a driver does."""
+        for moved in transitions:
+            if moved.after in (PeerState.GONE, PeerState.DRAINING):
+                self._reservations.end(moved.peer)
+            if moved.job != JOB or self.brain.is_over:
+                continue
+            if moved.after is PeerState.GONE:
+                self._step(inputs.PeerGone(moved.peer, moved.reason))
+            elif moved.after is PeerState.SUSPECT:
+                self._step(inputs.PeerSuspect(moved.peer, moved.reason, moved.session_lost))
+            elif moved.before is PeerState.SUSPECT:
+                self._step(inputs.PeerBack(moved.peer))
+            if moved.after is PeerState.DRAINING:
+                self._step(inputs.AskToLeave(moved.peer, moved.reason))
+
+    def _candidates(self) -> list[Candidate]:
+        idle = sorted(self._membership.idle_peers(), key=lambda one: one.hello.peer)
+        offers = {one.hello.peer: self._peers[one.hello.peer].offer for one in idle}
+        return [Candidate(name, offer=offer, site=self._peers[name].site) for name, offer in offers.items()]
+
+    def _allocate(self) -> None:
+        """Let idle peers join, or begin again with them."""
+        idle = self._candidates()
+        load, stages = self.load, len(self.load.work)
+        if self.brain.is_over:
+            again = place(idle, stages, load.min_replicas, load.needs).plan
+            if again is not None:
+                self._begin(again)
+            return
+        here = [one for one in self._membership.peers() if one.job == JOB]
+        loading = {one.hello.peer: one.stage for one in here if one.state is PeerState.LOADING}
+        staying = Counter(one.stage for one in here if not one.leaving)
+        replicas = tuple(staying[stage] for stage in range(stages))
+
+        def where(one: Candidate, fits: Collection[int], coming: Mapping[PeerId, int]) -> Decision[int]:
+            return self.brain.where_to_join(one, fits, self.now_s, {**loading, **coming})
+
+        job = ActiveJob(JOB, load.needs or (Memory(),) * stages, load.min_replicas, replicas, self._at_start, where)
+        for join in allocate(idle, idle, (), (job,), self._reservations.now(self.now_s)).joins:
+            self._reservations.end(join.peer)
+            self._membership.assign(join.peer, JOB, join.stage, self.now_s)
+            self.counts["joins"] += 1
+            self._step(inputs.Join(self._record(join.peer, join.stage)))
+
+    def _record(self, name: PeerId, stage: int) -> inputs.ReplicaRecord:
+        peer = self._peers[name]
+        return inputs.ReplicaRecord(name, self.servers[name].incarnation, name, stage, peer.device, site=peer.site)
+
+    # Beginning and stalling ------------------------------------------------------------------------------------------
+
+    def _begin(self, placed: Mapping[PeerId, int]) -> None:
+        load, timeline = self.load, self.counts["stalls"]
+        rules, tokens = self._rules, load.microbatches * load.tokens
+        settings = BrainSettings(
+            job=JOB, epoch=1, timeline=timeline, steps=1 << 40, microbatches=load.microbatches, split=self._plan.split,
+            spec_json="{}", overlap=self._plan.overlap, sync_steps=load.sync_steps, max_in_flight=load.max_in_flight,
+            units=load.units, grad_clip_norm=1.0, averaging_timeout_s=60.0, fail_on_nonfinite=False, recover=True,
+            learning_rate=lambda step: 0.1, tokens_of=lambda step: tokens, work=load.work, first_step=self._kept,
+            state_bytes=load.state_bytes, rebalance=rules.rebalance, deadlines=rules.deadlines,
+        )  # fmt: skip
+        self.brain = JobBrain(settings, Random(self._seed + timeline))
+        self._decide = self._decides(self.brain.step)
+        for name, stage in placed.items():
+            self._reservations.end(name)
+            self._membership.assign(name, JOB, stage, self.now_s)
+        self._step(inputs.Start(tuple(self._record(name, stage) for name, stage in placed.items())))
+        for name in placed:
+            self._membership.serving(name, self.now_s)
+
+    def _stall(self, stopped: outputs.Stopped) -> None:
+        """A stage has no replica left: go back to the newest checkpoint, as soon as all stages can be served."""
+        self.counts["stalls"] += 1
+        self.counts["steps_done_again"] += len(self.committed_s) - self._kept
+        self.reasons[stopped.reason] += 1
+        self._rows.clear()
+        self._rounds.clear()
+        self._due_s = math.inf
+        self._reservations.end_of(JOB)
+        for name, server in self.servers.items():
+            server.serve(-1)
+            self._hear(self._membership.release(name, self.now_s, stopped.reason))
+        self.later(0.0, self._allocate)
