@@ -36,6 +36,9 @@ VERB_GROUPS = {
         "up": VerbEntry("client.up.up", "Run a whole swarm on this machine."),
         "submit": VerbEntry("client.verbs.submit", "Send a job to the scheduler and follow it."),
         "plan": VerbEntry("scheduler.planning", "Say how a job is best cut and placed.", program=True),
+        "simulate": VerbEntry(
+            "scheduler.planning.simulate", "Say what becomes of a job in hours of deaths.", program=True
+        ),
         "doctor": VerbEntry("client.verbs.doctor", "Find what keeps a swarm from working, and say what to do."),
         "version": VerbEntry("client.verbs.watching.overview", "Show the versions of this command and the scheduler."),
     },

@@ -1,0 +1,1 @@
+"""Says what becomes of a job in hours of deaths: `swarm simulate`."""

@@ -1,0 +1,183 @@
+"""`python -m scheduler.planning.simulate`, also `swarm simulate`: hours of a job in a pool whose peers die."""
+
+from __future__ import annotations
+
+from swarm.process.startup import quiet_start
+
+with quiet_start():
+    import json
+    import math
+    import re
+    import sys
+    import time
+    from collections import Counter
+    from collections.abc import Callable, Mapping, Sequence
+    from dataclasses import dataclass
+    from pathlib import Path
+    from typing import Annotated, Any, Literal
+
+    import typer
+
+    from scheduler.planning.bound import CutBound
+    from scheduler.planning.plan import Plan, rounded
+    from scheduler.planning.play import Play, Workload, workload
+    from scheduler.planning.pool import PeerPool, read_pool
+    from scheduler.planning.search import basis_of
+    from scheduler.planning.trace import TraceEvent, churn, read_trace, spans
+    from swarm.errors import INTERRUPTED, InvalidConfig, UsageError
+    from swarm.hf.pretrained import ground
+    from swarm.job.placement import Candidate, place
+    from swarm.job.resolve import choose
+    from swarm.job.spec import JobSpec, load_job
+    from swarm.process import lifecycle
+    from swarm.types import PeerId
+
+SCHEMA = "swarm.simulation/1"
+REASONS_SHOWN = 10
+SAYS_EVERY_S = 0.5
+
+cli = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A job that is resolved for a pool, where it begins, and what happens to the peers."""
+
+    pool: PeerPool
+    load: Workload
+    plan: Plan
+    trace: Sequence[TraceEvent]
+    seed: int
+
+    def run(self, hours: float, progress: Callable[[float], None]) -> dict[str, Any]:
+        """The figures of so many hours; of fewer after a KeyboardInterrupt."""
+        load, end_s = self.load, 3600.0 * hours
+        play = Play(self.pool, self.plan, load, seed=self.seed)
+        try:
+            play.follow(self.trace)
+            play.run_until(end_s, progress)
+        except KeyboardInterrupt:
+            end_s = max(1.0, play.now_s)
+        possible, price, size = 0.0, 0.0, load.microbatches * load.tokens
+        for seconds, peers in spans(self.pool, self.trace, end_s):
+            possible += seconds * sum(peer.speed for peer in peers) * load.tokens / sum(load.work)
+            price += seconds / 3600.0 * sum(peer.price_per_hour or 0.0 for peer in peers)
+        is_priced = all(peer.price_per_hour is not None for peer in self.pool.peers)
+        done, by_hour = size * len(play.committed_s), Counter(int(at_s // 3600.0) for at_s in play.committed_s)
+        hours_s = [min(3600.0, end_s - begin_s) for begin_s in range(0, math.ceil(end_s), 3600)]
+        reasons = Counter[str]()
+        for reason, times in play.reasons.items():
+            reasons[re.sub(r"\d+(\.\d+)?", "#", reason)] += times
+        return {
+            "hours": rounded(end_s / 3600.0),
+            "tokens_per_s": rounded(done / end_s),
+            "of_possible": rounded(done / possible),
+            "steps": len(play.committed_s),
+            **{what: play.counts[what] for what in ("deaths", "joins", "moves", "stalls", "steps_done_again")},
+            "price": rounded(price) if is_priced else None,
+            "tokens_per_s_by_hour": [rounded(size * by_hour[hour] / lasts_s) for hour, lasts_s in enumerate(hours_s)],
+            "reasons": [[times, reason] for reason, times in reasons.most_common(REASONS_SHOWN)],
+        }
+
+
+def simulation(pool: PeerPool, spec: JobSpec, trace: Sequence[TraceEvent], seed: int) -> Simulation:
+    """The job as a scheduler resolves and places it by itself; InvalidConfig if it cannot begin."""
+    if spec.has_outer_steps:
+        raise InvalidConfig(
+            f'averaging.mode = "{spec.averaging.mode}": only jobs of one island are simulated',
+            hint='add --set averaging.mode="allreduce", or simulate the pool of each site',
+        )
+    resolved, _ = choose(spec, basis_of(pool, spec))
+    split, sequences = resolved.split, resolved.training.microbatch_sequences
+    assert sequences != "auto", "it was resolved"
+    facts = CutBound(pool, resolved)
+    idle = [Candidate(PeerId(peer.name), offer=peer.offer, site=peer.site) for peer in pool.peers]
+    placed = place(idle, len(split), resolved.limits.min_replicas, facts.needs)
+    if placed.plan is None:
+        raise InvalidConfig(
+            f"the job cannot begin: {placed.reason}", hint="add peers to the pool, or lower pipeline.stages"
+        )
+    places = tuple(tuple(name for name, at in placed.plan.items() if at == stage) for stage in range(len(split)))
+    return Simulation(pool, workload(facts), Plan(split, places, sequences, resolved.overlap), trace, seed)
+
+
+@cli.command()
+def simulate(
+    file: Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")],
+    pool_file: Annotated[Path, typer.Option("--pool", metavar="FILE", help="The machines (TOML), as for swarm plan.")],
+    hours: Annotated[float, typer.Option(min=0.01, max=8784.0, help="How much of the job.")] = 1.0,
+    trace_file: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="What happens to the peers (swarm.trace/1).")
+    ] = None,
+    churned: Annotated[
+        float, typer.Option("--churn", min=0.0, max=60.0, help="The chance per hour that a peer dies; it comes back.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 0,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
+    ] = None,
+    compared: Annotated[
+        list[str] | None,
+        typer.Option("--compare", metavar="KEY=VALUE", help="Simulate the job also with this value changed."),
+    ] = None,
+    output: Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="json: the figures.")] = "table",
+) -> None:
+    """Say what becomes of a job in some hours, with the deaths of a trace or by chance. It creates nothing.
+
+    The scheduler's own decisions are played, microbatch by microbatch, with modelled stage servers.
+    """
+    if trace_file is not None and churned:
+        raise UsageError("--trace and --churn: deaths come from one of them", hint="leave one out")
+    pool = read_pool(pool_file)
+    trace = churn(pool, churned, hours, seed) if trace_file is None else read_trace(trace_file, pool)
+    changes = [[], *([one] for one in compared or ())]
+    specs = [ground(load_job(file, [*(overrides or ()), *change])) for change in changes]
+    ways = [simulation(pool, spec, trace, seed) for spec in specs]
+    runs: dict[str, dict[str, Any]] = {}
+    for name, way in zip((file.name, *(compared or ())), ways, strict=True):
+        runs[name] = way.run(hours, _progress(hours))
+        if runs[name]["hours"] < rounded(hours):
+            break  # Ctrl-C: what is known so far
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    if output == "json":
+        print(json.dumps({"schema": SCHEMA, "job": specs[0].name, "runs": runs}, indent=2))
+    else:
+        print(*_table(runs), sep="\n")
+    if len(runs) < len(ways) or runs[name]["hours"] < rounded(hours):
+        raise typer.Exit(INTERRUPTED)
+
+
+def _progress(hours: float) -> Callable[[float], None]:
+    """Says on a terminal how far a simulation is."""
+    said_s = time.monotonic()
+
+    def say(now_s: float) -> None:
+        nonlocal said_s
+        if sys.stderr.isatty() and time.monotonic() - said_s > SAYS_EVERY_S:
+            said_s = time.monotonic()
+            print(f"\rsimulated {now_s / 3600.0:.1f} of {hours:g} h", end="", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _table(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The figures side by side, then the hours and reasons of the first."""
+    first = next(iter(runs.values()))
+    rows = [["", *runs], *([key, *(_cell(key, one[key]) for one in runs.values())] for key in list(first)[:-2])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    by_hour = " ".join(f"{rate:,.0f}" for rate in first["tokens_per_s_by_hour"])
+    return [*lines, f"by hour  {by_hour}", *(f"{times:>6} x {reason}" for times, reason in first["reasons"])]
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return "not known"
+    return f"{value:.1%}" if key == "of_possible" else value if isinstance(value, str) else f"{value:,.6g}"
+
+
+if __name__ == "__main__":
+    lifecycle.run_cli(cli, "swarm simulate")

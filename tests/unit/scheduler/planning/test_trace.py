@@ -1,0 +1,125 @@
+"""Traces, and `swarm simulate`, which plays them: bad lines are named, and figures say what became of a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scheduler.planning.pool import PeerPool
+from scheduler.planning.simulate.__main__ import cli
+from scheduler.planning.trace import churn, read_trace, spans
+from swarm.errors import InvalidConfig, SwarmError
+from tests.support.pools import equals
+
+POOL = """
+schema = "swarm.pool/1"
+[[peer]]
+name = "p"
+count = 6
+device = "cuda"
+memory = "24GiB"
+speed = 5e9
+up = "1Gbit"
+down = "1Gbit"
+price_per_hour = 0.5
+"""
+JOB = """
+schema_version = 1
+name = "t"
+model.config = { hidden_size = 768, num_hidden_layers = 6, num_attention_heads = 12, vocab_size = 8192 }
+data = { source = "x", sequence_length = 512 }
+training = { global_batch_sequences = 24, steps = 10, microbatch_sequences = 1 }
+"""
+HEAD = '{"schema": "swarm.trace/1", "unit": "s"}'
+DIES = '{"t": 100, "event": "die", "peer": "p0"}'
+
+
+def simulated(folder: Path, *flags: str) -> str:
+    (folder / "job.toml").write_text(JOB)
+    (folder / "pool.toml").write_text(POOL)
+    words = [str(folder / "job.toml"), "--pool", str(folder / "pool.toml"), *flags]
+    made = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert made.exit_code == 0, made.output
+    return made.stdout
+
+
+def read(folder: Path, *lines: str, pool: PeerPool | None = None) -> Sequence[object]:
+    (folder / "trace.jsonl").write_text("\n".join(lines))
+    return read_trace(folder / "trace.jsonl", pool or equals(2))
+
+
+def test_deaths_and_a_changed_value_stand_beside_each_other(tmp_path: Path) -> None:
+    flags = ("--hours", "0.5", "--churn", "4", "--compare", "pipeline.stages=1", "-o", "json")
+    text = simulated(tmp_path, *flags)
+    assert text == simulated(tmp_path, *flags), "nothing is drawn that the seed does not say"
+    document = json.loads(text)
+    first, second = document["runs"].values()
+    assert (document["schema"], document["job"], first["hours"]) == ("swarm.simulation/1", "t", 0.5)
+    assert first["deaths"] > 0
+    assert first["joins"] > 0
+    assert 0 < first["tokens_per_s"] != second["tokens_per_s"] > 0
+    assert 0.3 < first["of_possible"] < 1.0
+    assert 1.2 < first["price"] <= 1.5, "six peers for half an hour, less what is away"
+
+
+def test_hours_and_reasons_are_shown(tmp_path: Path) -> None:
+    shown = simulated(tmp_path, "--hours", "1.5", "--churn", "2").splitlines()
+    (hours,) = [line for line in shown if line.startswith("by hour")]
+    assert len(hours.split()) == 2 + 2
+    assert any("x stage server p-# (stage #) is gone: silent for # s" in line for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ((), "line 1: it is no swarm.trace/1"),
+        (('{"schema": "swarm.trace/2", "unit": "s"}',), r"line 1: it is no swarm.trace/1"),
+        ((HEAD, "{"), "line 2: it is not JSON"),
+        ((HEAD, "[]"), "line 2: there is no event None"),
+        ((HEAD, '{"t": 1, "event": "explode", "peer": "p0"}'), "line 2: there is no event 'explode'"),
+        ((HEAD, '{"t": 1, "event": "die", "peer": "p0", "n": 1}'), 'line 2: die has no key "n"'),
+        ((HEAD, '{"t": NaN, "event": "die", "peer": "p0"}'), "line 2: t is 'NaN'"),
+        ((HEAD, '{"t": 1, "event": "die"}'), "line 2: it names no peer"),
+        ((HEAD, '{"t": 1, "event": "die", "peer": "q"}'), "line 2: q is not here"),
+        ((HEAD, '{"t": 1, "event": "join", "peer": "p0"}'), "line 2: p0 is here already"),
+        ((HEAD, '{"t": 1, "event": "join", "peer": "q"}'), "line 2: speed is None"),
+        ((HEAD, DIES, "", '{"t": 99, "event": "die", "peer": "p1"}'), "line 4: t is 99, after 100 in an earlier line"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, lines: Sequence[str], told: str) -> None:
+    with pytest.raises(InvalidConfig, match=told) as refused:
+        read(tmp_path, *lines)
+    assert refused.value.hint
+
+
+def test_a_trace_says_who_is_there(tmp_path: Path) -> None:
+    born = '{"t": 300, "event": "join", "peer": "q", "speed": 1e12, "up": 1e8, "down": 2e8, "site": "x"}'
+    trace = read(tmp_path, HEAD, DIES, '{"t": 200, "event": "join", "peer": "p0"}', born)
+    there = [(seconds, sorted(peer.name for peer in peers)) for seconds, peers in spans(equals(2), trace, 1000.0)]
+    assert there == [(100, ["p0", "p1"]), (100, ["p1"]), (100, ["p0", "p1"]), (700, ["p0", "p1", "q"])]
+
+
+def test_by_chance_each_peer_dies_as_often_as_it_is_told_and_comes_back() -> None:
+    trace = churn(equals(40), 0.5, 48.0, seed=3)
+    deaths = [event for event in trace if event.kind == "die"]
+    assert len(deaths) == pytest.approx(40 * 48 * 0.5, rel=0.1)
+    assert [event.at_s for event in trace] == sorted(event.at_s for event in trace)
+    assert trace == churn(equals(40), 0.5, 48.0, seed=3) != churn(equals(40), 0.5, 48.0, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--churn", "1", "--trace", "x"), "deaths come from one of them"),
+        (("--set", "averaging.mode=diloco"), "only jobs of one island are simulated"),
+        (("--set", "pipeline.stages=6", "--set", "limits.min_replicas=2"), "the job cannot begin"),
+        (("--trace", "nothing.jsonl"), "there is no file"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_with_its_cause(tmp_path: Path, flags: Sequence[str], told: str) -> None:
+    with pytest.raises(SwarmError, match=told):
+        simulated(tmp_path, *flags)
