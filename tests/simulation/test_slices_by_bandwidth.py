@@ -12,7 +12,8 @@ from statistics import median
 
 import pytest
 
-from scheduler.brain.commit.slices import ROUNDS_MIN, SliceShares, plan_round
+from scheduler.brain.commit.by_site import SiteRounds
+from scheduler.brain.commit.slices import ROUNDS_MIN, plan_round
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.step import UnitAveraging
 from stage_server.brain import slices
@@ -44,12 +45,13 @@ def honest(report: Averaged) -> Averaged:
 def seconds_of(lines: Sequence[Line], rounds: int, told: Callable[[Averaged], Averaged] = honest) -> list[float]:
     """How long rounds take, one after the other; `told` is what the last member makes of its report."""
     names = [PeerId(name) for name in NAMES[: len(lines)]]
-    shares = SliceShares(Swarm(dict.fromkeys(names, 0)).brain._state)
+    rule = SiteRounds(Swarm(dict.fromkeys(names, 0)).brain._state)
     replicas = [ReplicaRecord(name, 1, name, 0) for name in names]
     found, jitter = [], Random("jitter")
     for step in range(rounds):
         number = Round(1, step + 1)
-        members = plan_round(replicas, {}, ELEMENTS, shares.plan(UNIT, number, names))
+        shares, _ = rule.plan(UNIT, number, replicas, again=False)
+        members = plan_round(replicas, {}, ELEMENTS, shares)
         weather = [Line(line.up * jitter.uniform(0.9, 1.0), line.down * jitter.uniform(0.9, 1.0)) for line in lines]
         fleet = Fleet(
             Average(0, 0, UNIT, Round(1, 1), members, 7, 1e6), "none", None, dict(zip(names, weather, strict=True))
@@ -61,7 +63,7 @@ def seconds_of(lines: Sequence[Line], rounds: int, told: Callable[[Averaged], Av
         for name, mean in means.items():
             report = Averaged(0, step, UNIT, number, mean.digest, (), round_s, *mean.rates)
             averaging.reports[PeerId(name)] = told(report) if name == names[-1] else report
-        shares.averaged(UNIT, averaging)
+        rule.averaged(UNIT, averaging)
     return found
 
 
