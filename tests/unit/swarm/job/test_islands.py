@@ -195,6 +195,8 @@ HERE, FAST, SLOW = (FleetSpeed(1e9, 1e6, 0.1, between) for between in (0.0, 1e9,
         ("streaming", SLOW, {"outer": {"fragments": 7, "every_steps": 60}}, 6, 0.5),
         ("streaming", SLOW, {"outer": {"fragments": 7, "every_steps": 20}}, 2, 0.5),
         ("streaming", SLOW, {"outer": {"fragments": 7, "every_steps": 14}}, 1, 0.5),
+        ("gaia", SLOW, {}, 1, 0.0),  # it bounds how far islands are apart
+        ("gaia", FAST, {"outer": {"every_steps": 20, "overlap_steps": 4}}, 4, 0.0),
     ],
 )
 def test_islands_train_on_for_the_steps_that_an_exchange_takes_as_far_as_that_was_measured(
@@ -204,7 +206,7 @@ def test_islands_train_on_for_the_steps_that_an_exchange_takes_as_far_as_that_wa
     draft, basis = job_of(mode, **plain | sections), Basis(257, speed=speed)
     spec, told = choose(draft, basis)
     assert (spec.outer.overlap_steps, spec.outer.mixing) == (overlap, mixing)
-    is_chosen = speed in (FAST, SLOW) and overlap > 0 and "training" not in sections
+    is_chosen = speed in (FAST, SLOW) and overlap > 0 and "training" not in sections and mode != "gaia"
     assert (f"outer.overlap_steps = {overlap}, since an exchange takes" in told) is is_chosen
     assert choose(spec, Basis(257)) == (spec, ""), "it is stored"
 
