@@ -19,7 +19,7 @@ import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 from typing import TypeAlias
@@ -60,7 +60,6 @@ class Workload:
     apply_s: tuple[float, ...]  # of an optimizer step
     reach_s: float = 0.0  # to the scheduler, one way
     needs: tuple[Memory, ...] = ()
-    sync_steps: int = 0
     max_in_flight: int | None = None
     min_replicas: int = 1
 
@@ -71,21 +70,15 @@ def workload(facts: CutBound) -> Workload:
     tokens, units = microbatch_tokens(spec), unit_names(stages, spec.tied)
     unit_bits = (*facts.unit_bits, facts.tied_bits)
     feet = [stage_footprint(spec, layers, stage, stages) for stage, layers in enumerate(facts.split)]
+    limit = spec.pipeline.max_in_flight
     return Workload(
-        microbatches=spec.training.microbatches,
-        tokens=tokens,
-        work=tuple(tokens * flops for flops in facts.flops),
-        boundary_bytes=facts.boundary_bits / 8.0,
-        units=units,
+        spec.training.microbatches, tokens, work=tuple(tokens * flops for flops in facts.flops),
+        boundary_bytes=facts.boundary_bits / 8.0, units=units,
         unit_bytes={unit: bits / 8.0 for unit, bits in zip(units, unit_bits, strict=False)},
-        state_bytes=tuple(foot.weights + foot.optimizer for foot in feet),
-        apply_s=(facts.optimizer_s,) * stages,
-        reach_s=(facts.commit_s - COMMIT_S) / 4.0,
-        needs=facts.needs,
-        sync_steps=spec.sync_steps,
-        max_in_flight=None if spec.pipeline.max_in_flight == "auto" else spec.pipeline.max_in_flight,
+        state_bytes=tuple(foot.weights + foot.optimizer for foot in feet), apply_s=(facts.optimizer_s,) * stages,
+        reach_s=(facts.commit_s - COMMIT_S) / 4.0, needs=facts.needs, max_in_flight=None if limit == "auto" else limit,
         min_replicas=spec.limits.min_replicas,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +243,6 @@ class Play:
                     self._drop(turn)
         self._step(inputs.RowDurable(step))
 
-    # Messages and tensors --------------------------------------------------------------------------------------------
-
     def _send(self, peer: PeerId, command: messages.Command) -> None:
         server = self.servers[peer]
         turn = self._turn_of(server, command) if isinstance(command, messages.Route) else None
@@ -384,22 +375,13 @@ class Play:
         self._say(turn.server, messages.Accumulated(*where, True, loss, *times))
 
     def _void(self, server: ModelledServer, void: messages.Void) -> None:
-        """Forget what was done for a step up to an attempt; what is newer, and in the sums, is done again."""
+        """Compute again what was added up for a step."""
         server.added.pop((void.timeline, void.step), None)
         for row in self._rows.get((void.timeline, void.step), {}).values():
             turn = row[server.stage]
-            if turn is None or turn.server is not server or not (turn.is_added or turn.attempt <= void.attempt):
-                continue
-            self._drop(turn)
-            row[server.stage] = None
-            if turn.attempt > void.attempt:
-                row[server.stage] = again = replace(
-                    turn, is_over=False, x=not server.stage, y=False, g=False, dx=False, is_added=False
-                )
-                self._ask(again)
-                self._advance(again)
-
-    # Commands --------------------------------------------------------------------------------------------------------
+            if turn is not None and turn.server is server and turn.is_added:
+                turn.y = turn.dx = turn.is_added = False
+                self._advance(turn)
 
     def _obey(self, server: ModelledServer, life: object, command: messages.Command, turn: Turn | None) -> None:
         if not server.is_alive or life is not server.life:
@@ -426,9 +408,11 @@ class Play:
                 self._serve(server, stage, join)
             case messages.Follow() if command.join == server.join:
                 if server.follow is None:
-                    self.later(self._fetch_s(server, command.donors), self._fetched, server, life)
+                    fetch_s = self._fetch_s(server, command.donors)
+                    server.fetched_s = self.now_s + fetch_s
+                    self.later(fetch_s, self._offer, server, life)
                 server.follow = command
-                self._offer(server)
+                self._offer(server, life)
             case messages.Release():
                 server.serve(-1)
 
@@ -454,8 +438,6 @@ class Play:
         server.committed()
         digest = f"{server.stage}.{commit.version}"
         self._say(server, messages.Committed(commit.timeline, commit.step, commit.version, server.stage, digest))
-
-    # Rounds ----------------------------------------------------------------------------------------------------------
 
     def _try(self, round_: _Averaging, server: ModelledServer) -> None:
         """A member that was told of a round, and holds its set, reads its sums behind what its device has."""
@@ -508,8 +490,6 @@ class Play:
             messages.Averaged(*where, "mean", (messages.ParameterNorm(f"{command.unit}.w", 1.0),), seconds, *lines),
         )
 
-    # Joining ---------------------------------------------------------------------------------------------------------
-
     def _fetch_s(self, server: ModelledServer, donors: Sequence[Hop]) -> float:
         """How long the state of its stage is under way, from the donor with the fastest way."""
         down = self._peers[server.name].down_bits_per_s
@@ -518,15 +498,10 @@ class Play:
         ]
         return 8.0 * self.load.state_bytes[server.stage] / min(down, max(ways, default=down))
 
-    def _fetched(self, server: ModelledServer, life: object) -> None:
-        if life is server.life and server.is_alive:
-            server.has_fetched = True
-            self._offer(server)
-
-    def _offer(self, server: ModelledServer) -> None:
+    def _offer(self, server: ModelledServer, life: object) -> None:
         """A joiner says that it has the newest state that it was told of, unless an answer is still to come."""
-        follow = server.follow
-        if server.has_fetched and follow is not None and follow.answered >= server.reports:
+        follow, is_here = server.follow, life is server.life and server.is_alive
+        if is_here and follow is not None and self.now_s >= server.fetched_s and follow.answered >= server.reports:
             server.reports += 1
             self._say(server, self._loaded(server, follow.version))
 
@@ -630,14 +605,12 @@ class Play:
         peer = self._peers[name]
         return inputs.ReplicaRecord(name, self.servers[name].incarnation, name, stage, peer.device, site=peer.site)
 
-    # Beginning and stalling ------------------------------------------------------------------------------------------
-
     def _begin(self, placed: Mapping[PeerId, int]) -> None:
         load, timeline = self.load, self.counts["stalls"]
         rules, tokens = self._rules, load.microbatches * load.tokens
         settings = BrainSettings(
             job=JOB, epoch=1, timeline=timeline, steps=1 << 40, microbatches=load.microbatches, split=self._plan.split,
-            spec_json="{}", overlap=self._plan.overlap, sync_steps=load.sync_steps, max_in_flight=load.max_in_flight,
+            spec_json="{}", overlap=self._plan.overlap, max_in_flight=load.max_in_flight,
             units=load.units, grad_clip_norm=1.0, averaging_timeout_s=60.0, fail_on_nonfinite=False, recover=True,
             learning_rate=lambda step: 0.1, tokens_of=lambda step: tokens, work=load.work, first_step=self._kept,
             state_bytes=load.state_bytes, rebalance=rules.rebalance, deadlines=rules.deadlines,

@@ -15,6 +15,7 @@ of the scheduler.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ class ModelledServer:
         self.stage, self.join, self.owed = stage, join, 0
         self.added: dict[tuple[int, int], set[int]] = {}  # what is in its sums, by timeline and step
         self.follow: Follow | None = None
-        self.has_fetched, self.reports = False, 0
+        self.fetched_s, self.reports = math.inf, 0
         self._late_behind, self._begun_max, self._owed_max = late_behind, 2 if ahead else 1, owed_max
         self._begun = self._taken = 0
         self._pays, self._since = False, (self._floor.now_s, self.busy_s)  # whether splits do; the newest commit

@@ -2,19 +2,18 @@
 
     {"schema": "swarm.trace/1", "unit": "s"}
     {"t": 812.4, "event": "die", "peer": "a"}      without a word; "leave": it hands its work over first
-    {"t": 900.0, "event": "join", "peer": "a"}     as the pool has it; a new peer needs speed, up and down (bits/s)
+    {"t": 900.0, "event": "join", "peer": "a"}
 
-The peers of the pool are there when a trace begins.
+The peers of the pool are there when a trace begins: one that comes later dies at 0.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from scheduler.planning.pool import PeerPool, PoolPeer
 from swarm.errors import InvalidConfig
@@ -25,7 +24,7 @@ HEAD = {"schema": "swarm.trace/1", "unit": "s"}
 TRACE_BYTES_MAX = 1 << 26
 AWAY_S = 120.0  # until a peer that died by chance is back, on average
 KINDS = ("join", "die", "leave")
-FACTS = ("site", "device", "memory", "speed", "up", "down")  # of a peer that joins
+KEYS = ("event", "peer", "t")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,59 +50,34 @@ def read_trace(path: Path, pool: PeerPool) -> tuple[TraceEvent, ...]:
 def _events(path: Path, lines: Sequence[str], pool: PeerPool) -> Iterator[TraceEvent]:
     known, here, before_s = {peer.name: peer for peer in pool.peers}, {peer.name for peer in pool.peers}, 0.0
     for number, line in enumerate(lines or [""], 1):
-        reader = _Line(f"{path}, line {number}", line)
-        if number == 1:
-            if reader.values != HEAD:
-                raise reader.refuse(f"it is no {HEAD['schema']}", f"the first line is {json.dumps(HEAD)}")
-        elif line.strip():
-            event = reader.event(known, here)
-            if event.at_s < before_s:
-                raise reader.refuse(
-                    f"t is {event.at_s:g}, after {before_s:g} in an earlier line", "sort the lines by t"
-                )
-            before_s, known[event.peer.name] = event.at_s, event.peer
-            here ^= {event.peer.name}
-            yield event
 
+        def refuse(told: str, hint: str, number: int = number) -> InvalidConfig:
+            return InvalidConfig(f"{path}, line {number}: {told}", hint=hint)
 
-class _Line:
-    """One line, whose errors say where it is."""
-
-    def __init__(self, where: str, line: str) -> None:
-        self._where = where
         try:
-            self.values: Any = json.loads(line, parse_constant=lambda word: word) if line.strip() else None
+            values = json.loads(line.strip() or "null", parse_constant=lambda word: word)
         except (ValueError, RecursionError):
-            raise self.refuse("it is not JSON", "each line is one object") from None
-
-    def refuse(self, told: str, hint: str) -> InvalidConfig:
-        return InvalidConfig(f"{self._where}: {told}", hint=hint)
-
-    def event(self, known: Mapping[str, PoolPeer], here: Set[str]) -> TraceEvent:
-        values = self.values if isinstance(self.values, dict) else {}
-        kind, name = values.get("event"), values.get("peer")
+            raise refuse("it is not JSON", "each line is one object") from None
+        if number == 1 and values != HEAD:
+            raise refuse(f"it is no {HEAD['schema']}", f"the first line is {json.dumps(HEAD)}")
+        if number == 1 or values is None:
+            continue
+        event = values if isinstance(values, dict) else {}
+        kind, name, at_s = (event.get(key) for key in KEYS)
         if kind not in KINDS:
-            raise self.refuse(f"there is no event {printable(repr(kind)[:40])}", f"there are: {', '.join(KINDS)}")
-        keys = ("t", "event", "peer", *(FACTS if kind == "join" else ()))
-        if unknown := sorted(values.keys() - set(keys)):
-            raise self.refuse(f'{kind} has no key "{printable(unknown[0][:40])}"', f"it has: {', '.join(keys)}")
-        if not isinstance(name, str) or not 0 < len(name) <= 128:
-            raise self.refuse("it names no peer", 'such as "peer": "a"')
+            raise refuse(f"there is no event {printable(repr(kind)[:40])}", f"there are: {', '.join(KINDS)}")
+        if unknown := sorted(event.keys() - set(KEYS)):
+            raise refuse(f'{kind} has no key "{printable(unknown[0][:40])}"', f"it has: {', '.join(KEYS)}")
+        if not isinstance(name, str) or name not in known:
+            raise refuse(f"the pool has no peer {printable(repr(name)[:40])}", "add it; whoever comes later dies at 0")
         if (kind == "join") is (name in here):
-            told = f"{printable(name)} {'is here already' if name in here else 'is not here'}"
-            raise self.refuse(told, "a peer of the pool is here until it dies or leaves")
-        peer = known.get(name)
-        if peer is None or values.keys() & set(FACTS):
-            speed, up, down = (self._number(key, 1.0) for key in ("speed", "up", "down"))
-            memory, site = int(self._number("memory", 0.0, 0.0)), str(values.get("site", ""))[:128]
-            peer = PoolPeer(name, str(values.get("device", "cpu"))[:128], memory, site, speed, up, down)
-        return TraceEvent(self._number("t", 0.0), kind, peer)
-
-    def _number(self, key: str, least: float, default: float | None = None) -> float:
-        value = self.values.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < 1e30:
-            raise self.refuse(f"{key} is {printable(repr(value)[:40])}", f"a number, {least:g} or more")
-        return float(value)
+            told = f"{name} {'is here already' if name in here else 'is not here'}"
+            raise refuse(told, "a peer of the pool is here until it dies or leaves")
+        if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not before_s <= at_s < 1e12:
+            raise refuse(f"t is {printable(repr(at_s)[:40])}", f"seconds, {before_s:g} or more: lines are sorted by t")
+        before_s = float(at_s)
+        here ^= {name}
+        yield TraceEvent(before_s, kind, known[name])
 
 
 def churn(pool: PeerPool, per_hour: float, hours: float, seed: int) -> tuple[TraceEvent, ...]:
