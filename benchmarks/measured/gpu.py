@@ -273,13 +273,14 @@ def _streams(options: argparse.Namespace, device: torch.device) -> Lines:
 
 
 def _stage(options: argparse.Namespace, device: torch.device, folder: Path) -> Lines:
-    """Milliseconds of each piece of work of the last of some stages, in both modes."""
+    """Milliseconds of each piece of work of the last of some stages, in both modes and with the host's optimizer."""
     spec, _ = job_of(options, _made(folder), config={} if options.quick else CONFIG)
-    for reproducible in (True, False):
-        configure(device, threads=options.threads, reproducible=reproducible)
-        found = _pieces(changed(spec, training={"reproducible": reproducible}), options.stages - 1, device)
-        mode = "reproducible" if reproducible else "ordinary"
-        yield f"{mode}: " + ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in found.items())
+    for mode, place in (("reproducible", "device"), ("ordinary", "device"), ("ordinary", "host")):
+        configure(device, threads=options.threads, reproducible=mode == "reproducible")
+        training = {"reproducible": mode == "reproducible", "optimizer_on": place}
+        found = _pieces(changed(spec, training=training), options.stages - 1, device)
+        pieces = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in found.items())
+        yield f"{mode}, optimizer on the {place}: {pieces}"
         release_memory(device)
 
 
@@ -298,6 +299,9 @@ def _pieces(spec: JobSpec, last: int, device: torch.device) -> dict[str, float]:
     works: dict[str, Callable[[], object]] = {
         "forward": forward,
         "backward": lambda: stage.backward(microbatch),
+        "forward again": forward,
+        "dx": lambda: stage.backward(microbatch, keep=True),
+        "weights": lambda: stage.weigh(microbatch),
         "part": lambda: [stage.part(0, unit) for unit in stage.units],
         "part, there": lambda: to_host(*(stage.part(0, unit) for unit in stage.units)),
         "capture": lambda: stage.capture(optimizer=True),
