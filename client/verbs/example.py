@@ -33,11 +33,12 @@ compile   = false               # torch.compile of the layers, while a stage loa
 tokenizer = "byte"              # UTF-8 bytes, no files; or a folder with tokenizer.json, a hub id, "" (that of id)
 
 [model.narrow]
-kind   = "none"                 # or maxout, bottleneck: what stands between two layers where the model itself is
-                                # narrow, for links so slow that stages wait for them; it learns less from each token
+kind   = "none"                 # or maxout, bottleneck, anchor: what stands between two layers where the model itself
+                                # is narrow, for links so slow that stages wait for them; it learns less from each token
 factor = 4                      # 2 to 64, a divisor of the width: so much less crosses a cut there
 every  = "auto"                 # or a divisor of the number of layers: a place behind every so many, and stages end at
                                 # places only; auto: as few places as the number of stages asks for
+rank   = 0                      # anchor: of its table by token, one for each place; 0: vocabulary x width
 
 [data]
 source   = {source}

@@ -88,8 +88,12 @@ class JobDriver:
         effects: JobEffects,
         watchdog: Watchdog,
         recorder: Recorder | None = None,
+        *,
+        all_read: bool = False,
     ) -> None:
+        """With `all_read` every stage gets the token ids."""
         self._brain = brain
+        self._all_read = all_read
         self.trace = Trace()
         self._decide = self.trace.watching(recorder.step if recorder is not None else brain.step)
         self._bytes = _remembered(batches)
@@ -243,14 +247,14 @@ class JobDriver:
         return None
 
     def _send(self, peer: PeerId, command: Command) -> None:
-        """Send a command; a route goes with token ids to its first hop and with targets to its last."""
+        """Send a command; a route goes with token ids to its first hop or all hops, and with targets to its last."""
         if isinstance(command, Route | Evaluate | Check):
-            first, last = command.hops[0].peer == peer, command.hops[-1].peer == peer
-            if isinstance(command, Check):  # only the checker computes
-                first, last = first and not command.stage, last and command.stage == len(command.hops) - 1
-            if first or last:
+            computes = not isinstance(command, Check) or command.hops[command.stage].peer == peer
+            first, last = (computes and hop.peer == peer for hop in (command.hops[0], command.hops[-1]))
+            reads = first or (computes and self._all_read)
+            if reads or last:
                 tokens, targets = self._bytes(*self._place(command))
-                command = replace(command, tokens=tokens if first else b"", targets=targets if last else b"")
+                command = replace(command, tokens=tokens if reads else b"", targets=targets if last else b"")
         self._effects.send(peer, command)
 
     def _place(self, command: Route | Evaluate | Check) -> tuple[int | None, int]:

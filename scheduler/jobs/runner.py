@@ -103,15 +103,19 @@ class JobRunner:
                 shares.begin(step, of)
             batches = batches.divided(shares)
         known = (record, job.spec, stores.database.epoch, batches, files, job.progress.skipped_in_a_row)
+        all_read = job.spec.model.narrow.by_token
         if job.spec.has_outer_steps:
             if stores.transcripts is not None:
                 self.registry.say(job, "warning", "no transcript is recorded of a job with islands")
             islands = islands_brain(*known, Random(seed), lives, shares)
-            return JobRun(islands, JobDriver(islands, batches, _Effects(self, job), watchdog), replicas)
+            return JobRun(
+                islands, JobDriver(islands, batches, _Effects(self, job), watchdog, all_read=all_read), replicas
+            )
         settings = brain_settings(*known)
         recorder = record_brain(stores.transcripts, settings, seed) if stores.transcripts is not None else None
         brain = recorder.brain if recorder is not None else JobBrain(settings, Random(seed))
-        return JobRun(brain, JobDriver(brain, batches, _Effects(self, job), watchdog, recorder), replicas)
+        driver = JobDriver(brain, batches, _Effects(self, job), watchdog, recorder, all_read=all_read)
+        return JobRun(brain, driver, replicas)
 
     async def _drive(self, job: Job, run: JobRun, begin: Begin, *, trained: bool = False) -> None:
         sha256 = ""

@@ -62,7 +62,7 @@ SHARES = {"float32": 1.0, "bfloat16": 0.8, LOWERED: 0.75}
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
 ATTENTION_DROPOUT = 4.0
 HIDDEN_DROPOUT = 3.0
-NARROWED = 2.0  # saved elements per element of D where the hidden state becomes narrow
+NARROWED = 2.0  # saved elements per element of D where the hidden state is normed and becomes narrow
 OWED_SHARE = 0.8  # of a graph: what a microbatch keeps for gradients of weights that come later
 
 
@@ -293,7 +293,10 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
     capped = config.get("final_logit_softcapping") is not None
     head = ((1 + capped) * vocabulary + 4 * width) if last else 0
     outs, ins = _narrow_ends(spec, layers, first=False, last=last)
-    narrow = outs * (NARROWED * width + 2 * spec.boundary_width) + ins * spec.boundary_width
+    # Anchor saves its input alone: with bfloat16_parameters as 2 bytes, of the 3 that SHARES counts.
+    alone = 2 / 3 if spec.model.dtype == LOWERED else 1.0
+    normed = alone if spec.model.narrow.by_token else NARROWED
+    narrow = outs * (normed * width + 2 * spec.boundary_width) + ins * spec.boundary_width
     elements = tokens * (layers * saved + narrow + head)
     dtype = spec.model.dtype
     weights = layers * widths.matrices + (vocabulary * width if last else 0)

@@ -25,9 +25,11 @@ def check_factor(factor: int, width: object) -> None:
     )
 
 
-def check_every(every: int, layers: int) -> None:
+def check_every(every: int | str, layers: int) -> None:
     """ValueError unless there is a place, and all lie equally far from each other and from both ends."""
-    if layers % every or every == layers:
+    if layers == 1:
+        raise ValueError("model.narrow has no place in a model of 1 decoder layer: leave model.narrow out")
+    if isinstance(every, int) and (layers % every or every == layers):
         does = "leaves no place between" if every == layers else "does not divide"
         fitting = [*(str(one) for one in range(1, layers) if layers % one == 0), '"auto"']
         raise ValueError(

@@ -39,12 +39,16 @@ def parameter_table(spec: JobSpec) -> Shapes:
 
 def place_shapes(spec: JobSpec) -> tuple[Shapes, Shapes]:
     """The parameters of a narrow place: those of the layer before it, and those of the layer behind it."""
-    width, narrow_width = spec.model.config["hidden_size"], spec.boundary_width
-    down: Shapes = {"down.weight": (narrow_width, width)} if spec.model.narrow.kind == "bottleneck" else {}
+    narrow, width, narrow_width = spec.model.narrow, spec.model.config["hidden_size"], spec.boundary_width
+    down: Shapes = {} if narrow.kind == "maxout" else {"down.weight": (narrow_width, width)}
+    up: Shapes = {"up.weight": (width, narrow_width)}
+    if narrow.by_token:
+        up |= {"table.weight": (spec.model.config["vocab_size"], narrow.rank or width)}
+        return down, up | ({"spread.weight": (width, narrow.rank)} if narrow.rank else {})
     norms: Shapes = {}
     for part in ("weight", "bias"):
         norms |= {f"wide_norm.{part}": (width,), f"norm.{part}": (narrow_width,)}
-    return down | norms, {"up.weight": (width, narrow_width)}
+    return down | norms, up
 
 
 def _layer(spec: JobSpec) -> Shapes:

@@ -55,9 +55,15 @@ class NarrowSection(Section):
     A place is computed in every cut, also where none lies there: it is part of the model. Stages end at places only.
     """
 
-    kind: Literal["none", "maxout", "bottleneck"] = "none"
+    kind: Literal["none", "maxout", "bottleneck", "anchor"] = "none"
     factor: Annotated[int, Field(ge=2, le=FACTOR_MAX)] = 4  # a divisor of the model's width: so much less crosses a cut
     every: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"  # a place behind every so many decoder layers
+    rank: WholeNumber = 0  # anchor: of its table by token; 0: as wide as the model
+
+    @property
+    def by_token(self) -> bool:
+        """Whether what is behind a place needs the token ids."""
+        return self.kind == "anchor"
 
     @model_validator(mode="after")
     def _does_something(self) -> NarrowSection:
@@ -65,6 +71,8 @@ class NarrowSection(Section):
             if value != type(self).model_fields[key].default:
                 told = f'{key} = {value} does nothing with kind = "none"'
                 raise ValueError(f"{told}: set model.narrow.kind, or remove it")
+        if self.rank and not self.by_token:
+            raise ValueError(f'rank = {self.rank} does nothing with kind = "{self.kind}": remove it')
         return self
 
 
@@ -345,13 +353,8 @@ def check_narrow(spec: JobSpec) -> None:
     narrow, layers, pipeline = spec.model.narrow, spec.layers, spec.pipeline
     if narrow.kind == "none":
         return
-    if layers == 1:
-        raise ValueError(
-            f'model.narrow.kind = "{narrow.kind}" has no place in a model of 1 decoder layer: leave model.narrow out'
-        )
     check_factor(narrow.factor, spec.model.config.get("hidden_size", spec.model.config.get("n_embd")))
-    if narrow.every != "auto":
-        check_every(narrow.every, layers)
+    check_every(narrow.every, layers)
     if pipeline.split != "auto":
         check_split(pipeline.split, 1 if narrow.every == "auto" else narrow.every)
     elif pipeline.stages != "auto" and pipeline.stages > spec.stages_max:

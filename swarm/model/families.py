@@ -32,6 +32,7 @@ from swarm.job.spec import LOWERED, JobSpec
 from swarm.model.later import PutOff, let_put_off
 from swarm.model.narrow import NarrowIn, NarrowOut, handed_over
 
+NARROW_UP, NARROW_TABLE = ".narrow_in.up.weight", ".narrow_in.table.weight"
 EMBEDDING = FAMILIES[DEFAULT].embedding_name
 
 
@@ -133,7 +134,8 @@ class StageModule(nn.Module):
                     narrow_out = NarrowOut(spec.model.narrow.kind, config.hidden_size, spec.boundary_width)
                     trunk.get_submodule(f"{family.layers}.{place - 1}").add_module("narrow_out", narrow_out)
                 if place in indices:
-                    narrow_in = NarrowIn(config.hidden_size, spec.boundary_width)
+                    vocabulary = config.vocab_size if spec.model.narrow.by_token else 0
+                    narrow_in = NarrowIn(config.hidden_size, spec.boundary_width, vocabulary, spec.model.narrow.rank)
                     trunk.get_submodule(f"{family.layers}.{place}").add_module("narrow_in", narrow_in)
             if last:
                 norm = classes.norm(config.hidden_size, eps=getattr(config, family.norm_eps))
@@ -167,10 +169,11 @@ class StageModule(nn.Module):
         if self._classes.rotary is not None:
             self.rotary = self._classes.rotary(self._config).eval()
 
-    def forward(self, tokens_or_hidden: Tensor, draw: Draw | None = None) -> Tensor:
+    def forward(self, tokens_or_hidden: Tensor, draw: Draw | None = None, tokens: Tensor | None = None) -> Tensor:
         """Tokens [B, T] (first stage) or boundary tensor [B, T, D] in; boundary tensor or logits [B, T, V] (last) out.
 
-        With `draw` dropout is on, without it (evaluation) off.
+        Later stages take `tokens` too where places are by token. With `draw` dropout is on, without it (evaluation) it
+        is off.
         """
         dropping = draw is not None and self._drops
         if self.training != dropping:
@@ -179,6 +182,7 @@ class StageModule(nn.Module):
         position_ids = torch.arange(tokens_or_hidden.shape[1], device=tokens_or_hidden.device).unsqueeze(0)
         hidden_BTD = tokens_or_hidden
         if self._first:
+            tokens = tokens_or_hidden
             hidden_BTD = trunk.get_submodule(self._family.embedding)(hidden_BTD)
             if self.rotary is None:
                 hidden_BTD = hidden_BTD + trunk.get_submodule(self._family.positions)(position_ids)
@@ -198,7 +202,7 @@ class StageModule(nn.Module):
                 if index > self._first_layer:
                     z = handed_over(hidden_BTD)
                     hidden_BTD = z.to(torch.bfloat16) if self._lowered else z
-                hidden_BTD = narrow_in(hidden_BTD)
+                hidden_BTD = narrow_in(hidden_BTD, tokens)
             hidden_BTD = layer(hidden_BTD, attention_mask=masks[kind], **arguments)
             if narrow_out is not None:
                 hidden_BTD = narrow_out(hidden_BTD)
@@ -269,7 +273,8 @@ def _fill(module: StageModule, spec: JobSpec, weights: Mapping[str, Tensor]) -> 
 def initialise(module: StageModule, spec: JobSpec) -> None:
     """Fill the parameters as Transformers does: matrices normal with initializer_range, norms neutral, biases zero.
 
-    Matrices of narrow places have deviation 1 / sqrt(width of what goes in), and their norms start at 1.
+    Matrices of narrow places have deviation 1 / sqrt(width of what goes in), and their norms start at 1. What is behind
+    a place by token starts as the transpose of what is before it.
 
     Each parameter has its own generator, seeded by (training.seed, its name): the weights are the same in every cut. A
     tied head is a parameter of its own that starts as the embedding.
@@ -282,13 +287,25 @@ def initialise(module: StageModule, spec: JobSpec) -> None:
         elif parameter.dim() < 2:
             parameter.fill_(1.0 if ".narrow_" in name else family.norm_start)
         else:
-            std = parameter.shape[1] ** -0.5 if ".narrow_" in name else float(spec.model.config["initializer_range"])
+            is_narrow = ".narrow_" in name and not name.endswith(NARROW_TABLE)
+            std = parameter.shape[1] ** -0.5 if is_narrow else float(spec.model.config["initializer_range"])
             if family.residual and name.endswith(family.residual):
                 std /= math.sqrt(2 * spec.layers)
             source = stored_name(spec, name)
+            if spec.model.narrow.by_token and name.endswith(NARROW_UP):
+                drawn = torch.empty(parameter.shape[::-1])
+                drawn.normal_(0.0, drawn.shape[1] ** -0.5, generator=_generator(spec.training.seed, _narrow_down(name)))
+                parameter.copy_(drawn.t())
+                continue
             parameter.normal_(0.0, std, generator=_generator(spec.training.seed, source))
             if source == family.embedding_name and family.padded and padding is not None:
                 parameter[padding] = 0.0
+
+
+def _narrow_down(name: str) -> str:
+    """The name of the matrix before a place whose matrix behind it has this name."""
+    layer = name.removesuffix(NARROW_UP).rpartition(".")[2]
+    return f"{name.removesuffix(layer + NARROW_UP)}{int(layer) - 1}.narrow_out.down.weight"
 
 
 def _embedding(family: Family, classes: Classes, config: Any) -> nn.Embedding:

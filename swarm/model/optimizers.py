@@ -339,8 +339,12 @@ def _muon(parameter: Tensor, gradient: Tensor, state: State, training: TrainingS
 
 
 def rule_of(optimizer: str, name: str, parameter: Tensor) -> Rule:
-    """The rule for a parameter: Muon steps only matrices of decoder layers, which have a number in their names."""
-    if optimizer == "muon" and not (parameter.ndim == 2 and _OF_A_LAYER.search(name)):
+    """The rule for a parameter: Muon steps only matrices of decoder layers, which have a number in their names.
+
+    A table by token is none, like the embedding.
+    """
+    of_a_layer = parameter.ndim == 2 and _OF_A_LAYER.search(name) and not name.endswith(".table.weight")
+    if optimizer == "muon" and not of_a_layer:
         return OPTIMIZERS["adamw"]
     return OPTIMIZERS[optimizer]
 

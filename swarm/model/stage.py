@@ -187,6 +187,7 @@ class _Graph:
     draw: Draw | None  # None: evaluation, without dropout
     source: Tensor  # tokens [B, T], or the boundary tensor [B, T, D] as a leaf
     targets: Tensor | None
+    tokens: Tensor | None = None  # of a later stage with places by token
     output: Tensor | None = None  # boundary tensor, or the loss
 
 
@@ -282,8 +283,9 @@ class Stage:
 
         `version` names the weights; StaleMessage if they are not held. `portion` comes from the step's course: with the
         microbatch's index it seeds dropout. The first stage takes `tokens` [B, T], the others `x` [B, T, D] float32,
-        which this stage then owns; the last one takes `targets` [B, T] too (-100 = does not count) and gives the sum of
-        the token losses in nats. A second forward of a microbatch replaces the first.
+        which this stage then owns, and `tokens` too where places are by token; the last one takes `targets` [B, T]
+        (-100 = does not count) and gives the sum of the token losses in nats. A second forward of a microbatch replaces
+        the first.
         """
         self.weights.of(version)
         if self._first:
@@ -293,7 +295,7 @@ class Stage:
             assert x is not None, "a later stage computes from a boundary tensor"
             source = to_device(x.detach(), self.device).requires_grad_()
         draw = Draw(self._spec.training.seed, portion, microbatch.index)
-        graph = _Graph(version, draw, source, None if targets is None else to_device(targets, self.device).long())
+        graph = _Graph(version, draw, source, self._ids(targets), self._place_tokens(tokens))
         output = self._output(graph)
         if not self._spec.model.recompute:
             graph.output = output
@@ -381,8 +383,7 @@ class Stage:
         there = to_device(source, self.device)
         wanted = there.long() if self._first else there
         output = self._output(
-            _Graph(version, None, wanted, None if targets is None else to_device(targets, self.device).long()),
-            graph=False,
+            _Graph(version, None, wanted, self._ids(targets), self._place_tokens(tokens)), graph=False
         )
         return (None, float(output)) if self._last else (output, 0.0)
 
@@ -625,6 +626,12 @@ class Stage:
         dx, gradients = (None, gradients) if self._first else (gradients[0], gradients[1:])
         return dx, _Owed(graph.version, dict(zip(parameters, gradients, strict=True)), products)
 
+    def _ids(self, ids: Tensor | None) -> Tensor | None:
+        return None if ids is None else to_device(ids, self.device).long()
+
+    def _place_tokens(self, tokens: Tensor | None) -> Tensor | None:
+        return self._ids(tokens) if self._spec.model.narrow.by_token and not self._first else None
+
     def _output(self, work: _Graph, *, graph: bool = True) -> Tensor:
         """The boundary tensor, or on the last stage the sum of token losses; with its graph, or without."""
         module = self.weights.of(work.version)
@@ -634,7 +641,7 @@ class Stage:
         with torch.set_grad_enabled(graph):
             source = work.source if self._first or not self._lowered else work.source.to(torch.bfloat16)
             with autocast:
-                output: Tensor = module(source, work.draw)
+                output: Tensor = module(source, work.draw, work.tokens)
             if not self._last:
                 return output.float()
             assert work.targets is not None, "the last stage needs targets"

@@ -410,8 +410,9 @@ class Admit:
 class Route:
     """Take part in one microbatch with weights `version`; `hops` has one hop per stage.
 
-    `tokens` (stage 0) and `targets` (last stage) are little-endian int32 of shape [B, T]. `stamp` is that of the
-    receiver's own hop, if it has one: its cell is reported with it. No decision depends on the bytes of a stamp.
+    `tokens` (stage 0, or every stage where narrow places are by token) and `targets` (last stage) are little-endian int32
+    of shape [B, T]. `stamp` is that of the receiver's own hop, if it has one: its cell is reported with it. No decision
+    depends on the bytes of a stamp.
     """
 
     microbatch: Microbatch

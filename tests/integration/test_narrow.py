@@ -25,7 +25,7 @@ from tests.support.specs import batches_of, quick_spec
 from tests.support.unsplit_model import assert_equals_unsplit
 
 CPU = torch.device("cpu")
-KINDS = ("maxout", "bottleneck")
+KINDS = ("maxout", "bottleneck", "anchor")
 TRIED = ("llama", "gemma2", "gpt2", *others("mistral", "qwen2", "qwen3", "gpt_neox"))
 
 
@@ -36,8 +36,10 @@ def of_four_layers(family: str) -> dict[str, Any]:
     }
 
 
-def spec_of(family: str, split: tuple[int, ...], *, kind: str = "maxout", every: int = 1, **changes: Any) -> JobSpec:
-    narrow = {"model__narrow": {"kind": kind, "factor": 4, "every": every}}
+def spec_of(
+    family: str, split: tuple[int, ...], *, kind: str = "maxout", every: int = 1, rank: int = 0, **changes: Any
+) -> JobSpec:
+    narrow = {"model__narrow": {"kind": kind, "factor": 4, "every": every, "rank": rank}}
     return resolved(quick_spec(**(of_four_layers(family) | narrow | {"pipeline__split": split} | changes)))
 
 
@@ -66,7 +68,7 @@ def test_no_cut_on_places_changes_a_bit(family: str, dtype: str, kind: str) -> N
         for spec in (
             spec_of(
                 family, split, kind=kind, model__dtype=dtype, model__recompute=number == 2, pipeline__overlap=1,
-                training__steps=3, training__optimizer="muon" if kind == "bottleneck" else "adamw",
+                training__steps=3, training__optimizer="adamw" if kind == "maxout" else "muon",
             ),
         )
     ]  # fmt: skip
@@ -78,7 +80,16 @@ def test_every_key_of_places_makes_another_model() -> None:
     wide = resolved(quick_spec(**of_four_layers("llama")))
     ones = [spec_of("llama", (4,), kind=kind, every=every) for kind in KINDS for every in (1, 2)]
     ones.append(spec_of("llama", (4,), model__narrow={"kind": "maxout", "factor": 2, "every": 2}))
-    assert len({sha256_of(build_stages(spec, CPU)) for spec in (wide, *ones)}) == 6
+    ones.append(spec_of("llama", (4,), kind="anchor", rank=2))
+    assert len({sha256_of(build_stages(spec, CPU)) for spec in (wide, *ones)}) == 9
+
+
+def test_what_is_behind_an_anchor_starts_as_the_transpose_of_what_is_before_it() -> None:
+    stages = build_stages(spec_of("llama", (2, 2), kind="anchor"), CPU)
+    first, last = ({name: one.detach() for name, one in stage.module.named_parameters()} for stage in stages)
+    down, up = first["model.layers.1.narrow_out.down.weight"], last["model.layers.2.narrow_in.up.weight"]
+    assert torch.equal(down.t(), up)
+    assert 0.8 < float(down.std()) * down.shape[1] ** 0.5 < 1.2
 
 
 def test_norms_of_places_start_at_one_where_those_of_the_family_start_at_zero() -> None:
@@ -92,7 +103,7 @@ def test_norms_of_places_start_at_one_where_those_of_the_family_start_at_zero() 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", TRIED)
 def test_the_exported_class_gives_the_bits_of_the_stages(family: str, kind: str, tmp_path: Path) -> None:
-    spec = spec_of(family, (2, 2), kind=kind, every=2, training__reproducible=False)
+    spec = spec_of(family, (2, 2), kind=kind, every=2, rank=3 * (kind == "anchor"), training__reproducible=False)
     held = perturbed(build_stages(spec, CPU), tied_name(spec))
     save_folder(held, spec, tmp_path / "model")
     twin, loading = AutoModelForCausalLM.from_pretrained(
@@ -124,7 +135,7 @@ def start_of(folder: Path, **changes: Any) -> JobSpec:
 def test_an_exported_folder_is_a_start_with_its_places_and_gives_the_same_sha256_again(
     family: str, tmp_path: Path
 ) -> None:
-    spec = spec_of(family, (4,), kind="bottleneck", every=2)
+    spec = spec_of(family, (4,), kind="anchor", every=2)
     held = perturbed(build_stages(spec, CPU), tied_name(spec))
     save_folder(held, spec, tmp_path / "model")
     again = start_of(tmp_path / "model", pipeline__stages=2)
@@ -157,7 +168,7 @@ def test_places_that_the_weights_do_not_have_are_refused(tmp_path: Path) -> None
 
 @training(
     6, 4, training__steps=12, pipeline__stages=2, pipeline__compression="int8", config__num_hidden_layers=4,
-    model__narrow={"kind": "maxout", "factor": 4, "every": 1},
+    model__narrow={"kind": "anchor", "factor": 4, "every": 1},
 )  # fmt: skip
 async def test_three_lost_replicas_of_a_narrow_model_change_no_bit(run: Run) -> None:
     for step in (2, 5, 8):

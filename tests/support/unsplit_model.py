@@ -23,7 +23,7 @@ def assert_equals_unsplit(stages: Sequence[Stage], batches: Batches, twin: Any, 
     with torch.no_grad():
         hidden: Tensor = tokens.long()
         for stage in stages:
-            hidden = stage.module(hidden)
+            hidden = stage.module(hidden, tokens=tokens.long())
         assert torch.equal(hidden, logits)
 
     expected = loss_of(logits, targets)

@@ -54,7 +54,8 @@ class Told:
         pass
 
 
-def test_token_ids_divisor_and_learning_rate_are_those_that_the_course_names() -> None:
+@pytest.mark.parametrize("all_read", [False, True])
+def test_token_ids_divisor_and_learning_rate_are_those_that_the_course_names(all_read: bool) -> None:
     row = np.arange(40 * LENGTH + 1, dtype=np.uint16) % 257
     row[PORTIONS_AHEAD * MICROBATCHES * LENGTH + 2] = END  # in the portion of step 0, not in portion 0
     training = TrainingSection(steps=2, warmup_steps=0, global_batch_sequences=MICROBATCHES, microbatch_sequences=1)
@@ -62,7 +63,7 @@ def test_token_ids_divisor_and_learning_rate_are_those_that_the_course_names() -
     swarm = Swarm({A: 0, C: 1}, tokens_of=batches.tokens_of, learning_rate=lambda rate_step: rate_step / 100)
     brain = JobBrain(swarm.brain.settings, Random(0), ShiftedCourse())
     told = Told(swarm)
-    told.driver = JobDriver(brain, batches, told, Watchdog(60.0, 0.0))
+    told.driver = JobDriver(brain, batches, told, Watchdog(60.0, 0.0), all_read=all_read)
     replicas = tuple(ReplicaRecord(peer, 1, "", stage) for peer, stage in swarm.stage_of.items())
     asyncio.run(told.driver.run(Start(replicas)))
 
@@ -71,6 +72,7 @@ def test_token_ids_divisor_and_learning_rate_are_those_that_the_course_names() -
         tokens, targets = (array.astype("<i4").tobytes() for array in batches.microbatch(PORTIONS_AHEAD, index))
         assert routes[A, Microbatch(0, 0, index)].tokens == tokens != batches.microbatch(0, index)[0].tobytes()
         assert routes[C, Microbatch(0, 0, index)].targets == targets
+        assert routes[C, Microbatch(0, 0, index)].tokens == (tokens if all_read else b"")
     divisor = MICROBATCHES * LENGTH - 1
     averages = [command for _, command in told.commands if isinstance(command, Average) and command.step == 0]
     assert {command.tokens for command in averages} == {divisor}

@@ -93,7 +93,7 @@ def narrowed(spec: JobSpec, kind: str) -> JobSpec:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16_parameters"])
-@pytest.mark.parametrize("kind", ["maxout", "bottleneck"])
+@pytest.mark.parametrize("kind", ["maxout", "bottleneck", "anchor"])
 def test_narrow_places_are_counted(kind: str, dtype: str) -> None:
     for spec in (narrowed(spec_of(family, dtype), kind) for family in FAMILIES):
         for number, layers in enumerate((2, 1)):

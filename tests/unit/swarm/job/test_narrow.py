@@ -54,6 +54,7 @@ def resolved(spec: JobSpec, stages: int = 2, *offers: int) -> JobSpec:
                 'choose 1, 2, 4 or "auto"',
             ),
         ),
+        (8, {"kind": "maxout", "rank": 4}, {}, 'rank = 4 does nothing with kind = "maxout"', "remove it"),
         (1, {"kind": "maxout"}, {}, "has no place in a model of 1 decoder layer", "leave model.narrow out"),
         (
             *(8, {"kind": "maxout", "every": 2}, {"split": [3, 5]}),

@@ -35,14 +35,14 @@ ODD: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["maxout", "bottleneck"])
+@pytest.mark.parametrize("kind", ["maxout", "bottleneck", "anchor"])
 @pytest.mark.parametrize("odd", ["llama", "gpt2", "gemma2"])
 def test_narrow_places_have_the_parameters_of_their_own_classes(odd: str, kind: str) -> None:
     spec = grounded(*ODD[odd])
     spec = resolve(spec.having("model", narrow=NarrowSection(kind=kind)), Basis(257))  # type: ignore[arg-type]
     ours, theirs = parameter_table(spec), parameter_shapes(spec)
     assert ours == theirs
-    assert sum(".narrow_" in name for name in ours) == {"maxout": 5, "bottleneck": 6}[kind]
+    assert sum(".narrow_" in name for name in ours) == {"maxout": 5, "bottleneck": 6, "anchor": 3}[kind]
 
 
 @pytest.mark.parametrize("odd", ODD)
