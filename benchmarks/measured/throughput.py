@@ -12,6 +12,8 @@ Ways to train the same model on the same tokens, from the same weights, with as 
     overlap       the same, with as much of a step late as `pipeline.overlap = "auto"` chooses, and the lookahead that
                   it asks for; the ways without overlap step with plain AdamW, as torch's do
     int8          the same, and boundary tensors in int8
+    maxout4, maxout16, anchor8
+                  as int8, of a model with narrow places of this kind and factor where its stages end
     gpipe, 1f1b, interleaved, zbv
                   torch.distributed.pipelining's schedules over gloo, stages x replicas processes; the last two with two
                   stages on each
@@ -65,6 +67,7 @@ from benchmarks.measured.ways import (
     Swarm,
     Timed,
     job_of,
+    narrowed,
     overlapping,
     seconds_of,
 )
@@ -72,16 +75,18 @@ from benchmarks.processes import Fleet, Hosts, hosts_behind
 from swarm.job.spec import JobSpec, parse_job
 from tests.chaos.relay import why_not
 
+NARROW = (("maxout", 4), ("maxout", 16), ("anchor", 8))
 SWARMS: dict[str, Callable[[JobSpec], JobSpec]] = {
     "swarm": lambda spec: spec,
     "overlap": overlapping,
     "int8": partial(overlapping, compression="int8"),
+    **{f"{kind}{factor}": partial(narrowed, kind=kind, factor=factor) for kind, factor in NARROW},
     "loopback": overlapping,
     "insecure": lambda spec: spec,
     "whole": lambda spec: spec,
     "wholelap": overlapping,
 }
-OVERLAPPING = ("overlap", "int8", "loopback", "wholelap")
+OVERLAPPING = ("overlap", "int8", *(f"{kind}{factor}" for kind, factor in NARROW), "loopback", "wholelap")
 WHOLE = ("whole", "wholelap")  # they share processes
 APART = ("loopback", "insecure", *WHOLE)  # with processes of their own
 WAYS = ("local", *SWARMS, *RANKED)

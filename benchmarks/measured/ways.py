@@ -181,6 +181,12 @@ def overlapping(spec: JobSpec, **pipeline: object) -> JobSpec:
     return late
 
 
+def narrowed(spec: JobSpec, kind: str, factor: int) -> JobSpec:
+    """As `overlapping`, in int8, of a model with narrow places where the stages end."""
+    narrow = {"kind": kind, "factor": factor}
+    return overlapping(changed(spec, model={"narrow": narrow}), compression="int8")
+
+
 # Ways -----------------------------------------------------------------------------------------------------------------
 
 

@@ -59,7 +59,10 @@ def test_the_ways_with_overlap_do_overlap(tmp_path: Path) -> None:
     options = argparse.Namespace(**shape, warmup=1, steps=2, dtype="float32", compression="none", overlap=0)
     spec, _ = job_of(options, tmp_path)
     late = {way: job_for(spec).overlap for way, job_for in SWARMS.items()}
-    assert late == {"swarm": 0, "overlap": 2, "int8": 2, "loopback": 2, "insecure": 0, "whole": 0, "wholelap": 2}
+    narrow = {"maxout4": 2, "maxout16": 2, "anchor8": 2}
+    most = {"swarm": 0, "overlap": 2, "int8": 2, "loopback": 2, "insecure": 0, "whole": 0, "wholelap": 2}
+    assert late == most | narrow
+    assert SWARMS["maxout16"](spec).boundary_width == spec.boundary_width // 16
     assert SWARMS["int8"](spec).pipeline.compression == "int8"
     assert set(OVERLAPPING) == {way for way, count in late.items() if count}, "what a scheduler chooses behind a link"
     assert left_to_scheduler(SWARMS["int8"](spec)).pipeline.overlap == "auto"
