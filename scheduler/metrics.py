@@ -43,6 +43,7 @@ class IslandFigures:
     exchanges: int
     peers: int
     waited_s: Mapping[IslandState, float]  # at exchanges so far, by state
+    relieved: int = 0  # microbatches so far
 
 
 class SchedulerMetrics:
@@ -86,6 +87,8 @@ class SchedulerMetrics:
         self._island_peers = gauge("island_peers", "Stage servers of an island", of_island)
         waited = "Time at exchanges: the others have not come to it yet, or it takes this long"
         self._island_wait = counter("island_wait_seconds", waited, (*of_island, "reason"))
+        relieved = "Microbatches that others train, since an island fell behind"
+        self._island_relieved = counter("island_relieved_microbatches", relieved, of_island)
         without = "Steps that have no part of an island, as it was lost"
         self._island_dropped = counter("island_dropped_steps", without, of_island)
         self._island_forks = counter("island_forks", "Times an island began as a copy of another", of_island)
@@ -295,6 +298,7 @@ class SchedulerMetrics:
                     gauge.labels(*of).set(value)
             for counter in (self._island_dropped, self._island_forks):
                 counter.labels(*of)
+            self._raise_to(self._island_relieved, of, one.relieved)
             for state, reason in ISLAND_WAITS.items():
                 self._raise_to(self._island_wait, (*of, reason), one.waited_s.get(state, 0.0))
         for outcome in OUTER_OUTCOMES:

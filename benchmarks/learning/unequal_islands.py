@@ -27,7 +27,7 @@ from benchmarks.learning.runs import SOURCE, parsed, parser_of
 from benchmarks.tables import markdown, publish, spread
 from swarm.data.batches import Batches, TokenData
 from swarm.data.corpus import tokenise
-from swarm.job.shares import Shares, next_shares
+from swarm.job.leases import fill
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import Trained, train_local
 from swarm.text import counted
@@ -92,11 +92,9 @@ def _time_s(spec: JobSpec, trained: Trained, at: int) -> float:
     assert every != "auto", "the job says it"
     if spec.islands.shares == "equal":
         return one.version * equal_s
-    shares, share = Shares(islands, spec.training.microbatches), spec.training.microbatches // islands
-    found = next_shares(range(islands), shares.equal, dict(enumerate(STEP_S)), shares.microbatches, every)
-    shares.begin(every, found)
-    made = [shares.trained(island, 2 * every) - every * share for island in range(islands)]
-    period_s = max(each * took_s / share for each, took_s in zip(made, STEP_S, strict=True))
+    whole = spec.training.microbatches
+    made = fill(every * whole, {n: (0.0, 1 / step_s, every, 1) for n, step_s in enumerate(STEP_S)}, whole)
+    period_s = max(made[n] * step_s / (whole / islands) for n, step_s in enumerate(STEP_S))
     return min(one.version, every) * equal_s + max(0, one.version / every - 1) * period_s
 
 

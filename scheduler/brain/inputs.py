@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from scheduler.brain.outputs import CommitRow
+from swarm.job.leases import Cut
 from swarm.types import JobState, PeerId, Round, UnitName
 from swarm.wire.messages import Event
 
@@ -65,9 +66,10 @@ class RowDurable:
 
 @dataclass(frozen=True, slots=True)
 class RowsDurable:
-    """These commit rows, of several islands, are on disk."""
+    """These commit rows, of several islands, or these leases are on disk."""
 
     rows: tuple[CommitRow, ...]
+    shares: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from swarm.job.leases import Cut
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
 from swarm.wire.messages import Command, ParameterHash, Release
 
@@ -63,14 +64,13 @@ class Fork:
 class WriteRows:
     """Make rows of several islands durable, all or none, then say RowsDurable; otherwise as WriteCommit.
 
-    `forks` and `shares` are durable with them: the islands that begin behind the outer step of these rows, and the
-    shares of the islands from there on (`swarm.job.shares`; empty: equal ones). `exchange_s` is how long the rounds of
-    that step took.
+    `forks` are durable with them: the islands that begin behind the outer step of these rows. `exchange_s` is how long
+    the rounds of that step took. `shares` come alone, without rows: leases that are cut anew.
     """
 
     rows: tuple[CommitRow, ...]
     forks: tuple[Fork, ...] = ()
-    shares: tuple[int, ...] = ()
+    shares: tuple[Cut, ...] = ()
     exchange_s: float | None = None
 
 

@@ -224,10 +224,10 @@ class JobDriver:
                         self.made_progress()
                         durable = self._decide(inputs.RowDurable(row.step), self.now_s())
                         decided.extendleft(reversed(durable))
-                case outputs.WriteRows(rows=rows) as write:
+                case outputs.WriteRows(rows=rows, shares=shares) as write:
                     if await self._written(self._effects.write_rows(write)):
                         self.made_progress()
-                        durable = self._decide(inputs.RowsDurable(rows), self.now_s())
+                        durable = self._decide(inputs.RowsDurable(rows, shares), self.now_s())
                         decided.extendleft(reversed(durable))
                 case outputs.WriteEvaluation(row=evaluation):
                     await self._written(self._effects.write_evaluation(evaluation))

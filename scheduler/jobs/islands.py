@@ -30,7 +30,7 @@ from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.reader import files_for
 from swarm.data.batches import Batches
 from swarm.job.islands import course_of, island_of, island_spec, island_timeline, job_timeline, outer_courses
-from swarm.job.shares import Shares
+from swarm.job.leases import Leases
 from swarm.job.spec import JobSpec
 from swarm.types import PeerId
 from swarm.wire.messages import StateFile, StoreHeader
@@ -111,10 +111,10 @@ async def rows_made(database: Database, record: JobRecord, spec: JobSpec, togeth
     lives = [island_timeline(spec, together.timeline, island) for island in range(spec.island_count)]
     lives += [fork.timeline for fork in began]
     rows = [row for life in lives for row in await database.rows(record.id, life)]
-    held = [row for row in await database.shares(record.id) if job_timeline(spec, row.timeline) == together.timeline]
-    shares = {row.version: row.shares for row in held}
     has_begun = {island_of(spec, row.timeline) for row in rows}
-    made = together.rebuild(rows, began, shares, _absent(record, spec, together.timeline) - has_begun)
+    made = together.rebuild(rows, began, _absent(record, spec, together.timeline) - has_begun)
+    for cut in await database.leases(record.id, island_timeline(spec, together.timeline, 0)):
+        together.lease(cut)
     return [row for row in made if row_counts(row.timeline, row.step, record.first_steps)]
 
 
@@ -152,15 +152,15 @@ def islands_brain(
     skipped_in_a_row: int,
     rng: Random,
     lives: Sequence[Life] = (),
-    shares: Shares | None = None,
+    leases: Leases | None = None,
 ) -> IslandsBrain:
     """The brain of a job with outer steps. Only one island evaluates, as all hold the same outer weights.
 
-    `lives`: the islands' lives, if the job was at work before the scheduler was restarted. `shares`: as `batches` has
+    `lives`: the islands' lives, if the job was at work before the scheduler was restarted. `leases`: as `batches` has
     them, where they follow speed.
     """
     whole = brain_settings(record, island_spec(spec), epoch, batches, (), skipped_in_a_row)
-    paths = outer_courses(spec, shares)
+    paths = outer_courses(spec, leases)
 
     def of(island: int) -> BrainSettings:
         first = Life(

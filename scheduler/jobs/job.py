@@ -19,7 +19,8 @@ from scheduler.storage.checkpoints.sink import CheckpointSink
 from scheduler.storage.job_record import JobRecord
 from swarm.checkpoint.reader import Checkpoint
 from swarm.job.islands import outer_courses
-from swarm.job.outer_log import OuterRecord
+from swarm.job.leases import Cut
+from swarm.job.outer_log import Entry
 from swarm.job.spec import JobSpec
 from swarm.text import counted
 from swarm.types import JobId, JobState, PeerId
@@ -56,7 +57,7 @@ class JobProgress:
     evaluation_loss: float = math.nan
     evaluation_step: int = 0  # steps after which it was measured; 0 = never
     islands: Rows | None = None  # of a job with outer steps: steps that some islands have made
-    logged: tuple[OuterRecord, ...] = ()  # what its islands did on earlier timelines, as far as that counts
+    logged: tuple[Entry, ...] = ()  # what its islands did on earlier timelines, as far as that counts
 
     @classmethod
     def at_start(cls, spec: JobSpec, timeline: int, step: int) -> JobProgress:
@@ -80,9 +81,14 @@ class JobProgress:
         self.tokens_per_s = row.tokens / self.step_s if self.step_s else 0.0
         self.eta_s = (steps - self.steps_done) * self.step_s
 
-    def outer_log(self) -> list[OuterRecord]:
+    def outer_log(self) -> list[Entry]:
         """What chance had a say in between islands, so far."""
         return [*self.logged, *(() if self.islands is None else self.islands.log)]
+
+    def cuts(self) -> list[Cut]:
+        """How leases of islands were cut so far, as far as that counts."""
+        before = [entry for entry in self.logged if isinstance(entry, Cut)]
+        return [*before, *(() if self.islands is None else self.islands.cuts)]
 
     @property
     def skipped_text(self) -> str:

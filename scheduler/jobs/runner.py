@@ -32,7 +32,7 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.writer import Facts
 from swarm.data.batches import Batches
 from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
-from swarm.job.islands import course_of, island_of, shares_of
+from swarm.job.islands import course_of, island_of, island_timeline, leases_of
 from swarm.job.schedule import perplexity
 from swarm.text import size, spoken_duration
 from swarm.types import JobState, PeerId, PeerState
@@ -98,16 +98,16 @@ class JobRunner:
         record, limits, stores = job.record, job.spec.limits, self.ports.stores
         files = stores.files.state(record, job.start).listed
         seed, watchdog = self.ports.rng.getrandbits(64), Watchdog(limits.no_progress_s, limits.max_runtime_s)
-        if (shares := shares_of(job.spec)) is not None:
-            for step, of in job.progress.islands.shares if job.progress.islands is not None else ():
-                shares.begin(step, of)
-            batches = batches.divided(shares)
+        if (leases := leases_of(job.spec)) is not None:
+            for cut in job.progress.cuts():
+                leases.cut(cut)
+            batches = batches.leased(leases)
         known = (record, job.spec, stores.database.epoch, batches, files, job.progress.skipped_in_a_row)
         all_read = job.spec.model.narrow.by_token
         if job.spec.has_outer_steps:
             if stores.transcripts is not None:
                 self.registry.say(job, "warning", "no transcript is recorded of a job with islands")
-            islands = islands_brain(*known, Random(seed), lives, shares)
+            islands = islands_brain(*known, Random(seed), lives, leases)
             return JobRun(
                 islands, JobDriver(islands, batches, _Effects(self, job), watchdog, all_read=all_read), replicas
             )
@@ -275,9 +275,16 @@ class _Effects:
         assert islands is not None, "the job has outer steps"
         assert isinstance(brain, IslandsBrain)
         database = ports.stores.database
-        put = partial(database.put_commits, job.record.id, write.rows, ports.wall_s(), write.forks, write.shares)
+        for cut in write.shares:
+            timeline = island_timeline(job.spec, islands.timeline, 0)
+            put = partial(database.put_leases, job.record.id, timeline, len(islands.cuts), cut)
+            await self._until_written("what islands train", put)
+            islands.lease(cut)
+        if not write.rows:
+            return
+        put = partial(database.put_commits, job.record.id, write.rows, ports.wall_s(), write.forks)
         await self._until_written(f"step {write.rows[0].step} of an island", put)
-        told = islands.take(write.rows, write.forks, brain.present, write.shares)
+        told = islands.take(write.rows, write.forks, brain.present)
         job.progress.tokens -= told.dropped_tokens
         if write.exchange_s is not None:
             begun = [island_of(job.spec, fork.timeline) for fork in write.forks]

@@ -77,7 +77,14 @@ def _show_speeds(job: Job, metrics: SchedulerMetrics) -> None:
     situation = job.situation() if spec.has_outer_steps else None
     if situation is not None:
         figures = [
-            IslandFigures(island.state, island.steps, island.exchanges, sum(map(len, island.peers)), island.waited_s)
+            IslandFigures(
+                island.state,
+                island.steps,
+                island.exchanges,
+                sum(map(len, island.peers)),
+                island.waited_s,
+                island.relieved,
+            )
             for island in situation.islands
         ]
         metrics.islands(job.record.id, figures, situation.outer_rounds)

@@ -6,6 +6,7 @@ Decision: docs/decisions/027.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST, MANIFEST
 from swarm.errors import DatabaseUnavailable, Fenced, NotFound, StorageError, SwarmError
 from swarm.job.changes import check_state, check_steps
+from swarm.job.leases import Cut
+from swarm.job.outer_log import Entry
 from swarm.job.spec import JobSpec
 from swarm.types import JobState
 
@@ -41,16 +44,12 @@ class Timelines:
         database = self._ports.stores.database
         progress = JobProgress.at_start(spec, record.timeline, record.first_steps[-1])
         for timeline in range(record.timeline + 1) if progress.islands is not None else ():
-            newest = [  # of the timeline before; `logged` has what counts of those before that
+            newest = (  # of the timeline before; `logged` has what counts of those before that
                 entry
                 for entry in progress.outer_log()[len(progress.logged) :]
-                if checkpoint_counts(timeline - 1, entry.after_step, record.first_steps)
-            ]
-            before = [  # a timeline begins with equal shares
-                replace(entry, shares=()) if entry.after_step == record.first_steps[timeline] else entry
-                for entry in (*progress.logged, *newest)
-            ]
-            progress.logged, progress.islands = tuple(before), job_rows(spec, timeline)
+                if _entry_counts(timeline - 1, entry, record.first_steps)
+            )
+            progress.logged, progress.islands = (*progress.logged, *newest), job_rows(spec, timeline)
             for made in await rows_made(database, record, spec, progress.islands):
                 progress.take(asdict(made))
         for row in await database.commits(record.id) if progress.islands is None else ():
@@ -187,6 +186,13 @@ class Timelines:
         told = stall.pausing(goes_on, job.stalls)
         await self._registry.enter(job, JobState.STALLED, told, hint=hint, repeats=repeats)
         self._wake.set()
+
+
+def _entry_counts(timeline: int, entry: Entry, first_steps: Sequence[int]) -> bool:
+    """Whether an entry of the outer log leads to the present: a period that begins anew has equal leases again."""
+    if isinstance(entry, Cut):
+        return row_counts(timeline, entry.first_step, first_steps)
+    return checkpoint_counts(timeline, entry.after_step, first_steps)
 
 
 def starting_at(start: Checkpoint | None) -> dict[str, Any]:

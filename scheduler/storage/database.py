@@ -35,6 +35,8 @@ from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.job_record import JobRecord, JobTokens, Repeats
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
+from swarm.job.leases import Cut
+from swarm.job.outer_log import entry_of, line
 from swarm.text import counted, without_passwords
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
 from swarm.wire.messages import StateFile
@@ -91,7 +93,8 @@ _EVALUATIONS = table(
 )
 _FORKS = table("forks", _OF_TIMELINE, origin=sa.Integer, **of_type(sa.BigInteger, "version", "epoch"))
 _DRAINS = table("drains", {"peer": sa.Text}, incarnation=sa.BigInteger, reason=sa.Text)
-_SHARES = table("shares", _OF_TIMELINE | {"version": sa.BigInteger}, shares_json=sa.Text, epoch=sa.BigInteger)
+# As it was called while it had shares of each step; `version`: the number of a row on its timeline.
+_LEASES = table("shares", _OF_TIMELINE | {"version": sa.BigInteger}, shares_json=sa.Text, epoch=sa.BigInteger)
 _REMOVALS = table("removals", {"job": sa.String(40)}, checkpoint_dir=sa.Text)  # jobs that are listed no more
 _FOLDER = table("data_folder", {}, **of_type(sa.Text, "id", "place"))
 
@@ -102,15 +105,6 @@ class Drain:
 
     incarnation: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SharesRow:
-    """The shares of islands behind `version`, on a timeline of one of the islands that exchanged there."""
-
-    timeline: int
-    version: int
-    shares: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +202,6 @@ class Database:
         rows: Sequence[CommitRow],
         now_unix_s: float,
         forks: Sequence[Fork] = (),
-        shares: tuple[int, ...] = (),
     ) -> None:
         """The same for commit points of several islands, with what holds behind them: all of it, or nothing."""
         mine = {"job": job, "epoch": self.epoch}
@@ -221,18 +214,21 @@ class Database:
                 put_once(connection, _COMMITS, values | {"committed_unix_s": now_unix_s}, "epoch")
             for fork in forks:
                 put_once(connection, _FORKS, mine | asdict(fork), "epoch")
-            if shares:
-                behind = {"timeline": rows[0].timeline, "version": rows[0].step + 1, "shares_json": json.dumps(shares)}
-                put_once(connection, _SHARES, mine | behind, "epoch")
 
         await self.write(write, "commit")
 
-    async def shares(self, job: JobId) -> list[SharesRow]:
-        """The shares of a job's islands, in order of versions."""
-        query = sa.select(_SHARES).where(_SHARES.c.job == job).order_by(_SHARES.c.version)
-        return await self.read(
-            query, lambda row: SharesRow(row["timeline"], row["version"], tuple(json.loads(row["shares_json"])))
-        )
+    async def put_leases(self, job: JobId, timeline: int, number: int, cut: Cut) -> None:
+        """Write how leases were cut anew, the `number`th time on a timeline; writing it again changes nothing."""
+        row = {"job": job, "timeline": timeline, "version": number, "shares_json": line(cut), "epoch": self.epoch}
+        await self.write(lambda connection: put_once(connection, _LEASES, row, "epoch"), "commit")
+
+    async def leases(self, job: JobId, timeline: int) -> list[Cut]:
+        """How the leases of a job's islands were cut on a timeline, in order."""
+        of = _LEASES.c
+        query = sa.select(_LEASES).where(of.job == job, of.timeline == timeline).order_by(of.version)
+        found = await self.read(query, lambda row: json.loads(row["shares_json"]))
+        cuts = (entry_of(values) for values in found if isinstance(values, dict))  # lists: shares of earlier versions
+        return [cut for cut in cuts if isinstance(cut, Cut)]
 
     async def forks(self, job: JobId) -> list[Fork]:
         """The islands of a job that began as copies of others, oldest first."""
@@ -310,7 +306,7 @@ class Database:
 
     async def delete_rows(self, job: JobId) -> None:
         """Delete what the job committed and measured."""
-        tables = ((_COMMITS, "step"), (_FORKS, "version"), (_SHARES, "version"), (_EVALUATIONS, "version"))
+        tables = ((_COMMITS, "step"), (_FORKS, "version"), (_LEASES, "version"), (_EVALUATIONS, "version"))
         for found, at in tables:
             key = found.c.job == job
             first = sa.select(sa.func.min(found.c[at]).label("at")).where(key)

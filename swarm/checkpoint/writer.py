@@ -18,7 +18,7 @@ from swarm.checkpoint.storage import LATEST, MANIFEST, Sink, Storage
 from swarm.errors import CheckpointFailed, StorageError
 from swarm.hf import model_folder
 from swarm.job.course import PLAIN
-from swarm.job.outer_log import OUTER_LOG, OuterRecord, written
+from swarm.job.outer_log import OUTER_LOG, Entry, written
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
 from swarm.types import JobId
@@ -37,7 +37,7 @@ class Facts:
     loss: float
     tokens: int  # of all steps up to here
     optimizer: bool  # whether its state was written
-    outer_log: tuple[OuterRecord, ...] = ()  # of islands, if chance had a say
+    outer_log: tuple[Entry, ...] = ()  # of islands, if chance had a say
 
 
 class CheckpointWriter:

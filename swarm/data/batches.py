@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from swarm.errors import InvalidData
 from swarm.job.islands import island_spec
-from swarm.job.shares import Shares
+from swarm.job.leases import Leases
 from swarm.job.spec import JobSpec, TrainingSection
 from swarm.text import counted
 
@@ -145,7 +145,7 @@ class Batches:
         self._data = data
         microbatches = training.microbatches
         self._sequences = training.global_batch_sequences // microbatches
-        self._range_of: Callable[[int], range] = lambda portion: range(
+        self._numbers_of: Callable[[int], Sequence[int]] = lambda portion: range(
             portion * microbatches, (portion + 1) * microbatches
         )
         self._length = sequence_length
@@ -153,7 +153,7 @@ class Batches:
         self._seed = seed
         self._end_of_text = end_of_text
         self.samples, self.validation_samples = split_samples(data.tokens, sequence_length, validation_ratio)
-        self._counted: OrderedDict[int, NDArray[np.int64]] = OrderedDict()  # targets that count, by microbatch
+        self._counted: OrderedDict[Sequence[int], NDArray[np.int64]] = OrderedDict()  # targets that count, of each
 
     @classmethod
     def of_job(cls, spec: JobSpec, data: TokenData, end_of_text: int) -> Batches:
@@ -169,16 +169,16 @@ class Batches:
             validation_ratio=section.validation_ratio,
         )
 
-    def divided(self, shares: Shares) -> Batches:
-        """The same data, with portions as these shares say, whenever they are asked for."""
+    def leased(self, leases: Leases) -> Batches:
+        """The same data, with portions as these leases say, whenever they are asked for."""
         made = copy(self)
-        made._range_of, made._counted = shares.range_of, OrderedDict()
+        made._numbers_of, made._counted = leases.numbers, OrderedDict()
         return made
 
     # Training ----------------------------------------------------------------------------------------------------
 
     def sample_indexes(self, portion: int, microbatch: int) -> list[int]:
-        first = self._range_of(portion)[microbatch] * self._sequences
+        first = self._numbers_of(portion)[microbatch] * self._sequences
         return [self._sample(number) for number in range(first, first + self._sequences)]
 
     def microbatch(self, portion: int, microbatch: int) -> tuple[TokenIds, TokenIds]:
@@ -190,7 +190,7 @@ class Batches:
 
     def microbatches_of(self, portion: int) -> int:
         """How many microbatches make up a portion."""
-        return len(self._range_of(portion))
+        return len(self._numbers_of(portion))
 
     def tokens_of(self, portion: int) -> int:
         """Targets that count in a portion, at least 1: the divisor of its step's gradient and loss."""
@@ -205,8 +205,9 @@ class Batches:
 
     def _counts(self, portion: int) -> NDArray[np.int64]:
         """Those of the microbatches that were read, and -1: a step that is fed is counted on the way."""
-        if (known := self._counted.get(portion)) is None:
-            known = self._counted[portion] = np.full(self.microbatches_of(portion), -1, dtype=np.int64)
+        numbers = self._numbers_of(portion)  # a portion that is still to be trained may get others
+        if (known := self._counted.get(numbers)) is None:
+            known = self._counted[numbers] = np.full(len(numbers), -1, dtype=np.int64)
             if len(self._counted) > COUNTED_PORTIONS_MAX:
                 self._counted.popitem(last=False)
         return known

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from swarm.job.leases import Leases
 from swarm.job.outer import Rhythm
 from swarm.job.schedule import evaluation_due, version_of
-from swarm.job.shares import Shares
 
 TIMELINES_MAX = 1 << 14  # of a job; the lives of its islands are numbered above that
 
@@ -55,6 +55,10 @@ class Course:
     def microbatches(self, step: int, usual: int) -> int:
         """How many microbatches step `step` has, in a job that usually has this number."""
         return usual
+
+    def may_begin(self, step: int) -> bool:
+        """Whether a step that trains may begin, as far as its island's lease goes."""
+        return True
 
     def trained(self, version: int, usual: int) -> int:
         """How many microbatches the first `version` steps have."""
@@ -105,12 +109,10 @@ class IslandCourse:
     lease: int
     islands: int
     island: int
-    shares: Shares | None = field(default=None, compare=False)  # where they follow speed: portions are in turns of one
+    leases: Leases | None = field(default=None, compare=False)  # where they follow speed, and so have other sizes
 
     def at(self, step: int) -> InnerStep:
         """The portion and rate step of the island's inner step `step` (from 0)."""
-        if self.shares is not None:
-            return InnerStep(step * self.islands + self.island, rate_step=step)
         before = step - step % self.lease  # portions that each island had from earlier leases
         leased = min(self.lease, self.steps - before)
         return InnerStep(before * self.islands + self.island * leased + step - before, rate_step=step)
@@ -184,12 +186,16 @@ class OuterCourse(Course):
         return self.inner.at(self.inner_steps(step))
 
     def microbatches(self, step: int, usual: int) -> int:
-        shares = self.inner.shares
-        return usual if shares is None else shares.at(self.inner_steps(step))[self.inner.island]
+        leases = self.inner.leases
+        return usual if leases is None else leases.count(self.inner.island, self.inner_steps(step))
+
+    def may_begin(self, step: int) -> bool:
+        leases = self.inner.leases
+        return leases is None or leases.may_begin(self.inner.island, self.inner_steps(step))
 
     def trained(self, version: int, usual: int) -> int:
-        steps, shares = self.inner_steps(version), self.inner.shares
-        return steps * usual if shares is None else shares.trained(self.inner.island, steps)
+        steps, leases = self.inner_steps(version), self.inner.leases
+        return steps * usual if leases is None else leases.trained(self.inner.island, steps)
 
     def is_outer(self, step: int) -> bool:
         at = self._outer_before(step)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from swarm.errors import InvalidConfig
 from swarm.job.course import PLAIN, TIMELINES_MAX, Course, IslandCourse, OuterCourse, job_timeline_of
+from swarm.job.leases import Leases
 from swarm.job.outer import OuterPlan, OuterUpdate, Rhythm
-from swarm.job.shares import Shares
 from swarm.job.spec import JobSpec, TrustSection
 from swarm.limits import ISLANDS_IN_SWARM_MAX
 from swarm.text import counted
@@ -47,20 +47,24 @@ def most_islands(spec: JobSpec, islands: int) -> int:
     return next(able, 1)
 
 
-def shares_of(spec: JobSpec) -> Shares | None:
-    """The shares of a resolved spec's islands at the start, where they follow speed."""
-    return Shares(spec.island_count, spec.training.microbatches) if spec.islands.shares == "speed" else None
+def leases_of(spec: JobSpec) -> Leases | None:
+    """The leases of a resolved spec's islands at the start, where they follow speed."""
+    if spec.islands.shares != "speed":
+        return None
+    return Leases(spec.island_count, spec.training.microbatches, spec.training.steps, _period(spec))
 
 
-def courses(spec: JobSpec, shares: Shares | None = None) -> list[IslandCourse]:
+def courses(spec: JobSpec, leases: Leases | None = None) -> list[IslandCourse]:
     """The course of each island of a resolved spec. Islands lease the portions of one outer period at a time.
 
-    Without `shares` those at the start, where they follow speed: all but the size of portions follows from these.
+    Without `leases`, where they follow speed, the number of microbatches of a step is not known.
     """
-    shares = shares or shares_of(spec)
-    lease = spec.outer.every_steps if spec.outer.every_steps != "auto" else spec.training.steps
     count = spec.island_count
-    return [IslandCourse(spec.training.steps, lease, count, island, shares) for island in range(count)]
+    return [IslandCourse(spec.training.steps, _period(spec), count, island, leases) for island in range(count)]
+
+
+def _period(spec: JobSpec) -> int:
+    return spec.outer.every_steps if spec.outer.every_steps != "auto" else spec.training.steps
 
 
 def outer_plan(spec: JobSpec) -> OuterPlan:
@@ -73,11 +77,11 @@ def outer_plan(spec: JobSpec) -> OuterPlan:
     return OuterPlan(rhythm, outer["mixing"], update, outer["threshold"])
 
 
-def outer_courses(spec: JobSpec, shares: Shares | None = None) -> list[OuterCourse]:
+def outer_courses(spec: JobSpec, leases: Leases | None = None) -> list[OuterCourse]:
     """All steps of each island of a resolved spec with outer steps."""
     plan, rhythm, is_plain = outer_plan(spec), outer_plan(spec).rhythm, spec.averaging.mode == "diloco"
     streams = not is_plain or rhythm.fragments > 1 or rhythm.overlap_steps + plan.mixing > 0
-    return [OuterCourse(inner, rhythm.fragments, rhythm.overlap_steps, streams) for inner in courses(spec, shares)]
+    return [OuterCourse(inner, rhythm.fragments, rhythm.overlap_steps, streams) for inner in courses(spec, leases)]
 
 
 def course_of(spec: JobSpec, timeline: int) -> Course:

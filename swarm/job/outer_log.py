@@ -1,13 +1,15 @@
-"""What chance had a say in between islands: which of them took part in an exchange, and which began anew behind it.
+"""What chance had a say in between islands: which of them took part in an exchange, which began anew behind it, and who
+trained what.
 
 The job file alone says when islands exchange. If one was lost, the weights depend on where; with this log one process
-repeats the bits (`swarm train-local --outer-log`). It has a line for each exchange that was not like the others:
+repeats the bits (`swarm train-local --outer-log`). It has a line for each exchange that was not like the others, and,
+where leases follow speed (swarm/job/leases.py), for each time that they were cut anew:
 
     {"after_step": 100, "islands": [0], "begins": {}}           island 1 was lost: its last 50 steps do not count
     {"after_step": 150, "islands": [0], "begins": {"1": 0}}     island 1 begins as a copy of island 0
+    {"from_step": {"0": 163, "1": 158}, "leases": {"0": [[2496, 2710]], "1": [[2710, 2800]]}}
+                                     from its step 163 on, up to the end of the period, island 0 trains these 214
 
-Where shares follow speed (swarm/job/shares.py), a line says those behind it, unless they are equal: "shares": [6, 2].
-Those of ten steps with 8 microbatches sum to 80: "shares": [61, 19].
 With several fragments a line names the one that was exchanged, if it is not the first.
 
 Pure values; standard library only. Decision: docs/decisions/090.
@@ -16,11 +18,13 @@ Pure values; standard library only. Decision: docs/decisions/090.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from swarm.errors import InvalidConfig
-from swarm.job.shares import divides
+from swarm.job.leases import Cut, Leases
+from swarm.text import counted
 
 OUTER_LOG = "outer-log.jsonl"
 
@@ -34,49 +38,70 @@ class OuterRecord:
     islands: tuple[int, ...]
     begins: Mapping[int, int] = field(default_factory=dict)
     fragment: int = 0
-    shares: tuple[int, ...] = ()  # of each island in the steps behind it; equal ones if left out
 
 
-def written(log: Iterable[OuterRecord]) -> bytes:
+Entry: TypeAlias = OuterRecord | Cut
+
+
+def written(log: Iterable[Entry]) -> bytes:
     """The log as a file."""
-    lines = [
-        {
-            "after_step": record.after_step,
-            **({"fragment": record.fragment} if record.fragment else {}),
-            "islands": list(record.islands),
-            "begins": {str(k): v for k, v in record.begins.items()},
-            **({"shares": list(record.shares)} if record.shares else {}),
+    return "".join(line(entry) + "\n" for entry in log).encode()
+
+
+def line(entry: Entry) -> str:
+    """A line of the log; its numbers of islands are texts, as JSON has it."""
+    if isinstance(entry, Cut):
+        return json.dumps({"from_step": entry.from_step, "leases": entry.leases})
+    fragment = {"fragment": entry.fragment} if entry.fragment else {}
+    islands = {"islands": entry.islands, "begins": entry.begins}
+    return json.dumps({"after_step": entry.after_step} | fragment | islands)
+
+
+def entry_of(values: Any) -> Entry:
+    """What a line says; ValueError, TypeError, KeyError, AttributeError or OverflowError if that is nothing."""
+    if "from_step" in values:
+        from_step = {int(island): int(step) for island, step in values["from_step"].items()}
+        leases = {
+            int(island): tuple((int(first), int(end)) for first, end in ranges)
+            for island, ranges in values["leases"].items()
         }
-        for record in log
-    ]
-    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+        return Cut(from_step, leases)
+    begins = {int(island): int(origin) for island, origin in values["begins"].items()}
+    islands, fragment = tuple(map(int, values["islands"])), int(values.get("fragment", 0))
+    return OuterRecord(int(values["after_step"]), islands, begins, fragment)
 
 
-def read(content: bytes) -> tuple[OuterRecord, ...]:
+def read(content: bytes) -> tuple[Entry, ...]:
     """The log in a file; InvalidConfig names the line that is wrong."""
-    records = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    entries = list[Entry]()
+    for number, text in enumerate(content.splitlines(), start=1):
         try:
-            values = json.loads(line)
-            begins = {int(island): int(origin) for island, origin in values["begins"].items()}
-            islands, fragment = tuple(map(int, values["islands"])), int(values.get("fragment", 0))
-            shares = tuple(map(int, values.get("shares", ())))
-            record = OuterRecord(int(values["after_step"]), islands, begins, fragment, shares)
+            values = json.loads(text)
+            entries.append(entry_of(values))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             raise InvalidConfig(f"line {number} of the outer log cannot be read", hint=_HINT) from None
-        records.append(record)
-    return tuple(records)
+        if "shares" in values:
+            told = f"line {number} of the outer log has shares of each step, which an earlier version of swarm cut"
+            raise InvalidConfig(told, hint="repeat the job with that version")
+    return tuple(entries)
 
 
 class TookPart:
     """Which islands took part in which exchange; exchanges that the log does not name had all of them."""
 
     def __init__(
-        self, log: Iterable[OuterRecord], islands: int, exchanges: Iterable[tuple[int, int]], microbatches: int = 0
+        self,
+        log: Iterable[Entry],
+        islands: int,
+        exchanges: Iterable[tuple[int, int]],
+        leases: Leases | None = None,
     ) -> None:
-        """`exchanges`, in order: after which inner step, and of which fragment; `microbatches`: of a step, if shares
-        follow speed. InvalidConfig if no job can have had this log."""
-        self._records = {(record.after_step, record.fragment): record for record in log}
+        """`exchanges`, in order: after which inner step, and of which fragment; `leases`: where they follow speed; they
+        are cut as the log says. InvalidConfig if no job can have had this log."""
+        entries = tuple(log)
+        self._records = {
+            (entry.after_step, entry.fragment): entry for entry in entries if isinstance(entry, OuterRecord)
+        }
         self._exchanges = list(exchanges)
         self._all = tuple(range(islands))
         present, found = set(self._all), set()
@@ -88,15 +113,12 @@ class TookPart:
             if not is_possible or not set(one.begins.values()) <= took_part or not began <= {*self._all} - took_part:
                 raise self._unfit(at[0])
             present = took_part | began
-            if one.shares and not _divides(one.shares, present, islands, microbatches):
-                raise self._unfit(at[0])
         if others := sorted(self._records.keys() - found):
             raise self._unfit(others[0][0])
-
-    def shares(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """From which inner step on which shares hold, in order; without any they are equal."""
-        for after_step, fragment in self._exchanges:
-            yield after_step, self._record(after_step, fragment).shares
+        for cut in (entry for entry in entries if isinstance(entry, Cut)):
+            if leases is None or not leases.fits(cut):
+                raise unfit(f"no such job with {counted(islands, 'island')} can have had the leases {line(cut)}")
+            leases.cut(cut)
 
     def islands(self, step: int) -> tuple[int, ...]:
         """Those whose inner step `step` (from 0) counts."""
@@ -115,14 +137,12 @@ class TookPart:
         return self._records.get((after_step, fragment)) or OuterRecord(after_step, self._all)
 
     def _unfit(self, after_step: int) -> InvalidConfig:
-        told = f"no job with {len(self._all)} islands can have exchanged like that after step {after_step}"
-        return InvalidConfig(f"the outer log does not fit: {told}", hint=_HINT)
+        return unfit(f"no job with {len(self._all)} islands can have exchanged like that after step {after_step}")
 
 
-def _divides(shares: Sequence[int], present: Collection[int], islands: int, microbatches: int) -> bool:
-    """Whether the islands at work, and no others, share the microbatches of steps."""
-    having = {island for island, share in enumerate(shares) if share}
-    return len(shares) == islands and having == set(present) and microbatches > 0 and divides(shares, microbatches)
+def unfit(told: str) -> InvalidConfig:
+    """The log is another job's."""
+    return InvalidConfig(f"the outer log does not fit: {told}", hint=_HINT)
 
 
 _HINT = (

@@ -21,7 +21,7 @@ with quiet_start():
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, look_at_model
     from swarm.job.islands import check_speeds
-    from swarm.job.outer_log import OuterRecord, read
+    from swarm.job.outer_log import Entry, read
     from swarm.job.spec import load_job
     from swarm.process.lifecycle import fail
 
@@ -107,7 +107,7 @@ def main() -> None:
         fail(error)
 
 
-def _log(file: Path) -> tuple[OuterRecord, ...]:
+def _log(file: Path) -> tuple[Entry, ...]:
     try:
         if file.exists() and not file.is_file():  # a device or a pipe might not end
             raise UsageError(f"--outer-log {file}: it is no regular file")

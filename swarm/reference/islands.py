@@ -9,15 +9,14 @@ weights like any other, so graphs and older buffers are treated as behind an inn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 
 from torch import Tensor
 
 from swarm.errors import InvalidConfig
 from swarm.job.islands import courses, outer_courses, outer_plan
+from swarm.job.leases import Cut, Leases, fill
 from swarm.job.outer import REPLACE, fragment_of
-from swarm.job.outer_log import OuterRecord, TookPart
-from swarm.job.shares import Shares, next_shares
+from swarm.job.outer_log import Entry, TookPart, unfit
 from swarm.job.spec import JobSpec
 from swarm.model.families import stored_name
 from swarm.model.islands.outer import Merge, compose
@@ -25,34 +24,36 @@ from swarm.model.stage import Stage
 from swarm.model.state import place_of
 
 
-def took_part(spec: JobSpec, log: Iterable[OuterRecord], first_step: int) -> TookPart:
+def took_part(spec: JobSpec, log: Sequence[Entry], first_step: int, leases: Leases | None) -> TookPart:
     """Which islands take part in which inner steps from `first_step` on, as the log of a swarm says; InvalidConfig.
 
-    Steps that an island of the swarm made, and that did not count, are not made here.
+    `leases`, where they follow speed, are cut as it says. Steps that an island of the swarm made, and that did not
+    count, are not made here.
     """
     if not spec.has_outer_steps:
         if tuple(log):
             raise InvalidConfig("an outer log is of a job with islands", hint="leave it out")
         return TookPart((), 1, [(spec.training.steps, 0)])
-    exchanges = [
-        (exchange.behind, exchange.fragment)
-        for exchange in outer_courses(spec)[0].outer
-        if exchange.behind > first_step
-    ]
-    microbatches = 0 if spec.islands.shares == "equal" else spec.training.microbatches
-    return TookPart(
-        [record for record in log if record.after_step > first_step], spec.island_count, exchanges, microbatches
-    )
+    exchanges = [(outer.behind, outer.fragment) for outer in outer_courses(spec)[0].outer if outer.behind > first_step]
+    newer = [entry for entry in log if isinstance(entry, Cut) or entry.after_step > first_step]
+    found = TookPart(newer, spec.island_count, exchanges, leases)
+    if leases is not None and newer:
+        for step in range(first_step, spec.training.steps):
+            for island in found.islands(step):
+                if not leases.count(island, step):
+                    raise unfit(f"island {island} has no microbatch to train in step {step}")
+    return found
 
 
-def divide(shares: Shares, exchanges: TookPart, speeds: Sequence[float]) -> None:
-    """Enter the shares of a whole job: the log's, or shares that fit the speeds."""
-    for (step, logged), (following, _) in pairwise(exchanges.shares()):
-        if speeds:
-            now, every = shares.of_cycle(step), range(shares.islands)
-            seconds = {island: now[island] / speeds[island] for island in every}
-            logged = next_shares(every, now, seconds, shares.microbatches, max(1, following - step))
-        shares.begin(step, logged or shares.equal)
+def lease_by(speeds: Sequence[float], leases: Leases, steps: int) -> None:
+    """Cut the leases of a job of so many steps as these speeds of its islands ask for, behind its first period."""
+    first = leases.period(0).stop
+    for start in range(first, steps, first):
+        few = len(leases.period(start))
+        parts = fill(
+            few * leases.microbatches, {n: (0.0, speed, few, 1) for n, speed in enumerate(speeds)}, leases.microbatches
+        )
+        leases.cut(leases.anew(dict.fromkeys(parts, start), parts))
 
 
 def tokens_before(spec: JobSpec, tokens_of: Callable[[int], int], first_step: int) -> list[tuple[int, dict[int, int]]]:

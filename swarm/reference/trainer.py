@@ -31,8 +31,8 @@ from swarm.errors import InvalidConfig, JobFailed, NotAllowed, OutOfMemory
 from swarm.hf import model_folder
 from swarm.hf.placing import begin, put_in_place
 from swarm.job.course import PLAIN, Course, InnerStep
-from swarm.job.islands import check_speeds, course_of, courses, island_spec, shares_of
-from swarm.job.outer_log import OuterRecord
+from swarm.job.islands import check_speeds, course_of, courses, island_spec, leases_of
+from swarm.job.outer_log import Entry
 from swarm.job.partition import unit_names
 from swarm.job.resolve import lighter
 from swarm.job.schedule import (
@@ -54,7 +54,7 @@ from swarm.model.state import parameter_hashes, read_initial, weights_file
 from swarm.process.cores import cores
 from swarm.process.temporary import temporary_folder
 from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
-from swarm.reference.islands import ReferenceOuterSteps, begin_anew, divide, tokens_before, took_part
+from swarm.reference.islands import ReferenceOuterSteps, begin_anew, lease_by, tokens_before, took_part
 from swarm.text import counted
 from swarm.types import Direction, Microbatch, UnitName
 
@@ -110,14 +110,14 @@ def train_local(
     on_evaluation: OnEvaluation | None = None,
     on_commit: OnCommit | None = None,
     start: Checkpoint | None = None,
-    log: Sequence[OuterRecord] = (),
+    log: Sequence[Entry] = (),
     speeds: Sequence[float] = (),
 ) -> Trained:
     """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
 
     With outer steps, `islands.count` islands take turns, and the losses are over all. With the `log` of a swarm
-    (InvalidConfig if it does not fit) islands are left out, and begin as copies of others, as they did there. From
-    the first exchange on, shares that follow speed do so by `speeds`: the inner steps per second of each island.
+    (InvalidConfig if it does not fit) islands are left out, begin as copies of others, and train what they trained
+    there. Behind the first period leases that follow speed do so by `speeds`: inner steps per second, of each island.
 
     `on_commit` may look at the stages of all islands after each step. JobFailed if a step is not finite and
     `limits.on_nonfinite` is "fail", or too many of an island were in a row; with "pause" after `on_commit`, with diloco
@@ -131,12 +131,13 @@ def train_local(
     else:
         islands = islands_from(start, spec, device)
     first_step, stages = 0 if start is None else start.step, islands[0]
-    exchanges = took_part(spec, log, first_step)
+    exchanges = took_part(spec, log, first_step, leases := leases_of(spec))
     if spec.model.compile and (fault := compile_layers([stage for island in islands for stage in island], spec)):
         _say(f"layers are not compiled: {fault}")
-    if (shares := shares_of(spec)) is not None:
-        batches = batches.divided(shares)
-        divide(shares, exchanges, speeds)
+    if leases is not None:
+        batches = batches.leased(leases)
+        if speeds:
+            lease_by(speeds, leases, spec.training.steps)
     outer, course = None, course_of(spec, 0)
     if spec.has_outer_steps:
         outer = ReferenceOuterSteps(spec, islands, tokens_before(spec, batches.tokens_of, first_step))
@@ -384,7 +385,7 @@ def train_and_save(
     device: str,
     threads: int | None,
     start: Checkpoint | None = None,
-    log: Sequence[OuterRecord] = (),
+    log: Sequence[Entry] = (),
     speeds: Sequence[float] = (),
 ) -> str:
     """Tokenise, train (from `start`, if given), write the model folder, report on stderr; returns the weights' sha256.

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from swarm.job.leases import Cut
 from tests.simulation.engine.islands import (
     CHECKERS,
     Asked,
@@ -31,13 +32,14 @@ from tests.simulation.engine.islands import (
     exchanges,
     faults,
     islands_together,
+    leases_of,
+    leases_tile,
     microbatches_once,
     outer_weights_equal,
     play,
     portions_once,
     row_before_merge,
     rows_in_order,
-    shares_divide,
     spans_tile,
     stops_in_time,
     succeeds,
@@ -74,8 +76,8 @@ def epochs(history: History) -> set[int]:
     return {record.round.epoch for record in history if isinstance(record, Composed)}
 
 
-def shares(history: History) -> list[tuple[int, ...]]:
-    return [record.shares for record in history if isinstance(record, Rows) and record.shares]
+def cuts(history: History) -> list[Cut]:
+    return [one.cut for one in history if isinstance(one, Rows) and one.cut is not None]
 
 
 def test_replicas_die_exchanges_are_repeated_and_schedulers_restarted() -> None:
@@ -123,17 +125,17 @@ def test_lost_sites_come_back_where_stage_servers_start_there(name: str) -> None
     assert not any(begun_anew(played(alone, seed)) for seed in seeds(4, 0))
 
 
-def test_shares_change_and_a_lost_island_has_none() -> None:
-    found = [share for history in histories("divided-losing") for share in shares(history)]
-    assert len(set(found)) > 3
-    assert any(0 in one for one in found)
-    assert any(sum(one) > PLAYS["divided-losing"].shape.microbatches for one in found), "of more than one step"
+def test_leases_are_cut_anew_amid_a_period_and_a_lost_island_has_none() -> None:
+    found = [one for history in histories("divided-losing") for one in cuts(history) if one.leases]
+    lease = PLAYS["divided-losing"].shape.lease
+    assert any(step % lease for one in found for step in one.from_step.values())
+    assert any(() in one.leases.values() for one in found)
 
 
-def test_a_slow_island_trains_less_of_each_step_where_shares_follow_speed() -> None:
+def test_a_slow_island_trains_less_of_each_step_where_leases_follow_speed() -> None:
     shape = replace(by_speed(PLAYS["slow"].shape), deaths=0, failures=0, restarts=0)
-    plays = [shares(play(shape, seed))[-1] for seed in seeds(8, 0, 1, 2)]
-    assert 2 * sum(first > second for first, second in plays) > len(plays)
+    plays = [leases_of(shape, cuts(play(shape, seed))) for seed in seeds(8, 0, 1, 2)]
+    assert 2 * sum(one.trained(0, shape.steps) > one.trained(1, shape.steps) for one in plays) > len(plays)
 
 
 # Doctored histories --------------------------------------------------------------------------------------------------
@@ -266,17 +268,25 @@ def one_too_many(history: History) -> History:
     return [*history[:at], replace(first, index=99), *history[at:]]
 
 
-def shares_forgotten(history: History) -> History:
-    return [replace(record, shares=()) if isinstance(record, Rows) else record for record in history]
+def leases_forgotten(history: History) -> History:
+    return [replace(one, cut=None) if isinstance(one, Rows) else one for one in history]
 
 
-def shares_too_large(history: History) -> History:
-    return [
-        replace(record, shares=(record.shares[0] + 1, *record.shares[1:]))
-        if isinstance(record, Rows) and record.shares
-        else record
-        for record in history
-    ]
+def leases_late(history: History) -> History:
+    """Leases were used before they were durable."""
+    at = next(n for n, one in enumerate(history) if isinstance(one, Rows) and one.cut is not None)
+    later = next(n for n in range(at, len(history)) if isinstance(history[n], Computed)) + 1
+    return [*history[:at], *history[at + 1 : later], history[at], *history[later:]]
+
+
+def leases_too_large(history: History) -> History:
+    """An island trains a microbatch more than there is."""
+    at, one = next((n, one) for n, one in enumerate(history) if isinstance(one, Rows) and one.cut and one.cut.leases)
+    assert isinstance(one, Rows)
+    assert one.cut is not None
+    (*others, (first, end)) = one.cut.leases[0]
+    cut = replace(one.cut, leases={**one.cut.leases, 0: (*others, (first, end + 1))})
+    return [*history[:at], replace(one, cut=cut), *history[at + 1 :]]
 
 
 LOSING = Shape(replicas=3, steps=9)
@@ -317,10 +327,11 @@ DOCTORED: list[tuple[tuple[str, ...], Checker, Doctor]] = [
     (LOST, portions_once, lost_island_counts),
     (LOST, row_before_merge, lost_island_merges),
     (LOST, checkpoints_level, lost_island_has_a_part),
-    (DIVIDED, shares_divide, a_microbatch_is_missing),
-    (DIVIDED, shares_divide, one_too_many),
-    (DIVIDED, shares_divide, shares_forgotten),
-    (DIVIDED, shares_divide, shares_too_large),
+    (DIVIDED, leases_tile, a_microbatch_is_missing),
+    (DIVIDED, leases_tile, one_too_many),
+    (DIVIDED, leases_tile, leases_forgotten),
+    (DIVIDED, leases_tile, leases_late),
+    (DIVIDED, leases_tile, leases_too_large),
 ]
 
 

@@ -10,7 +10,8 @@ from scheduler.jobs.job import Job
 from swarm.checkpoint.reader import Checkpoint
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.islands import outer_courses
-from swarm.job.outer_log import OUTER_LOG, OuterRecord, TookPart, read
+from swarm.job.leases import Cut
+from swarm.job.outer_log import OUTER_LOG, Entry, OuterRecord, TookPart, read
 from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec
 from swarm.types import JobState, PeerId
@@ -93,7 +94,7 @@ def check(job: Job, expected: Reference) -> None:
     assert job.newest.step == len(expected.losses)
 
 
-def tokens_that_count(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord]) -> int:
+def tokens_that_count(spec: JobSpec, tokens: Tokens, log: Sequence[Entry]) -> int:
     """The tokens of all steps whose islands took part in the exchange behind them, with equal shares."""
     first, *_ = paths = outer_courses(spec)
     exchanges = [(merge.behind, merge.fragment) for merge in first.outer]
@@ -137,8 +138,16 @@ def peers_of(job: Job, island: int) -> list[PeerId]:
     return [peer for peer, place in sorted(job.record.peers.items()) if place == island * len(job.spec.pipeline.split)]
 
 
-def log_of(job: Job) -> tuple[OuterRecord, ...]:
+def log_of(job: Job) -> tuple[Entry, ...]:
     """What became of the islands, as the newest checkpoint says."""
     assert job.newest is not None
     with job.newest.open(f"model/{OUTER_LOG}") as file:
         return read(file.read())
+
+
+def exchanges_of(log: Sequence[Entry]) -> list[OuterRecord]:
+    return [one for one in log if isinstance(one, OuterRecord)]
+
+
+def cuts_of(log: Sequence[Entry]) -> list[Cut]:
+    return [one for one in log if isinstance(one, Cut)]

@@ -22,7 +22,7 @@ import torch
 
 import swarm
 from swarm.checkpoint.reader import Checkpoint
-from swarm.job.outer_log import OuterRecord, written
+from swarm.job.outer_log import Entry, written
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import EvaluationReport, train_local
 from tests.support.simulated import Tokens
@@ -41,9 +41,7 @@ class Reference:
     evaluations: tuple[EvaluationReport, ...]
 
 
-def reference(
-    spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord] = (), start: Checkpoint | None = None
-) -> Reference:
+def reference(spec: JobSpec, tokens: Tokens, log: Sequence[Entry] = (), start: Checkpoint | None = None) -> Reference:
     """What one process makes of a resolved spec, as `train_local` has it.
 
     Jobs that begin with files of somebody else are trained each time: their names do not say what is in them.
@@ -58,12 +56,12 @@ def reference(
     return Reference(tuple(values["losses"]), values["sha256"], evaluations)
 
 
-def _trained(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord], start: Checkpoint | None) -> Reference:
+def _trained(spec: JobSpec, tokens: Tokens, log: Sequence[Entry], start: Checkpoint | None) -> Reference:
     trained = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), log=log, start=start)
     return Reference(trained.losses, trained.sha256, trained.evaluations)
 
 
-def _key(spec: JobSpec, tokens: Tokens, log: Sequence[OuterRecord]) -> str:
+def _key(spec: JobSpec, tokens: Tokens, log: Sequence[Entry]) -> str:
     manifest = tokens.manifest
     anywhere = spec.having("data", source="")
     parts = [

@@ -93,6 +93,8 @@ class IslandStanding:
     share: tuple[int, int] | None = None  # of the microbatches of a step, where shares follow speed: so many of all
     state: IslandState = IslandState.TRAINING
     waited_s: Mapping[IslandState, float] = field(default_factory=dict)  # at exchanges so far, in which state
+    relief: str = ""  # what was done in this period, since it fell behind
+    relieved: int = 0  # microbatches that others train in its place, so far
 
     @property
     def is_lost(self) -> bool:
@@ -280,7 +282,7 @@ def _island(one: IslandStanding) -> Fact:
     topic = f"island {one.number}"
     if one.is_lost:
         return fact(topic, one.waiting_for, island=one.number)
-    text = "; ".join([made, one.waiting_for, who])
+    text = "; ".join(filter(None, [made, one.waiting_for, one.relief, who]))
     return fact(topic, text, island=one.number, step=one.steps, exchanges=one.exchanges)
 
 

@@ -31,6 +31,7 @@ from scheduler.brain.islands.checkpoints import Gone, JointCheckpoints, Saving
 from scheduler.brain.islands.exchange import OuterSteps, islands_to_evict
 from scheduler.brain.islands.forks import Division, Divisions
 from scheduler.brain.islands.guests import Guests
+from scheduler.brain.islands.pacing import Pacing
 from scheduler.brain.islands.roster import OuterDigests, Roster, states
 from scheduler.brain.islands.rows import evaluation_of, numbers
 from scheduler.brain.job import JobBrain
@@ -41,7 +42,6 @@ from scheduler.brain.state.brain_state import Mode
 from swarm.errors import ReplicaDiverged
 from swarm.job.course import OuterCourse
 from swarm.job.placement import Candidate
-from swarm.job.shares import Shares, next_shares
 from swarm.types import Decision, Direction, IslandState, JobState, PeerId
 from swarm.wire.messages import Averaged, Commit, Event, Hello, LoadStage, Release, RoundFailed, SaveStage
 
@@ -52,7 +52,7 @@ class IslandsBrain:
     def __init__(
         self, settings: Sequence[BrainSettings], courses: Sequence[OuterCourse], rng: Random, least: int = 1
     ) -> None:
-        """`least`: with fewer islands at work the job stalls. Shares that follow speed come with `courses`."""
+        """`least`: with fewer islands at work the job stalls. Leases that follow speed come with `courses`."""
         self.settings = settings[0]
         self.courses = tuple(courses)
         islands = [
@@ -65,7 +65,7 @@ class IslandsBrain:
         self._guests = Guests()
         self._evaluator = 0  # the island that evaluates
         self._outer = OuterSteps(self.settings, self._roster)
-        self._pacing = Pacing(self._roster, self.courses[0].inner.shares)
+        self._pacing = Pacing(self._roster, self.courses[0].inner.leases)
         self._outer_weights = OuterDigests(self.courses)
         self._checkpoints = JointCheckpoints()
         self._asked: inputs.Stop | None = None  # to stop, and islands were not told yet
@@ -92,6 +92,8 @@ class IslandsBrain:
             decided += self._exchange(now_s)
         if not self.is_over and self._asked is not None:
             decided += self._stop(self._asked, now_s)
+        if not self.is_over:
+            decided += self._pacing.look(self._divisions, now_s)
         if not self.is_over and self._finished.issuperset(self.present):
             decided += self._end(Finish(), "finished", now_s)
         return decided
@@ -100,8 +102,10 @@ class IslandsBrain:
         match happened:
             case inputs.EachIsland():
                 return self._begin(happened, now_s)
+            case inputs.RowsDurable(shares=[cut]):
+                self._pacing.durable(cut)
+                return self._tell_all(inputs.Tick(), now_s)
             case inputs.RowsDurable(rows=rows):
-                self._pacing.durable(rows, now_s)
                 durable = [(row.timeline % len(self._roster.islands), inputs.RowDurable(row.step)) for row in rows]
                 durable.sort(key=lambda one: self._checkpoints.waits(one[0]))  # first those whose checkpoint is open
                 decided = [output for island, row in durable for output in self._tell(island, row, now_s)]
@@ -206,7 +210,7 @@ class IslandsBrain:
 
     def situation(self, now_s: float) -> Situation:
         """All islands as one situation, with the reason why each waits."""
-        return situation_of(self._roster, self._outer, self.waiting_for(), now_s)
+        return situation_of(self._roster, self._outer, self._pacing, self.waiting_for(), now_s)
 
     def waiting_for(self) -> str:
         """The reason why the job waits, for a person."""
@@ -427,8 +431,7 @@ class IslandsBrain:
         assert len(rows) == len(self.present), "each island at work commits the outer step"
         decided += self._divide(exchanged.step, now_s)
         forks = tuple(division.fork for division in self._divisions)
-        shares = self._pacing.decide(exchanged.step, self._divisions)
-        return [*decided, outputs.WriteRows(tuple(rows), forks, shares, self._outer.took_s)]
+        return [*decided, outputs.WriteRows(tuple(rows), forks, exchange_s=self._outer.took_s)]
 
     def _receive(self, now_s: float) -> list[Output]:
         """Let guests fetch the state before an exchange after which islands may begin."""
@@ -527,57 +530,11 @@ def of_job(output: Output, island: int, roster: Roster, envoys: set[PeerId]) -> 
             return output
 
 
-class Pacing:
-    """The share of each island in the steps after an outer step, where shares follow speed (swarm/job/shares.py).
-
-        rows of an outer step are durable: all begin ──inner steps──▶ each comes to the next outer step: that took it
-            ──exchanged──▶ the next shares, durable with the rows of that outer step
-
-    The time of an island is measured anew between any two outer steps. `shares` belongs to the courses of all islands;
-    None: shares stay equal.
-    """
-
-    def __init__(self, roster: Roster, shares: Shares | None) -> None:
-        self._roster, self._shares = roster, shares
-        self._began_s: float | None = None  # when the rows of the newest outer step were durable, if that was seen
-        self._took_s: dict[int, float] = {}  # from there to the next outer step, by island
-        self._next: tuple[int, ...] = ()
-
-    def note(self, now_s: float) -> None:
-        """Record which islands have come to the outer step."""
-        if self._shares is None or self._began_s is None:
-            return
-        for island, brain in self._roster.at_work().items():
-            if brain.outer_step is not None and now_s > self._began_s:
-                self._took_s.setdefault(island, now_s - self._began_s)
-
-    def decide(self, step: int, divisions: Iterable[Division]) -> tuple[int, ...]:
-        """The shares after the outer step `step`, which was just exchanged; islands that begin there have one."""
-        if self._shares is None:
-            return ()
-        course = self._roster.courses[0]
-        newest, following = self._shares.of_cycle(course.inner.steps), course.next_outer(step + 1)
-        steps = max(1, following.behind - course.inner_steps(step)) if following is not None else 1
-        begin = [division.island for division in divisions]
-        able = sorted({*self._roster.present, *begin})
-        took_s = {island: took_s for island, took_s in self._took_s.items() if island not in begin}  # by another life
-        self._next = next_shares(able, newest, took_s, self._shares.microbatches, steps)
-        return self._next
-
-    def durable(self, rows: Sequence[CommitRow], now_s: float) -> None:
-        """Apply the decided shares if these rows are of an outer step."""
-        course = self._roster.courses[0]
-        if self._shares is None or not self._next or not course.is_outer(rows[0].step):
-            return
-        self._shares.begin(course.inner_steps(rows[0].step), self._next)
-        self._next, self._began_s, self._took_s = (), now_s, {}
-
-
 REJOINS = "begins anew behind an exchange, once its site has a stage server for each stage, or another island has two"
 
 
-def situation_of(roster: Roster, outer: OuterSteps, waiting_for: str, now_s: float) -> Situation:
-    """The islands at work as one situation, and why others are lost."""
+def situation_of(roster: Roster, outer: OuterSteps, pacing: Pacing, waiting_for: str, now_s: float) -> Situation:
+    """The islands at work as one situation, with what was done for those that fell behind, and why others are lost."""
     islands, courses, state = roster.at_work(), roster.courses, states(roster)
     of = {number: brain.situation(now_s) for number, brain in islands.items()}
     standings = [
@@ -592,6 +549,8 @@ def situation_of(roster: Roster, outer: OuterSteps, waiting_for: str, now_s: flo
             _share(courses[number], brain.agreed),
             state[number],
             outer.waits.of(number, now_s),
+            pacing.relief.get(number, ""),
+            pacing.relieved[number],
         )
         for number, brain in islands.items()
     ]
@@ -600,6 +559,7 @@ def situation_of(roster: Roster, outer: OuterSteps, waiting_for: str, now_s: flo
             *(number, 0, 0, (), f"lost: {why}; {REJOINS}"),
             state=IslandState.LOST,
             waited_s=outer.waits.of(number, now_s),
+            relieved=pacing.relieved[number],
         )
         for number, why in roster.lost.items()
     ]
@@ -643,9 +603,11 @@ def story_of(islands: Sequence[JobBrain], courses: Sequence[OuterCourse], step: 
 
 
 def _share(course: OuterCourse, version: int) -> tuple[int, int] | None:
-    """The island's share of the step after a version, where shares follow speed."""
-    shares, island = course.inner.shares, course.inner.island
-    return None if shares is None else (shares.at(course.inner_steps(version))[island], shares.microbatches)
+    """The microbatches that an island trains in the step after a version, where leases follow speed, and all of it."""
+    leases = course.inner.leases
+    if leases is None:
+        return None
+    return leases.count(course.inner.island, course.inner_steps(version)), leases.microbatches
 
 
 def _checkpoint(parts: Sequence[OpenCheckpoint], course: OuterCourse) -> OpenCheckpoint | None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from scheduler.brain.explain.step_times import StepTimes
 from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
 from swarm.job.course import Course, OuterCourse, job_timeline_of
-from swarm.job.outer_log import OuterRecord
+from swarm.job.leases import Cut
+from swarm.job.outer_log import Entry, OuterRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,20 @@ class Rows:
 
     def __init__(self, timeline: int, courses: Sequence[OuterCourse]) -> None:
         self.timeline = timeline
-        self.log: list[OuterRecord] = []  # outer steps without all islands, or behind which one began anew
-        self.shares: list[tuple[int, tuple[int, ...]]] = []  # where they follow speed: from which inner step which hold
+        self.log: list[Entry] = []  # outer steps without all islands, or behind which one began anew; unequal leases
+        self.cuts: list[Cut] = []  # of leases, where they follow speed
         self._courses = courses
         self._open: dict[int, dict[int, CommitRow]] = {}  # by inner step and island
         self._told: dict[int, int] = {}  # tokens by island, since the newest outer step
 
-    def take(
-        self, rows: Sequence[CommitRow], forks: Iterable[Fork], present: Collection[int], shares: tuple[int, ...] = ()
-    ) -> Told:
-        """Take in rows that became durable together; `present` are the islands at work, `shares` those behind them."""
+    def lease(self, cut: Cut) -> None:
+        """Leases were cut anew, or left as they are for one more period."""
+        self.cuts.append(cut)
+        if cut.leases:
+            self.log.append(cut)
+
+    def take(self, rows: Sequence[CommitRow], forks: Iterable[Fork], present: Collection[int]) -> Told:
+        """Take in rows that became durable together; `present` are the islands at work."""
         outer, dropped, left_out = None, 0, dict[int, int]()
         for row in rows:
             course = self._courses[self._island(row)]
@@ -69,21 +73,17 @@ class Rows:
             dropped = sum(tokens for island, tokens in self._told.items() if island not in present)
             self._told.clear()
             self._open.clear()  # what is left is of islands that were lost
-            self._note(outer, present, forks, shares)
+            self._note(outer, present, forks)
             absent = set(range(len(self._courses))) - set(present)
             left_out = dict.fromkeys(sorted(absent), len(self._courses[0].trained_before(outer)))
         return Told(tuple(made), dropped, left_out)
 
     def rebuild(
-        self,
-        rows: Iterable[CommitRow],
-        forks: Collection[Fork],
-        shares: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
-        absent: Collection[int] = (),
+        self, rows: Iterable[CommitRow], forks: Collection[Fork], absent: Collection[int] = ()
     ) -> tuple[CommitRow, ...]:
         """All rows of this timeline, of every life of every island, as after a restart: the steps that count.
 
-        `shares` are by the version behind which they hold; `absent` the islands without which the timeline began.
+        `absent`: the islands without which the timeline began.
         """
         inner: dict[tuple[int, int], CommitRow] = {}
         outer: dict[int, list[CommitRow]] = {}
@@ -103,7 +103,7 @@ class Rows:
                 of = [inner[took_part[island], at] for island in sorted(took_part)]
                 made.append(together(of, self.timeline, at))
             behind = [fork for fork in forks if fork.version == step + 1]
-            self._note(step, took_part, behind, shares.get(step + 1, ()))
+            self._note(step, took_part, behind)
             at_work = {**took_part, **{fork.timeline % len(self._courses): fork.timeline for fork in behind}}
             begun = self._courses[0].inner_steps(step + 1)
         for (timeline, at), row in sorted(inner.items(), key=lambda item: (item[0][1], item[1].timeline)):
@@ -112,15 +112,12 @@ class Rows:
                 made += self.take((row,), (), at_work.keys()).rows
         return tuple(made)
 
-    def _note(self, step: int, present: Collection[int], forks: Iterable[Fork], shares: tuple[int, ...]) -> None:
+    def _note(self, step: int, present: Collection[int], forks: Iterable[Fork]) -> None:
         begins = {fork.timeline % len(self._courses): fork.origin % len(self._courses) for fork in forks}
         after_step = self._courses[0].inner_steps(step)
-        if shares:
-            self.shares.append((after_step, shares))
-        unequal = shares if len(set(shares)) > 1 else ()
-        if begins or unequal or len(present) < len(self._courses):
+        if begins or len(present) < len(self._courses):
             fragment = self._courses[0].outer_at(step).fragment
-            self.log.append(OuterRecord(after_step, tuple(sorted(present)), begins, fragment, unequal))
+            self.log.append(OuterRecord(after_step, tuple(sorted(present)), begins, fragment))
 
     def _island(self, row: CommitRow) -> int:
         return row.timeline % len(self._courses)

@@ -301,7 +301,8 @@ class Dispatch:
 
     def _may_open(self, step: int) -> bool:
         """Whether the next step has microbatches; an outer one waits for other islands instead."""
-        return step < self._state.settings.steps and not self._state.course.is_outer(step)
+        course = self._state.course
+        return step < self._state.settings.steps and not course.is_outer(step) and course.may_begin(step)
 
     def _has_other(self, stage: int, hops: Sequence[Hop | None]) -> bool:
         """Whether another replica of the stage can be reached from the neighbours on the route."""

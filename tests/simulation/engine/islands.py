@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeAlias
@@ -27,8 +27,8 @@ from scheduler.brain.outputs import CommitRow, Fork, Output
 from scheduler.brain.settings import BrainSettings, SavingRules
 from scheduler.brain.stall import Over, Watchdog
 from swarm.job.course import IslandCourse, OuterCourse
+from swarm.job.leases import Cut, Leases
 from swarm.job.placement import Candidate
-from swarm.job.shares import Shares, divides
 from swarm.types import PROTOCOL_VERSION, JobId, JobState, OnStall, PeerId, Round, UnitName
 from swarm.wire.messages import (
     AbortRound,
@@ -80,7 +80,7 @@ class Shape:
     stops: int = 0  # a person asks for a pause, once
     fragments: int = 1
     overlap: int = 0  # inner steps from a capture to its merge
-    by_speed: bool = False  # shares of a step follow speed
+    by_speed: bool = False  # leases follow speed
     late: int = 0  # microbatches of a step that use weights one step old
     arrivals: int = 0  # a stage server starts at a site that lacks one; each island is at a site of its own
     splits: int = 0  # one island and the others do not reach each other: one way or both, for a while or for good
@@ -106,11 +106,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """These rows became durable in one transaction, with the islands that begin anew behind them, and the shares."""
+    """These rows became durable in one transaction, with the islands that begin anew behind them; or these leases."""
 
     rows: tuple[CommitRow, ...]
     forks: tuple[Fork, ...] = ()
-    shares: tuple[int, ...] = ()
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ class World:
         self.on_stall: OnStall = "wait"
         self.database: dict[int, list[CommitRow]] = {timeline: [] for timeline in range(shape.islands)}
         self.forks: dict[int, Fork] = {}  # the newest of each island
-        self.shares: list[tuple[int, tuple[int, ...]]] = []  # durable: from which inner step which hold
+        self.cuts: list[Cut] = []  # durable
         self.courses = [course_of(shape, island) for island in range(shape.islands)]
         self.replicas = {
             peer: Replica(
@@ -342,10 +342,8 @@ class World:
 
     def _brain(self) -> IslandsBrain:
         if self.shape.by_speed:
-            shares = Shares(self.shape.islands, self.shape.microbatches)
-            for step, of in self.shares:
-                shares.begin(step, of)
-            self.courses = [replace(course, inner=replace(course.inner, shares=shares)) for course in self.courses]
+            leases = leases_of(self.shape, self.cuts)
+            self.courses = [replace(one, inner=replace(one.inner, leases=leases)) for one in self.courses]
         settings = [
             BrainSettings(
                 job=JOB,
@@ -391,20 +389,19 @@ class World:
                     is_ahead = isinstance(command, Average) and command.ahead  # it comes again
                     if peer in self.replicas and not is_ahead:
                         self.replicas[peer].hear(command)
-                case outputs.WriteRows(rows=rows, forks=forks, shares=shares, exchange_s=exchange_s):
-                    assert (exchange_s is not None) == self.courses[0].is_outer(rows[0].step)
+                case outputs.WriteRows(rows=rows, forks=forks, exchange_s=exchange_s, shares=shares):
+                    assert (exchange_s is not None) == (not shares and self.courses[0].is_outer(rows[0].step))
                     for row in rows:
                         self.database.setdefault(row.timeline, []).append(row)
                     self.forks |= {fork.timeline % self.shape.islands: fork for fork in forks}
                     self.watchdog.moved(self.now_s)
-                    if shares:
-                        self.shares.append((self.courses[0].inner_steps(rows[0].step), shares))
-                    self.history.append(Rows(rows, forks, shares))
+                    self.cuts += shares
+                    self.history.append(Rows(rows, forks, *shares))
                     if self._strikes(self.shape.restarts):
                         self.restart()
                         return  # whatever else was decided died with the scheduler
                     self.now_s += 0.01
-                    decided.extendleft(reversed(self.brain.step(inputs.RowsDurable(rows), self.now_s)))
+                    decided.extendleft(reversed(self.brain.step(inputs.RowsDurable(rows, shares), self.now_s)))
                 case outputs.IslandLost():
                     self.watchdog.moved(self.now_s)
                 case _:
@@ -795,9 +792,18 @@ Checker: TypeAlias = Callable[[History, Shape], Iterator[str]]
 
 def course_of(shape: Shape, island: int) -> OuterCourse:
     streams = shape.fragments > 1 or shape.overlap > 0
-    shares = Shares(shape.islands, shape.microbatches) if shape.by_speed else None
-    inner = IslandCourse(shape.steps, shape.lease, shape.islands, island, shares)
-    return OuterCourse(inner, shape.fragments, shape.overlap, streams)
+    return OuterCourse(
+        IslandCourse(shape.steps, shape.lease, shape.islands, island), shape.fragments, shape.overlap, streams
+    )
+
+
+def leases_of(shape: Shape, cuts: Iterable[Cut] = ()) -> Leases:
+    """The leases of a job in which these became durable."""
+    leases = Leases(shape.islands, shape.microbatches, shape.steps, shape.lease)
+    leases.decided = leases.period(0).stop
+    for cut in cuts:
+        leases.cut(cut)
+    return leases
 
 
 def numbers(portion: int, course: OuterCourse) -> list[int]:
@@ -858,22 +864,22 @@ def rows_in_order(history: History, shape: Shape) -> Iterator[str]:
 
 
 def microbatches_once(history: History, shape: Shape) -> Iterator[str]:
-    """E1: what each stage averaged for a step that was committed counts each microbatch of the island's share once."""
-    held = {0: (MICROBATCHES,) * shape.islands}  # shares by the version from which on, if they follow speed
+    """E1: what each stage averaged for a step that was committed counts each microbatch of the island's lease once."""
+    leases = leases_of(shape)
     summed: dict[tuple[int, int, UnitName, Round], list[tuple[int, int]]] = {}
     for one in history:
         if isinstance(one, Summed):
             of = summed.setdefault((one.timeline, one.step, one.unit, one.round), [])
             of += [(one.stage, index) for index in one.indexes]
+        if isinstance(one, Rows) and one.cut is not None and leases.fits(one.cut):
+            leases.cut(one.cut)
         for row in one.rows if isinstance(one, Rows) else ():
             course = course_of(shape, row.timeline % shape.islands)
-            share = share_of(shape, held, row) if shape.by_speed else MICROBATCHES
+            size = leases.count(row.timeline % shape.islands, course.inner_steps(row.step))
             for unit, made in () if course.is_outer(row.step) else row.rounds.items():
                 found = sorted(summed.get((row.timeline, row.step, unit, made), []))
-                if found != [(stage, index) for stage in UNITS[unit] for index in range(share)]:
+                if found != [(stage, index) for stage in UNITS[unit] for index in range(size)]:
                     yield f"E1 timeline {row.timeline} averaged (stage, microbatch) {found} of {unit} for {row.step}"
-            if course.is_outer(row.step):
-                held[row.step + 1] = one.shares or (0,) * shape.islands
 
 
 def spans_tile(history: History, shape: Shape) -> Iterator[str]:
@@ -951,37 +957,37 @@ def islands_together(history: History, shape: Shape) -> Iterator[str]:
         may |= {fork.timeline: fork.version for fork in one.forks} if isinstance(one, Rows) else {}
 
 
-def share_of(shape: Shape, held: Mapping[int, tuple[int, ...]], row: CommitRow) -> int:
-    """The microbatches of an island in the step of a row, by the shares that are durable; 0 for an outer step."""
-    island = row.timeline % shape.islands
-    course, shares = course_of(shape, island), Shares(shape.islands, shape.microbatches)
-    behind = course.outer_before(row.step)
-    if course.is_outer(row.step) or not divides(held[behind], shape.microbatches):
-        return 0
-    shares.begin(course.inner_steps(behind), held[behind])
-    return shares.at(course.inner_steps(row.step))[island]
-
-
-def shares_divide(history: History, shape: Shape) -> Iterator[str]:
-    """E3, within a step: durable shares divide it among the islands that take part in it, and each trains its own."""
-    held: dict[int, tuple[int, ...]] = {0: (MICROBATCHES,) * shape.islands}  # by the version from which on
+def leases_tile(history: History, shape: Shape) -> Iterator[str]:
+    """Leases of a period give its microbatches to the islands that had them, from steps on that nobody has begun; and
+    each island trains in each step what was durable when that began, and something."""
+    leases = leases_of(shape)
     computed: dict[tuple[int, int, int], set[int]] = {}
+    begun: dict[int, int] = {}  # by island: inner steps
     for one in history if shape.by_speed else ():
         if isinstance(one, Computed):
+            island = one.timeline % shape.islands
+            inner = course_of(shape, island).inner_steps(one.step)
             computed.setdefault((one.timeline, one.step, one.stage), set()).add(one.index)
+            begun[island] = max(begun.get(island, 0), inner + 1)
+            if inner >= leases.decided:
+                yield f"island {island} began step {inner}, and leases were durable up to {leases.decided}"
+            if one.index >= leases.count(island, inner):
+                yield f"island {island} computed microbatch {one.index} in step {inner}, more than its lease has"
+        if isinstance(one, Rows):
+            steps = course_of(shape, 0).inner_steps
+            begun |= {fork.timeline % shape.islands: steps(fork.version) for fork in one.forks}
+        if isinstance(one, Rows) and (cut := one.cut) is not None:
+            late = {island for island, step in cut.from_step.items() if cut.leases and step < begun.get(island, 0)}
+            if late or not leases.fits(cut):
+                yield f"{cut} does not fit; islands {late} have begun these steps"
+                return
+            leases.cut(cut)
         for row in one.rows if isinstance(one, Rows) else ():
             course = course_of(shape, row.timeline % shape.islands)
-            share = share_of(shape, held, row)
+            size = leases.count(row.timeline % shape.islands, course.inner_steps(row.step))
             for stage in range(STAGES) if not course.is_outer(row.step) else ():
-                if (made := computed.get((row.timeline, row.step, stage), set())) != set(range(share)):
-                    yield f"E3 timeline {row.timeline} made {sorted(made)} of step {row.step}; its share is {share}"
-        if isinstance(one, Rows) and any(course_of(shape, 0).is_outer(row.step) for row in one.rows):
-            begin = [row.timeline % shape.islands for row in one.rows]
-            begin += [fork.timeline % shape.islands for fork in one.forks]
-            having = {island for island, share in enumerate(one.shares) if share > 0}
-            if having != set(begin) or not divides(one.shares, shape.microbatches):
-                yield f"E3 islands {begin} go on behind step {one.rows[0].step} with shares {one.shares}"
-            held[one.rows[0].step + 1] = one.shares or (0,) * shape.islands
+                if (made := computed.get((row.timeline, row.step, stage), set())) != set(range(size)) or not size:
+                    yield f"timeline {row.timeline} made {sorted(made)} of step {row.step}; its lease has {size}"
 
 
 def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
@@ -1060,7 +1066,7 @@ CHECKERS: tuple[Checker, ...] = (
     outer_weights_equal,
     row_before_merge,
     islands_together,
-    shares_divide,
+    leases_tile,
     checkpoints_level,
     stops_in_time,
     succeeds,

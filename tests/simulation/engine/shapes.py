@@ -112,11 +112,21 @@ PLAYS: Mapping[str, Plays] = {
     "guests-plain": Plays(replace(_BACK, replicas=1), 16, 9),
     "guests-hard": Plays(replace(_BACK, every=4, deaths=3, restarts=3, failures=30, refusals=50), 16, 8),
     "guests-streaming": Plays(replace(_BACK, islands=3, lease=6, fragments=2, overlap=2, late=1, restarts=3), 16, 5),
-    # Shares of a step follow speed.
-    "divided-quiet": Plays(Shape(by_speed=True, steps=12), 12, 5),
-    "divided-dying": Plays(Shape(islands=3, by_speed=True, steps=12, deaths=3, failures=20, restarts=6), 12, 1),
+    # Leases follow speed.
+    "divided-quiet": Plays(Shape(by_speed=True, steps=16, lease=8, slow=80), 12, 5),
+    "divided-dying": Plays(
+        Shape(islands=3, by_speed=True, steps=16, lease=8, slow=80, deaths=3, failures=20, restarts=6), 12, 1
+    ),
     "divided-losing": Plays(
-        Shape(islands=3, replicas=4, by_speed=True, steps=16, losses=8, deaths=3, restarts=5), 12, 0
+        Shape(islands=3, replicas=4, by_speed=True, steps=24, lease=6, slow=80, losses=8, deaths=3, restarts=5), 12, 1
+    ),
+    "divided-streaming": Plays(
+        Shape(3, 4, 24, 8, fragments=2, overlap=3, late=1, by_speed=True, slow=80, losses=6, deaths=3, restarts=8),
+        12,
+        0,
+    ),
+    "divided-hiding": Plays(
+        Shape(2, 4, 24, 8, overlap=2, by_speed=True, slow=80, losses=6, deaths=3, restarts=8, every=4), 2, 0
     ),
     "divided-saving": Plays(
         Shape(islands=3, replicas=4, by_speed=True, steps=16, every=4, losses=6, restarts=5, refusals=200, stops=8),

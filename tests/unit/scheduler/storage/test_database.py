@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from scheduler.brain.outputs import CommitRow, EvaluationRow
+from scheduler.brain.outputs import CommitRow, EvaluationRow, Fork
 from scheduler.storage import database
-from scheduler.storage.database import ID_FILE, Database, Drain, RemovedJob, SharesRow, database_in
+from scheduler.storage.database import ID_FILE, Database, Drain, RemovedJob, database_in
 from scheduler.storage.job_record import JobRecord, JobTokens
 from scheduler.storage.members.book import Members
 from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
+from swarm.job.leases import Cut
 from swarm.job.spec import spec_from_json
 from swarm.pki.authority import Authority
 from swarm.pki.names import Role
@@ -118,16 +119,16 @@ async def test_writing_a_commit_again_after_an_unknown_outcome_changes_nothing(o
     assert [(commit["step"], commit["committed_unix_s"], commit["epoch"]) for commit in stored] == [(0, 1.0, 1)]
 
 
-async def test_rows_of_several_islands_and_their_shares_are_written_all_or_none(opened: Opened) -> None:
+async def test_rows_of_several_islands_are_written_all_or_none(opened: Opened) -> None:
     old = await opened()
     await old.put_job(record())
     rows = [replace(row(0), timeline=island) for island in range(3)]
     await old.put_commit(JOB, rows[2], 1.0)
     new = await opened()
     with pytest.raises(DatabaseRejected):
-        await new.put_commits(JOB, rows, 2.0, (), (8, 0, 0))
+        await new.put_commits(JOB, rows, 2.0, (Fork(9, 0, 1),))
     assert await new.rows(JOB, 0) == (), "the row of the third island is another scheduler's"
-    assert await new.shares(JOB) == []
+    assert await new.forks(JOB) == []
     await new.put_commits(JOB, rows[:2], 3.0)
     await new.put_commits(JOB, rows[:2], 4.0)
     assert [await new.rows(JOB, island) for island in range(2)] == [(rows[0],), (rows[1],)]
@@ -286,18 +287,20 @@ def _written(path: Path, revision: str = "0019") -> str:
     return f"sqlite:///{path}"
 
 
-async def test_shares_come_back_as_they_were_written_and_go_with_the_job() -> None:
+async def test_leases_come_back_as_they_were_written_and_go_with_the_job() -> None:
     engine = fresh_engine()
     store = Database(engine, database._next_epoch(engine), None)
     await store.put_job(record())
-    for version, shares in ((10, (6, 2)), (5, (4, 4))):
+    cuts = [Cut({0: 4, 1: 4}), Cut({0: 5, 1: 6}, {0: ((3, 9), (20, 21)), 1: ()})]
+    for number, cut in enumerate(cuts):
         for _ in range(2):
-            await store.put_commits(JOB, (row(version - 1), replace(row(version - 1), timeline=1)), 1.0, (), shares)
-    await store.put_commits(JOB, (row(20), replace(row(20), timeline=1)), 1.0)
-    assert await store.shares(JOB) == [SharesRow(0, 5, (4, 4)), SharesRow(0, 10, (6, 2))]
-    assert await store.shares(JobId("b-1")) == []
+            await store.put_leases(JOB, 2, number, cut)
+    earlier = {"job": JOB, "timeline": 2, "version": 10, "shares_json": "[6, 2]", "epoch": 1}
+    await store.write(lambda connection: connection.execute(sa.insert(database._LEASES).values(earlier)))
+    assert await store.leases(JOB, 2) == cuts, "shares of each step, from before there were leases, are none"
+    assert [await store.leases(JOB, 4), await store.leases(JobId("b-1"), 2)] == [[], []]
     await store.delete_rows(JOB)
-    assert await store.shares(JOB) == []
+    assert await store.leases(JOB, 2) == []
 
 
 async def test_an_idle_scheduler_notices_that_another_one_took_its_database(

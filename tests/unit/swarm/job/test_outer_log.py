@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.errors import InvalidConfig
+from swarm.job.leases import Cut, Leases
 from swarm.job.outer_log import OuterRecord, TookPart, read, written
 
 EXCHANGES = [(2, 0), (4, 0), (6, 0), (8, 0)]
@@ -12,7 +13,7 @@ LOG = (OuterRecord(4, (0, 2)), OuterRecord(6, (0, 2), {1: 0}))
 
 
 def test_a_log_reads_as_it_was_written() -> None:
-    log = (*LOG, OuterRecord(8, (0, 1, 2), shares=(3, 5, 4)))
+    log = (*LOG, Cut({0: 3, 2: 5}, {0: ((7, 9), (12, 20)), 2: ()}), OuterRecord(8, (0, 1, 2)))
     assert read(written(log)) == log
     assert read(b"") == ()
 
@@ -20,7 +21,8 @@ def test_a_log_reads_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "line",
     [b"no json", b"[1]", b"{}", b'{"after_step": 4, "islands": 0, "begins": {}}',
-     b'{"after_step": 4, "islands": [0], "begins": {}, "shares": [1e999]}',
+     b'{"from_step": {"0": 4}, "leases": {"0": [[1, 1e999]]}}', b'{"from_step": {"0": 4}, "leases": {"0": [7]}}',
+     b'{"from_step": [4], "leases": {}}', b'{"from_step": {"0": 4}}',
      b'{"after_step": 4, "islands": [0], "begins": {"x": 0}}', b'{"after_step": null, "islands": [0], "begins": {}}'],
 )  # fmt: skip
 def test_a_line_that_is_none_is_named(line: bytes) -> None:
@@ -69,22 +71,27 @@ def test_of_several_fragments_each_exchange_has_a_record_of_its_own() -> None:
         TookPart(log, 3, [(3, 0), (5, 1), (8, 0)])
 
 
-def test_shares_hold_behind_their_exchange_and_divide_a_step_among_those_that_go_on() -> None:
-    log = [OuterRecord(2, (0, 1, 2), shares=(2, 6, 4)), OuterRecord(4, (0, 2), shares=(5, 0, 7)),
-           OuterRecord(6, (0, 2), {1: 0}, shares=(4, 4, 4))]  # fmt: skip
-    assert [one for _, one in TookPart(log, 3, EXCHANGES, 12).shares()] == [(2, 6, 4), (5, 0, 7), (4, 4, 4), ()]
-    assert [step for step, _ in TookPart(log, 3, EXCHANGES, 12).shares()] == [2, 4, 6, 8]
-    of_two_steps = [OuterRecord(4, (0, 1, 2), shares=(15, 7, 2))]
-    assert dict(TookPart(of_two_steps, 3, EXCHANGES, 12).shares())[4] == (15, 7, 2)
+def test_shares_of_an_earlier_version_are_named() -> None:
+    with pytest.raises(InvalidConfig, match="line 1 of the outer log has shares of each step") as caught:
+        read(b'{"after_step": 2, "islands": [0, 1], "begins": {}, "shares": [5, 3]}')
+    assert caught.value.hint == "repeat the job with that version"
+
+
+def test_leases_are_cut_as_the_log_says() -> None:
+    leases, cut = Leases(3, 12, 8, 2), Cut({0: 3, 1: 2}, {0: ((28, 32), (32, 36)), 1: ((36, 40),)})
+    TookPart([*LOG, cut], 3, EXCHANGES, leases)
+    assert [leases.count(island, 3) for island in range(3)] == [8, 2, 4]
 
 
 @pytest.mark.parametrize(
-    ("shares", "microbatches"),
+    ("cut", "has_leases"),
     [
-        *(((6, 6), 12), ((6, 6, 1), 12), ((6, 6, 0), 12), ((14, -6, 4), 12)),
-        *(((5, 4, 3), 0), ((5, 4, 4), 12), ((16, 7, 1), 12)),
+        (Cut({0: 3}, {0: ((28, 32),)}), False),
+        (Cut({0: 3, 3: 3}, {0: (), 3: ((28, 32),)}), True),  # there is no such island
+        (Cut({0: 3}, {0: ((28, 33),)}), True),
+        (Cut({0: 9}, {0: ()}), True),
     ],
 )
-def test_shares_that_divide_no_step_are_refused(shares: tuple[int, ...], microbatches: int) -> None:
-    with pytest.raises(InvalidConfig, match="the outer log does not fit"):
-        TookPart([OuterRecord(4, (0, 1, 2), shares=shares)], 3, EXCHANGES, microbatches)
+def test_leases_that_no_job_can_have_are_refused(cut: Cut, has_leases: bool) -> None:
+    with pytest.raises(InvalidConfig, match="the outer log does not fit: no such job with 3 islands can have had"):
+        TookPart([cut], 3, EXCHANGES, Leases(3, 12, 8, 2) if has_leases else None)

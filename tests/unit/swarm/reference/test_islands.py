@@ -14,6 +14,7 @@ from swarm.checkpoint.storage import LocalStorage
 from swarm.errors import InvalidConfig, JobFailed
 from swarm.job.families import HEAD
 from swarm.job.islands import courses, island_spec, outer_plan
+from swarm.job.leases import Cut, Leases
 from swarm.job.outer_log import OuterRecord
 from swarm.job.resolve import Basis, resolve
 from swarm.job.spec import JobSpec, parse_job
@@ -311,7 +312,7 @@ def test_a_pause_waits_for_the_next_exchange() -> None:
 
 
 @pytest.mark.parametrize(("speeds", "shares"), [((3.0, 1.0), (3, 1)), *others(((5.0, 3.0), (5, 3)))])
-def test_islands_train_the_shares_that_fit_their_speeds_behind_the_first_exchange(
+def test_islands_train_the_leases_that_fit_their_speeds_behind_the_first_period(
     speeds: tuple[float, float], shares: tuple[int, int]
 ) -> None:
     """All of each step of the job is trained, so its losses are those of as many tokens."""
@@ -326,6 +327,19 @@ def test_islands_train_the_shares_that_fit_their_speeds_behind_the_first_exchang
     assert set(tokens) == {8 * T}
     assert equal.sha256 != unequal.sha256
     assert equal.losses[:2] == unequal.losses[:2], "until then they are equal"
-    assert equal.losses != plain.losses, "portions are in turns of one step, not of one lease"
-    again = train_local(spec, batches, log=[OuterRecord(step, (0, 1), shares=shares) for step in (2, 4)])
+    assert (equal.sha256, equal.losses) == (plain.sha256, plain.losses)
+    leases, log = Leases(2, 4, spec.training.steps, 2), list[Cut]()
+    for start in range(2, spec.training.steps, 2):
+        log.append(leases.anew({0: start, 1: start}, dict(enumerate(2 * 4 * share // sum(shares) for share in shares))))
+        leases.cut(log[-1])
+    again = train_local(spec, batches, log=log)
     assert (again.sha256, again.losses) == (unequal.sha256, unequal.losses)
+
+
+def test_a_log_in_which_an_island_trains_nothing_in_a_step_is_refused() -> None:
+    spec = changed(spec_of(every_steps=2), "islands", shares="speed")
+    log = [Cut({0: 3, 1: 3}, {0: ((10, 12), (14, 16)), 1: ()})]
+    with pytest.raises(InvalidConfig, match="island 1 has no microbatch to train in step 3"):
+        train_local(spec, batches_of(spec), log=log)
+    alone = OuterRecord(4, (0,))
+    assert train_local(spec, batches_of(spec), log=[*log, alone, OuterRecord(spec.training.steps, (0,))]).losses

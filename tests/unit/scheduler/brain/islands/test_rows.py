@@ -8,6 +8,7 @@ from dataclasses import replace
 from scheduler.brain.islands.rows import Rows, Told
 from scheduler.brain.outputs import CommitRow, Fork
 from swarm.job.course import TIMELINES_MAX, IslandCourse, OuterCourse
+from swarm.job.leases import Cut
 from swarm.job.outer_log import OuterRecord
 
 COURSES = [OuterCourse(IslandCourse(3, 2, 2, island)) for island in range(2)]  # inner steps 0, 1, 3; outer 2 and 4
@@ -102,12 +103,8 @@ def test_rows_of_a_timeline_that_began_without_an_island_are_put_together_withou
     assert [one.step for one in made] == [0, 1], "it began anew, and is waited for"
 
 
-def test_shares_that_are_not_equal_are_in_the_log_and_all_are_known_again_after_a_restart() -> None:
-    rows = Rows(3, COURSES)
-    rows.take((row(0, 2), row(1, 2)), (), BOTH, (5, 3))
-    rows.take((row(0, 4), row(1, 4)), (), BOTH, (4, 4))
-    assert rows.log == [OuterRecord(2, BOTH, shares=(5, 3))]
-    assert rows.shares == [(2, (5, 3)), (3, (4, 4))]
-    again = Rows(3, COURSES)
-    again.rebuild([row(island, step) for island in BOTH for step in range(5)], [], {3: (5, 3), 5: (4, 4)})
-    assert (again.log, again.shares) == (rows.log, rows.shares)
+def test_leases_are_in_the_log_unless_they_stayed_equal() -> None:
+    rows, equal, unequal = Rows(3, COURSES), Cut({0: 2, 1: 2}), Cut({0: 1, 1: 1}, {0: ((4, 11),), 1: ((11, 12),)})
+    for cut in (unequal, equal):
+        rows.lease(cut)
+    assert (rows.log, rows.cuts) == ([unequal], [unequal, equal])

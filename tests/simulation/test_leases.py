@@ -1,4 +1,4 @@
-"""Islands of unequal speed: each trains the share of a step that fits it, and the weights are those of one process.
+"""Islands of unequal speed: each trains the lease that fits it, and the weights are those of one process.
 
 Real flows, brains and torch; the transport delays and reorders every tensor at random and delivers some twice.
 """
@@ -11,13 +11,15 @@ from random import Random
 import pytest
 
 from scheduler.jobs.job import Job
-from swarm.job.shares import divides
+from swarm.job.leases import Cut
 from swarm.job.spec import JobSpec
 from swarm.types import PeerId
 from tests.support.effort import others
 from tests.support.islands import (
     check,
+    cuts_of,
     diloco,
+    exchanges_of,
     in_the_second_step,
     log_of,
     lose,
@@ -48,6 +50,10 @@ def by_speed(folder: Path, islands: int = 2, **changes: object) -> JobSpec:
     return diloco(write_text(folder), islands, **values | changes)
 
 
+def sizes(cut: Cut) -> dict[int, int]:
+    return {island: sum(end - first for first, end in of) for island, of in cut.leases.items()}
+
+
 async def slow_down(rig: Rig, job: Job, island: int = 1) -> None:
     """From the second step on, one island computes slowly."""
     await until(rig, job, in_the_second_step)
@@ -63,8 +69,7 @@ def test_a_slow_island_gets_less_of_each_step_and_the_weights_are_those_of_one_p
     tokens = Tokens.make(tmp_path, spec)
     job, _ = run(spec, tokens, 2 * stages, slow_down)
     log = log_of(job)
-    last = log[-1].shares
-    assert divides(last, 16)
+    last = sizes(cuts_of(log)[-1])
     assert last[0] >= 2 * last[1], "it computes four times as long, with time for messages besides"
     expected = reference(spec, tokens, log)
     assert expected.sha256 != reference(spec, tokens).sha256
@@ -73,7 +78,7 @@ def test_a_slow_island_gets_less_of_each_step_and_the_weights_are_those_of_one_p
 
 
 @pytest.mark.parametrize(("seed", "way"), [(1, {}), (5, STREAMS), *others((2, {}), (3, {}), (6, STREAMS), (7, HIDES))])
-def test_a_scheduler_that_is_killed_knows_the_shares(tmp_path: Path, seed: int, way: dict[str, object]) -> None:
+def test_a_scheduler_that_is_killed_knows_the_leases(tmp_path: Path, seed: int, way: dict[str, object]) -> None:
     spec = by_speed(tmp_path, **way)
 
     async def story(rig: Rig, job: Job) -> None:
@@ -83,15 +88,16 @@ def test_a_scheduler_that_is_killed_knows_the_shares(tmp_path: Path, seed: int, 
 
     job = trained(tmp_path, spec, 2, story, seed, with_log=True)
     log = log_of(job)
-    assert log[-1].shares[0] > log[-1].shares[1] > 0
+    last = sizes(cuts_of(log)[-1])
+    assert last[0] > last[1] > 0
     assert job.record.timeline == 0
 
 
 @pytest.mark.parametrize(("seed", "way"), [(1, {}), (1, STREAMS), *others((2, {}), (2, STREAMS), (1, HIDES))])
-def test_the_others_train_the_whole_step_behind_the_exchange_without_a_lost_island_and_it_gets_a_share_when_it_is_back(
+def test_a_lost_island_gets_a_lease_when_it_is_back_and_the_weights_are_those_of_one_process(
     tmp_path: Path, seed: int, way: dict[str, object]
 ) -> None:
-    spec = by_speed(tmp_path, training__steps=20, **way)
+    spec = by_speed(tmp_path, **{"training__steps": 20, "outer__every_steps": 5} | way)
 
     async def story(rig: Rig, job: Job) -> None:
         await until(rig, job, in_the_second_step)
@@ -99,15 +105,13 @@ def test_the_others_train_the_whole_step_behind_the_exchange_without_a_lost_isla
 
     job = trained(tmp_path, spec, 4, story, seed, with_log=True)
     log = log_of(job)
-    assert [record.begins for record in log if record.begins] == [{1: 0}]
-    for record in log:
-        assert not record.shares or divides(record.shares, 16)
-        if record.islands == (0,) and not record.begins:
-            assert record.shares == (16, 0)
+    assert [one.begins for one in exchanges_of(log) if one.begins] == [{1: 0}]
+    behind = next(exchange.after_step for exchange in exchanges_of(log) if exchange.begins)
+    assert any(cut.leases[1] for cut in cuts_of(log) if cut.first_step >= behind)
     assert job.record.timeline == 0
 
 
-def test_a_replica_dies_where_shares_follow_speed(tmp_path: Path) -> None:
+def test_a_replica_dies_where_leases_follow_speed(tmp_path: Path) -> None:
     spec = by_speed(tmp_path)
 
     async def story(rig: Rig, job: Job) -> None:
@@ -118,7 +122,7 @@ def test_a_replica_dies_where_shares_follow_speed(tmp_path: Path) -> None:
     trained(tmp_path, spec, 4, story, with_log=True)
 
 
-def test_a_job_that_goes_on_from_a_pause_begins_with_equal_shares(tmp_path: Path) -> None:
+def test_a_job_that_goes_on_from_a_pause_begins_with_equal_leases(tmp_path: Path) -> None:
     """Behind a second pause the outer log had forgotten what was before the first."""
     spec = by_speed(tmp_path)
 
@@ -135,6 +139,7 @@ def test_a_job_that_goes_on_from_a_pause_begins_with_equal_shares(tmp_path: Path
     _, first, second = job.record.first_steps
     assert 4 < first < second
     log = log_of(job)
-    assert any(record.shares for record in log if record.after_step < first)
+    cuts = cuts_of(log)
+    assert any(one.first_step < first for one in cuts)
     for beginning in (first, second):
-        assert [record.shares for record in log if record.after_step == beginning] in ([], [()])
+        assert all(one.first_step != beginning for one in cuts)
